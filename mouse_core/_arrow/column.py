@@ -47,6 +47,8 @@ class ColumnPart:
 
     # What its addresses are backed by. Whoever reads there waits for it; ``chunk`` gives values that stay.
     backing: Backing | None = None
+    # How many chunks are looked up one by one, where that is no slower.
+    few = _FEW
 
     def __init__(
         self,
@@ -78,12 +80,16 @@ class ColumnPart:
             return pa.nulls(n)
         return self._column.chunk(number) if self._same_chunks else self._column.slice(first, n).chunk(0)
 
-    def alike(self, chunks: Int64s) -> tuple[int, Int64s, npt.NDArray[np.bool_]] | None:
-        """A chunk, how many bytes behind it the values of ``chunks`` lie, and for which of these that is so."""
-        if self._alike is None or self._column is None:
-            return None
-        distance, alike = self._alike.distances(chunks)
-        return self._alike.template, distance, self._alike.same_lists(self._column, distance, alike)
+    def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
+        """Chunks, among ``chunks`` or beside them, that are laid out as another one is.
+
+        Yields:
+            That one; the chunks; how many bytes behind it the values of each lie.
+        """
+        if self._alike is not None and self._column is not None:
+            distance, alike = self._alike.distances(chunks)
+            alike = self._alike.same_lists(self._column, distance, alike)
+            yield self._alike.template, chunks[alike], distance[alike]
 
     def has_copies(self, reading: Reading) -> bool:
         """Whether somebody has asked for such ``copies``."""
@@ -274,32 +280,33 @@ class Column:
         new = distinct(chunk[unknown], len(begins)) if unknown.any() else chunk[:0]
         if len(new) > _FEW:
             for part, among, local in self._by_part(new):
-                if len(local) > _FEW:
-                    self._locate_alike(part, new[among], local)
+                if len(local) > part.few:
+                    self._locate_alike(part, int(new[among][0] - local[0]), local)
             new = new[begins[new] == UNKNOWN]
         for number in new.tolist():
             self._locate_chunk(number)
         with self._lock:
             return begins[chunk], widths[chunk]
 
-    def _locate_alike(self, part: ColumnPart, numbers: Int64s, local: Int64s) -> None:
-        """Locate those of some chunks of one part, in which their numbers are ``local``, that are like a known one."""
-        found = part.alike(local)
-        if found is None:
-            return
-        template, distance, alike = found
-        self._locate_chunk(int(numbers[0] - local[0]) + template)
+    def _locate_alike(self, part: ColumnPart, first: int, local: Int64s) -> None:
+        """Locate those of some chunks of one part, whose chunks are numbered from ``first`` on, that are like another.
+
+        Of record batches 13,000 bytes after each other, of which the values of the first begin at address 70,400, those
+        of the third begin at 96,400.
+        """
         scale = 8 if self.kind.value_type == "bool" else 1
-        with part.lock:
-            begin, width = int(part.begin[template]), int(part.width[template])
-            alike = alike & (distance % self._stored.itemsize == 0)
-            if begin < 0 or not alike.any():
-                return
-            numbers, local, begins = numbers[alike], local[alike], begin + scale * distance[alike]
-            # Whoever sees where they begin must find how wide they are, also in a child forked in between.
-            part.width[local], part.begin[local] = width, begins
-        with self._lock:
-            self._tables[1][numbers], self._tables[0][numbers] = width, begins
+        for template, chunks, distance in part.alike(local):
+            self._locate_chunk(first + template)
+            fits = distance % self._stored.itemsize == 0
+            with part.lock:
+                begin, width = int(part.begin[template]), int(part.width[template])
+                if begin < 0 or not fits.any():
+                    continue
+                chunks, begins = chunks[fits], begin + scale * distance[fits]
+                # Whoever sees where they begin must find how wide they are, also in a child forked in between.
+                part.width[chunks], part.begin[chunks] = width, begins
+            with self._lock:
+                self._tables[1][first + chunks], self._tables[0][first + chunks] = width, begins
 
     def _locate_chunk(self, number: int) -> tuple[int, int]:
         """Where the values of one chunk begin, and how many a row has."""

@@ -216,7 +216,7 @@ class Segment:
         if name not in self.types:
             return None
         if name not in self._first_values:
-            row = self._find_first(self.table.column(name))
+            row = self._find_first(name)
             # Kept, as every snapshot of a store that grows asks for it.
             self._first_values[name] = None if row is None else (row, self.take(row).column(name)[0].as_py())
         found = self._first_values[name]
@@ -241,8 +241,9 @@ class Segment:
             return not rows or column.null_count < len(column)
         return not rows or self.first_value(name, rows) is not None
 
-    def _find_first(self, column: pa.ChunkedArray) -> int | None:
+    def _find_first(self, name: str) -> int | None:
         """The first row whose value is not null."""
+        column = self.table.column(name)
         if not self.num_rows or column.null_count == len(column):
             return None
         if not self.is_picked:
@@ -263,7 +264,7 @@ class Segment:
             # Not by take(): pyarrow's ends the process on slices of nested fixed-size lists.
             taken = pa.concat_tables([self.table.slice(number, 1) for number in self._listed(row, count)])
         else:
-            taken = self.table.slice(row, count)
+            taken = self._slice(row, count)
         try:
             taken.validate()
             if taken.num_rows != count:
@@ -272,6 +273,10 @@ class Segment:
             rows = row if count == 1 else f"{row}..{row + count - 1}"
             raise DataError(f"dataset: expected a readable row {rows}, found damaged data: {error}") from error
         return taken
+
+    def _slice(self, row: int, count: int) -> pa.Table:
+        """Some rows of the table."""
+        return self.table.slice(row, count)
 
     def _listed(self, row: int, count: int) -> list[int]:
         """The table's rows behind some that follow each other, whatever they are."""

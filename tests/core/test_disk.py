@@ -275,9 +275,9 @@ def test_damage_is_an_error_that_names_the_file(folder: Path) -> None:
 def test_a_newer_format_is_refused_by_name(folder: Path) -> None:
     DatasetStore.open(folder, "a").close()
     file = folder / "manifest.json"
-    file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
+    file.write_text(file.read_text().replace('"format": 1', '"format": 3'))
     for mode in ("r", "a"):
-        with pytest.raises(DataError, match="version 1 at most, found version 2, which a newer mouse-data wrote"):
+        with pytest.raises(DataError, match="version 2 at most, found version 3, which a newer mouse-data wrote"):
             DatasetStore.open(folder, mode)
 
 

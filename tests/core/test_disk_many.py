@@ -42,25 +42,27 @@ def filled(folder: Path, files: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "max_rows", "merges"),
+    ("kind", "max_rows", "merges", "layout"),
     [
-        ("numbers", None, True),
-        ("numbers", None, False),
-        ("numbers", 1_200, True),
-        pytest.param("mixed", 1_200, False, marks=pytest.mark.slow),
+        ("numbers", None, True, "columns"),
+        ("numbers", None, False, "windows"),
+        ("numbers", 1_200, True, "columns"),
+        pytest.param("mixed", 1_200, False, "windows", marks=pytest.mark.slow),
     ],
 )
 def test_growing_over_many_files_gives_the_batches_of_the_same_rows_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, max_rows: int | None, merges: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, max_rows: int | None, merges: bool, layout: str
 ) -> None:
     """Rows are sealed, put together and dropped between one look and the next; sources take over what they know."""
     monkeypatch.setattr("mouse_core.store.disk.segments.FEWEST", 2)
+    for limit in ("_FEWEST_ROWS", "_MOST_ROWS"):
+        monkeypatch.setattr(f"mouse_core.store.disk.sealed.{limit}", 16)
     if not merges:
         monkeypatch.setattr("mouse_core.store.disk.sealing.small_run", lambda *_: range(0))
     options: dict[str, Any] = {"seed": 5, "fields": ["reward", "obs_image" if kind == "mixed" else "obs_continuous"]}
     draw = np.random.default_rng(1)
     number, files = 90, 0
-    with DatasetStore.open(tmp_path / "store", "a", max_rows=max_rows) as writer:
+    with DatasetStore.open(tmp_path / "store", "a", max_rows=max_rows, layout=layout) as writer:
         writer.extend(rows_of(kind, 0, number))
     reader = DatasetStore.open(tmp_path / "store")
     followed = BatchSource(reader, 8, 6, **options)

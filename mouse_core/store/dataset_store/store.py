@@ -75,6 +75,7 @@ class DatasetStore(Store):
         verify: bool = True,
         max_rows: int | None = None,
         max_bytes: int | None = None,
+        layout: Literal["columns", "windows"] | None = None,
         **options: Any,
     ) -> DatasetStore:
         """The store that lies in a folder, which rows are written to as they come.
@@ -95,6 +96,7 @@ class DatasetStore(Store):
             max_rows: How many rows a writer keeps, at most, from 8; None: all. The oldest are dropped, about an eighth
                 at a time; stores and snapshots that others opened keep theirs.
             max_bytes: How many bytes of files a writer keeps, likewise, from 65,536.
+            layout: How rows are sealed: "columns", one by one; "windows", 128 to 256 rows at a time; None: as the last.
             **options: Those of the class. An alignment that is not given is the one that the rows have.
 
         Returns:
@@ -111,7 +113,7 @@ class DatasetStore(Store):
         from mouse_core.store.disk.writing import open_rows
 
         store = cls(**options)
-        store._rows = open_rows(path, mode, sync, verify, store._rows, Limits(max_rows, max_bytes))
+        store._rows = open_rows(path, mode, sync, verify, store._rows, Limits(max_rows, max_bytes), layout)
         return store
 
     @property

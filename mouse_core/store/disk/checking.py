@@ -272,7 +272,7 @@ class _Repair:
     def _written_again(self, table: pa.Table) -> Sealed:
         if self.dry_run:
             return Sealed(0, table.num_rows, 0, "", 0)
-        sealed, schema = write_segment(self.folder, self.written.take_number(), table)
+        sealed, schema = write_segment(self.folder, self.written.take_number(), table, self.before.layout)
         self.after, which = self.after.with_schema(schema)
         return sealed._replace(schema=which)
 

@@ -39,28 +39,34 @@ COPY = f"{NAME}.bak"
 LOCK = "lock"
 """Of the file that its one writer locks."""
 
-FORMAT = 1
-"""The version of the form that is written; older ones are read."""
+FORMAT = 2
+"""The newest version of the form; older ones are read, and 1 is written where no file has many record batches."""
 
 _KEY = "mouse_store"
 _HEAD = b'{"sha256": "'
 _UNKNOWN = b"0" * 64
 _LISTS = ("number", "rows", "bytes", "digest", "schema", "appended")
+# Of version 2.
+_MORE_LISTS = ("batch_rows", "stride")
 # A longer manifest than others of our files: a million segments.
 _MOST_BYTES = 8 * MOST_JSON
 
 
 class Sealed(NamedTuple):
-    """A sealed segment: an Arrow file of one record batch, which is never changed.
+    """A sealed segment: an Arrow file, which is never changed.
 
     Args:
         number: Which its name has; those of a store only grow, and none is used for two files.
         rows: How many it holds.
         bytes: The size of the file.
-        digest: Of the file's bytes, xxh3 with 128 bits, as 32 hexadecimal digits.
+        digest: Of the file's bytes, xxh3 with 128 bits, as 32 hexadecimal digits; of a file of many record batches, of
+            what stands behind them, checksums of each among it; see ``files.ipc.summed``.
         schema: Which of the manifest's schemas it has.
         appended: Whether its rows were appended to the store, and are not those of a dataset.
         nulls: Columns that have no value at all in it.
+        batch_rows: How many rows a record batch has, the last maybe fewer; 0: it is all in one.
+        stride: How many bytes after each other record batches of all those rows begin, where each has its values as far
+            behind its beginning as the others; 0: that is not so.
     """
 
     number: int
@@ -70,6 +76,8 @@ class Sealed(NamedTuple):
     schema: int
     appended: bool = True
     nulls: tuple[str, ...] = ()
+    batch_rows: int = 0
+    stride: int = 0
 
     @property
     def name(self) -> str:
@@ -126,6 +134,11 @@ class Manifest:
         """How many rows are in sealed segments."""
         return sum(one.rows for one in self.segments)
 
+    @property
+    def layout(self) -> str:
+        """How rows lie in the newest segment, "columns" where there is none; see ``store.disk.sealed``."""
+        return "windows" if self.segments and self.segments[-1].batch_rows else "columns"
+
     def firsts(self) -> list[int]:
         """How many rows were before each segment, those that are not kept included; of (40, 30, 30), 0, 40 and 70."""
         rows = (one.rows for one in self.segments[:-1])
@@ -145,9 +158,12 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The text of the file."""
-        lists = {name: [getattr(one, name) for one in self.segments] for name in _LISTS}
+        # Releases that know only files of one record batch read the others no further than that.
+        version = FORMAT if any(one.batch_rows for one in self.segments) else 1
+        names = (*_LISTS, *_MORE_LISTS) if version > 1 else _LISTS
+        lists = {name: [getattr(one, name) for one in self.segments] for name in names}
         said = {
-            "format": FORMAT,
+            "format": version,
             "about": json.loads(self.about.to_json()),
             "schemas": [base64.b64encode(schema.serialize()).decode() for schema in self.schemas],
             "segments": lists,
@@ -252,13 +268,16 @@ def repairable(folder: Path) -> Iterator[None]:
 def _manifest_of(said: Mapping[str, Any]) -> Manifest:
     schemas = tuple(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))) for text in said["schemas"])
     lists = {name: said["segments"][name] for name in _LISTS}
+    none = [0] * len(lists["number"])
+    more = {name: said["segments"][name] if said["format"] > 1 else none for name in _MORE_LISTS}
     tails = tuple(Tail(*tail) for tail in said["tails"])
     dropped, next_number = said["dropped"], said["next_number"]
     _check_counts([dropped, next_number])
     _check_files(lists, tails, next_number, len(schemas))
+    _check_counts([*more["batch_rows"], *more["stride"]])
     nulls = {int(number): tuple(map(str, names)) for number, names in said["nulls"].items()}
     of_each = (nulls.get(number, ()) for number in lists["number"])
-    segments = tuple(starmap(Sealed, zip(*lists.values(), of_each, strict=True)))
+    segments = tuple(starmap(Sealed, zip(*lists.values(), of_each, *more.values(), strict=True)))
     about = About.from_json(json.dumps(said["about"]), where="the manifest")
     identities = [said.get("identity", ""), *(tail.identity for tail in tails)]
     if {*map(type, identities)} != {str}:

@@ -17,8 +17,8 @@ from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.leases import Lease
 from mouse_core.store.disk.manifest import Manifest, Sealed, repairable
-from mouse_core.store.disk.sealed import SealedFile, SealedSegment
-from mouse_core.store.disk.segments import SealedSegments, TailSegment, together
+from mouse_core.store.disk.sealed import SealedFile
+from mouse_core.store.disk.segments import SealedSegment, SealedSegments, TailSegment, together
 from mouse_core.store.disk.tail import TailReader
 
 

@@ -1,17 +1,25 @@
-"""Sealed segments: Arrow files of one record batch each, written once and opened when somebody reads their rows."""
+"""Sealed segments: Arrow files that are written once, and opened when somebody reads their rows.
+
+In the layout "columns" a file has one record batch, in which all values of a column lie side by side. In the layout
+"windows" it has many small ones, so that all columns of a window lie together: fewer and larger reads where rows come
+from a disk, or from further away.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from mouse_core._arrow.windows import Int64s
+from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
 from mouse_core.files.reading import damaged, reading
@@ -21,10 +29,21 @@ from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.leases import Lease
 from mouse_core.store.disk.manifest import Sealed, bare_schema, check_identity
 
+if TYPE_CHECKING:  # loaded where it is used
+    from mouse_core.files.ipc.summed import SummedFile
+
 MOST_BYTES = 64 << 20
 """About how many bytes a sealed segment has, at most, unless a row has more."""
 
 _SIZED_BY = 64
+
+LAYOUTS = ("columns", "windows")
+"""How rows lie in sealed segments."""
+
+# Record batches that were made last are kept, so many of each file.
+_KEPT = 64
+# A record batch of the layout "windows" has so many bytes, about, as far as so many rows are enough, and not too many.
+_BATCH_BYTES, _FEWEST_ROWS, _MOST_ROWS = 1 << 15, 128, 256
 
 
 def digest_of(memory: Any) -> str:
@@ -34,16 +53,14 @@ def digest_of(memory: Any) -> str:
     return xxhash.xxh3_128_hexdigest(memory)
 
 
-# ---------------------------------------------------------------------- writing
-
-
-def write_segment(folder: Path, number: int, table: pa.Table) -> tuple[Sealed, pa.Schema]:
+def write_segment(folder: Path, number: int, table: pa.Table, layout: str) -> tuple[Sealed, pa.Schema]:
     """Write rows as a sealed segment, and wait until it is on the disk.
 
     Args:
         folder: The store's.
         number: Which no file has had.
         table: The rows, at least one.
+        layout: Of ``LAYOUTS``.
 
     Returns:
         What a manifest says of it, apart from the number of its schema, and that schema.
@@ -54,19 +71,41 @@ def write_segment(folder: Path, number: int, table: pa.Table) -> tuple[Sealed, p
     batch = _one_batch(table)
     nulls = tuple(name for name, column in zip(batch.schema.names, batch.columns, strict=True) if _is_null(column))
     sealed = Sealed(number, batch.num_rows, 0, "", 0, nulls=nulls)
+    if layout == "windows":
+        sealed = sealed._replace(batch_rows=_rows_of_batch(batch))
     path = folder / sealed.name
     with storing(f"segment {path}"):
         try:
-            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
-                writer.write_batch(batch)
+            sealed = _write(path, batch, sealed)
             sync_files([path])
             sync_folders([path.parent])
-            with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-                sealed = sealed._replace(bytes=len(memory), digest=digest_of(memory))
         except BaseException:
             remove(path)
             raise
     return sealed, batch.schema
+
+
+def _write(path: Path, batch: pa.RecordBatch, sealed: Sealed) -> Sealed:
+    """Write a file; what is known of it then."""
+    if sealed.batch_rows:
+        from mouse_core.files.ipc.summed import write_summed  # loaded where it is used
+
+        stride, digest = write_summed(path, batch, sealed.batch_rows)
+        return sealed._replace(bytes=os.path.getsize(path), digest=digest, stride=stride)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+        return sealed._replace(bytes=len(memory), digest=digest_of(memory))
+
+
+def _rows_of_batch(batch: pa.RecordBatch) -> int:
+    """How many rows a record batch of the layout "windows" has, a power of two.
+
+    Rows of 175 bytes: 187 are 32 KB, and a record batch has 128; of 20 bytes: 256; of pictures: 128.
+    """
+    rows = _BATCH_BYTES // max(1, batch.nbytes // batch.num_rows)
+    power = 1 << max(int(rows).bit_length() - 1, 0)
+    return min(max(power, _FEWEST_ROWS), _MOST_ROWS)
 
 
 def _is_null(column: pa.Array) -> bool:
@@ -129,19 +168,27 @@ class SealedFile:
     ) -> None:
         self.folder, self.sealed, self.schema, self.first, self.verify = folder, sealed, schema, first, verify
         self.identity = identity
+        self._lock, self._made = ProcessLock(), OrderedDict[int, pa.RecordBatch]()
 
     @property
     def path(self) -> Path:
         """Where it lies."""
         return self.folder / self.sealed.name
 
-    @memo
+    @property
     def table(self) -> pa.Table:
-        """Its rows, over the mapped file.
+        """Its rows, over the mapped file; of a file of many record batches made anew, for they take memory.
 
         Raises:
             DataError: It is not the file that was written.
         """
+        if isinstance(self.opened, pa.Table):
+            return self.opened
+        return pa.Table.from_batches(self.opened.batches())
+
+    @memo
+    def opened(self) -> pa.Table | SummedFile:
+        """Its rows, as a table, or in record batches that are made when they are asked for; raises as ``table``."""
         path, sealed = self.path, self.sealed
         if not path.exists():
             # The manifest that spoke of it may be an old one.
@@ -152,22 +199,81 @@ class SealedFile:
                 raise damaged(path, f"expected {sealed.bytes} bytes as were written, found {size}")
             with pa.memory_map(str(path)) as source:
                 buffer = source.read_buffer(size)
-            if self.verify and digest_of(buffer) != sealed.digest:
-                raise damaged(path, f"expected the digest {sealed.digest}, found {digest_of(buffer)}; it is damaged")
-            reader = pa.ipc.open_file(buffer)
-            if reader.num_record_batches != 1:
-                raise DataError(f"expected one record batch, found {reader.num_record_batches}")
-            batch = reader.get_batch(0)
-            if batch.num_rows != sealed.rows or not bare_schema(batch.schema).equals(self.schema):
-                raise DataError(
-                    f"expected {sealed.rows} rows of the columns {self.schema.names}, found {batch.num_rows} of "
-                    f"{batch.schema.names}"
-                )
-            return pa.Table.from_batches([batch])
+            return self._summed(buffer) if sealed.batch_rows else self._whole(buffer)
+
+    def _summed(self, buffer: pa.Buffer) -> SummedFile:
+        from mouse_core.files.ipc.summed import SummedFile  # loaded where it is used
+
+        sealed = self.sealed
+        digest = sealed.digest if self.verify else None
+        file = SummedFile(self.path, buffer, self.schema, sealed.rows, sealed.batch_rows, digest)
+        file.check_stride(sealed.stride)
+        return file
+
+    def _whole(self, buffer: pa.Buffer) -> pa.Table:
+        """The rows of a file of one record batch."""
+        sealed = self.sealed
+        if self.verify and digest_of(buffer) != sealed.digest:
+            raise damaged(self.path, f"expected the digest {sealed.digest}, found {digest_of(buffer)}; it is damaged")
+        reader = pa.ipc.open_file(buffer)
+        if reader.num_record_batches != 1:
+            raise DataError(f"expected one record batch, found {reader.num_record_batches}")
+        batch = reader.get_batch(0)
+        if batch.num_rows != sealed.rows or not bare_schema(batch.schema).equals(self.schema):
+            raise DataError(
+                f"expected {sealed.rows} rows of the columns {self.schema.names}, found {batch.num_rows} of "
+                f"{batch.schema.names}"
+            )
+        return pa.Table.from_batches([batch])
+
+    def take(self, row: int, count: int) -> pa.Table:
+        """Some of its rows; makes the record batches that they are in and no others."""
+        if isinstance(self.opened, pa.Table):
+            return self.opened.slice(row, count)
+        size = self.opened.batch_rows
+        numbers = range(row // size, -(-(row + count) // size)) if count else range(1)
+        taken = pa.Table.from_batches([self.opened.batch(number) for number in numbers])
+        return taken.slice(row - numbers.start * size, count)
+
+    def chunk(self, name: str, number: int) -> pa.Array:
+        """One column of a record batch, without a copy."""
+        if not isinstance(self.opened, pa.Table):
+            return self._batch(number).column(name)
+        size = self.sealed.batch_rows or self.sealed.rows
+        return self.opened.column(name).slice(number * size, size).chunk(0)
+
+    def _batch(self, number: int) -> pa.RecordBatch:
+        """A record batch of a file of many; the last ones are kept, as one is asked for column by column."""
+        with self._lock:
+            if number in self._made:
+                return self._made[number]
+        assert not isinstance(self.opened, pa.Table)
+        made = self.opened.batch(number)
+        with self._lock:
+            self._made[number] = made
+            if len(self._made) > _KEPT:
+                self._made.popitem(last=False)
+        return made
+
+    def strides(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
+        """Record batches whose values lie as far from their beginning as those of the first, and how far each is from
+        that, int64 ``[n]`` each: those among ``numbers``, held against their checksums, or more where nothing is.
+
+        Of none where that is not known.
+        """
+        stride = self.sealed.stride
+        if not stride or isinstance(self.opened, pa.Table):
+            return numbers[:0], numbers[:0]
+        alike = numbers if self.verify else np.arange(len(self.opened))
+        alike = alike[alike < self.opened.whole]
+        self.opened.check(alike)
+        return alike, alike * stride
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One of its columns."""
-        return self.table.column(name)
+        if isinstance(self.opened, pa.Table):
+            return self.opened.column(name)
+        return pa.chunked_array([self.opened.batch(number).column(name) for number in range(len(self.opened))])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process opens the file; rows do not travel.
@@ -205,53 +311,8 @@ def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: in
                 rows = f"{first}..{first + count - 1}"
                 raise damaged(folder / sealed.name, f"expected a file with the rows {rows}, found none")
             file = SealedFile(folder, sealed, manifest.schemas[sealed.schema], begin, verify=True)
-            parts.append(file.table.slice(low - begin, high - low))
+            parts.append(file.take(low - begin, high - low))
         begin += sealed.rows
     if begin < first + count:
         raise DataError(f"{wanted}, found rows up to {begin - 1}")
     return pa.concat_tables(parts).combine_chunks()
-
-
-class SealedSegment(Segment):
-    """The rows of a sealed file, in one chunk; making one opens nothing.
-
-    Args:
-        file: The file.
-        image_roots: Folders in which images that rows name by path may lie.
-        folder: What stands for the store's folder; see ``Segment.place``.
-    """
-
-    def __init__(self, file: SealedFile, image_roots: tuple[str, ...], folder: object) -> None:
-        self.file, self.num_rows, self.place = file, file.sealed.rows, (folder, file.first)
-        self.extent = object() if file.sealed.appended else None
-        self._named_roots = image_roots
-        self._parts, self._first_values = {}, {}
-        self.__dict__.update(chunk_starts=np.array([0, self.num_rows]), _same_chunks=True, _is_mapped=False)
-
-    @memo
-    def table(self) -> pa.Table:
-        """The steps."""
-        return self.file.table
-
-    @memo
-    def types(self) -> dict[str, pa.DataType]:
-        """Arrow types by column name."""
-        return dict(zip(self.file.schema.names, self.file.schema.types, strict=True))
-
-    def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
-        """See ``Segment``; a column that is known to be null throughout is not looked into."""
-        return None if name in self.file.sealed.nulls else super().first_value(name, rows)
-
-    def has_value(self, name: str, rows: int) -> bool:
-        """See ``Segment``; whether all values of a column are null is known of the whole file."""
-        if rows != self.num_rows or name not in self.types:
-            return super().has_value(name, rows)
-        return name not in self.file.sealed.nulls
-
-    @memo
-    def _make_columns(self) -> dict[str, Callable[[], pa.ChunkedArray]]:  # type: ignore[override]
-        # Of the file, not of the segment: a part that refers to its segment would keep the file mapped for too long.
-        return {name: partial(self.file.column, name) for name in self.file.schema.names}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SealedSegment, (self.file, self._named_roots, self.place)

@@ -20,8 +20,8 @@ from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import WrittenFolder
 from mouse_core.store.disk.manifest import Manifest, Sealed, Tail, repairable
 from mouse_core.store.disk.reading import FolderRows
-from mouse_core.store.disk.sealed import MOST_BYTES, SealedFile, SealedSegment, pieces_of, write_segment
-from mouse_core.store.disk.segments import TailSegment
+from mouse_core.store.disk.sealed import MOST_BYTES, SealedFile, pieces_of, write_segment
+from mouse_core.store.disk.segments import SealedSegment, TailSegment
 from mouse_core.store.disk.tail import TailFile
 from mouse_core.store.disk.upkeep import Limits, seal_in_background, small_run
 
@@ -32,14 +32,18 @@ class SealingRows(FolderRows):
     Args:
         folder, told, budget, verify: See ``FolderRows``.
         limits: Which rows stay.
+        layout: How rows lie in what is sealed; None: as in what was sealed last.
     """
 
     sync = "none"
 
-    def __init__(self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool, limits: Limits) -> None:
+    def __init__(
+        self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool, limits: Limits, layout: str | None
+    ) -> None:
         super().__init__(folder, told, budget, verify)
         self.limits = limits
         self._folder = WrittenFolder(folder)
+        self._layout = layout or self._folder.manifest.layout
         # Files that take no more rows and are not sealed yet, in their order, with their segments.
         self._waiting: list[tuple[TailFile, TailSegment]] = []
         self._sealing: threading.Thread | None = None
@@ -252,7 +256,7 @@ class SealingRows(FolderRows):
                 for one, first in zip(parts, firsts, strict=False)
             ]
             table = pa.concat_tables([file.table for file in files])
-            sealed, _ = write_segment(self.folder_path, self._folder.take_number(), table)
+            sealed, _ = write_segment(self.folder_path, self._folder.take_number(), table, self._layout)
             sealed = sealed._replace(schema=parts[0].schema, appended=parts[0].appended)
             with self.lock:
                 now = self._folder.manifest
@@ -279,7 +283,7 @@ class SealingRows(FolderRows):
         try:
             for table in tables:
                 if table.num_rows:
-                    sealed, schema = write_segment(self.folder_path, self._folder.take_number(), table)
+                    sealed, schema = write_segment(self.folder_path, self._folder.take_number(), table, self._layout)
                     manifest, which = manifest.with_schema(schema)
                     written.append(sealed._replace(schema=which, appended=appended))
         except BaseException:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from functools import partial
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pyarrow as pa
 
 from mouse_core._arrow.column import ColumnPart
 from mouse_core._arrow.column_types import column_type
+from mouse_core._arrow.windows import Int64s
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.store._segments import Segment
 from mouse_core.store._tail.rows import Extent
-from mouse_core.store.disk.sealed import SealedFile, SealedSegment, rows_of
+from mouse_core.store.disk.sealed import SealedFile, rows_of
 from mouse_core.store.disk.tail import TailReader
 
 FEWEST = 64
@@ -81,8 +83,117 @@ def rows_at(where: tuple[Path, str, int, str, str], count: int, image_roots: tup
     return Segment(rows_of(folder, first, count, identity), image_roots=image_roots)
 
 
+class PartOfFiles(ColumnPart):
+    """One column of some files; a file is opened, and a record batch made, when a chunk of it is touched.
+
+    Args:
+        files: They; not their segments, see ``SealedSegment``.
+        first: The number of the first chunk of each, int64 ``[files]``.
+        name: The column's.
+        segment: Which it is a part of.
+    """
+
+    few = 1
+
+    def __init__(self, files: Sequence[SealedFile], first: Int64s, name: str, segment: Segment) -> None:
+        is_image = column_type(segment.types[name]).kind == "image"
+        roots = segment.image_roots if is_image else ()
+        super().__init__(_no_column, segment.chunk_starts, same_chunks=True, image_roots=roots)
+        self._files, self._first, self._name = files, first, name
+
+    def _of(self, chunk: int) -> int:
+        """Which file a chunk is in."""
+        return int(np.searchsorted(self._first, chunk, side="right")) - 1
+
+    def chunk(self, number: int) -> pa.Array:
+        """See ``ColumnPart``."""
+        file = self._of(number)
+        return self._files[file].chunk(self._name, number - int(self._first[file]))
+
+    def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
+        """See ``ColumnPart``; those of each file."""
+        ends = np.searchsorted(chunks, [*self._first[1:], len(self.rows)])
+        for file, (begin, end) in enumerate(pairwise([0, *ends.tolist()])):
+            if begin < end:
+                first = int(self._first[file])
+                there, distance = self._files[file].strides(chunks[begin:end] - first)
+                if len(there):
+                    yield first, there + first, distance
+
+
+def _no_column() -> None:
+    """What stands for a column that lies in no table."""
+
+
+class SealedSegment(Segment):
+    """The rows of a sealed file, in one chunk; making one opens nothing.
+
+    Args:
+        file: The file.
+        image_roots: Folders in which images that rows name by path may lie.
+        folder: What stands for the store's folder; see ``Segment.place``.
+    """
+
+    def __init__(self, file: SealedFile, image_roots: tuple[str, ...], folder: object) -> None:
+        self.file, self.num_rows, self.place = file, file.sealed.rows, (folder, file.first)
+        self.extent = object() if file.sealed.appended else None
+        self._named_roots = image_roots
+        self._parts, self._first_values = {}, {}
+        size = self.file.sealed.batch_rows or self.num_rows
+        starts = np.append(np.arange(0, self.num_rows, size), self.num_rows)
+        self.__dict__.update(chunk_starts=starts, _same_chunks=True, _is_mapped=False)
+
+    @property
+    def table(self) -> pa.Table:
+        """The steps."""
+        return self.file.table
+
+    def column(self, name: str) -> pa.ChunkedArray | None:
+        """See ``Segment``."""
+        return self.file.column(name) if name in self.types else None
+
+    def part(self, name: str) -> ColumnPart:
+        """See ``Segment``; a record batch is made when it is touched."""
+        if self.file.sealed.batch_rows and name not in self._parts and name in self.types:
+            self._parts.setdefault(name, PartOfFiles([self.file], np.zeros(1, np.int64), name, self))
+        return super().part(name)
+
+    @memo
+    def types(self) -> dict[str, pa.DataType]:
+        """Arrow types by column name."""
+        return dict(zip(self.file.schema.names, self.file.schema.types, strict=True))
+
+    def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
+        """See ``Segment``; a column that is known to be null throughout is not looked into."""
+        return None if name in self.file.sealed.nulls else super().first_value(name, rows)
+
+    def _find_first(self, name: str) -> int | None:
+        for number, first in enumerate(self.chunk_starts[:-1].tolist()):
+            chunk = self.file.chunk(name, number)
+            if chunk.null_count < len(chunk):
+                return int(first + np.argmin(chunk.is_null()))
+        return None
+
+    def _slice(self, row: int, count: int) -> pa.Table:
+        return self.file.take(row, count)
+
+    def has_value(self, name: str, rows: int) -> bool:
+        """See ``Segment``; whether all values of a column are null is known of the whole file."""
+        if rows != self.num_rows or name not in self.types:
+            return super().has_value(name, rows)
+        return name not in self.file.sealed.nulls
+
+    @memo
+    def _make_columns(self) -> dict[str, Callable[[], pa.ChunkedArray]]:  # type: ignore[override]
+        # Of the file, not of the segment: a part that refers to its segment would keep the file mapped for too long.
+        return {name: partial(self.file.column, name) for name in self.file.schema.names}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SealedSegment, (self.file, self._named_roots, self.place)
+
+
 class SealedSegments(Segment):
-    """The rows of many sealed files that follow each other, each in a chunk; making one opens none.
+    """The rows of many sealed files that follow each other; making one opens none.
 
     What a loader does once for every segment it does here once for ten thousand files.
 
@@ -97,8 +208,14 @@ class SealedSegments(Segment):
         self.extent = None if first.extent is None else object()
         self._named_roots = first.image_roots
         self._parts, self._first_values = {}, {}
-        starts = np.cumsum([0, *(one.num_rows for one in members)], dtype=np.int64)
-        self.num_rows = int(starts[-1])
+        # The first row of each, and the end; the first chunk of each, and how many there are.
+        self._starts = np.cumsum([0, *(one.num_rows for one in members)], dtype=np.int64)
+        self._first_chunk = np.cumsum([0, *(len(one.chunk_starts) - 1 for one in members)], dtype=np.int64)
+        self.num_rows = int(self._starts[-1])
+        starts = self._starts
+        if self._first_chunk[-1] > len(members):
+            parts = [one.chunk_starts[:-1] + first for one, first in zip(members, starts[:-1].tolist(), strict=True)]
+            starts = np.concatenate([*parts, starts[-1:]])
         self.__dict__.update(chunk_starts=starts, _same_chunks=True, _is_mapped=False)
         for other in earlier:
             self._take_over(other)
@@ -108,13 +225,15 @@ class SealedSegments(Segment):
         numbers = {id(one): number for number, one in enumerate(self.members)}
         common = [(theirs, numbers[id(one)]) for theirs, one in enumerate(other.members) if id(one) in numbers]
         theirs, ours = np.array(common, np.int64).reshape(-1, 2).T
+        if len(self.chunk_starts) > len(self.members) + 1:
+            theirs, ours = _chunks_of(other._first_chunk, theirs), _chunks_of(self._first_chunk, ours)
         for name, part in list(other._parts.items()):
             known = self.part(name)
             with part.lock:
                 for table in ("begin", "width", "largest"):
                     getattr(known, table)[ours] = getattr(part, table)[theirs]
 
-    @memo
+    @property
     def table(self) -> pa.Table:
         """The steps; opens every file."""
         return pa.concat_tables([one.table for one in self.members])
@@ -131,9 +250,7 @@ class SealedSegments(Segment):
     def part(self, name: str) -> ColumnPart:
         """See ``Segment``; a file is opened when a chunk of it is touched."""
         if name not in self._parts and name in self.types:
-            is_image = column_type(self.types[name]).kind == "image"
-            roots = self.image_roots if is_image else ()
-            self._parts.setdefault(name, _PartOfFiles(self._files, name, self.chunk_starts, roots))
+            self._parts.setdefault(name, PartOfFiles(self._files, self._first_chunk[:-1], name, self))
         return super().part(name)
 
     def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
@@ -157,9 +274,9 @@ class SealedSegments(Segment):
 
     def _pieces(self, row: int, count: int) -> Iterator[tuple[int, SealedSegment, int]]:
         """Which members some rows are in: the first row of each, and how many of the rows it has."""
-        number = int(np.searchsorted(self.chunk_starts, row, side="right")) - 1
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
         while count > 0 and number < len(self.members):
-            first, end = self.chunk_starts[number : number + 2].tolist()
+            first, end = self._starts[number : number + 2].tolist()
             there = min(count, end - max(row, first))
             yield first, self.members[number], there
             number, count = number + 1, count - there
@@ -168,21 +285,10 @@ class SealedSegments(Segment):
         return SealedSegments, (self.members,)
 
 
-class _PartOfFiles(ColumnPart):
-    """One column of many files."""
-
-    def __init__(self, files: Sequence[SealedFile], name: str, starts: Any, image_roots: tuple[str, ...]) -> None:
-        super().__init__(_no_column, starts, same_chunks=True, image_roots=image_roots)
-        # Not their segments; see ``SealedSegment``.
-        self._files, self._name = files, name
-
-    def chunk(self, number: int) -> pa.Array:
-        """The values of one file."""
-        return self._files[number].column(self._name).chunk(0)
-
-
-def _no_column() -> None:
-    """What stands for a column that lies in no table."""
+def _chunks_of(first: Int64s, members: Int64s) -> Int64s:
+    """The chunks of some members; where theirs begin at 0, 3, 5 and 9, members 1 and 2 have 3, 4, 5, 6, 7, 8."""
+    parts = [np.arange(first[member], first[member + 1]) for member in members.tolist()]
+    return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> list[Segment]:

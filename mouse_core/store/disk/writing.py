@@ -19,7 +19,7 @@ from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store.disk.manifest import Manifest, Sealed, Tail
 from mouse_core.store.disk.reading import ReadRows, Refusing
-from mouse_core.store.disk.sealed import MOST_BYTES
+from mouse_core.store.disk.sealed import LAYOUTS, MOST_BYTES
 from mouse_core.store.disk.sealing import SealingRows
 from mouse_core.store.disk.tail import FolderAppender, SyncedAppender, TailFile
 from mouse_core.store.disk.upkeep import ALL, Limits, wait_for_sealing
@@ -37,12 +37,20 @@ class WrittenRows(SealingRows):
         folder, told, budget, verify: See ``FolderRows``.
         sync: See ``DatasetStore.open``.
         limits: Which rows stay.
+        layout: See ``SealingRows``.
     """
 
     def __init__(
-        self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool, sync: str, limits: Limits
+        self,
+        folder: Path,
+        told: StoreSchema,
+        budget: DenseBudget,
+        verify: bool,
+        sync: str,
+        limits: Limits,
+        layout: str | None,
     ) -> None:
-        super().__init__(folder, told, budget, verify, limits)
+        super().__init__(folder, told, budget, verify, limits, layout)
         self.sync, self._process = sync, os.getpid()
         # What is interrupted before the rows are sealed, in the order in which it came.
         self._recordings: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
@@ -231,7 +239,13 @@ class WrittenRows(SealingRows):
 
 
 def open_rows(
-    path: str | os.PathLike[str], mode: str, sync: str, verify: bool, told: Rows, limits: Limits = ALL
+    path: str | os.PathLike[str],
+    mode: str,
+    sync: str,
+    verify: bool,
+    told: Rows,
+    limits: Limits = ALL,
+    layout: str | None = None,
 ) -> Rows:
     """The rows of a folder, in a store that was told ``told`` of them, which is empty."""
     if not isinstance(path, str | os.PathLike):
@@ -240,13 +254,17 @@ def open_rows(
         raise ConfigError(f"open: expected the mode 'r' or 'a', found {mode!r}")
     if sync not in _SYNC:
         raise ConfigError(f"open: expected sync among {list(_SYNC)}, found {sync!r}")
+    if layout not in (None, *LAYOUTS):
+        raise ConfigError(f"open: expected layout among {list(LAYOUTS)}, found {layout!r:.80}")
     # As it is now: whoever changes the folder that the process is in does not move the store.
     folder = Path(os.path.abspath(os.fspath(path)))
     if mode == "r":
         limits.refuse_for_readers()
+        if layout is not None:
+            raise ConfigError("layout: expected mode 'a', found 'r'; a reader takes files as they are")
         return ReadRows(folder, told.schema, told.budget, verify)
     wait_for_sealing(folder)
-    return WrittenRows(folder, told.schema, told.budget, verify, sync, limits)
+    return WrittenRows(folder, told.schema, told.budget, verify, sync, limits, layout)
 
 
 # Of the path alone: a store that its own errors refer to would keep files until Python looks for such circles.

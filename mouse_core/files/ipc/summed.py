@@ -1,0 +1,199 @@
+"""Arrow files of many small record batches, each with a checksum of its own, opened without making any of them.
+
+Checksums stand between the end mark and the footer, where no reader of Arrow looks, 8 bytes each::
+
+    ARROW1.. | schema | head 0 | body 0 | ... | end mark | checksums | footer | its length | ARROW1
+
+The first is of what stands before record batch 0, the others of a record batch each. Whoever has the digest of what
+stands behind the last record batch, checksums and footer, can so tell whether any byte is what was written, and to read
+one record batch reads no other.
+"""
+
+from __future__ import annotations
+
+import mmap
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from mouse_core.errors import DataError
+from mouse_core.files.ipc.batches import PREFIX_BYTES, Footer, read_footer, read_message
+from mouse_core.files.reading import damaged
+
+_SUMS = np.dtype("<u8")
+
+
+def write_summed(path: Path, batch: pa.RecordBatch, rows: int) -> tuple[int, str]:
+    """Write rows to a file, ``rows`` to a record batch.
+
+    Args:
+        path: The file.
+        batch: The rows, at least one.
+        rows: How many a record batch has; the last may have fewer.
+
+    Returns:
+        How many bytes after each other record batches begin that are laid out alike: those of ``rows`` rows, where
+        every value lies as far behind the beginning as in the first; 0 where they are not. And the digest of what
+        stands behind the last record batch; see ``SummedFile``.
+    """
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_table(pa.Table.from_batches([batch]), max_chunksize=rows)
+    with path.open("r+b") as stream:
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as memory, memoryview(memory) as view:
+            footer = _footer(view)
+            begin, stride = footer.begin, _stride(view, footer, batch.schema, batch.num_rows // rows)
+            end, sums = _edges(footer)[-1], _sums(view, footer)
+            mark, known = bytes(view[end:begin]), bytes(view[begin:])
+            del footer
+        stream.seek(begin)
+        stream.write(sums + known)
+    return stride, xxhash.xxh3_128_hexdigest(mark + sums + known)
+
+
+def _footer(view: memoryview) -> Footer:
+    return read_footer(lambda begin, end: view[begin:end], len(view))
+
+
+def _sums(view: memoryview, footer: Footer) -> bytes:
+    """The checksums of a file without any."""
+    edges = pairwise(_edges(footer))
+    return np.array([xxhash.xxh3_64_intdigest(view[begin:end]) for begin, end in edges], _SUMS).tobytes()
+
+
+def _edges(footer: Footer) -> list[int]:
+    """Where a file's record batches begin, with 0 before and the end of the last."""
+    return [0, *footer.begins.tolist(), footer.span(len(footer) - 1)[2]]
+
+
+def _stride(view: memoryview, footer: Footer, schema: pa.Schema, whole: int) -> int:
+    """How far apart the first ``whole`` record batches are, if they are laid out alike; otherwise 0."""
+    begins = footer.begins[:whole].astype(np.int64)
+    if not whole or not (footer.heads[:whole] == footer.heads[0]).all():
+        return 0
+    begin, body, end = footer.span(0)
+    message = read_message(lambda begin, end: view[begin:end], begin, len(view))
+    if message is None or message.head is None:
+        return 0
+    stride, columns = end - begin, message.head.columns(schema, body)
+    if len(columns) < len(schema) or (np.diff(begins) != stride).any():
+        return 0
+    octets = np.frombuffer(view, np.uint8, whole * stride, begin).reshape(whole, stride)
+    same = [(0, body - begin)]
+    for place in columns.values():
+        same += [(one.begin - begin, one.size) for one in place.memory if one.kind == "ends"]
+    return stride if all((octets[:, at : at + size] == octets[0, at : at + size]).all() for at, size in same) else 0
+
+
+class SummedFile:
+    """A file of many record batches, which are made when they are asked for; see ``write_summed``.
+
+    Args:
+        path: For messages.
+        buffer: The file.
+        schema: Its columns.
+        rows: How many rows there are.
+        batch_rows: How many a record batch has; the last may have fewer.
+        digest: Of what stands behind the last record batch, xxh3 with 128 bits, 32 hexadecimal digits. None: nothing is
+            held against its checksum.
+
+    Raises:
+        DataError: It is not the file that was written.
+    """
+
+    def __init__(
+        self, path: Path, buffer: pa.Buffer, schema: pa.Schema, rows: int, batch_rows: int, digest: str | None
+    ) -> None:
+        self.path, self._buffer, self._schema, self.rows, self.batch_rows = path, buffer, schema, rows, batch_rows
+        self.footer = read_footer(self.read, buffer.size)
+        count = len(self.footer)
+        if count != -(-rows // batch_rows):
+            raise DataError(f"expected {-(-rows // batch_rows)} record batches, found {count}")
+        end = self.footer.span(count - 1)[2]
+        sums = self.footer.begin - _SUMS.itemsize * (count + 1)
+        if sums < end + PREFIX_BYTES:
+            raise DataError(f"expected checksums of {count} record batches, found no room for them")
+        self._sums = np.frombuffer(buffer, _SUMS, count + 1, sums)
+        # A byte for each record batch: 1 if it was held against its checksum, or is not to be.
+        self._seen: npt.NDArray[np.uint8] = np.full(count, digest is None, np.uint8)
+        if digest is not None:
+            found = xxhash.xxh3_128_hexdigest(self.read(end, buffer.size))
+            if found != digest:
+                raise DataError(f"expected the digest {digest} behind the rows, found {found}; it is damaged")
+            self._check(0, 0, int(self.footer.begins[0]))
+
+    def read(self, begin: int, end: int) -> pa.Buffer:
+        """Some bytes of the file, where they lie."""
+        return self._buffer.slice(begin, end - begin)
+
+    def __len__(self) -> int:
+        return len(self.footer)
+
+    @property
+    def whole(self) -> int:
+        """How many record batches have all rows."""
+        return self.rows // self.batch_rows
+
+    def check_stride(self, stride: int) -> None:
+        """Raise DataError unless the whole ones begin ``stride`` bytes after each other, if that is not 0."""
+        begins, heads, bodies = (
+            part[: self.whole] for part in (self.footer.begins, self.footer.heads, self.footer.bodies)
+        )
+        if stride and (
+            (heads != heads[:1]).any() or (heads + bodies != stride).any() or (np.diff(begins) != stride).any()
+        ):
+            raise DataError(f"expected record batches {stride} bytes after each other, found others")
+
+    def check(self, numbers: npt.NDArray[np.int64]) -> None:
+        """Hold some record batches against their checksums, those that nobody has looked at.
+
+        Raises:
+            DataError: One is damaged.
+        """
+        for number in numbers[self._seen[numbers] == 0].tolist():
+            last = number + 1 == len(self)
+            end = self.footer.span(number)[2] if last else int(self.footer.begins[number + 1])
+            self._check(number + 1, int(self.footer.begins[number]), end)
+            self._seen[number] = 1
+
+    def check_all(self) -> None:
+        """Hold all of them against their checksums."""
+        self.check(np.arange(len(self)))
+
+    def _check(self, number: int, begin: int, end: int) -> None:
+        found = xxhash.xxh3_64_intdigest(self.read(begin, end))
+        if found != self._sums[number]:
+            what = f"record batch {number - 1}" if number else "the schema"
+            raise damaged(
+                self.path,
+                f"expected the checksum {int(self._sums[number]):016x}, found {found:016x}; {what} is damaged",
+            )
+
+    def batch(self, number: int) -> pa.RecordBatch:
+        """A record batch, over the memory that it lies in.
+
+        Raises:
+            DataError: It is damaged.
+        """
+        self.check(np.array([number]))
+        begin, _, end = self.footer.span(number)
+        try:
+            if self.footer.has_dictionaries:
+                found = pa.ipc.open_file(self._buffer).get_batch(number)
+            else:
+                found = pa.ipc.read_record_batch(self.read(begin, end), self._schema)
+            found.validate()
+        except (pa.ArrowException, OSError) as error:
+            raise damaged(self.path, f"record batch {number} cannot be read: {error}") from error
+        rows = min(self.batch_rows, self.rows - number * self.batch_rows)
+        if found.num_rows != rows:
+            raise damaged(self.path, f"expected {rows} rows in record batch {number}, found {found.num_rows}")
+        return found
+
+    def batches(self) -> list[Any]:
+        """All record batches; each takes some KB of memory."""
+        return [self.batch(number) for number in range(len(self))]

@@ -1,0 +1,130 @@
+"""Sealed files of many small record batches: the same rows, read and held against checksums one by one."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mouse_core import BatchSource, DatasetStore
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.formats.verifying import verify
+from mouse_core.store.disk.checking import repair
+from tests.core.disk_cases import numbers_in, rows_of, table_of
+
+
+def batches_of(store: Any, **options: Any) -> list[dict[str, bytes]]:
+    """The bytes of some batches."""
+    source = BatchSource(store, sequence_length=40, batch_size=12, seed=3, **options)
+    return [{name: values.tobytes() for name, values in source[number].items()} for number in range(4)]
+
+
+def filled(folder: Path, kind: str, rows: int = 1_000, **options: Any) -> Path:
+    """A store in the layout "windows"."""
+    with DatasetStore.open(folder, "a", layout="windows", **options) as store:
+        store.from_dataset(table_of(kind, 0, rows))
+    return folder
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted((folder / "segments").iterdir())
+
+
+def batch_rows(folder: Path) -> list[list[int]]:
+    """How many rows each record batch of each file has, as Arrow's own reader finds them."""
+    readers = [pa.ipc.open_file(pa.py_buffer(file.read_bytes())) for file in files(folder)]
+    return [[one.get_batch(number).num_rows for number in range(one.num_record_batches)] for one in readers]
+
+
+@pytest.mark.parametrize("kind", ["numbers", "mixed"])
+def test_a_layout_changes_how_rows_lie_and_nothing_else(tmp_path: Path, kind: str) -> None:
+    memory = DatasetStore().from_dataset(table_of(kind, 0, 1_000))
+    filled(tmp_path, kind)
+    assert batch_rows(tmp_path) == [[256, 256, 256, 232] if kind == "numbers" else [128] * 7 + [104]]
+    opened = pa.ipc.open_file(str(files(tmp_path)[0])).read_all()
+    assert opened.equals(memory.to_dataset().data.table.cast(opened.schema))
+    for verify_files in (True, False):
+        store = DatasetStore.open(tmp_path, verify=verify_files)
+        assert numbers_in(store) == range(1_000)
+        assert store.snapshot().fingerprint == memory.snapshot().fingerprint
+        assert store.snapshot().episode_starts.tolist() == memory.snapshot().episode_starts.tolist()
+        assert batches_of(store) == batches_of(memory)
+        assert store.to_dataset().to_list() == memory.to_dataset().to_list()
+        assert batches_of(pickle.loads(pickle.dumps(store.snapshot()))) == batches_of(memory)
+
+
+def test_every_byte_is_held_against_a_checksum_when_rows_around_it_are_read(tmp_path: Path) -> None:
+    filled(tmp_path, "mixed", 600)
+    (file,) = files(tmp_path)
+    whole, draw = file.read_bytes(), np.random.default_rng(0)
+    # One in the schema, some anywhere, and each of the end mark, the checksums and the footer.
+    places = [100, *draw.integers(0, len(whole), 60).tolist(), *range(len(whole) - 60, len(whole))]
+    for place in places:
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(DataError, match=file.name):
+            DatasetStore.open(tmp_path)[:]
+    for damaged in (whole[:-1], whole[: len(whole) // 2], b"", whole + b"\0"):
+        file.write_bytes(damaged)
+        with pytest.raises(DataError, match=file.name):
+            DatasetStore.open(tmp_path)[:]
+    # Who reads rows elsewhere in the file does not read what is damaged, and gets them.
+    place = whole.index(np.arange(300, 310, dtype=np.int64).tobytes())
+    file.write_bytes(whole[:place] + b"\xff" + whole[place + 1 :])
+    store = DatasetStore.open(tmp_path)
+    assert [row["number"] for row in store[0:256]] == list(range(256))
+    assert [row["number"] for row in store[384:600]] == list(range(384, 600))
+    with pytest.raises(DataError, match=r"record batch 2 is damaged"):
+        store[300]
+    with pytest.raises(DataError, match=r"record batch 2 is damaged"):
+        batches_of(DatasetStore.open(tmp_path))
+    batches_of(DatasetStore.open(tmp_path, verify=False))
+    with pytest.raises(DataError, match="record batch 2"):
+        verify(tmp_path)
+
+
+def test_a_writer_goes_on_in_the_layout_that_it_finds(tmp_path: Path) -> None:
+    """Also where files are put together, cut because only the newest rows stay, or written again without damage."""
+    filled(tmp_path / "store", "numbers", 300)
+    for first in range(300, 2_700, 300):
+        with DatasetStore.open(tmp_path / "store", "a") as store:
+            store.extend(rows_of("numbers", first, 300))
+    assert numbers_in(DatasetStore.open(tmp_path / "store")) == range(2_700)
+    assert len(files(tmp_path / "store")) < 9, "nothing was put together"
+    assert {rows for one in batch_rows(tmp_path / "store") for rows in one[:-1]} == {256}
+    with DatasetStore.open(tmp_path / "store", "a", max_rows=1_000) as store:
+        kept = numbers_in(store)
+    assert 800 < len(kept) <= 1_000
+    assert kept.stop == 2_700
+    assert numbers_in(DatasetStore.open(tmp_path / "store")) == kept
+    first = files(tmp_path / "store")[0]
+    first.write_bytes(first.read_bytes()[:-1])
+    repair(tmp_path / "store")
+    assert numbers_in(DatasetStore.open(tmp_path / "store")).stop == 2_700
+    with DatasetStore.open(tmp_path / "store", "a", layout="columns") as store:
+        store.extend(rows_of("numbers", 2_700, 300))
+    assert len(batch_rows(tmp_path / "store")[-1]) == 1
+
+
+def test_manifests_say_what_older_releases_cannot_read_and_only_then(tmp_path: Path) -> None:
+    with DatasetStore.open(tmp_path / "plain", "a") as store:
+        store.extend(rows_of("numbers", 0, 100))
+    filled(tmp_path / "windows", "numbers")
+    versions = [
+        json.loads((tmp_path / name / "manifest.json").read_text())["mouse_store"]["format"]
+        for name in ("plain", "windows")
+    ]
+    assert versions == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"), [({"layout": "rows"}, "columns"), ({"mode": "r", "layout": "windows"}, "'a'")]
+)
+def test_layouts_that_cannot_be_are_refused(tmp_path: Path, options: dict[str, Any], match: str) -> None:
+    DatasetStore.open(tmp_path, "a").close()
+    with pytest.raises(ConfigError, match=match):
+        DatasetStore.open(tmp_path, **{"mode": "a", **options})
