@@ -45,6 +45,7 @@ class Purpose(IntEnum):
     SPLIT = 9
     MAP = 10
     LENGTHS = 11
+    BLOCKS = 12
 
 
 def check_seed(seed: object) -> int:
@@ -189,6 +190,61 @@ class Order:
             else:
                 left = (left + _mix(right, key) % rows) % rows
         return (left * columns + right).astype(np.int64)
+
+
+class Orders:
+    """Many seeded permutations of which each element is computed by itself: number k is one of ``range(sizes[k])``.
+
+    The network of ``Order`` on small grids, with the number of the permutation among what is hashed. Over many numbers
+    all orders of few elements come equally often, to about 2%.
+
+    Args:
+        key: Names them all.
+    """
+
+    def __init__(self, key: Key) -> None:
+        self._keys = key.bits(_ROUNDS)
+
+    def __call__(
+        self, numbers: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """The elements at some positions of some permutations, int64 ``[n]``.
+
+        Args:
+            numbers: Which permutations, int64 ``[n]``, in ``[0, 2**40)``.
+            sizes: Of how many elements each is, int64 ``[n]``, from 1; always the same for one number.
+            positions: Int64 ``[n]``, each in ``[0, sizes)``.
+        """
+        moved = self._network(numbers, sizes, positions)
+        (outside,) = np.nonzero(moved >= sizes)
+        while len(outside):
+            moved[outside] = self._network(numbers[outside], sizes[outside], moved[outside])
+            outside = outside[moved[outside] >= sizes[outside]]
+        return moved
+
+    def _network(
+        self, numbers: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        side = np.ceil(np.sqrt(sizes))
+        rows, columns = side.astype(np.uint64), np.ceil(sizes / side).astype(np.uint64)
+        left, right = np.divmod(positions.astype(np.uint64), columns)
+        named = numbers.astype(np.uint64) << np.uint64(24)
+        for number, key in enumerate(self._keys):
+            if number % 2:
+                right = _wrapped(right + _below(_mix(named | left, key), columns), columns)
+            else:
+                left = _wrapped(left + _below(_mix(named | right, key), rows), rows)
+        return (left * columns + right).astype(np.int64)
+
+
+def _below(words: npt.NDArray[np.uint64], high: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Random words as integers in ``[0, high)``, for ``high`` up to 2**32: a third of the time of ``%``."""
+    return ((words >> np.uint64(32)) * high) >> np.uint64(32)
+
+
+def _wrapped(numbers: npt.NDArray[np.uint64], high: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Numbers in ``[0, 2 * high)`` modulo ``high``."""
+    return np.where(numbers >= high, numbers - high, numbers)
 
 
 def _mix(words: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, Dataset, DistributedSampler
 from mouse_core import BatchSource, ConfigError, Snapshot
 from mouse_core.prefetch import Source
 from mouse_core.ranks import Shard, find_ranks
-from mouse_core.sampling import WindowSampler
+from mouse_core.sampling import Sampling
 from mouse_core.store import Store
 from mouse_torch.prefetch import PrefetchBatchifier
 from mouse_torch.tracing import untraced
@@ -68,7 +68,7 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
         store: Any,
         sequence_length: int | None = None,
         batch_size: int | None = None,
-        sampling: str | WindowSampler = "random",
+        sampling: Sampling = "random",
         *,
         shard: Shard = "auto",
         as_dict: bool = False,

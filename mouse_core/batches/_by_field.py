@@ -20,7 +20,7 @@ from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.sampling.around import clock_of
 from mouse_core.sampling.episodes import Boundary, EpisodeAnchors, Weighting, sampler_of
 from mouse_core.sampling.offsets import FieldWindows, Offsets, Seconds, field_windows, mask_of
-from mouse_core.sampling.plan import Plan, WindowSampler
+from mouse_core.sampling.plan import Blocks, Plan, Sampling, WindowSampler
 from mouse_core.spec import FieldSpec
 from mouse_core.store.fields import FieldReader, meant_by
 from mouse_core.store.snapshot import Snapshot
@@ -223,7 +223,7 @@ class PipelineAround:
 def anchors_of(
     windows: Any,
     snapshot: Snapshot,
-    sampling: str | WindowSampler,
+    sampling: Sampling,
     sequence_length: int | None,
     batch_size: int,
     drop_last: bool,
@@ -239,10 +239,10 @@ def anchors_of(
     if isinstance(windows, FieldWindows):
         found = windows
     else:
-        single = sequence_length is None and (isinstance(sampling, str) or sampling.sequence_length == 1)
+        single = sequence_length is None and (isinstance(sampling, str | Blocks) or sampling.sequence_length == 1)
         found = field_windows(windows, pad, 1 if single else 2)
     length = 1 if sequence_length is None else sequence_length
-    if not isinstance(sampling, str):
+    if not isinstance(sampling, str | Blocks):
         if found.pad is False and not isinstance(windows, FieldWindows):
             raise ConfigError(
                 "pad: expected True or a number with a sampler of one's own, which chooses the anchors, found False"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mouse_core._base.checks import recipe
 from mouse_core.batches._form import Chosen, MaskReader, Readers
 from mouse_core.errors import ConfigError, MissingFieldError
-from mouse_core.sampling.plan import MASK, PaddedSampler, Plan, WindowSampler
+from mouse_core.sampling.plan import MASK, PaddedSampler, Plan, Sampling, WindowSampler
 from mouse_core.spec import replaced_by
 from mouse_core.store.fields import FieldReader, meant_by
 from mouse_core.store.snapshot import Snapshot
@@ -199,13 +199,13 @@ def check_even(shard: tuple[int, int], uneven: Uneven, index: int, size: int) ->
 
 def before_cutting(
     lengths: Iterable[int] | None,
-    sampling: str | WindowSampler,
+    sampling: Sampling,
     sequence_length: int | None,
     pad: bool | float | None,
     *,
     boundary: Any,
     windows: Any,
-) -> tuple[str | WindowSampler, int | None, bool | float | None, Cut | None]:
+) -> tuple[Sampling, int | None, bool | float | None, Cut | None]:
     """What draws windows before they are cut to lengths that are drawn, their steps, their padding, and how to cut."""
     if lengths is None and not hasattr(sampling, "cut_many"):
         return sampling, sequence_length, pad, None

@@ -18,7 +18,7 @@ from mouse_core.batches._planner import Planner
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import check_seed
 from mouse_core.sampling.episodes import Boundary, Weighting, sampler_of
-from mouse_core.sampling.plan import PaddedSampler, Plan, WindowSampler
+from mouse_core.sampling.plan import PaddedSampler, Plan, Sampling, WindowSampler
 from mouse_core.spec import Spec, check_count
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
@@ -43,7 +43,8 @@ class BatchSource:
         sequence_length: Steps in a window, S. None: 64; with ``windows`` there are no steps, and batches are
             ``[B, ...]``.
         batch_size: Windows in a whole batch, B, over all shards.
-        sampling: "random", "last", "sequential", "batch", or a ``WindowSampler``.
+        sampling: "random", "last", "sequential", "batch", "blocks" or ``sampling.Blocks``, or a
+            ``WindowSampler``.
         seed: In ``[0, 2**64)``.
         shard: ``(rank, count)``: rows ``[rank * B / count, (rank + 1) * B / count)`` of each batch, short ones too.
             "auto": those of this process, as ``mouse_core.ranks.find_ranks`` finds it, or of a ``Ranks``.
@@ -81,7 +82,7 @@ class BatchSource:
             snapshot are; or a ``Normalizer``, whose numbers stay. Such fields come as float32 unless ``dtypes`` says
             otherwise, with the same bits in every framework. See ``statistics.Normalizer.of``.
         map: A function of one's own that is applied last, with the fields that it makes; see ``mouse_core.Map``.
-        lengths: With "random", how many steps windows have, such as ``range(1, 65)``: each is cut to one of these, each
+        lengths: With "random" or "blocks", how many steps windows have, such as ``range(1, 65)``: each is cut to one of these, each
             as likely, at a place that is drawn, and has fewer where an episode ends. ``mask`` says which there are.
         packed: Whether windows lie one behind the other, without the steps that are not there: fields are ``[T, ...]``,
             and ``cu_seqlens``, ``position`` and ``sequence_id`` say of which window each row is. A number: as many rows
@@ -97,7 +98,7 @@ class BatchSource:
         store: Store | Snapshot,
         sequence_length: int | None = None,
         batch_size: int = 32,
-        sampling: str | WindowSampler = "random",
+        sampling: Sampling = "random",
         seed: int = 0,
         shard: Shard = (0, 1),
         *,

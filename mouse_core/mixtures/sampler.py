@@ -191,7 +191,9 @@ def _is_last(sampler: WindowSampler) -> bool:
 
 def _sized(sampler: WindowSampler, batch_size: int) -> WindowSampler:
     """The same with batches of another size, where it is known that any will do."""
-    if isinstance(sampler, RandomWindows | LastWindows | CyclicWindows | EpisodeWindows):
+    from mouse_core.sampling import BlockWindows  # loaded where it is asked for
+
+    if isinstance(sampler, RandomWindows | LastWindows | CyclicWindows | EpisodeWindows | BlockWindows):
         return replace(sampler, batch_size=batch_size)
     return sampler
 

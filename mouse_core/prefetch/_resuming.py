@@ -27,6 +27,7 @@ _OF_STREAM = {
     "LastWindows": "last",
     "SequentialWindows": "sequential",
     "CyclicWindows": "batch",
+    "BlockWindows": "blocks",
 }
 
 
@@ -197,7 +198,7 @@ def _as_asked(said: Mapping[str, Any]) -> dict[str, Any]:
     asked = {"windows": {}, "derived": {}, "boundary": None, **said}
     if said["sampling"] in _OF_STREAM:
         asked |= {"sampling": repr(_OF_STREAM[said["sampling"]]), "boundary": "'stream'"}
-    elif said["sampling"] not in map(repr, _OF_STREAM.values()):
+    elif said["sampling"] not in map(repr, _OF_STREAM.values()) and not said["sampling"].startswith("Blocks("):
         pass  # one's own
     elif "column" in said:
         asked["boundary"] = "'task'" if asked.pop("column") == "''" else f"Column({said['column']})"

@@ -17,7 +17,7 @@ from mouse_core.prefetch.options import LoaderOptions
 from mouse_core.prefetch.prefetcher import Staged
 from mouse_core.prefetch.source import Source
 from mouse_core.sampling.episodes import Boundary, Weighting
-from mouse_core.sampling.plan import WindowSampler
+from mouse_core.sampling.plan import Sampling
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
@@ -45,7 +45,7 @@ class Batchifier(Loader[T]):
         sequence_length: Steps in a window, S; by default 64, and none with ``windows``, whose batches are ``[B, ...]``.
         batch_size: Windows in a whole batch, B, over all shards and devices; by default 32. Of a replay buffer as in
             ``sample``.
-        sampling: "random", "last", "sequential", "batch", or a ``WindowSampler``.
+        sampling: "random", "last", "sequential", "batch", "blocks", ``sampling.Blocks``, or a ``WindowSampler``.
         prefetch: Batches to make ahead.
         num_workers: Threads that make them, and processes that decode encoded images; with 0 the calling thread does
             both. The stream is the same.
@@ -79,7 +79,7 @@ class Batchifier(Loader[T]):
         store: Store | Snapshot | ReplayBuffer | ReplayBufferEnsemble | Source,
         sequence_length: int | None = None,
         batch_size: int | None = None,
-        sampling: str | WindowSampler = "random",
+        sampling: Sampling = "random",
         prefetch: int = 4,
         num_workers: int = 2,
         pin_memory: bool | None = None,

@@ -13,7 +13,7 @@ from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError
 from mouse_core.prefetch.source import RecastSource, Source, checked_source
 from mouse_core.sampling.episodes import Boundary, Weighting
-from mouse_core.sampling.plan import WindowSampler
+from mouse_core.sampling.plan import Sampling
 from mouse_core.spec import check_count
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
@@ -36,7 +36,7 @@ class LoaderOptions:
 
     sequence_length: int | None = None
     batch_size: int | None = None
-    sampling: str | WindowSampler = "random"
+    sampling: Sampling = "random"
     prefetch: int = 4
     num_workers: int = 2
     pin_memory: bool | None = None

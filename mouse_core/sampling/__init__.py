@@ -2,20 +2,37 @@
 
 from typing import TYPE_CHECKING
 
-from mouse_core.sampling.episodes import Boundary, Column, EpisodeWindows, StretchWindows, Weighting
-from mouse_core.sampling.plan import ManyStarts, PaddedSampler, Plan, WindowSampler
+from mouse_core.sampling.episodes import (
+    Boundary,
+    Column,
+    EpisodeWindows,
+    StretchWindows,
+    Weighting,
+    window_sampler,
+)
+from mouse_core.sampling.plan import (
+    Blocks,
+    ManyStarts,
+    PaddedSampler,
+    Plan,
+    ReadsBlocks,
+    Sampling,
+    WindowSampler,
+)
 from mouse_core.sampling.windows import (
     CyclicWindows,
     LastWindows,
     RandomWindows,
     SequentialWindows,
-    window_sampler,
 )
 
 if TYPE_CHECKING:
+    from mouse_core.sampling.blocks import BlockWindows, Pool
     from mouse_core.sampling.offsets import Seconds
 
 __all__ = [
+    "BlockWindows",
+    "Blocks",
     "Boundary",
     "Column",
     "CyclicWindows",
@@ -24,7 +41,10 @@ __all__ = [
     "ManyStarts",
     "PaddedSampler",
     "Plan",
+    "Pool",
     "RandomWindows",
+    "ReadsBlocks",
+    "Sampling",
     "Seconds",
     "SequentialWindows",
     "StretchWindows",
@@ -36,9 +56,13 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """What is loaded where fields have windows of their own."""
+        """What is loaded where fields have windows of their own, or windows are drawn from blocks."""
         if name == "Seconds":
             from mouse_core.sampling.offsets import Seconds
 
             return Seconds
+        if name in ("BlockWindows", "Pool"):
+            from mouse_core.sampling import blocks
+
+            return getattr(blocks, name)
         raise AttributeError(f"module 'mouse_core.sampling' has no attribute {name!r}")

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from mouse_core._arrow.windows import Windows
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
-from mouse_core.sampling.episodes import episodes_of, remembered
+from mouse_core.sampling.episodes import episodes_of
 from mouse_core.sampling.offsets import Seconds, runs_of
+from mouse_core.sampling.windows import remembered
 from mouse_core.store.fields import FieldReader
 from mouse_core.store.snapshot import Snapshot
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast, get_args
-from weakref import WeakKeyDictionary
+from typing import Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.sampling.episode_table import EpisodeTable, WindowRule, WindowView
-from mouse_core.sampling.plan import WindowSampler
-from mouse_core.sampling.windows import window_sampler
+from mouse_core.sampling.plan import Blocks, ReadsBlocks, Sampling, WindowSampler
+from mouse_core.sampling.windows import CyclicWindows, LastWindows, RandomWindows, SequentialWindows, remembered
 from mouse_core.spec import check_count
 from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
-Known = TypeVar("Known")
 Weighting = Literal["step", "trajectory"]
 
 
@@ -43,13 +40,13 @@ class EpisodeWindows:
     """Windows that lie in one episode each; an episode shorter than a window makes one window that is filled up.
 
     The orders are those of the samplers without episodes, over the windows that there are: "random" draws from all of
-    them, wherever they begin; "sequential", "batch" and "last" take those that lie side by side from the first row of
-    each episode on.
+    them, wherever they begin; "sequential", "batch", "blocks" and "last" take those that lie side by side
+    from the first row of each episode on.
 
     Args:
         sequence_length: Steps in a window, S.
         batch_size: Windows in a batch.
-        sampling: "random", "last", "sequential" or "batch".
+        sampling: "random", "last", "sequential", "batch", "blocks" or ``Blocks``.
         weighting: For "random". "step": every window comes equally often, so long episodes come more often.
             "trajectory": every episode that has a window comes equally often.
         pad: Whether windows may be filled up: those of episodes that are shorter, and of windows that lie side by side
@@ -63,7 +60,7 @@ class EpisodeWindows:
 
     sequence_length: int
     batch_size: int
-    sampling: str = "random"
+    sampling: str | Blocks = "random"
     weighting: Weighting = "step"
     pad: bool | float = True
     drop_last: bool = True
@@ -94,7 +91,7 @@ class EpisodeWindows:
                 f"longest to have {self._table(snapshot).longest()}; pad=True takes shorter ones"
             )
         try:
-            return self._order.batches_per_epoch(_numbered(tiles))
+            return self._order.batches_per_epoch(self._numbered(tiles, snapshot))
         except ConfigError as error:
             wanted = f"at least {self.batch_size} windows of {self.sequence_length} steps within episodes"
             raise ConfigError(f"sampling: expected {wanted}, found {tiles}") from error
@@ -112,6 +109,16 @@ class EpisodeWindows:
             return None
         return self._starts_of(snapshot, ranks.reshape(-1), seed, range(first, first + count)).reshape(ranks.shape)
 
+    def starts_to_read(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
+    ) -> tuple[Int64s, Int64s] | None:
+        """See ``ReadsBlocks.starts_to_read``; None where batches are not drawn from blocks."""
+        if not isinstance(self._order, ReadsBlocks):
+            return None
+        numbers = self._numbers(snapshot)
+        ranks, batches = self._order.starts_to_read(seed, first, count, numbers, epoch_start, rows=rows, begun=begun)
+        return self._starts_of(snapshot, ranks, seed, ()), batches
+
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
         """See ``PaddedSampler.lengths``."""
         if self.pad is False:
@@ -123,7 +130,10 @@ class EpisodeWindows:
     def _numbers(self, snapshot: Snapshot) -> Snapshot:
         """What the order chooses from: the numbers of the windows, or of the episodes that have one."""
         view = self._windows(snapshot, tiled=self.sampling != "random")
-        return _numbered(view.count if self.weighting == "step" else view.episode_count)
+        return self._numbered(view.count if self.weighting == "step" else view.episode_count, snapshot)
+
+    def _numbered(self, windows: int, snapshot: Snapshot) -> Snapshot:
+        return cast(Snapshot, _Numbered(windows, self.sequence_length, snapshot))
 
     def _starts_of(self, snapshot: Snapshot, ranks: Int64s, seed: int, batches: Sequence[int]) -> Int64s:
         """Where the windows of these numbers begin, int64 ``[n]``: those of some batches, of as many each."""
@@ -196,7 +206,7 @@ class StretchWindows(EpisodeWindows):
 
 
 def sampler_of(
-    sampling: str | WindowSampler,
+    sampling: Sampling,
     sequence_length: int,
     batch_size: int,
     drop_last: bool,
@@ -209,7 +219,7 @@ def sampler_of(
     Raises:
         ConfigError: An unknown name, or options that do not go with the sampling.
     """
-    if not isinstance(sampling, str):
+    if not isinstance(sampling, str | Blocks):
         if not isinstance(sampling, WindowSampler):
             raise ConfigError(f"sampling: expected a name or a WindowSampler, found {sampling!r}")
         if (boundary, weighting, pad) != ("stream", "step", None):
@@ -233,16 +243,28 @@ def sampler_of(
     return window_sampler(sampling, sequence_length=length, batch_size=size, drop_last=drop_last)
 
 
-_memos: WeakKeyDictionary[Snapshot, dict[Any, Any]] = WeakKeyDictionary()
-_lock = ProcessLock()
+def window_sampler(
+    sampling: str | Blocks, *, sequence_length: int, batch_size: int, drop_last: bool = True
+) -> WindowSampler:
+    """The sampler of a name: "random", "last", "sequential", "batch" or "blocks", or of ``Blocks``.
 
+    Raises:
+        ConfigError: An unknown name.
+    """
+    samplers: dict[str, WindowSampler] = {
+        "random": RandomWindows(sequence_length, batch_size),
+        "last": LastWindows(sequence_length, batch_size),
+        "sequential": SequentialWindows(sequence_length, batch_size, drop_last),
+        "batch": CyclicWindows(sequence_length, batch_size),
+    }
+    if sampling == "blocks" or isinstance(sampling, Blocks):
+        from mouse_core.sampling.blocks import BlockWindows  # loaded where windows are drawn from blocks
 
-def remembered(snapshot: Snapshot, key: Any, compute: Callable[[], Known]) -> Known:
-    """What follows from a snapshot, computed when it is first asked for, and kept as long as that exists."""
-    with _lock:
-        known = _memos.setdefault(snapshot, {})
-    found: Known | None = known.get(key)
-    return known.setdefault(key, compute()) if found is None else found
+        return BlockWindows(sequence_length, batch_size, sampling if isinstance(sampling, Blocks) else Blocks())
+    if sampling not in samplers:
+        names = [*samplers, "blocks"]
+        raise ConfigError(f"sampling: expected one of {names} or a WindowSampler, found {sampling!r}")
+    return samplers[sampling]
 
 
 def episodes_of(snapshot: Snapshot) -> EpisodeTable:
@@ -252,10 +274,14 @@ def episodes_of(snapshot: Snapshot) -> EpisodeTable:
 
 @dataclass(frozen=True)
 class _Numbered:
-    """So many windows, for a sampler to choose from as from rows."""
+    """So many windows, for a sampler to choose from as from rows.
+
+    Args:
+        num_rows: How many.
+        window_rows: Rows of each, at most.
+        rows_of: Whose rows these are.
+    """
 
     num_rows: int
-
-
-def _numbered(windows: int) -> Snapshot:
-    return cast(Snapshot, _Numbered(windows))
+    window_rows: int
+    rows_of: Snapshot

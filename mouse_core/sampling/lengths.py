@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mouse_core._base.checks import is_whole
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.randomness import Key, Purpose, as_integers
-from mouse_core.sampling.plan import MASK, PaddedSampler, WindowSampler
+from mouse_core.sampling.plan import MASK, Blocks, PaddedSampler, ReadsBlocks, Sampling, WindowSampler
 from mouse_core.spec import FieldSpec
 from mouse_core.store.snapshot import Snapshot
 
@@ -66,6 +66,14 @@ class DrawnLengths:
         starts: Int64s | None = None if draw is None else draw(seed, first, count, snapshot, epoch_start)
         return starts
 
+    def starts_to_read(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
+    ) -> tuple[Int64s, Int64s] | None:
+        """See ``ReadsBlocks.starts_to_read``: of whole windows."""
+        if not isinstance(self.sampler, ReadsBlocks):
+            return None
+        return self.sampler.starts_to_read(seed, first, count, snapshot, epoch_start, rows=rows, begun=begun)
+
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
         """How many steps they have before they are cut; see ``PaddedSampler.lengths``."""
         if isinstance(self.sampler, PaddedSampler):
@@ -103,7 +111,7 @@ class Cut(NamedTuple):
     """
 
     choices: tuple[int, ...]
-    sampling: str | WindowSampler
+    sampling: Sampling
     sequence_length: int | None
     pad: bool | float | None
     fill: float | None
@@ -115,7 +123,7 @@ class Cut(NamedTuple):
 
 def cut_of(
     lengths: Iterable[int] | None,
-    sampling: str | WindowSampler,
+    sampling: Sampling,
     sequence_length: int | None,
     pad: bool | float | None,
     *,
@@ -134,10 +142,13 @@ def cut_of(
         if lengths is not None:
             raise ConfigError(f"lengths: expected none with a sampler that draws them, found {lengths!r:.80}")
         return Cut(sampling.choices, sampling.sampler, sequence_length, pad, sampling.fill)
-    choices = _checked(lengths, sequence_length if isinstance(sampling, str) else sampling.sequence_length)
-    if isinstance(sampling, str):
-        if sampling != "random":
-            raise ConfigError(f"lengths: expected sampling='random', as steps are cut off, found {sampling!r}")
+    if not isinstance(sampling, str | Blocks):
+        choices = _checked(lengths, sampling.sequence_length)
+    else:
+        choices = _checked(lengths, sequence_length)
+        if sampling not in ("random", "blocks") and not isinstance(sampling, Blocks):
+            wanted = "sampling='random' or 'blocks'"
+            raise ConfigError(f"lengths: expected {wanted}, as steps are cut off, found {sampling!r}")
         sequence_length = sequence_length or choices[-1]
     if pad is False and not padded:
         raise ConfigError("pad: expected True or a number with lengths, which leave steps out, found False")

@@ -9,6 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import is_whole
+from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
 from mouse_core.store.snapshot import Snapshot
 
@@ -72,6 +74,37 @@ class WindowSampler(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """What ``sampling="blocks"`` stands for, with numbers of one's own: ``sampling=Blocks(rows=4096)``.
+
+    Args:
+        rows: Rows of a block; None: as many as take 256 KB, and fewer where batches are so large that the pool would
+            take more than 256 MB. Where the pool has room for all windows, blocks are shorter, one for each place.
+        pool: Blocks that windows are drawn from at a time, made a multiple of the batch size; None: what takes 256 MB,
+            1,024 of 256 KB. Each window of a batch has a part of the pool of its own, so that shards share no blocks.
+
+    Raises:
+        ConfigError: No integers from 1.
+
+    Example:
+        >>> Blocks(rows=4096, pool=256)
+        Blocks(rows=4096, pool=256)
+    """
+
+    rows: int | None = None
+    pool: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("rows", self.rows), ("pool", self.pool)):
+            if value is not None and not (is_whole(value) and value >= 1):
+                raise ConfigError(f"Blocks: expected {name} as an integer from 1, or None, found {value!r}")
+
+
+Sampling = str | Blocks | WindowSampler
+"""What a source takes as ``sampling``: a name, what one of them stands for, or a sampler."""
+
+
 class ManyStarts(Protocol):
     """What a sampler may offer besides, so that planning is cheap: the starts of several batches by one call."""
 
@@ -79,6 +112,30 @@ class ManyStarts(Protocol):
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int
     ) -> npt.NDArray[np.int64] | None:
         """What ``starts`` gives for ``first .. first + count - 1``, int64 ``[count, B]``; None: ask one by one."""
+        ...
+
+
+@runtime_checkable
+class ReadsBlocks(Protocol):
+    """What a sampler may offer besides, whose batches take windows from stretches of rows that are read as a whole."""
+
+    def starts_to_read(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+        """Which windows are read when batches ``first .. first + count - 1`` are: those of the stretches they open.
+
+        Over the batches of an epoch these are all of its windows, each once; a batch's own are among its own and those
+        of the batches before it.
+
+        Args:
+            seed, first, count, snapshot, epoch_start: As of ``ManyStarts.starts_of_many``.
+            rows: Which windows of each batch are of interest, as a shard has them.
+            begun: The first batch that anybody read: stretches that were opened before it are read when it comes.
+
+        Returns:
+            Where they begin, int64 ``[n]``, and for which batch each is read first, int64 ``[n]``; None: nothing is
+            read before its batch.
+        """
         ...
 
 

@@ -10,21 +10,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Order, Purpose, as_integers
-from mouse_core.sampling.plan import WindowSampler
 from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
 Array = TypeVar("Array", bound=npt.NDArray[Any])
+Known = TypeVar("Known")
 
 # Windows of a section, which are drawn together: one of an epoch's order is 60 us, 4,096 are 300 us. Part of the
 # random stream.
-_SECTION = 4096
+SECTION = 4096
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class RandomWindows:
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
         """As many batches as it takes for as many steps as the snapshot has."""
-        windows = _whole_windows(snapshot, self.sequence_length, at_least=1)
+        windows = whole_windows(snapshot, self.sequence_length, at_least=1)
         return -(-windows // self.batch_size)
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
@@ -52,7 +54,7 @@ class RandomWindows:
     def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``ManyStarts.starts_of_many``."""
         begin, end = first * self.batch_size, (first + count) * self.batch_size
-        drawn = _slice_sections(partial(_random_section, seed), begin, end).reshape(count, -1)
+        drawn = slice_sections(partial(_random_section, seed), begin, end).reshape(count, -1)
         return as_integers(drawn, snapshot.num_rows - self.sequence_length + 1)
 
 
@@ -70,7 +72,7 @@ class LastWindows:
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
         """One."""
-        _whole_windows(snapshot, self.sequence_length, at_least=self.batch_size)
+        whole_windows(snapshot, self.sequence_length, at_least=self.batch_size)
         return 1
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
@@ -96,7 +98,7 @@ class SequentialWindows:
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
         """Full batches, and a short one if there is a rest and it is kept."""
         at_least = self.batch_size if self.drop_last else 1
-        windows = _whole_windows(snapshot, self.sequence_length, at_least=at_least)
+        windows = whole_windows(snapshot, self.sequence_length, at_least=at_least)
         return windows // self.batch_size if self.drop_last else -(-windows // self.batch_size)
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
@@ -111,7 +113,7 @@ class SequentialWindows:
         windows, size = snapshot.num_rows // self.sequence_length, self.batch_size
         whole, epoch_length = windows // size, self.batches_per_epoch(snapshot)
         parts = []
-        for epoch, begin, end in _cut_at_epochs(first - epoch_start, count, epoch_length):
+        for epoch, begin, end in cut_at_epochs(first - epoch_start, count, epoch_length):
             if end > whole:
                 return None
             parts.append(_ordered(seed, epoch_start, epoch, windows, begin * size, end * size))
@@ -132,7 +134,7 @@ class CyclicWindows:
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
         """The fewest batches in which every window occurs."""
-        windows = _whole_windows(snapshot, self.sequence_length, at_least=1)
+        windows = whole_windows(snapshot, self.sequence_length, at_least=1)
         return -(-windows // self.batch_size)
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
@@ -143,29 +145,13 @@ class CyclicWindows:
     def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``ManyStarts.starts_of_many``."""
         windows = snapshot.num_rows // self.sequence_length
-        stretches = _cut_at_epochs((first - epoch_start) * self.batch_size, count * self.batch_size, windows)
+        stretches = cut_at_epochs((first - epoch_start) * self.batch_size, count * self.batch_size, windows)
         parts = [_ordered(seed, epoch_start, epoch, windows, begin, end) for epoch, begin, end in stretches]
         return np.concatenate(parts).reshape(count, self.batch_size) * self.sequence_length
 
 
-def window_sampler(sampling: str, *, sequence_length: int, batch_size: int, drop_last: bool = True) -> WindowSampler:
-    """The sampler of a name: "random", "last", "sequential" or "batch".
-
-    Raises:
-        ConfigError: An unknown name.
-    """
-    samplers: dict[str, WindowSampler] = {
-        "random": RandomWindows(sequence_length, batch_size),
-        "last": LastWindows(sequence_length, batch_size),
-        "sequential": SequentialWindows(sequence_length, batch_size, drop_last),
-        "batch": CyclicWindows(sequence_length, batch_size),
-    }
-    if sampling not in samplers:
-        raise ConfigError(f"sampling: expected one of {list(samplers)} or a WindowSampler, found {sampling!r}")
-    return samplers[sampling]
-
-
-def _whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
+def whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
+    """How many windows lie side by side; raises ConfigError if they are fewer than ``at_least``."""
     windows = snapshot.num_rows // length
     if windows < at_least:
         wanted = f"{at_least} window{'s' * (at_least > 1)} of {length} steps ({at_least * length} rows)"
@@ -173,7 +159,7 @@ def _whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
     return windows
 
 
-def _cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, int, int]]:
+def cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, int, int]]:
     """``count`` items from ``begin`` on, cut where epochs of ``length`` items end: epoch, first item in it, and end.
 
     7 items from 8 on, of epochs of 10, are items 8..9 of epoch 0 and 0..4 of epoch 1: (0, 8, 10) and (1, 0, 5).
@@ -188,16 +174,16 @@ def _cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, i
 
 def _ordered(seed: int, epoch_start: int, epoch: int, windows: int, begin: int, end: int) -> Int64s:
     """Windows ``begin..end - 1`` of an epoch's order, int64 ``[n]``."""
-    return _slice_sections(partial(_order_section, seed, epoch_start, epoch, windows), begin, end)
+    return slice_sections(partial(_order_section, seed, epoch_start, epoch, windows), begin, end)
 
 
-def _slice_sections(section: Callable[[int], Array], begin: int, end: int) -> Array:
-    """Elements ``begin..end - 1`` of a sequence that is computed in sections of ``_SECTION``."""
-    first, last = begin // _SECTION, (end - 1) // _SECTION
+def slice_sections(section: Callable[[int], Array], begin: int, end: int) -> Array:
+    """Elements ``begin..end - 1``, of the last axis, of a sequence that is computed in sections of ``SECTION``."""
+    first, last = begin // SECTION, (end - 1) // SECTION
     if first == last:
-        return cast(Array, section(first)[begin - first * _SECTION : end - first * _SECTION])
-    joined = np.concatenate([section(number) for number in range(first, last + 1)])
-    return cast(Array, joined[begin - first * _SECTION : end - first * _SECTION])
+        return cast(Array, section(first)[..., begin - first * SECTION : end - first * SECTION])
+    joined = np.concatenate([section(number) for number in range(first, last + 1)], axis=-1)
+    return cast(Array, joined[..., begin - first * SECTION : end - first * SECTION])
 
 
 # Memos of pure functions: a section serves many batches, and costs little more than one of its elements.
@@ -206,13 +192,13 @@ def _slice_sections(section: Callable[[int], Array], begin: int, end: int) -> Ar
 @lru_cache(maxsize=16)
 def _random_section(seed: int, section: int) -> npt.NDArray[np.float64]:
     # Where windows may begin changes with every row that comes; what is drawn does not.
-    return _read_only(Key(seed, Purpose.WINDOWS, section).uniform(_SECTION))
+    return read_only(Key(seed, Purpose.WINDOWS, section).uniform(SECTION))
 
 
 @lru_cache(maxsize=16)
 def _order_section(seed: int, epoch_start: int, epoch: int, windows: int, section: int) -> Int64s:
     order = _order(seed, epoch_start, epoch, windows)
-    return _read_only(order(np.arange(section * _SECTION, min((section + 1) * _SECTION, windows))))
+    return read_only(order(np.arange(section * SECTION, min((section + 1) * SECTION, windows))))
 
 
 @lru_cache(maxsize=4)
@@ -220,6 +206,19 @@ def _order(seed: int, epoch_start: int, epoch: int, windows: int) -> Order:
     return Order(Key(seed, Purpose.EPOCH, epoch_start, call=epoch), windows)
 
 
-def _read_only(array: Array) -> Array:
+def read_only(array: Array) -> Array:
+    """The array, which nobody can write to any more."""
     array.flags.writeable = False
     return array
+
+
+_memos: WeakKeyDictionary[Snapshot, dict[Any, Any]] = WeakKeyDictionary()
+_lock = ProcessLock()
+
+
+def remembered(snapshot: Snapshot, key: Any, compute: Callable[[], Known]) -> Known:
+    """What follows from a snapshot, computed when it is first asked for, and kept as long as that exists."""
+    with _lock:
+        known = _memos.setdefault(snapshot, {})
+    found: Known | None = known.get(key)
+    return known.setdefault(key, compute()) if found is None else found

@@ -685,7 +685,10 @@ def test_an_empty_store(make: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "pattern"),
     [
-        ({"sampling": "lats"}, r"sampling: expected one of \['random', 'last', 'sequential', 'batch'\].*found 'lats'"),
+        (
+            {"sampling": "lats"},
+            r"sampling: expected one of \['random', 'last', 'sequential', 'batch', 'blocks'\].*found 'lats'",
+        ),
         ({"sampling": None}, "sampling: expected .*found None"),
         ({"sampling": 3}, "sampling: expected .*found 3"),
         ({"sequence_length": 0}, "sequence_length: expected an integer from 1, found 0"),

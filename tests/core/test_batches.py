@@ -16,7 +16,7 @@ from mouse_core.testing import example_columns, example_store
 from tests.core.oracle import assert_same, field_arrays, last_starts, windows
 from tests.core.worlds import CUSTOM_RULES, Built, Part, World, build, parts, worlds
 
-SAMPLINGS = ("random", "last", "sequential", "batch")
+SAMPLINGS = ("random", "last", "sequential", "batch", "blocks")
 NARROWER = {"obs_continuous": "float32", "obs_image": "uint8", "time": "float64", "done": "int8"}
 
 
@@ -28,7 +28,7 @@ def expected_arrays(world: World, rows: list[dict[str, Any]], dtypes: dict[str, 
 def configurations(draw: st.DrawFn, rows: int) -> dict[str, Any]:
     length = draw(st.one_of(st.integers(1, min(rows, 12)), st.integers(1, min(rows, 200))))
     sampling = draw(st.sampled_from(SAMPLINGS))
-    most = 7 if sampling in ("random", "batch") else min(7, rows // length)
+    most = 7 if sampling in ("random", "batch", "blocks") else min(7, rows // length)
     return {
         "sequence_length": length,
         "batch_size": draw(st.integers(1, most)),

@@ -55,7 +55,7 @@ def test_the_starts_of_many_are_those_of_each(data: st.DataObject) -> None:
             np.testing.assert_array_equal(many, np.stack(each))
 
 
-@pytest.mark.parametrize("sampling", ["random", "last", "sequential", "batch"])
+@pytest.mark.parametrize("sampling", ["random", "last", "sequential", "batch", "blocks"])
 @pytest.mark.parametrize("boundary", [0, 5])
 def test_any_order_of_asking_gives_the_same(store: DatasetStore, sampling: str, boundary: int) -> None:
     options: dict[str, Any] = {"sampling": sampling, "seed": 4, "drop_last": False, "epoch_start": boundary}

@@ -133,7 +133,7 @@ def test_without_workers_there_are_no_threads() -> None:
         assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("sampling", ["random", "last", "sequential", "batch"])
+@pytest.mark.parametrize("sampling", ["random", "last", "sequential", "batch", "blocks"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_for_loop_is_an_epoch(sampling: str, workers: int) -> None:
     options: dict[str, Any] = {"sequence_length": 5, "batch_size": 3, "sampling": sampling, "drop_last": False}

@@ -23,7 +23,7 @@ from mouse_core.sampling import Column
 from mouse_core.store.derived import DerivedStore, Return
 from tests.core.oracle import assert_same, digest
 
-SAMPLINGS = ("random", "last", "sequential", "batch")
+SAMPLINGS = ("random", "last", "sequential", "batch", "blocks")
 
 
 def table(rows: int, first: int = 0) -> pa.Table:

@@ -71,7 +71,7 @@ lengths_of = st.lists(st.integers(1, 12), min_size=1, max_size=10)
     lengths=lengths_of,
     length=st.integers(1, 7),
     batch_size=st.sampled_from([1, 2, 4, 6]),
-    sampling=st.sampled_from(["random", "sequential", "batch", "last"]),
+    sampling=st.sampled_from(["random", "sequential", "batch", "blocks", "last"]),
     trajectory=st.booleans(),
     pad=st.sampled_from([True, False, 0, None]),
     kind=st.sampled_from(["rows", "table", "parts", "indices"]),

@@ -142,7 +142,7 @@ def expected_of(
     alignment=st.sampled_from(["arrived", "outgoing"]),
     steps=st.one_of(st.none(), st.integers(1, 5)),
     batch_size=st.sampled_from([1, 2, 4, 6]),
-    sampling=st.sampled_from(["random", "sequential", "batch", "last"]),
+    sampling=st.sampled_from(["random", "sequential", "batch", "blocks", "last"]),
     boundary=st.sampled_from(["stream", "episode"]),
     pad=st.sampled_from([True, False, 0, 7, -1, None]),
     windows=st.dictionaries(

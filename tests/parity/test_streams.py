@@ -38,7 +38,7 @@ from mouse_core.testing import as_arrays, example_columns, example_store, stream
 from mouse_jax import rollout_storage
 
 PACKAGES = {"numpy": mouse_core, "torch": mouse_torch, "jax": mouse_jax}
-SAMPLINGS = ("random", "last", "sequential", "batch")
+SAMPLINGS = ("random", "last", "sequential", "batch", "blocks")
 WORKERS = (0, 1, 2, 8)
 N = 10
 OPTIONS = {"sequence_length": 8, "batch_size": 8, "seed": 5}

@@ -82,7 +82,7 @@ def test_a_batch_is_a_tensordict_of_the_documented_fields(workers: int) -> None:
 @given(
     world=worlds(),
     wanted=parts(max_parts=2),
-    sampling=st.sampled_from(["random", "last", "sequential", "batch"]),
+    sampling=st.sampled_from(["random", "last", "sequential", "batch", "blocks"]),
     workers=st.sampled_from([0, 2]),
     seed=st.integers(0, 2**64 - 1),
 )

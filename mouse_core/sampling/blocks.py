@@ -1,0 +1,294 @@
+"""Windows in an order that reads long stretches: blocks of rows in random order, windows from a rotating pool of them.
+
+A window by itself is a few kilobytes here and there, and disks and networks give long stretches several times as fast.
+So a pool of blocks is read at a time, each as a whole, and batches take their windows from all of them. What it costs
+is that windows of the same block come near each other: see ``Pool.variance``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.randomness import Key, Order, Orders, Purpose
+from mouse_core.sampling.plan import Blocks
+from mouse_core.sampling.windows import (
+    SECTION,
+    cut_at_epochs,
+    read_only,
+    remembered,
+    slice_sections,
+    whole_windows,
+)
+from mouse_core.store.snapshot import Snapshot
+
+Int64s = npt.NDArray[np.int64]
+
+# What a block and the whole pool are to take, in bytes, where nobody says how many rows. Part of the random stream.
+_BLOCK_BYTES, _POOL_BYTES = 1 << 18, 1 << 28
+# Rows whose images are looked at, to know how much they take.
+_SAMPLED_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Pool:
+    """How windows that are numbered, side by side, are drawn from blocks of them.
+
+    Args:
+        windows: Windows of an epoch, W.
+        batch_size: Windows of a batch, B.
+        lanes: Blocks that are open at a time for each window of a batch.
+        block: Windows of a block.
+        window_rows: Rows of a window.
+        window_bytes: What it takes, about.
+    """
+
+    windows: int
+    batch_size: int
+    lanes: int
+    block: int
+    window_rows: int
+    window_bytes: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that are open at a time, K: a multiple of the batch size."""
+        return self.lanes * self.batch_size
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block."""
+        return self.block * self.window_rows
+
+    @property
+    def nbytes(self) -> int:
+        """What the open blocks take, in bytes, about; never more than all windows."""
+        return min(self.blocks * self.block, self.windows) * self.window_bytes
+
+    def variance(self, batches: int = 64, *, first: int | None = None, seed: int = 0) -> float:
+        """What the pool costs in randomness: how variable the mean of some batches is, over that of uniform draws.
+
+        It is the worst case: all windows of a block are alike, and blocks differ. With ``n_k`` of ``n`` windows from
+        block k of J it is ``n * (A - (1 - A) / (J - 1))``, where ``A = sum(n_k ** 2) / n ** 2``: the variance of a mean
+        of values that are drawn without repetition, over that of ``n`` that are drawn with it (Cochran, "Sampling
+        techniques", 1977, 2.8). 1 is as good as uniform, 40 as bad as a fortieth of the windows; where all windows of
+        an epoch come it is 0. Of data whose neighbouring windows are as different as others it is 1 or less anyway.
+
+        Args:
+            batches: How many follow each other.
+            first: The first of them; None: the middle of the epoch.
+            seed: Of the draws that are counted.
+        """
+        n = min(batches * self.batch_size, self.windows)
+        middle = (self.windows - n) // 2
+        begin = middle if first is None else min(first * self.batch_size, self.windows - n)
+        blocks = -(-self.windows // self.block)
+        if blocks == 1:
+            return float(n)
+        drawn = slice_sections(lambda section: _section(self, seed, 0, 0, section), begin, begin + n)
+        share = float((np.bincount(drawn[0] // self.block).astype(np.float64) ** 2).sum()) / n**2
+        return n * (share - (1 - share) / (blocks - 1))
+
+    def __str__(self) -> str:
+        return (
+            f"pool of {self.blocks:,} blocks of {self.block_rows:,} rows, {self.nbytes / 1e6:,.0f} MB; where all windows of a "
+            f"block are alike, the mean of a batch varies {self.variance(1):.1f} times as much as that of uniform "
+            f"draws, that of 64 batches {self.variance(64):.1f} times"
+        )
+
+
+@dataclass(frozen=True)
+class BlockWindows:
+    """Windows drawn from a rotating pool of shuffled blocks of rows; every window of an epoch comes once.
+
+    An epoch has the windows that lie side by side from a row on that is drawn for it: with windows of 64 steps one of
+    the first 64. Up to ``2 * S - 2`` rows at the two ends are in none of them. Batches are always full and go on where
+    the last one stopped, as those of ``CyclicWindows``.
+
+    Args:
+        sequence_length: Steps in a window, S.
+        batch_size: Windows in a batch, B; may exceed the number of windows.
+        blocks: How long blocks are, and how many make a pool.
+    """
+
+    sequence_length: int
+    batch_size: int
+    blocks: Blocks = field(default_factory=Blocks)
+
+    def batches_per_epoch(self, snapshot: Snapshot) -> int:
+        """The fewest batches in which every window occurs."""
+        return -(-self._windows(snapshot) // self.batch_size)
+
+    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+        """See ``WindowSampler.starts``."""
+        starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start)[0]
+        return starts
+
+    def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+        """See ``ManyStarts.starts_of_many``."""
+        parts = self._parts(seed, first, count, snapshot, epoch_start)
+        starts = np.concatenate([begin + drawn[_WINDOW] * self.sequence_length for _, _, begin, drawn in parts])
+        return starts.reshape(count, self.batch_size)
+
+    def starts_to_read(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
+    ) -> tuple[Int64s, Int64s]:
+        """See ``ReadsBlocks.starts_to_read``."""
+        size, pool = self.batch_size, self.pool(snapshot)
+        batches, starts = [], []
+        for epoch, number, begin, drawn in self._parts(seed, first, count, snapshot, epoch_start):
+            windows = np.arange(number, number + drawn.shape[1])
+            behind = epoch_start * size + epoch * pool.windows  # window 0 of the epoch, of all from batch 0 on
+            of_row = (windows + behind) % size
+            # Who begins in the midst of a stretch has not read it: every lane comes once in a round.
+            since = windows // pool.blocks - (begun * size - behind) // pool.blocks
+            opens = (drawn[_PLACE] == 0) | ((since >= 0) & (since <= 1))
+            (chosen,) = np.nonzero(opens & (of_row >= (rows.start or 0)) & (of_row < (rows.stop or size)))
+            sizes = drawn[_STRETCH_SIZE, chosen]
+            within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            starts.append(begin + (np.repeat(drawn[_STRETCH, chosen], sizes) + within) * self.sequence_length)
+            batches.append(np.repeat((windows[chosen] + behind) // size, sizes))
+        return np.concatenate(starts), np.concatenate(batches)
+
+    def pool(self, snapshot: Snapshot) -> Pool:
+        """The pool that windows of these rows are drawn from."""
+        rows_of = getattr(snapshot, "rows_of", snapshot)
+        return remembered(rows_of, (self, snapshot.num_rows), lambda: self._pool(snapshot, rows_of))
+
+    def _pool(self, snapshot: Snapshot, rows_of: Snapshot) -> Pool:
+        windows, size = self._windows(snapshot), self.batch_size
+        length = getattr(snapshot, "window_rows", self.sequence_length)
+        nbytes = max(1, int(length * row_bytes(rows_of)))
+        lanes = max(1, round((self.blocks.pool or _POOL_BYTES // max(_BLOCK_BYTES, nbytes)) / size))
+        rows, places = self.blocks.rows, lanes * size
+        block = min(_BLOCK_BYTES, _POOL_BYTES // places) // nbytes if rows is None else rows // length
+        return Pool(windows, size, lanes, max(1, min(block, windows // places)), length, nbytes)
+
+    def _parts(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int
+    ) -> Iterator[tuple[int, int, int, Int64s]]:
+        """The windows of some batches, by epoch: its number, that of the first in it, the row at which its window 0
+        begins, and what ``_section`` gives of them.
+        """
+        pool, length = self.pool(snapshot), self.sequence_length
+        places = min(length, snapshot.num_rows - pool.windows * length + 1)
+        begin, windows = (first - epoch_start) * self.batch_size, count * self.batch_size
+        for epoch, number, end in cut_at_epochs(begin, windows, pool.windows):
+            drawn = slice_sections(
+                lambda section, epoch=epoch: _section(pool, seed, epoch_start, epoch, section), number, end
+            )
+            yield epoch, number, int(_epoch(seed, epoch_start, epoch, pool).uniform[0] * places), drawn
+
+    def _windows(self, snapshot: Snapshot) -> int:
+        """Windows of an epoch: as many as fit wherever it begins."""
+        whole_windows(snapshot, self.sequence_length, at_least=1)
+        return max(1, (snapshot.num_rows - self.sequence_length + 1) // self.sequence_length)
+
+
+def row_bytes(snapshot: Snapshot) -> float:
+    """What a row takes, in bytes, about: by the fields' shapes, and of encoded images by some rows.
+
+    It depends on values alone and not on how they are laid out, as it decides about what is drawn.
+    """
+    types = snapshot.config.types
+    readers = {reader.spec.column: reader for reader in snapshot.readers.values()}
+    images = {name for name in readers if types[name].kind == "image"}
+    plain = readers.keys() - images
+    known = float(sum(prod(readers[name].spec.shape) * types[name].dtype.itemsize for name in plain))
+    if images:
+        rows = np.unique(np.linspace(0, snapshot.num_rows - 1, _SAMPLED_ROWS).astype(np.int64)).tolist()
+        values = [value for row in rows for column in snapshot.rows([row], images).values() for value in column]
+        known += sum(map(_encoded_bytes, values)) / len(rows)
+    return known
+
+
+def _encoded_bytes(value: Any) -> int:
+    """Bytes of an encoded image, alone or in a list of them; of one that lies in a file of its own none."""
+    if isinstance(value, dict):
+        value = value.get("bytes")
+    if isinstance(value, list):
+        return sum(map(_encoded_bytes, value))
+    return len(value) if isinstance(value, bytes) else 0
+
+
+# ---------------------------------------------------------------------- the arithmetic
+
+# What is known of each window: which it is; the first of the stretch that it is of, and how many that has; and how many
+# windows of the stretch came before.
+_WINDOW, _STRETCH, _STRETCH_SIZE, _PLACE = range(4)
+
+
+class _Epoch(NamedTuple):
+    """What is drawn for an epoch.
+
+    Attributes:
+        uniform: Where its windows begin, and where the order of its blocks, float64 ``[2]``.
+        blocks: The order of its whole blocks.
+        lanes: Of lanes, for each window of a batch in every round.
+        windows: Of windows, for each stretch.
+    """
+
+    uniform: npt.NDArray[np.float64]
+    blocks: Order
+    lanes: Orders
+    windows: Orders
+
+
+@lru_cache(maxsize=8)
+def _epoch(seed: int, epoch_start: int, epoch: int, pool: Pool) -> _Epoch:
+    key = Key(seed, Purpose.BLOCKS, epoch_start, call=4 * epoch)
+    order = Order(key.with_call(4 * epoch + 1), max(1, pool.windows // pool.block))
+    return _Epoch(key.uniform(2), order, Orders(key.with_call(4 * epoch + 2)), Orders(key.with_call(4 * epoch + 3)))
+
+
+@lru_cache(maxsize=16)
+def _section(pool: Pool, seed: int, epoch_start: int, epoch: int, section: int) -> Int64s:
+    """What is known of the windows of a section of an epoch, int64 ``[4, n]``; see ``_WINDOW``.
+
+    All blocks of the epoch one behind the other, in the order drawn, are a line of W windows. It is cut into K lanes of
+    W // K windows, or one more. A round takes one window of each lane: K windows, B at a time, of which window k of a
+    batch has the ``pool.lanes`` lanes from number ``k * pool.lanes`` on, in an order drawn for the round. A stretch is
+    what lies in one lane of one block; its windows come in an order that is drawn, and it is read as a whole.
+
+    Of 10 windows in blocks of 4 (0..3, 4..7, and the rest, 8 and 9), with batches of 2 and one lane for each, the line
+    may be 4..7, 0..3, 8, 9. The lanes are 4, 5, 6, 7, 0 and 1, 2, 3, 8, 9, in stretches of 4 and 1, and of 3 and 2.
+    With stretches in the orders 6, 4, 7, 5; 0; 2, 3, 1; 9, 8 the batches are (6, 2), (4, 3), (7, 1), (5, 9), (0, 8).
+
+    So that not all lanes open a block in the same round, each begins somewhere in its midst and ends there: with a lane
+    that begins at its third window, what comes before it comes last.
+    """
+    number = np.arange(section * SECTION, min((section + 1) * SECTION, pool.windows))
+    drawn, block, size, lanes = _epoch(seed, epoch_start, epoch, pool), pool.block, pool.batch_size, pool.lanes
+    rounds, rest = divmod(pool.windows, pool.blocks)
+    round_, turn = np.divmod(number, pool.blocks)
+    turn, row = np.divmod(turn, size)
+    # In the round that is left of an epoch so many lanes of each window of a batch have one more.
+    more = rest // size + (row < rest % size)
+    lane = drawn.lanes(round_ * size + row, np.where(round_ == rounds, more, lanes), turn)
+    length = rounds + (lane < more)
+    begin = row * (lanes * rounds + rest // size) + np.minimum(row, rest % size)
+    begin += lane * rounds + np.minimum(lane, more)
+    begin = (begin + int(drawn.uniform[1] * pool.windows)) % pool.windows
+    # The number of the round in which the lane comes to the end of a block, modulo a block's length.
+    turns = (lane * size + row) * block // pool.blocks
+    shift = (-begin - turns) % block % length
+    place = (round_ + shift) % length
+    line = (begin + place) % pool.windows
+    of_line = line // block
+    before = line - of_line * block
+    # The stretch: from where the block, the lane or its first turn begins, to where one of them ends.
+    first = np.maximum(place - before, np.where(place >= shift, shift, 0))
+    end = np.minimum(
+        place - before + np.minimum(block, pool.windows - of_line * block), np.where(place < shift, shift, length)
+    )
+    place -= first
+    whole = pool.windows // block
+    window = np.where(of_line < whole, drawn.blocks(np.minimum(of_line, whole - 1)), whole) * block + before - place
+    of_stretch = drawn.windows(line - place, end - first, place)
+    return read_only(np.stack([window + of_stretch, window, end - first, place]))
