@@ -82,8 +82,9 @@ class BatchSource:
             snapshot are; or a ``Normalizer``, whose numbers stay. Such fields come as float32 unless ``dtypes`` says
             otherwise, with the same bits in every framework. See ``statistics.Normalizer.of``.
         map: A function of one's own that is applied last, with the fields that it makes; see ``mouse_core.Map``.
-        lengths: With "random" or "blocks", how many steps windows have, such as ``range(1, 65)``: each is cut to one of these, each
-            as likely, at a place that is drawn, and has fewer where an episode ends. ``mask`` says which there are.
+        lengths: With "random" or "blocks", how many steps windows have, such as ``range(1, 65)``: each is cut to one of
+            these, each as likely, at a place that is drawn, and has fewer where an episode ends. ``mask`` says which
+            there are.
         packed: Whether windows lie one behind the other, without the steps that are not there: fields are ``[T, ...]``,
             and ``cu_seqlens``, ``position`` and ``sequence_id`` say of which window each row is. A number: as many rows
             in each batch, filled up with 0 and a ``mask``. It is done last, to what a batch is without it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -91,15 +91,16 @@ class Pool:
         blocks = -(-self.windows // self.block)
         if blocks == 1:
             return float(n)
-        drawn = slice_sections(lambda section: _section(self, seed, 0, 0, section), begin, begin + n)
+        drawn = slice_sections(partial(_section, self, seed, 0, 0), begin, begin + n)
         share = float((np.bincount(drawn[0] // self.block).astype(np.float64) ** 2).sum()) / n**2
         return n * (share - (1 - share) / (blocks - 1))
 
     def __str__(self) -> str:
+        pool = f"pool of {self.blocks:,} blocks of {self.block_rows:,} rows, {self.nbytes / 1e6:,.0f} MB"
+        one, many = (f"{self.variance(batches):.1f} times" for batches in (1, 64))
         return (
-            f"pool of {self.blocks:,} blocks of {self.block_rows:,} rows, {self.nbytes / 1e6:,.0f} MB; where all windows of a "
-            f"block are alike, the mean of a batch varies {self.variance(1):.1f} times as much as that of uniform "
-            f"draws, that of 64 batches {self.variance(64):.1f} times"
+            f"{pool}; where all windows of a block are alike, the mean of a batch varies {one} as much as that of "
+            f"uniform draws, that of 64 batches {many}"
         )
 
 
@@ -180,9 +181,7 @@ class BlockWindows:
         places = min(length, snapshot.num_rows - pool.windows * length + 1)
         begin, windows = (first - epoch_start) * self.batch_size, count * self.batch_size
         for epoch, number, end in cut_at_epochs(begin, windows, pool.windows):
-            drawn = slice_sections(
-                lambda section, epoch=epoch: _section(pool, seed, epoch_start, epoch, section), number, end
-            )
+            drawn = slice_sections(partial(_section, pool, seed, epoch_start, epoch), number, end)
             yield epoch, number, int(_epoch(seed, epoch_start, epoch, pool).uniform[0] * places), drawn
 
     def _windows(self, snapshot: Snapshot) -> int:

@@ -116,8 +116,8 @@ class EpisodeWindows:
         if not isinstance(self._order, ReadsBlocks):
             return None
         numbers = self._numbers(snapshot)
-        ranks, batches = self._order.starts_to_read(seed, first, count, numbers, epoch_start, rows=rows, begun=begun)
-        return self._starts_of(snapshot, ranks, seed, ()), batches
+        found = self._order.starts_to_read(seed, first, count, numbers, epoch_start, rows=rows, begun=begun)
+        return None if found is None else (self._starts_of(snapshot, found[0], seed, ()), found[1])
 
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
         """See ``PaddedSampler.lengths``."""

@@ -285,12 +285,14 @@ def test_windows_within_episodes_come_once_an_epoch(boundary: Any) -> None:
     begins = np.cumsum([0, *steps[:-1]])
     tiles = [begin + first for begin, count in zip(begins.tolist(), steps, strict=True) for first in range(0, count, 4)]
     source = BatchSource(store, 4, 6, sampling=Blocks(rows=12, pool=6), boundary=boundary)
-    assert source.sampler.starts_to_read(0, 0, 3, source.snapshot, 0, rows=slice(0, 6), begun=0) is not None
+    sampler: Any = source.sampler
+    assert sampler.starts_to_read(0, 0, 3, source.snapshot, 0, rows=slice(0, 6), begun=0) is not None
     assert len(source) == len(tiles) // 6 == 12
+    found: list[Any] = []
     for epoch in range(3):
         found = [source.plan(12 * epoch + index).starts for index in range(12)]
         assert sorted(np.concatenate(found).tolist()) == tiles
-    read, _ = source.sampler.starts_to_read(0, 0, 12, source.snapshot, 0, rows=slice(0, 6), begun=-100)
+    read, _ = sampler.starts_to_read(0, 0, 12, source.snapshot, 0, rows=slice(0, 6), begun=-100)
     assert sorted(read.tolist()) == tiles
     assert np.concatenate(found).tolist() != tiles
 
@@ -306,7 +308,8 @@ def test_blocks_with_other_options() -> None:
         given = {"sampling": Blocks(rows=32, pool=8), **options}
         source = BatchSource(store, 8, 4, **given)  # type: ignore[arg-type]
         assert source[3]["reward"].tolist() == BatchSource(store, 8, 4, **given)[3]["reward"].tolist()  # type: ignore[arg-type]
-        reads = source.sampler.starts_to_read(0, 0, 5, source.snapshot, 0, rows=slice(0, 4), begun=0)
+        sampler: Any = source.sampler
+        reads = sampler.starts_to_read(0, 0, 5, source.snapshot, 0, rows=slice(0, 4), begun=0)
         assert set(source.plan(0).starts.tolist()) <= set(reads[0].tolist()) or "lengths" in options
     with pytest.raises(ConfigError, match="weighting: expected 'step' with sampling 'blocks'"):
         BatchSource(store, 8, 4, "blocks", boundary="episode", weighting="trajectory")
@@ -314,7 +317,7 @@ def test_blocks_with_other_options() -> None:
         BatchSource(store, 8, 4, "block")
     for wrong in ({"rows": 0}, {"pool": 2.5}, {"rows": True}):
         with pytest.raises(ConfigError, match=f"Blocks: expected {next(iter(wrong))} as an integer from 1"):
-            Blocks(**wrong)  # type: ignore[arg-type]
+            Blocks(**wrong)
     mixed = BatchSource(Mixture({"a": store, "b": example_store(120)}, [2, 1]), 8, 6, Blocks(rows=32, pool=6))
     assert len(mixed) == -(-((300 - 7) // 8 + (120 - 7) // 8) // 6)
     first = [start for index in range(len(mixed) * 2) for start in mixed.plan(index).starts.tolist() if start < 300]
