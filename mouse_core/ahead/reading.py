@@ -58,6 +58,8 @@ class ReadAhead(Generic[BlockT]):
         backings: Where the bytes may lie.
         blocks: What the batches are planned in.
         views: How a block is copied; None: it is not.
+        opened: What is read of each batch of a block, as a block of as many, where batches are drawn from stretches of
+            rows that are read as a whole; None: what they consist of.
     """
 
     def __init__(
@@ -65,8 +67,9 @@ class ReadAhead(Generic[BlockT]):
         backings: Sequence[Backing],
         blocks: Blocks[BlockT],
         views: Callable[[BlockT], Views | None],
+        opened: Callable[[BlockT], BlockT | None] = lambda block: None,
     ) -> None:
-        self._backings, self._blocks, self._views = backings, blocks, views
+        self._backings, self._blocks, self._views, self._opened = backings, blocks, views, opened
         # Bytes by the index of batches that were asked for and not copied yet.
         self._asked: dict[int, int] = {}
         # The batch behind them: its block, and its number there.
@@ -79,6 +82,8 @@ class ReadAhead(Generic[BlockT]):
         for number, (begins, ends) in enumerate(ranges, first):
             if self._asked.pop(block.first + number * block.step, None) is None:
                 self._ask(block, number, begins, ends)
+                if self._opened(block) is not None:
+                    self._ask(block, number, *self._ranges(block, number))
         if self._lock.acquire(blocking=False):  # otherwise another thread is at it
             try:
                 self._reach(block, first + count)
@@ -112,7 +117,7 @@ class ReadAhead(Generic[BlockT]):
         self._next = block, number
 
     def _ranges(self, block: BlockT, number: int) -> tuple[Int64s, Int64s]:
-        views = self._views(block)
+        views = self._views(self._opened(block) or block)
         return (_NOTHING, _NOTHING) if views is None else views.ranges(number)
 
     def _block_behind(self, block: BlockT) -> BlockT | None:

@@ -301,7 +301,7 @@ class Pipeline:
             return None
         from mouse_core.ahead.reading import ReadAhead  # loaded where there is something to ask for
 
-        return ReadAhead(backings, self.blocks, self._byte_views)
+        return ReadAhead(backings, self.blocks, self._byte_views, self.planner.opened)
 
     def _byte_views(self, block: Block) -> ByteViews | None:
         """How to copy a block; None if nothing in it can be copied."""

@@ -47,7 +47,8 @@ _ALONE_FIRST, _MISSES_KNOWN = 2, 32
 # and, as a block may have to go for it once the bytes are used up, so many were planned alone since the last one.
 _ALONE_BETWEEN = 16
 # The kind of a block is the index at which those that follow each other began; of a run it is a number below these.
-_ALONE = -1
+# Around a block, what it opens has a number that no kind of offsets has.
+_ALONE = _OPENED = -1
 
 
 @dataclass(eq=False)
@@ -138,9 +139,8 @@ class Planner:
         """See that there are rows enough, and as many for every shard.
 
         Raises:
-            ConfigError: There are too few for a batch. Or the last batch of the first epoch, which may be short, has
-                not as many windows for every shard: some would get an empty batch, the mean of which is NaN, and the
-                mean over shards would weigh windows differently.
+            ConfigError: There are too few for a batch. Or the last batch of the first epoch, maybe a short one, has not
+                as many windows for every shard: of an empty one the mean is NaN, and means would weigh unequally.
         """
         last = self.epoch_start + self.batches_per_epoch - 1
         if self.shard[1] > 1 and self.uneven == "refuse":
@@ -172,14 +172,13 @@ class Planner:
         end = first + step * batches
         whole = self._starts_together(first, end - step + 1 - first)
         if whole is not None:
-            whole = whole[::step]
-            size = whole.shape[1]
+            whole, size = whole[::step], whole.shape[1]
             rows = np.ascontiguousarray(whole[:, slice(*self.delivered(size))])
             sizes, bounds = [size] * batches, list(range(0, rows.size + 1, rows.shape[1]))
             rows = rows.reshape(-1)
         else:
             starts = self._starts_in_parts(first, end) if step == 1 else []
-            starts = starts or [self._starts(index) for index in range(first, end, step)]
+            starts = starts or [*map(self._starts, range(first, end, step))]
             sizes = [len(part) for part in starts]
             parts = [part[slice(*self.delivered(len(part)))] for part in starts]
             bounds = [0, *np.cumsum([len(part) for part in parts]).tolist()]
@@ -193,6 +192,16 @@ class Planner:
         rows.flags.writeable = False
         return Block(first, end, step, kind, self._locate(rows, bounds, lengths), sizes, self)
 
+    def opened(self, block: Block) -> Block | None:
+        """The windows that are read when each batch of a block is, those of stretches that it opens; None: its own."""
+        read = getattr(self.sampler, "starts_to_read", None) if block.kind >= 0 else None
+        if read is not None and _OPENED not in block.around:
+            batches, rows = range(block.first, block.end, block.step), slice(*self.delivered(self.sampler.batch_size))
+            if found := read(self.seed, batches, self.snapshot, self.epoch_start, rows=rows, begun=block.kind):
+                sizes, windows = np.diff(found[1]).tolist(), self._locate(found[0], found[1].tolist(), None)
+                block.around[_OPENED] = Block(block.first, block.end, block.step, block.kind, windows, sizes, self)
+        return block.around.get(_OPENED)
+
     def _locate(self, starts: Int64s, bounds: Sequence[int] | None, lengths: Int64s | None) -> Windows:
         """See ``Snapshot.locate``; raises ConfigError if some windows are not in the snapshot."""
         length = self.sampler.sequence_length
@@ -203,24 +212,21 @@ class Planner:
             last = int(np.min(last))
             raise ConfigError(f"sampler: expected starts in 0..{last}, found {int(starts.min())}..{int(starts.max())}")
         windows = self.snapshot.locate(starts, length, bounds, lengths)
-        if not self.packed:
-            return windows
-        from mouse_core.batches._mask import PackedWindows  # loaded where batches are packed
+        if self.packed:
+            from mouse_core.batches._mask import PackedWindows  # loaded where batches are packed
 
-        return PackedWindows(windows)
+            return PackedWindows(windows)
+        return windows
 
     def _starts_together(self, first: int, batches: int) -> Int64s | None:
         """The starts of several batches, drawn by one call, int64 ``[batches, B]``; None if the sampler cannot."""
         draw = getattr(self.sampler, "starts_of_many", None)
-        if draw is None or batches == 1:
-            return None
-        starts: Int64s | None = draw(self.seed, first, batches, self.snapshot, self.epoch_start)
+        asked = self.seed, first, batches, self.snapshot, self.epoch_start
+        starts: Int64s | None = None if draw is None or batches == 1 else draw(*asked)
         return starts
 
     def _starts_in_parts(self, first: int, end: int) -> list[Int64s]:
-        """The starts of several batches, of which the last one of an epoch may be short; none if the sampler draws
-        them one by one.
-        """
+        """The starts of several batches, an epoch's last of which may be short; none if they are drawn one by one."""
         epoch = self.batches_per_epoch
         starts: list[Int64s] = []
         while first < end and epoch > 1:

@@ -138,24 +138,28 @@ class BlockWindows:
         return starts.reshape(count, self.batch_size)
 
     def starts_to_read(
-        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
+        self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
     ) -> tuple[Int64s, Int64s]:
         """See ``ReadsBlocks.starts_to_read``."""
-        size, pool = self.batch_size, self.pool(snapshot)
-        batches, starts = [], []
-        for epoch, number, begin, drawn in self._parts(seed, first, count, snapshot, epoch_start):
+        size, pool, starts = self.batch_size, self.pool(snapshot), []
+        read = np.zeros(len(batches), np.int64)
+        for epoch, number, begin, drawn in self._parts(
+            seed, batches[0], batches[-1] - batches[0] + 1, snapshot, epoch_start
+        ):
             windows = np.arange(number, number + drawn.shape[1])
             behind = epoch_start * size + epoch * pool.windows  # window 0 of the epoch, of all from batch 0 on
-            of_row = (windows + behind) % size
+            batch, row = np.divmod(windows + behind, size)
             # Who begins in the midst of a stretch has not read it: every lane comes once in a round.
             since = windows // pool.blocks - (begun * size - behind) // pool.blocks
             opens = (drawn[_PLACE] == 0) | ((since >= 0) & (since <= 1))
-            (chosen,) = np.nonzero(opens & (of_row >= (rows.start or 0)) & (of_row < (rows.stop or size)))
+            mine = (row >= (rows.start or 0)) & (row < (size if rows.stop is None else rows.stop))
+            batch -= batches.start
+            (chosen,) = np.nonzero(opens & mine & (batch % batches.step == 0))
             sizes = drawn[_STRETCH_SIZE, chosen]
             within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
             starts.append(begin + (np.repeat(drawn[_STRETCH, chosen], sizes) + within) * self.sequence_length)
-            batches.append(np.repeat((windows[chosen] + behind) // size, sizes))
-        return np.concatenate(starts), np.concatenate(batches)
+            np.add.at(read, batch[chosen] // batches.step, sizes)
+        return np.concatenate(starts), np.append(0, np.cumsum(read))
 
     def pool(self, snapshot: Snapshot) -> Pool:
         """The pool that windows of these rows are drawn from."""

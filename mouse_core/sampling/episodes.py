@@ -110,13 +110,13 @@ class EpisodeWindows:
         return self._starts_of(snapshot, ranks.reshape(-1), seed, range(first, first + count)).reshape(ranks.shape)
 
     def starts_to_read(
-        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
+        self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
     ) -> tuple[Int64s, Int64s] | None:
         """See ``ReadsBlocks.starts_to_read``; None where batches are not drawn from blocks."""
         if not isinstance(self._order, ReadsBlocks):
             return None
         numbers = self._numbers(snapshot)
-        found = self._order.starts_to_read(seed, first, count, numbers, epoch_start, rows=rows, begun=begun)
+        found = self._order.starts_to_read(seed, batches, numbers, epoch_start, rows=rows, begun=begun)
         return None if found is None else (self._starts_of(snapshot, found[0], seed, ()), found[1])
 
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:

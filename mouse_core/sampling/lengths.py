@@ -67,12 +67,12 @@ class DrawnLengths:
         return starts
 
     def starts_to_read(
-        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
+        self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
     ) -> tuple[Int64s, Int64s] | None:
         """See ``ReadsBlocks.starts_to_read``: of whole windows."""
         if not isinstance(self.sampler, ReadsBlocks):
             return None
-        return self.sampler.starts_to_read(seed, first, count, snapshot, epoch_start, rows=rows, begun=begun)
+        return self.sampler.starts_to_read(seed, batches, snapshot, epoch_start, rows=rows, begun=begun)
 
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
         """How many steps they have before they are cut; see ``PaddedSampler.lengths``."""

@@ -120,21 +120,22 @@ class ReadsBlocks(Protocol):
     """What a sampler may offer besides, whose batches take windows from stretches of rows that are read as a whole."""
 
     def starts_to_read(
-        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
+        self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-        """Which windows are read when batches ``first .. first + count - 1`` are: those of the stretches they open.
+        """Which windows are read when some batches are: those of the stretches that they open.
 
         Over the batches of an epoch these are all of its windows, each once; a batch's own are among its own and those
         of the batches before it.
 
         Args:
-            seed, first, count, snapshot, epoch_start: As of ``ManyStarts.starts_of_many``.
+            seed, snapshot, epoch_start: As of ``WindowSampler.starts``.
+            batches: Which batches.
             rows: Which windows of each batch are of interest, as a shard has them.
             begun: The first batch that anybody read: stretches that were opened before it are read when it comes.
 
         Returns:
-            Where they begin, int64 ``[n]``, and for which batch each is read first, int64 ``[n]``; None: nothing is
-            read before its batch.
+            Where they begin, int64 ``[n]``; and where among them those of each batch begin, and the end, int64
+            ``[batches + 1]``. None: nothing is read before its batch.
         """
         ...
 

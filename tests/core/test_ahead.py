@@ -17,6 +17,7 @@ from mouse_core._arrow.addresses import locate_values
 from mouse_core._arrow.column import ColumnPart
 from mouse_core._arrow.dense_copies import IRREGULAR
 from mouse_core.ahead.backing import merged
+from mouse_core.sampling import Blocks
 from mouse_core.store._segments import Segment
 from mouse_core.store.snapshot import Snapshot
 
@@ -34,13 +35,13 @@ class Elsewhere:
         self._memory[:] = GARBAGE
         self.begin, self.size = self._memory.ctypes.data, len(data)
         self.asked: list[int] = []
-        self.late, self.waits, self.bytes = 0, 0, 0
-        self._there: set[tuple[int, int]] = set()
+        self.ranges: list[tuple[int, int]] = []
+        self.waits = 0
 
     def ask(self, begins: Int64s, ends: Int64s, batch: int) -> None:
         self._check(begins, ends)
         self.asked.append(batch)
-        self._there |= set(zip(begins.tolist(), ends.tolist(), strict=True))
+        self.ranges += zip(begins.tolist(), ends.tolist(), strict=True)
 
     def wait(self, begins: Int64s, ends: Int64s) -> object:
         self._check(begins, ends)
@@ -117,6 +118,7 @@ def both() -> tuple[BackedSegment, Snapshot, Snapshot]:
         {"sequence_length": 2, "batch_size": 16, "boundary": "episode"},
         {"sequence_length": 8, "batch_size": 6, "boundary": "episode", "pad": True, "shard": (1, 2)},
         {"sequence_length": 5, "batch_size": 4, "windows": {"obs_continuous": [-2, 0, 3], "reward": range(4)}},
+        {"sequence_length": 4, "batch_size": 6, "sampling": Blocks(rows=40, pool=12), "shard": (1, 2)},
         {"sequence_length": 1200, "batch_size": 2, "fields": ["reward", "goal"]},
     ],
 )
@@ -153,6 +155,26 @@ def test_a_worker_asks_for_its_own_batches() -> None:
     for index in range(3, 250, 8):
         _ = source[index]
     assert all(index % 8 == 3 for index in segment.backing.asked)
+
+
+@pytest.mark.parametrize("boundary", ["stream", "episode"])
+def test_blocks_are_asked_for_as_a_whole(boundary: Any) -> None:
+    """Each byte of an epoch about once over all shards, in few long ranges; every one before its batch comes."""
+    read: dict[Any, list[tuple[int, int]]] = {}
+    options: dict[str, Any] = {"boundary": boundary, "fields": ["reward", "obs_continuous"]}
+    for sampling, ranks in (("batch", 1), (Blocks(rows=100, pool=8), 1), (Blocks(rows=100, pool=8), 2)):
+        read[ranks, sampling] = []
+        for rank in range(ranks):
+            segment, _, backed = both()
+            segment.backing.gap = 0
+            source = BatchSource(backed, 5, 4, sampling, shard=(rank, ranks), **options)
+            for index in range(len(source)):
+                _ = source[index]
+            read[ranks, sampling] += segment.backing.ranges
+    (whole, alone, shared) = ({"bytes": sum(e - b for b, e in some), "ranges": len(some)} for some in read.values())
+    for found in (alone, shared):
+        assert found["bytes"] < 1.15 * whole["bytes"]
+        assert found["ranges"] < whole["ranges"] / 3
 
 
 def test_what_cannot_be_had_is_an_error_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,20 +160,17 @@ def test_windows_come_as_told(shape: tuple[int, int, int, int], pool: int, seed:
         assert one.tolist() == expected[number * size : (number + 1) * size]
     # What is read, in parts as shards have them.
     some = slice(size // 3, size - size // 4)
-    starts, of_batch = (
-        sampler.starts_to_read(
-            seed, epoch_start, batches, snapshot, epoch_start, rows=some, begun=epoch_start - 10 * made.blocks
-        )
-        if batches
-        else ((), ())
-    )
-    wanted = [
-        (start, epoch_start + number // size)
-        for number, read in enumerate(reads[: batches * size])
-        if some.start <= number % size < some.stop
-        for start in read
-    ]
-    assert list(zip(map(int, starts), map(int, of_batch), strict=True)) == wanted
+    if batches:
+        asked_for = range(epoch_start, epoch_start + batches)
+        begun = epoch_start - 10 * made.blocks
+        starts, bounds = sampler.starts_to_read(seed, asked_for, snapshot, epoch_start, rows=some, begun=begun)
+        wanted = [
+            [start for read in reads[number * size : (number + 1) * size][some] for start in read]
+            for number in range(batches)
+        ]
+        assert [part.tolist() for part in np.split(starts, bounds[1:-1])] == wanted
+        starts, bounds = sampler.starts_to_read(seed, asked_for[::3], snapshot, epoch_start, rows=some, begun=begun)
+        assert [part.tolist() for part in np.split(starts, bounds[1:-1])] == wanted[::3]
 
 
 @settings(max_examples=25)
@@ -193,11 +190,12 @@ def test_whoever_goes_on_reads_what_is_open(
     for part in (slice(0, size // 2), slice(size // 2, size)):
         read: set[int] = set()
         for first in range(begun, begun + 3 * count, count):
-            starts, of_batch = sampler.starts_to_read(5, first, count, snapshot, 0, rows=part, begun=begun)
-            for index in range(first, first + count):
-                read |= set(starts[of_batch == index].tolist())
+            batches = range(first, first + count)
+            starts, bounds = sampler.starts_to_read(5, batches, snapshot, 0, rows=part, begun=begun)
+            for index, begin, end in zip(batches, bounds, bounds[1:], strict=False):
+                read |= set(starts[begin:end].tolist())
                 assert set(sampler.starts(5, index, snapshot, 0)[part].tolist()) <= read
-            assert set(of_batch.tolist()) <= set(range(first, first + count))
+            assert (bounds[0], bounds[-1]) == (0, len(starts))
 
 
 # ---------------------------------------------------------------------- how random it is
@@ -286,13 +284,13 @@ def test_windows_within_episodes_come_once_an_epoch(boundary: Any) -> None:
     tiles = [begin + first for begin, count in zip(begins.tolist(), steps, strict=True) for first in range(0, count, 4)]
     source = BatchSource(store, 4, 6, sampling=Blocks(rows=12, pool=6), boundary=boundary)
     sampler: Any = source.sampler
-    assert sampler.starts_to_read(0, 0, 3, source.snapshot, 0, rows=slice(0, 6), begun=0) is not None
+    assert sampler.starts_to_read(0, range(3), source.snapshot, 0, rows=slice(0, 6), begun=0) is not None
     assert len(source) == len(tiles) // 6 == 12
     found: list[Any] = []
     for epoch in range(3):
         found = [source.plan(12 * epoch + index).starts for index in range(12)]
         assert sorted(np.concatenate(found).tolist()) == tiles
-    read, _ = sampler.starts_to_read(0, 0, 12, source.snapshot, 0, rows=slice(0, 6), begun=-100)
+    read, _ = sampler.starts_to_read(0, range(12), source.snapshot, 0, rows=slice(0, 6), begun=-100)
     assert sorted(read.tolist()) == tiles
     assert np.concatenate(found).tolist() != tiles
 
@@ -309,7 +307,7 @@ def test_blocks_with_other_options() -> None:
         source = BatchSource(store, 8, 4, **given)  # type: ignore[arg-type]
         assert source[3]["reward"].tolist() == BatchSource(store, 8, 4, **given)[3]["reward"].tolist()  # type: ignore[arg-type]
         sampler: Any = source.sampler
-        reads = sampler.starts_to_read(0, 0, 5, source.snapshot, 0, rows=slice(0, 4), begun=0)
+        reads = sampler.starts_to_read(0, range(5), source.snapshot, 0, rows=slice(0, 4), begun=0)
         assert set(source.plan(0).starts.tolist()) <= set(reads[0].tolist()) or "lengths" in options
     with pytest.raises(ConfigError, match="weighting: expected 'step' with sampling 'blocks'"):
         BatchSource(store, 8, 4, "blocks", boundary="episode", weighting="trajectory")
