@@ -5,6 +5,7 @@ No framework is imported here. One that the program has imported, and told of th
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from collections.abc import Callable
@@ -17,6 +18,14 @@ __all__ = ["Board", "Ranks", "Shard", "Uneven", "find_ranks"]
 
 # What a variable of each kind is called by torchrun, and by whoever starts processes as it does.
 _RANK, _COUNT = "RANK", "WORLD_SIZE"
+
+# What gives every process its part of what it finds in a dataset or a loader, by module.
+_SHARDING = {
+    "torch.utils.data.distributed": ("DistributedSampler",),
+    "accelerate.data_loader": ("BatchSamplerShard", "IterableDatasetShard", "DataLoaderDispatcher"),
+    "transformers.trainer_pt_utils": ("IterableDatasetShard", "ShardSampler", "DistributedLengthGroupedSampler"),
+    "datasets.iterable_dataset": ("StepExamplesIterable",),
+}
 
 
 class Board(Protocol):
@@ -98,6 +107,68 @@ def find_ranks(first: str = "torch") -> Ranks:
         if found is not None:
             return found
     return Ranks(0, 1, "a single process")
+
+
+def ranks_of(shard: Any) -> Ranks | None:
+    """Who a shard is of: found, where it is "auto"; None where it is a pair of numbers."""
+    if isinstance(shard, tuple | list):
+        return None
+    if isinstance(shard, str) and shard == "auto":
+        return find_ranks()
+    return shard if isinstance(shard, Ranks) else None
+
+
+def check_shard(shard: Any, batch_size: int, uneven: Uneven) -> tuple[int, int]:
+    """``shard`` if it is a pair that divides a batch, or need not, else ConfigError."""
+    if uneven not in ("refuse", "pad"):
+        raise ConfigError(f"uneven: expected 'refuse' or 'pad', found {uneven!r}")
+    try:
+        rank, count = (operator.index(part) for part in shard)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"shard: expected (rank, count), found {shard!r}; 'auto' finds it") from error
+    if not 0 <= rank < count:
+        raise ConfigError(f"shard: expected 0 <= rank < count, found {(rank, count)}")
+    if batch_size % count and uneven == "refuse":
+        raise ConfigError(
+            f"shard: expected a count that divides batch_size {batch_size}, found {count}; uneven='pad' takes any"
+        )
+    return rank, count
+
+
+def check_even(shard: tuple[int, int], uneven: Uneven, index: int, size: int) -> None:
+    """Raise ConfigError unless the shards divide batch ``index`` of ``size`` windows evenly, or need not."""
+    count = shard[1]
+    if size % count and uneven == "refuse":
+        raise ConfigError(
+            f"shard: expected batches that {count} shards divide evenly, found batch {index} with {size} windows; "
+            "leave the rest of an epoch out with drop_last=True, choose a batch_size and a count that divide it, "
+            "or mask what is missing with uneven='pad'"
+        )
+
+
+def check_sharded_once(shard: tuple[int, int]) -> None:
+    """See that nobody who asks on behalf of several processes shards again what is a shard.
+
+    Fabric replaces the sampler of a DataLoader by one that gives each process every ``count``-th index; Accelerate does
+    the like, or hands out parts of what the first process reads. Of a shard's batches, a part of the data is then never
+    seen. No index tells; whoever does it asks for the length first, so what stands on the stack is looked at.
+
+    Raises:
+        ConfigError: Somebody does.
+    """
+    frame = sys._getframe(1) if shard[1] > 1 else None
+    while frame is not None:
+        names = _SHARDING.get(frame.f_globals.get("__name__", ""), ())
+        kind = frame.f_code.co_qualname.partition(".")[0]
+        if kind in names:
+            raise ConfigError(
+                f"shard: expected a source that is sharded once, found shard {shard} below a {kind}, which gives each "
+                "process a part of it again, so that most data would never be seen; leave shard out, or keep the "
+                "other from sharding: trainers take a mouse_torch.DataLoader as it is (else Fabric: "
+                "setup_dataloaders(..., use_distributed_sampler=False), Lightning: "
+                "Trainer(use_distributed_sampler=False))"
+            )
+        frame = frame.f_back
 
 
 def _torch() -> Ranks | None:

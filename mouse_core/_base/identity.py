@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -90,3 +91,8 @@ def _canonical(value: Any, where: str, wanted: str) -> str:
 def _has_repr(value: object) -> bool:
     own: Any = type(value).__repr__
     return own is not object.__repr__
+
+
+def fingerprint_of(identity: Sequence[Any]) -> str:
+    """The fingerprint of a source that has this identity."""
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,14 +31,6 @@ class _Identified(Protocol):
     @property
     def identity(self) -> list[Any]: ...
 
-
-# What gives every process its part of what it finds in a dataset or a loader, by module.
-_SHARDING = {
-    "torch.utils.data.distributed": ("DistributedSampler",),
-    "accelerate.data_loader": ("BatchSamplerShard", "IterableDatasetShard", "DataLoaderDispatcher"),
-    "transformers.trainer_pt_utils": ("IterableDatasetShard", "ShardSampler", "DistributedLengthGroupedSampler"),
-    "datasets.iterable_dataset": ("StepExamplesIterable",),
-}
 
 # Windows that are located together take about so many bytes.
 _PLANNED_BYTES = 11 << 18
@@ -158,43 +148,20 @@ def _check_parts(snapshot: Snapshot, reader: FieldReader, option: str) -> None:
         )
 
 
-def ranks_of(shard: Any) -> Ranks | None:
-    """Who a shard is of: found, where it is "auto"; None where it is a pair of numbers."""
-    if isinstance(shard, tuple | list):
-        return None
-    from mouse_core.ranks import Ranks, find_ranks  # loaded where processes are to be found
+def ranks_and_shard(shard: Any, batch_size: int, uneven: Uneven) -> tuple[Ranks | None, tuple[int, int]]:
+    """Who a shard is of, where that was found, and the shard as a pair of numbers; see ``ranks.check_shard``."""
+    from mouse_core.ranks import check_shard, ranks_of  # loaded where there is a source
 
-    if isinstance(shard, str) and shard == "auto":
-        return find_ranks()
-    return shard if isinstance(shard, Ranks) else None
+    ranks = ranks_of(shard)
+    return ranks, check_shard(shard if ranks is None else ranks.shard, batch_size, uneven)
 
 
-def check_shard(shard: Any, batch_size: int, uneven: Uneven) -> tuple[int, int]:
-    """``shard`` if it is a pair that divides a batch, or need not, else ConfigError."""
-    if uneven not in ("refuse", "pad"):
-        raise ConfigError(f"uneven: expected 'refuse' or 'pad', found {uneven!r}")
-    try:
-        rank, count = (operator.index(part) for part in shard)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"shard: expected (rank, count), found {shard!r}; 'auto' finds it") from error
-    if not 0 <= rank < count:
-        raise ConfigError(f"shard: expected 0 <= rank < count, found {(rank, count)}")
-    if batch_size % count and uneven == "refuse":
-        raise ConfigError(
-            f"shard: expected a count that divides batch_size {batch_size}, found {count}; uneven='pad' takes any"
-        )
-    return rank, count
+def check_sharded_once(shard: tuple[int, int]) -> None:
+    """See that nobody shards again what is a shard; see ``ranks.check_sharded_once``."""
+    if shard[1] > 1:
+        from mouse_core.ranks import check_sharded_once  # loaded where there are others
 
-
-def check_even(shard: tuple[int, int], uneven: Uneven, index: int, size: int) -> None:
-    """Raise ConfigError unless the shards divide batch ``index`` of ``size`` windows evenly, or need not."""
-    count = shard[1]
-    if size % count and uneven == "refuse":
-        raise ConfigError(
-            f"shard: expected batches that {count} shards divide evenly, found batch {index} with {size} windows; "
-            "leave the rest of an epoch out with drop_last=True, choose a batch_size and a count that divide it, "
-            "or mask what is missing with uneven='pad'"
-        )
+        check_sharded_once(shard)
 
 
 def before_cutting(
@@ -260,31 +227,6 @@ def axes_of(source: Any, batch: int | Plan, packing: Packing | None) -> dict[str
     lengths = lengths_of(source.shard, batch)
     rows = packing.rows(lengths)
     return {name: (len(lengths) + 1 if one.per_sequence else rows,) for name, one in source.spec.items()}
-
-
-def check_sharded_once(shard: tuple[int, int]) -> None:
-    """See that nobody who asks on behalf of several processes shards again what is a shard.
-
-    Fabric replaces the sampler of a DataLoader by one that gives each process every ``count``-th index; Accelerate does
-    the like, or hands out parts of what the first process reads. Of a shard's batches, a part of the data is then never
-    seen. No index tells; whoever does it asks for the length first, so what stands on the stack is looked at.
-
-    Raises:
-        ConfigError: Somebody does.
-    """
-    frame = sys._getframe(1) if shard[1] > 1 else None
-    while frame is not None:
-        names = _SHARDING.get(frame.f_globals.get("__name__", ""), ())
-        kind = frame.f_code.co_qualname.partition(".")[0]
-        if kind in names:
-            raise ConfigError(
-                f"shard: expected a source that is sharded once, found shard {shard} below a {kind}, which gives each "
-                "process a part of it again, so that most data would never be seen; leave shard out, or keep the "
-                "other from sharding: trainers take a mouse_torch.DataLoader as it is (else Fabric: "
-                "setup_dataloaders(..., use_distributed_sampler=False), Lightning: "
-                "Trainer(use_distributed_sampler=False))"
-            )
-        frame = frame.f_back
 
 
 def warn_of_collation(indices: Sequence[int]) -> None:

@@ -16,9 +16,8 @@ import numpy.typing as npt
 from mouse_core._arrow.windows import Windows, WindowsPart
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
-from mouse_core.batches._options import check_even
 from mouse_core.errors import ConfigError
-from mouse_core.sampling.plan import PaddedSampler, Plan, WindowSampler
+from mouse_core.sampling.plan import PaddedSampler, Plan, WindowSampler, checked_starts
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -144,7 +143,14 @@ class Planner:
         """
         last = self.epoch_start + self.batches_per_epoch - 1
         if self.shard[1] > 1 and self.uneven == "refuse":
-            check_even(self.shard, self.uneven, last, len(self._starts(last)))
+            self._check_even([len(self._starts(last))], last, 1)
+
+    def _check_even(self, sizes: Sequence[int], first: int, step: int) -> None:
+        if self.shard[1] > 1:
+            from mouse_core.ranks import check_even  # loaded where there are others
+
+            for number, size in enumerate(sizes):
+                check_even(self.shard, self.uneven, first + number * step, size)
 
     def own(self, size: int) -> tuple[int, int]:
         """Which windows of a whole batch of ``size`` this shard has: the first, and the one behind its last.
@@ -183,8 +189,7 @@ class Planner:
             parts = [part[slice(*self.delivered(len(part)))] for part in starts]
             bounds = [0, *np.cumsum([len(part) for part in parts]).tolist()]
             rows = np.concatenate(parts)
-        for number, size in enumerate(sizes if self.shard[1] > 1 else ()):
-            check_even(self.shard, self.uneven, first + number * step, size)
+        self._check_even(sizes, first, step)
         lengths = None
         if (cut := getattr(self.sampler, "cut_many", None)) is not None:
             own = [slice(*self.delivered(size)) for size in sizes]
@@ -244,13 +249,7 @@ class Planner:
         return starts
 
     def _starts(self, index: int) -> Int64s:
-        starts = np.asarray(self.sampler.starts(self.seed, index, self.snapshot, self.epoch_start))
-        if starts.ndim != 1 or starts.dtype.kind not in "iu" or not 1 <= len(starts) <= self.sampler.batch_size:
-            raise ConfigError(
-                f"sampler: expected 1..{self.sampler.batch_size} starts as integers [b] for batch {index}, "
-                f"found {starts.dtype} {list(starts.shape)}"
-            )
-        return starts.astype(np.int64, copy=False)
+        return checked_starts(self.sampler, self.seed, index, self.snapshot, self.epoch_start)
 
 
 class Blocks:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -159,12 +157,12 @@ class BatchSource:
             from mouse_core.batches._by_field import readers_around
 
             readers = readers_around(readers, around)
-        ranks = asked.ranks_of(shard)
+        ranks, own_shard = asked.ranks_and_shard(shard, sampler.batch_size, uneven)
         planner = Planner(
             sampler,
             snapshot,
             seed=check_seed(seed),
-            shard=asked.check_shard(shard if ranks is None else ranks.shard, sampler.batch_size, uneven),
+            shard=own_shard,
             epoch_start=check_count("epoch_start", epoch_start, lowest=0),
             windows=asked.planned_windows(
                 readers, sampler.sequence_length, 0 if around is None else around.runs * sampler.sequence_length
@@ -228,7 +226,9 @@ class BatchSource:
     @property
     def fingerprint(self) -> str:
         """A digest of the data and of all that decides about a batch, but for the seed and the delivered dtypes."""
-        return hashlib.sha256(json.dumps(self.identity).encode()).hexdigest()[:32]
+        from mouse_core._base.identity import fingerprint_of  # loaded where it is asked for
+
+        return fingerprint_of(self.identity)
 
     @property
     def identity(self) -> list[Any]:

@@ -28,6 +28,9 @@ _KEPT = 4
 class MixtureSource:
     """Batches of several sources as one: every batch takes whole windows of each, as many as its share says.
 
+    Members have whole batches; a loader's ``shard`` cuts those of the mixture, which are then the same however many
+    processes there are.
+
     It is for sources of one's own, and for stores that are drawn from in different ways. Stores that are drawn from
     alike are mixed by ``Mixture``, with one copy less. A member's windows come in the order of its batches, without a
     gap, and counts are as exact as a ``Mixture``'s. Replay buffers change with what was drawn from them: these are
@@ -171,6 +174,11 @@ def _restored(members: Mapping[str, Source], mix: Mix, size: int | None) -> Mixt
 def _checked(name: str, source: Any) -> Source:
     if hasattr(source, "update_priority"):
         raise ConfigError(f"mixture: expected sources, found a buffer {name!r}; a ReplayBufferEnsemble mixes those")
+    if (shard := getattr(source, "shard", (0, 1))) != (0, 1):
+        raise ConfigError(
+            f"mixture: expected members with whole batches, found shard {shard} of member {name!r}; give the loader of "
+            "the mixture its shard, or the batches would be others for another number of processes"
+        )
     try:
         return checked_source(source)
     except ConfigError as error:

@@ -11,6 +11,7 @@ from mouse_core.batches.source import BatchSource
 from mouse_core.digest import StreamDigest
 from mouse_core.digest.values import host_array
 from mouse_core.prefetch.prefetcher import Staged
+from mouse_core.prefetch.source import ShardSource
 from mouse_core.sampling.plan import MASK, PACKED, PaddedSampler
 from mouse_core.spec import Spec
 
@@ -68,6 +69,8 @@ def _of_packed(index: int, batch: Any, rows: int | range) -> StreamDigest:
 
 def _rows(source: Any, index: int) -> int | range:
     """Which rows of the whole batch those of a source are, but for one that is padded: another shard has that, too."""
+    if isinstance(source, ShardSource):
+        return source.own_rows(index)
     if not isinstance(source, BatchSource) or source.shard == (0, 1):
         return 0
     plan, (rank, count) = source.plan(index), source.shard
@@ -79,6 +82,8 @@ def _masks_shares_only(source: Any) -> bool:
 
     Of windows that count it says nothing, and a stream that is shared evenly, or not at all, has none.
     """
+    if isinstance(source, ShardSource):
+        return source.masks_shares_only
     if not isinstance(source, BatchSource):
         return False
     has_missing_steps = isinstance(source.sampler, PaddedSampler) and source.spec.batch_dims == 2

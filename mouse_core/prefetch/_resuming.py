@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mouse_core._base.checks import state_number
+from mouse_core._base.identity import fingerprint_of
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import StateError
 from mouse_core.sampling.plan import MASK
@@ -96,7 +97,7 @@ def dropped_of(store: Any) -> str:
 
 def check_source(source: BatchSource, state: Mapping[str, Any], remark: str = "") -> None:
     """Raise StateError, which says what differs, unless a state is of this source; ``remark`` ends the message."""
-    if source.fingerprint == state["fingerprint"]:
+    if state["fingerprint"] in (source.fingerprint, *_packed_otherwise(source, state)):
         return
     try:
         found = json.loads(state.get(_CONFIGURATION, "{}"))
@@ -109,6 +110,28 @@ def check_source(source: BatchSource, state: Mapping[str, Any], remark: str = ""
         f"state: expected the fingerprint {source.fingerprint} of this dataset and configuration (rows, "
         f"fields, sampling, sequence_length, batch_size, augmentation), found {state['fingerprint']!r:.80}{remark}"
     )
+
+
+def _packed_otherwise(source: BatchSource, state: Mapping[str, Any]) -> list[str]:
+    """Fingerprints of the same stream packed for another number of shards; none where windows are not packed.
+
+    Fewer shards have more windows each, so how many rows a batch is filled up to goes with their number; and where
+    these may be uneven a mask is read, of which a packed batch shows nothing.
+    """
+    data, sampler, fields, *stages = source.identity
+    if not stages or stages[-1][0] != "packed":
+        return []
+    try:
+        said = json.loads(state.get(_CONFIGURATION, "{}"))["packed"]
+    except (TypeError, ValueError, KeyError):
+        said = ""
+    capacities = {stages[-1][1], *([int(said)] if said.isdecimal() else []), *([None] if said == "True" else [])}
+    unmasked = [field for field in fields if field != [MASK]]
+    return [
+        fingerprint_of([data, sampler, read, *stages[:-1], ["packed", capacity]])
+        for capacity in capacities
+        for read in (unmasked, [*unmasked, [MASK]])
+    ]
 
 
 def _configuration(source: BatchSource) -> dict[str, Any]:

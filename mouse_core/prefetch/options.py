@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError
-from mouse_core.prefetch.source import RecastSource, Source, checked_source
+from mouse_core.prefetch.source import RecastSource, ShardSource, Source, checked_source
 from mouse_core.sampling.episodes import Boundary, Weighting
 from mouse_core.sampling.plan import Sampling
 from mouse_core.spec import check_count
@@ -78,10 +78,7 @@ class LoaderOptions:
                 _warn_of_others(size)
             return BatchSource(store, **{**self._of_batches(), "batch_size": size}, replace_dtypes=replace_dtypes)
         if isinstance(store, Source):
-            self._refuse("a source, which gives its batches as they are", "batch_size")
-            if isinstance(store, BatchSource):
-                return store.with_options(replace_dtypes=replace_dtypes) if replace_dtypes else store
-            return RecastSource(checked_source(store), replace_dtypes) if replace_dtypes else checked_source(store)
+            return self._of_source(store, replace_dtypes)
         # Loaded only where there may be one.
         from mouse_core.replay.base import BaseBuffer
         from mouse_core.replay.source import BufferSource
@@ -91,15 +88,32 @@ class LoaderOptions:
         self._refuse("a replay buffer, which has a sampler, a seed and transforms of its own")
         return BufferSource(store, self.batch_size, check_count("prefetch", self.prefetch, lowest=1))
 
+    def _of_source(self, source: Any, replace_dtypes: Mapping[Any, npt.DTypeLike]) -> Any:
+        """A source in other dtypes, or one shard's rows of it, where that is asked for."""
+        self._refuse("a source, which gives its batches as they are", "batch_size", but=("shard", "uneven"))
+        options: dict[str, Any] = {}
+        if self.shard not in (None, _WHOLE) or self.uneven != "refuse":
+            if self.sharding is not None:
+                raise ConfigError(f"shard, uneven: expected none with a sharding of a source, found {self.shard!r}")
+            options["shard"] = _WHOLE if self.shard is None else self.shard
+            options |= {} if self.uneven == "refuse" else {"uneven": self.uneven}
+        if isinstance(source, BatchSource):
+            if options and source.shard != _WHOLE:
+                raise ConfigError(f"shard: expected a source that is sharded once, found shard {source.shard} of it")
+            options |= {"replace_dtypes": replace_dtypes} if replace_dtypes else {}
+            return source.with_options(**options) if options else source
+        made = RecastSource(checked_source(source), replace_dtypes) if replace_dtypes else checked_source(source)
+        return ShardSource(made, **options) if options else made
+
     def _of_batches(self) -> dict[str, Any]:
         given = {option.name: getattr(self, option.name) for option in fields(self) if option.name not in _DELIVERING}
         return {**given, "shard": _WHOLE if self.shard is None else self.shard}
 
-    def _refuse(self, what: str, *also: str) -> None:
-        """Raise ConfigError where an option is given that decides about batches."""
+    def _refuse(self, what: str, *also: str, but: Sequence[str] = ()) -> None:
+        """Raise ConfigError where an option is given that decides about batches, ``but`` those."""
         defaults = {**{option.name: option.default for option in fields(self)}, "shard": _WHOLE}
         for name, value in self._of_batches().items():
-            if (name != "batch_size" or name in also) and value not in (defaults[name], None):
+            if name not in but and (name != "batch_size" or name in also) and value not in (defaults[name], None):
                 raise ConfigError(f"{name}: expected none for {what}, found {value!r}")
 
 

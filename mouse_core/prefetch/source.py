@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.locks import ProcessLock
 from mouse_core.dtypes import RowError, convert
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.spec import Spec, replaced_by
+from mouse_core.sampling.plan import MASK
+from mouse_core.spec import FieldSpec, Spec, replaced_by
+
+if TYPE_CHECKING:
+    from mouse_core.ranks import Shard, Uneven
+
+# Of so many batches it is kept how many windows they had.
+_SIZES_KEPT = 256
 
 
 @runtime_checkable
@@ -93,6 +102,95 @@ class RecastSource:
 
     def __repr__(self) -> str:
         return repr(self._source)
+
+
+class ShardSource:
+    """One shard's rows of the batches of a source that knows of no shards: whole ones are made, and cut.
+
+    Args:
+        source: Whole batches, ``[B, ...]`` in every field.
+        shard: Whose rows; see ``BatchSource``.
+        uneven: What becomes of batches that shards do not divide evenly; see ``BatchSource``.
+
+    Raises:
+        ConfigError: A shard that is none, a source that is a shard already, or one whose windows are packed.
+    """
+
+    def __init__(self, source: Source, shard: Shard, uneven: Uneven = "refuse") -> None:
+        from mouse_core.ranks import check_shard, ranks_of  # loaded where there are others
+
+        spec, cut = source.spec, getattr(source, "shard", (0, 1))
+        if cut != (0, 1):
+            raise ConfigError(f"shard: expected a source that is sharded once, found shard {cut} of {source!r:.80}")
+        if spec.is_packed:
+            raise ConfigError("shard: expected windows of as many rows each, found a source of packed ones")
+        self.ranks, self.uneven = ranks_of(shard), uneven
+        chosen = shard if self.ranks is None else self.ranks.shard
+        self.shard = check_shard(chosen, 0, uneven)  # batches may be of any size
+        self.masks_shares_only = uneven == "pad" and MASK not in spec
+        masks = {MASK: FieldSpec(MASK, np.dtype(np.bool_), ())} if self.masks_shares_only else {}
+        self.spec = Spec({**spec, **masks}, spec.alignment, spec.batch_dims)
+        self._source = source
+        self._sizes: OrderedDict[int, int] = OrderedDict()
+        self._lock = ProcessLock()
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the source: whose rows these are is no part of it."""
+        return self._source.fingerprint
+
+    def __len__(self) -> int:
+        from mouse_core.ranks import check_sharded_once
+
+        check_sharded_once(self.shard)
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Any:
+        """This shard's rows of batch ``index``; ConfigError where shards do not divide it and nobody has said how."""
+        whole = self._source[index]
+        views = whole if isinstance(whole, tuple) else (whole,)
+        size = len(next(iter(views[0].values())))
+        if size % self.shard[1]:
+            from mouse_core.ranks import check_even
+
+            check_even(self.shard, self.uneven, index, size)
+        with self._lock:
+            self._sizes[index] = size
+            if len(self._sizes) > _SIZES_KEPT:
+                self._sizes.popitem(last=False)
+        cut = tuple(self._cut(view, size) for view in views)
+        return cut if isinstance(whole, tuple) else cut[0]
+
+    def own_rows(self, index: int) -> range:
+        """Which rows of whole batch ``index`` are this shard's, without the one that fills it up."""
+        with self._lock:
+            size = self._sizes.get(index)
+        if size is None:
+            whole = self._source[index]
+            size = len(next(iter((whole[0] if isinstance(whole, tuple) else whole).values())))
+        return self._own(size)
+
+    def _own(self, size: int) -> range:
+        rank, count = self.shard
+        return range(size * rank // count, size * (rank + 1) // count)
+
+    def _cut(self, view: Mapping[str, npt.NDArray[Any]], size: int) -> dict[str, npt.NDArray[Any]]:
+        """A view's rows, in memory of their own: of 8 windows three shards get 0..1, 2..4 and 5..7.
+
+        Of "pad" each gets 3: the first one 0..2, of which 2 is masked.
+        """
+        own = self._own(size)
+        end = own.start - -size // self.shard[1] if self.uneven == "pad" else own.stop
+        batch = {name: np.array(values[own.start : end]) for name, values in view.items()}
+        if self.masks_shares_only:
+            steps = next(iter(view.values())).shape[1 : self.spec.batch_dims]
+            batch[MASK] = np.ones((end - own.start, *steps), np.bool_)
+        if self.uneven == "pad":
+            batch[MASK][len(own) :] = 0
+        return batch
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._source!r}, shard={self.shard})"
 
 
 def checked_source(source: Any) -> Source:

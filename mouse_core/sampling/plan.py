@@ -176,3 +176,16 @@ class CutWindows(Protocol):
             snapshot: The rows.
         """
         ...
+
+
+def checked_starts(
+    sampler: WindowSampler, seed: int, index: int, snapshot: Snapshot, epoch_start: int
+) -> npt.NDArray[np.int64]:
+    """The starts of whole batch ``index``, int64 ``[b]``; ConfigError where a sampler gives something else."""
+    starts = np.asarray(sampler.starts(seed, index, snapshot, epoch_start))
+    if starts.ndim != 1 or starts.dtype.kind not in "iu" or not 1 <= len(starts) <= sampler.batch_size:
+        raise ConfigError(
+            f"sampler: expected 1..{sampler.batch_size} starts as integers [b] for batch {index}, "
+            f"found {starts.dtype} {list(starts.shape)}"
+        )
+    return starts.astype(np.int64, copy=False)

@@ -158,20 +158,6 @@ class AdapterConformance(InArrays):
             for loader in loaders:
                 loader.close()
 
-    def test_shards_that_do_not_divide_a_batch_are_padded(self) -> None:
-        """All have as many windows, and those that ``mask`` says are there are the whole batch."""
-        store = example_store()
-        loaders = [self._loader(store, shard=(rank, 3), uneven="pad") for rank in range(3)]
-        for index in range(5):
-            parts = [self._arrays(loader.next_batch()) for loader in loaders]
-            there = [np.asarray(part["mask"].any(axis=1)) for part in parts]
-            assert [len(rows) for rows in there] == [2, 2, 2], f"expected 2 windows each, found {there}"
-            for name, values in self._source(store)[index].items():
-                own = [part[name][rows] for part, rows in zip(parts, there, strict=True)]
-                np.testing.assert_array_equal(np.concatenate(own), values, name)
-        for loader in loaders:
-            loader.close()
-
     def test_views_come_as_a_tuple(self) -> None:
         """Views of one batch are batches of their own."""
         with self._loader(example_store(), views=2, num_workers=1) as loader:
@@ -242,6 +228,25 @@ class AdapterConformance(InArrays):
                     loader.next_batch()
                     loader.load_state_dict(core.state_dict())
                     self._same(loader, (self._arrays(first.next_batch()) for _ in range(5)), 5)
+
+    def test_other_numbers_of_processes_go_on_with_the_stream(self) -> None:
+        """Stopped with 4, on with 3, of which some are filled up, and with 1; within an epoch and over its end."""
+        store, state = example_store(), None
+        options = {"sampling": "sequential", "drop_last": False, "batch_size": 8}
+        for count, begin, end in ((4, 0, 2), (3, 2, 6), (1, 6, 8)):
+            loaders = [self._loader(store, shard=(rank, count), uneven="pad", **options) for rank in range(count)]
+            for loader in loaders if state else ():
+                loader.load_state_dict(state)
+            for index in range(begin, end):
+                parts = list(map(self._arrays, (loader.next_batch() for loader in loaders)))
+                there = np.stack([part["mask"].any(axis=1) for part in parts])  # of as many windows each
+                for name, values in self._source(store, **options)[index].items():
+                    own = [part[name][rows] for part, rows in zip(parts, there, strict=True)]
+                    np.testing.assert_array_equal(np.concatenate(own), values, f"{name} of batch {index}")
+            state = loaders[0].state_dict()
+            for loader in loaders:
+                assert loader.state_dict() == state, f"expected the same state of all {count} processes"
+                loader.close()
 
     def test_a_state_of_something_else_is_refused(self) -> None:
         """And the loader goes on as if nothing had been asked."""

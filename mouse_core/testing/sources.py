@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import StateError
+from mouse_core.errors import ConfigError, StateError
 from mouse_core.prefetch.batchifier import PrefetchBatchifier
 from mouse_core.prefetch.source import Source
 from mouse_core.spec import Spec
@@ -122,6 +122,32 @@ class SourceConformance:
                     "expected the batch behind the last delivered"
                 )
                 refused(StateError, partial(loader.load_state_dict, {**state, "fingerprint": "another"}))
+
+    def test_other_numbers_of_processes_go_on_with_it(self) -> None:
+        """Stopped with 3 processes, gone on with 1, then with 4: together they have the rows of the whole batches."""
+        source = self.make()
+        if source.spec.is_packed:
+            refused(ConfigError, lambda: PrefetchBatchifier(source, shard=(0, 2)))
+            return
+        state: Any = None
+        for begin, end, count in ((0, 2, 3), (2, 3, 1), (3, 5, 4)):
+            loaders = [PrefetchBatchifier(self.make(), shard=(rank, count), uneven="pad") for rank in range(count)]
+            for loader in loaders if state else ():
+                loader.load_state_dict(state)
+            for number in range(begin, end):
+                whole, parts = _views(source[number]), [_views(loader.next_batch()) for loader in loaders]
+                for view, expected in enumerate(whole):
+                    size = len(next(iter(expected.values())))
+                    own = [size * (rank + 1) // count - size * rank // count for rank in range(count)]
+                    for name, values in expected.items():
+                        found = [part[view][name][:rows] for part, rows in zip(parts, own, strict=True)]
+                        together = np.concatenate(found)
+                        np.testing.assert_array_equal(together, values, f"{name} of batch {number} in {count}")
+            states = [loader.state_dict() for loader in loaders]
+            state = states[0]
+            assert states == [state] * count, f"expected the same state of all {count} processes, found {states}"
+            for loader in loaders:
+                loader.close()
 
 
 def _views(batch: Any) -> tuple[dict[str, npt.NDArray[Any]], ...]:

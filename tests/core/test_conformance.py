@@ -149,7 +149,7 @@ class LeavesAThread(PrefetchBatchifier):
         (AnotherArgument, "test_it_takes_the_arguments_of_the_core"),
         (AnotherByte, "test_batches_are_those_of_the_core"),
         (AnotherByte, "test_shards_put_together_are_the_whole"),
-        (AnotherByte, "test_shards_that_do_not_divide_a_batch_are_padded"),
+        (AnotherByte, "test_other_numbers_of_processes_go_on_with_the_stream"),
         (AnotherByte, "test_a_batch_never_changes"),
         (AnotherByte, "test_a_source_of_ones_own"),
         (AnotherByte, "test_fields_at_offsets_of_an_anchor"),

@@ -1,0 +1,153 @@
+"""Runs that stop with some processes and go on with others: one stream of whole batches, whatever their number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import AugmentTokensConfig, BatchSource, ConfigError, PrefetchBatchifier, StateError, WorkerError
+from mouse_core.digest import StreamDigest, whole_state
+from mouse_core.mixtures import Mixture, MixtureSource
+from mouse_core.testing import example_store
+
+STORE = example_store(300)
+MIXTURE = Mixture({"a": STORE, "b": example_store(120)}, weights=[1, 2])
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"sampling": "sequential", "drop_last": False},
+    {"sampling": "batch", "views": 2, "augment": AugmentTokensConfig()},
+    {"sampling": "last", "normalize": {"obs_continuous": "mean_std"}},
+    {"boundary": "episode", "weighting": "trajectory", "pad": 0.0},
+    {"boundary": "episode", "sampling": "sequential", "packed": True},
+    {"lengths": range(1, 9), "packed": 100},
+    {"lengths": range(1, 9)},
+    {"sequence_length": None, "windows": {"action": range(3), "obs_continuous": [-1, 0]}},
+]
+
+
+class Own:
+    """A source of one's own: what loaders need to know, and nothing else."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self._source, self.spec, self.fingerprint = source, source.spec, source.fingerprint
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._source[index]
+
+
+def mixed() -> MixtureSource:
+    return MixtureSource([BatchSource(STORE, 8, 6, seed=1), BatchSource(STORE, 8, 5, sampling="batch")], [1, 2])
+
+
+def run(make: Any, count: int, steps: int, state: Any) -> Any:
+    """The state of a run of so many processes together after some steps on from a state."""
+    loaders = [make((rank, count)) for rank in range(count)]
+    for loader in loaders:
+        if state is not None:
+            loader.load_state_dict(state)
+        for _ in range(steps):
+            loader.next_batch()
+    state = whole_state([loader.state_dict() for loader in loaders])
+    for loader in loaders:
+        loader.close()
+    return state
+
+
+@settings(max_examples=25)
+@given(
+    kind=st.sampled_from([*range(len(OPTIONS)), "mixture", "own", "mixed"]),
+    runs=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=4),
+    workers=st.sampled_from([0, 2]),
+)
+def test_any_numbers_of_processes_deliver_the_one_stream(kind: Any, runs: list[tuple[int, int]], workers: int) -> None:
+    """By digest: every value of every window at its place in its batch, each once, over any changes of the number."""
+
+    def make(shard: tuple[int, int]) -> PrefetchBatchifier:
+        delivering: dict[str, Any] = {"shard": shard, "uneven": "pad", "num_workers": workers, "digest": True}
+        if kind == "own":
+            return PrefetchBatchifier(Own(BatchSource(STORE, 8, 7, seed=3)), **delivering)
+        if kind == "mixed":
+            return PrefetchBatchifier(mixed(), **delivering)
+        options = {"sequence_length": 8, "batch_size": 7, "seed": 3, **({} if kind == "mixture" else OPTIONS[kind])}
+        return PrefetchBatchifier(MIXTURE if kind == "mixture" else STORE, **options, **delivering)
+
+    state = None
+    for count, steps in runs:
+        state = run(make, count, steps, state)
+    expected = run(make, 1, sum(steps for _, steps in runs), None)
+    assert state == expected
+    assert StreamDigest.from_state(state["digest"]).windows > 0 or not state["next_index"]
+
+
+def test_fewer_processes_fill_packed_batches_up_to_more() -> None:
+    """How many rows a share is filled up to goes with their number, and so does whether shares may be uneven."""
+    options: dict[str, Any] = {"lengths": range(1, 9), "digest": True}
+    runs = [(8, {"packed": 24}), (3, {"packed": 64}), (5, {"packed": 48, "uneven": "pad"}), (2, {"packed": True})]
+    state = None
+    for count, chosen in runs:
+        if 24 % count:
+            chosen = {**chosen, "uneven": "pad"}
+        state = run(
+            lambda shard, c=chosen: PrefetchBatchifier(STORE, 8, 24, shard=shard, **options, **c), count, 2, state
+        )
+    expected = run(lambda shard: PrefetchBatchifier(STORE, 8, 24, shard=shard, **options, packed=192), 1, 8, None)
+    assert state["digest"] == expected["digest"]
+    with PrefetchBatchifier(STORE, 8, 24, **options) as loader:
+        with pytest.raises(StateError, match="packed: expected none, found True"):
+            loader.load_state_dict(state)
+    with PrefetchBatchifier(STORE, 8, 24, lengths=range(1, 8), packed=True) as loader:
+        with pytest.raises(StateError, match="lengths"):
+            loader.load_state_dict(state)
+
+
+def test_a_process_that_comes_back_goes_on_by_itself() -> None:
+    """The others wait for it, and neither begin again nor are asked: its number and its rows say all it needs."""
+    loaders = [PrefetchBatchifier(STORE, 8, 9, shard=(rank, 3), num_workers=1) for rank in range(3)]
+    whole = BatchSource(STORE, 8, 9)
+    for index in range(6):
+        if index == 4:
+            state = loaders[0].state_dict()
+            loaders[1].close()
+            loaders[1] = PrefetchBatchifier(STORE, 8, 9, shard=(1, 3), num_workers=0)
+            loaders[1].load_state_dict(state)
+        found = np.concatenate([loader.next_batch()["time"] for loader in loaders])
+        np.testing.assert_array_equal(found, whole[index]["time"])
+    for loader in loaders:
+        loader.close()
+
+
+def test_a_thousand_ranks_have_every_window_once() -> None:
+    """Plans alone, for 1,024 ranks and for numbers that divide no batch; what is filled up is one window a rank."""
+    whole = BatchSource(STORE, 2, 2048, seed=5)
+    for count, uneven in ((1024, "refuse"), (1000, "pad"), (3, "pad")):
+        first = BatchSource(STORE, 2, 2048, seed=5, shard=(0, count), uneven=uneven)
+        shards = [first.with_options(shard=(rank, count)) for rank in range(0, count, max(1, count // 64))]
+        for index in (0, 7):
+            starts = whole.plan(index).starts
+            for source in shards:
+                rank, plan = source.shard[0], source.plan(index)
+                begin, end = 2048 * rank // count, 2048 * (rank + 1) // count
+                assert (plan.first, plan.global_size) == (begin, 2048)
+                assert np.array_equal(plan.starts[: end - begin], starts[begin:end])
+                assert len(plan.starts) == (-(-2048 // count) if uneven == "pad" else end - begin)
+
+
+def test_what_cannot_be_shared_out_says_so() -> None:
+    source = Own(BatchSource(STORE, 8, 8))
+    uneven = pytest.raises(WorkerError, match="expected batches that 3 shards divide evenly, found batch 0 with 8")
+    with PrefetchBatchifier(source, shard=(1, 3), num_workers=0) as loader, uneven:
+        loader.next_batch()
+    shard = BatchSource(STORE, 8, 8, shard=(0, 2))
+    with pytest.raises(ConfigError, match=r"sharded once, found shard \(0, 2\)"):
+        PrefetchBatchifier(shard, shard=(0, 2))
+    with pytest.raises(ConfigError, match=r"whole batches, found shard \(0, 2\) of member 'a'"):
+        MixtureSource({"a": shard})
+    with pytest.raises(ConfigError, match="source of packed ones"):
+        PrefetchBatchifier(Own(BatchSource(STORE, 8, 8, lengths=range(1, 9), packed=True)), shard=(0, 2))
