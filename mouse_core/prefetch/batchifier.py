@@ -52,8 +52,8 @@ class Batchifier(Loader[T]):
         pin_memory: Whether host memory is pinned; None: where there is an accelerator. Ignored but in torch.
         device: Where batches arrive, as the framework says it; None: its default, or where the replay buffer has them.
         seed, dtypes, required_fields, fields, drop_last: See ``mouse_core.BatchSource``.
-        shard: See ``mouse_core.BatchSource``; None: whole batches, with a warning where there are several processes. Of a
-            source of one's own, whose batches are whole, each process makes these and keeps its rows.
+        shard: See ``mouse_core.BatchSource``; None: whole batches, with a warning where there are several processes.
+            Of a source of one's own, whose batches are whole, each process makes these and keeps its rows.
         augment: How batches are augmented, in the workers; see ``mouse_core.BatchSource``.
         views: With more than one, a batch is a tuple of so many; see ``mouse_core.BatchSource``.
         boundary: "episode", "task" or a ``sampling.Column`` for windows that lie in one, with a field ``mask``; see
