@@ -231,7 +231,7 @@ class AdapterConformance(InArrays):
 
     def test_other_numbers_of_processes_go_on_with_the_stream(self) -> None:
         """Stopped with 4, on with 3, of which some are filled up, and with 1; within an epoch and over its end."""
-        store, state = example_store(), {}
+        store, state = example_store(), dict[str, Any]()
         options: Any = {"sampling": "sequential", "drop_last": False, "batch_size": 8}
         for count, begin, end in ((4, 0, 2), (3, 2, 6), (1, 6, 8)):
             loaders = [self._loader(store, shard=(rank, count), uneven="pad", **options) for rank in range(count)]
