@@ -48,6 +48,11 @@ class GrainPrefetcher(Prefetcher[Any]):
         # Before JAX ends its backends, and before modules are taken down, when grain's closing fails.
         atexit.register(self._work.exit)
 
+    @property
+    def ready(self) -> int:
+        """See ``Prefetcher``."""
+        return self._work.ready
+
     def close(self) -> None:
         """Stop the threads and drop what is waiting; see ``Prefetcher``."""
         self._work.stop()
@@ -72,9 +77,10 @@ class _Work:
         self._taken = 0
         # Each holds the items in its queue, and one that is in the making or finds no room there: ahead together.
         count = max(1, min(workers, ahead // 2))
+        self._makings = [_Making(self, worker, count) for worker in range(count)]
         self._iterators = [
-            ThreadPrefetchDatasetIterator(_Making(self, worker, count), max(1, (ahead - 1 - worker) // count))
-            for worker in range(count)
+            ThreadPrefetchDatasetIterator(making, max(1, (ahead - 1 - worker) // count))
+            for worker, making in enumerate(self._makings)
         ]
         for iterator in self._iterators:
             iterator.start_prefetch()
@@ -106,6 +112,11 @@ class _Work:
             return made
         finally:
             self._leave()
+
+    @property
+    def ready(self) -> int:
+        """How many outcomes were made and not taken."""
+        return max(0, sum(making.made for making in self._makings) - self._taken)
 
     def _enter(self) -> bool:
         """Whether this is still open; counts the callers inside if it is."""
@@ -202,6 +213,11 @@ class _Making:
         outcome = self._work.outcome(self._position)
         self._position += self._step
         return outcome
+
+    @property
+    def made(self) -> int:
+        """How many items it has made."""
+        return self._position // self._step
 
     def get_state(self) -> int:
         return self._position

@@ -64,6 +64,7 @@ class BenchReport:
         from_disk: Pages that had to be read from disk while measuring.
         advice: What to change, in sentences.
         machine: The machine in words.
+        reports: What each loader said that it waited for, in a line, by its name.
     """
 
     dataset: Mapping[str, Any]
@@ -74,6 +75,7 @@ class BenchReport:
     from_disk: int
     advice: Sequence[str]
     machine: Mapping[str, str] = field(default_factory=machine)
+    reports: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Everything as JSON."""
@@ -113,9 +115,11 @@ def bench(
     seconds_each = min(_seconds(source, index) for index in (1, 2))
     contenders, kinds, open_loaders = _contenders(opened, store, source, loaders, options, seconds_each)
     faults = _disk_reads()
+    before = {name: loader.report() for name, loader in zip(kinds, open_loaders, strict=True)}
     rounds = max(5, int(seconds / 0.008 / len(contenders)))
     timings = interleave(contenders, rounds=min(rounds, 60), budget_seconds=seconds / len(contenders))
     faults = _disk_reads() - faults
+    reports = {name: (loader.report() - before[name]).line() for name, loader in zip(kinds, open_loaders, strict=True)}
     for loader in open_loaders:
         loader.close()
     delivered, stored = sum(values.nbytes for values in batch.values()), _stored_bytes(source)
@@ -136,6 +140,7 @@ def bench(
         decoding,
         faults,
         advise(lines, source, decoding=decoding, faults=faults, indexed=indexed),
+        reports=reports,
     )
 
 

@@ -72,6 +72,7 @@ def facts(report: BenchReport) -> list[str]:
         if first.added_megabytes is not None and first.grown_megabytes is not None:
             line += f"; private memory {first.added_megabytes:+.3g} MB, then {first.grown_megabytes:+.3g} MB"
         lines.append(line)
+    lines += [f"{name}: {line}" for name, line in report.reports.items()]
     if report.decoding_share is not None:
         lines.append(f"decoding images: {report.decoding_share:.0%} of the time of a batch")
     if all(line.floor_share is None for line in report.lines):

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from time import perf_counter
 from typing import IO, Any, TypeVar
 
 import numpy as np
@@ -47,11 +48,14 @@ def decode_rows(
     """
     pool: DecodePool | None = getattr(_here, "pool", None)
     wanted = Wanted(shape, np.dtype(pixel))
-    if pool is not None and sum(len(run.ends) - 1 for run in images) >= _FEWEST_IMAGES:
+    began = perf_counter()
+    if pool is not None and pool.count and sum(len(run.ends) - 1 for run in images) >= _FEWEST_IMAGES:
         pool.decode(images, wanted, out)
     else:
         for run in images:
             _decode_here(run, wanted, out)
+    if pool is not None:
+        pool.took(perf_counter() - began)
 
 
 def decoding_by(pool: DecodePool, make: Callable[[int], T]) -> Callable[[int], T]:
@@ -89,11 +93,12 @@ class DecodePool:
     forked child decodes for itself.
 
     Args:
-        count: How many.
+        count: How many; of 0 the calling threads decode.
     """
 
     def __init__(self, count: int) -> None:
-        self._count = count
+        self.count = count
+        self.seconds = 0.0
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._idle: deque[_Process] = deque()
@@ -128,6 +133,11 @@ class DecodePool:
         if errors:
             raise min(errors, key=lambda error: error.row)
 
+    def took(self, seconds: float) -> None:
+        """Count the time that images took, in ``seconds``: that of all threads."""
+        with self._lock:
+            self.seconds += seconds
+
     def close(self) -> None:
         """End the processes; whatever is decoded afterwards is decoded by its thread."""
         self._end()
@@ -139,7 +149,7 @@ class DecodePool:
             self._started = True
             if not self._end.alive:
                 return
-            for _ in range(self._count):
+            for _ in range(self.count):
                 process = _Process.start()
                 if process is None:
                     return

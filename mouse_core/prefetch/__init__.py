@@ -1,19 +1,35 @@
 """Loaders: batches in index order, made ahead of time; for stores, replay buffers and sources of one's own."""
 
+from typing import TYPE_CHECKING
+
 from mouse_core.prefetch.batchifier import Batchifier, PrefetchBatchifier
-from mouse_core.prefetch.loader import Delivery, Loader
+from mouse_core.prefetch.loader import Loader
 from mouse_core.prefetch.options import LoaderOptions
-from mouse_core.prefetch.prefetcher import OrderedPrefetcher, Prefetcher, Staged
+from mouse_core.prefetch.prefetcher import Delivery, OrderedPrefetcher, Prefetcher, Staged
 from mouse_core.prefetch.source import Source
+
+if TYPE_CHECKING:
+    from mouse_core.prefetch.report import LoaderReport
 
 __all__ = [
     "Batchifier",
     "Delivery",
     "Loader",
     "LoaderOptions",
+    "LoaderReport",
     "OrderedPrefetcher",
     "PrefetchBatchifier",
     "Prefetcher",
     "Source",
     "Staged",
 ]
+
+if not TYPE_CHECKING:  # where any name would be one
+
+    def __getattr__(name: str) -> object:
+        """What is loaded where a batch is made."""
+        if name == "LoaderReport":
+            from mouse_core.prefetch.report import LoaderReport
+
+            return LoaderReport
+        raise AttributeError(f"module 'mouse_core.prefetch' has no attribute {name!r}")

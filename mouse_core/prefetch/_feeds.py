@@ -42,6 +42,11 @@ class Feed:
         return True
 
     @property
+    def has_images(self) -> bool:
+        """Whether there are for sure."""
+        return False
+
+    @property
     def staleness(self) -> Staleness:
         """How old the last batch was."""
         from mouse_core.replay.source import Staleness
@@ -112,6 +117,11 @@ class StoreFeed(Feed):
 
     @property
     def may_have_images(self) -> bool:
+        """As ``has_images``."""
+        return self.has_images
+
+    @property
+    def has_images(self) -> bool:
         """Whether there are fields of images."""
         return any(field.image_shape is not None for field in self.spec.values())
 

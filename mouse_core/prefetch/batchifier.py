@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from mouse_core.batches import Batch
 from mouse_core.errors import ConfigError
-from mouse_core.prefetch.loader import Delivery, Loader
+from mouse_core.prefetch.loader import Loader
 from mouse_core.prefetch.options import LoaderOptions
-from mouse_core.prefetch.prefetcher import Staged
+from mouse_core.prefetch.prefetcher import Delivery, Staged
 from mouse_core.prefetch.source import Source
 from mouse_core.sampling.episodes import Boundary, Weighting
 from mouse_core.sampling.plan import Sampling

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.errors import ClosedError, ForkError, WorkerError
 from mouse_core.prefetch._feeds import Feed, feed_of
-from mouse_core.prefetch.prefetcher import OrderedPrefetcher, Prefetcher
+from mouse_core.prefetch.prefetcher import Delivery, Prefetcher
 from mouse_core.spec import Spec, check_count
 from mouse_core.store.views import Store
 
@@ -18,32 +18,13 @@ if TYPE_CHECKING:  # loaded where there are some: `import mouse_core` is without
     from mouse_core.digest import StreamDigest
     from mouse_core.images.decoding import DecodePool
     from mouse_core.prefetch._agreement import Agreement
-    from mouse_core.ranks import Ranks
+    from mouse_core.prefetch.report import Counts, LoaderReport
     from mouse_core.replay.source import Staleness
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class Delivery(Generic[T]):
-    """How batches are made for a framework.
-
-    Args:
-        maker: Gives, for a source, the function from an index to a batch, or to what ``hand_over`` makes one of. That
-            runs in the worker threads. It must not hold on to the loader, or one that is dropped never ends. It is
-            asked for again after ``refresh()`` and ``load_state_dict()``.
-        hand_over: Runs in the caller's thread for every batch that is delivered.
-        prefetcher: What computes ahead, called as ``OrderedPrefetcher`` is.
-        in_caller: Whether the calling thread makes batches, however many workers there are.
-        ranks: The processes that deliver parts of the same batches, and see that they agree; None: those that the
-            source was cut for, where they were found.
-    """
-
-    maker: Callable[[Any], Callable[[int], Any]]
-    hand_over: Callable[[Any], T] | None = None
-    prefetcher: Callable[..., Prefetcher[Any]] = OrderedPrefetcher
-    in_caller: bool = False
-    ranks: Ranks | None = None
+# Seconds after which what the calling thread has used is looked up before it makes a batch.
+_OLD = 0.001
 
 
 class Loader(Generic[T]):
@@ -83,6 +64,7 @@ class Loader(Generic[T]):
         self._began, self._interval = self._next_index, 0
         self._expected: int | None = None
         self._make: Callable[[int], Any] | None = None
+        self._counts: Counts | None = None
         self._ahead: Prefetcher[Any] | None = None
         self._decoders: DecodePool | None = None
         self._failure: WorkerError | None = None
@@ -113,6 +95,7 @@ class Loader(Generic[T]):
             ConfigError: Inside a function that JAX traces, where it would be the same batch for ever. Of several ranks
                 that were found (``shard="auto"``), one is about to deliver other batches, before the first of them.
         """
+        began = perf_counter()
         self._check_usable()
         if self._failure is not None:
             raise self._failure
@@ -120,7 +103,8 @@ class Loader(Generic[T]):
             self._agreement.deliver(self._feed, self._next_index)
         self._feed.prepare(self._next_index, first=self._make is None)
         try:
-            made, digest = self._compute_or_wait()
+            made, took = self._made(began)
+            made, digest = made if self._digest is not None else (made, None)
             batch: T = made if self._delivery.hand_over is None else self._delivery.hand_over(made)
         except ClosedError:
             raise
@@ -129,6 +113,8 @@ class Loader(Generic[T]):
             self._failure = WorkerError(message)
             raise self._failure from error
         self._feed.delivered(self._next_index)
+        if self._counts is not None:
+            self._counts.delivered(began, took, batch)
         self._next_index += 1
         if digest is not None and self._digest is not None:
             self._digest += digest
@@ -159,28 +145,45 @@ class Loader(Generic[T]):
         """
         return self._feed.staleness
 
-    def _compute_or_wait(self) -> tuple[Any, StreamDigest | None]:
-        made = self._made()
-        return made if self._digest is not None else (made, None)
+    def report(self) -> LoaderReport:
+        """What was waited for so far, and the bytes; ``later - earlier`` is what was between two reports."""
+        from mouse_core.prefetch.report import LoaderReport
 
-    def _made(self) -> Any:
+        if self._counts is None:
+            return LoaderReport()
+        decoding = 0.0 if self._decoders is None else self._decoders.seconds
+        ready = 0 if self._ahead is None else self._ahead.ready
+        return self._counts.report(self._feed.source, decoding, ready, self._prefetch if self._num_workers else 0)
+
+    def _making(self, began: float) -> Callable[[int], Any]:
+        """What makes batches of the source; loaded where there are some to make."""
+        from mouse_core.prefetch.report import Counts, timed
+
+        make = self._delivery.maker(self._feed.source)
+        if self._digest is not None:
+            from mouse_core.prefetch._digesting import digesting
+
+            make = digesting(make, self._feed.source)
+        if self._feed.has_images or (self._num_workers and self._feed.may_have_images):
+            from mouse_core.images.decoding import DecodePool, decoding_by
+
+            self._decoders = self._decoders or DecodePool(self._num_workers)
+            make = decoding_by(self._decoders, make)
+        self._counts = self._counts or Counts(self._feed.source, began)
+        return timed(make) if self._num_workers else make
+
+    def _made(self, began: float) -> tuple[Any, Any]:
+        """The next batch, with its digest where there is one, and how long it took; None: as long as this takes."""
         if self._process is None:
             self._process = os.getpid()
         if self._make is None:
-            self._make = self._delivery.maker(self._feed.source)
-            if self._digest is not None:
-                from mouse_core.prefetch._digesting import digesting
-
-                self._make = digesting(self._make, self._feed.source)
-            if self._num_workers and self._feed.may_have_images:
-                from mouse_core.images.decoding import DecodePool, decoding_by
-
-                self._decoders = self._decoders or DecodePool(self._num_workers)
-                self._make = decoding_by(self._decoders, self._make)
+            self._make = self._making(began)
             if self._ahead is not None:
                 self._ahead.begin(self._make, self._next_index, until=self._expected)
         if not self._num_workers:
-            return self._make(self._next_index)
+            if self._counts is not None and began - self._counts.looked > _OLD:
+                self._counts.look(began)
+            return self._make(self._next_index), None
         ahead = self._ahead
         if ahead is not None and ahead.next_index != self._next_index:
             # Ctrl-C came between an item's leaving the queue and its being counted.
@@ -191,7 +194,8 @@ class Loader(Generic[T]):
             self._ahead = ahead = prefetcher(self._make, self._next_index, workers=workers, ahead=self._prefetch)
             if self._closed:  # by another thread, which did not see it
                 ahead.close()
-        return ahead.get()
+        made: tuple[Any, Any] = ahead.get()
+        return made
 
     def __iter__(self) -> Iterator[T]:
         """The batches up to the end of the current epoch; the next ``for`` loop runs over the next epoch.

@@ -8,12 +8,15 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ClosedError
+
+if TYPE_CHECKING:
+    from mouse_core.ranks import Ranks
 
 T = TypeVar("T")
 
@@ -94,6 +97,11 @@ class Prefetcher(ABC, Generic[T]):
         """The index of the item that ``get`` gives next."""
         return self._next_index
 
+    @property
+    def ready(self) -> int:
+        """How many items are made and wait for the caller; 0 where nobody counts them."""
+        return 0
+
     def get(self) -> T:
         """The next item, waiting for it if need be.
 
@@ -154,6 +162,11 @@ class OrderedPrefetcher(Prefetcher[T]):
         self._close = weakref.finalize(self, _close, self._queue, threads)
         for thread in threads:
             thread.start()
+
+    @property
+    def ready(self) -> int:
+        """See ``Prefetcher``."""
+        return len(self._queue.ready)
 
     def close(self) -> None:
         """Stop the threads and drop what is waiting; see ``Prefetcher``."""
@@ -257,3 +270,25 @@ def _close(queue: _Queue[Any], threads: list[threading.Thread]) -> None:
     for thread in threads:
         if thread is not threading.current_thread() and thread.is_alive():
             thread.join(_JOIN_SECONDS / len(threads))
+
+
+@dataclass(frozen=True)
+class Delivery(Generic[T]):
+    """How batches are made for a framework.
+
+    Args:
+        maker: Gives, for a source, the function from an index to a batch, or to what ``hand_over`` makes one of. That
+            runs in the worker threads. It must not hold on to the loader, or one that is dropped never ends. It is
+            asked for again after ``refresh()`` and ``load_state_dict()``.
+        hand_over: Runs in the caller's thread for every batch that is delivered.
+        prefetcher: What computes ahead, called as ``OrderedPrefetcher`` is.
+        in_caller: Whether the calling thread makes batches, however many workers there are.
+        ranks: The processes that deliver parts of the same batches, and see that they agree; None: those that the
+            source was cut for, where they were found.
+    """
+
+    maker: Callable[[Any], Callable[[int], Any]]
+    hand_over: Callable[[Any], T] | None = None
+    prefetcher: Callable[..., Prefetcher[Any]] = OrderedPrefetcher
+    in_caller: bool = False
+    ranks: Ranks | None = None

@@ -1,0 +1,308 @@
+"""What a loader waits for: counted while batches are made and delivered, and said in a report.
+
+Counting is nearly free: two looks at the clock where a batch is made, two where it is delivered. What a thread did
+beside computing is looked up where making took long, and once in a while before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Seconds from which on a batch was slow in the making, and after which a look counts as old.
+_SLOW, _OLD = 0.0003, 0.001
+# Of every so many batches the bytes are counted.
+_WEIGHED = 512
+# What of a loop's time may be spent waiting before it counts as waiting.
+_NOTICEABLE = 0.05
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+_CAUSES = ("disk", "network", "decode", "processor")
+
+
+@dataclass(frozen=True)
+class LoaderReport:
+    """Where the time of a loop over batches went, and the bytes; sums since the loader began.
+
+    ``later - earlier`` is what happened in between. The seconds of several threads that make batches add up.
+
+    Args:
+        seconds: From when the first batch was asked for to when the last one was there.
+        waited: Seconds of these in which the caller waited for batches, or made them itself; the rest it used them.
+        batches: Batches delivered.
+        disk: Seconds in which making them stood still while pages came from a local disk.
+        network: Seconds in which it stood still for bytes of other machines.
+        decode: Seconds of decoding images.
+        processor: Seconds of all else in the making: planning, copying, converting, augmenting, functions of one's own.
+        delivered_bytes: Bytes of the batches as delivered, of which a few are weighed.
+        stored_bytes: The same as they are stored, before they are widened; None: the source does not say.
+        disk_bytes: Bytes that this process had read from local disks, for whatever; None: the system does not say.
+        network_bytes: Bytes that came from other machines for the loader's source.
+        asked_bytes: Bytes that were needed of what lies elsewhere, whether they were here already or not.
+        ready: Batches that are made and wait for the caller, at this moment.
+        ready_at_most: How many there may be.
+    """
+
+    seconds: float = 0.0
+    waited: float = 0.0
+    batches: int = 0
+    disk: float = 0.0
+    network: float = 0.0
+    decode: float = 0.0
+    processor: float = 0.0
+    delivered_bytes: float = 0.0
+    stored_bytes: float | None = None
+    disk_bytes: int | None = None
+    network_bytes: int = 0
+    asked_bytes: int = 0
+    ready: int = 0
+    ready_at_most: int = 0
+
+    def __sub__(self, earlier: LoaderReport) -> LoaderReport:
+        """What happened since an earlier report of the same loader."""
+        now: dict[str, Any] = {"ready": self.ready, "ready_at_most": self.ready_at_most}
+        for one in fields(self):
+            if one.name not in now:
+                value, before = getattr(self, one.name), getattr(earlier, one.name)
+                now[one.name] = None if value is None else value - (before or 0)
+        return LoaderReport(**now)
+
+    @property
+    def waits(self) -> dict[str, float]:
+        """The share of the loop's time in which the caller waited, in all by cause; each in ``[0, 1]``.
+
+        What a thread did that makes batches ahead is what the caller waits for where it waits.
+        """
+        making = sum(getattr(self, cause) for cause in _CAUSES)
+        share = self.waited / self.seconds if self.seconds else 0.0
+        return {cause: share * getattr(self, cause) / making if making else 0.0 for cause in _CAUSES}
+
+    @property
+    def waits_for(self) -> str:
+        """Of "disk", "network", "decode" and "processor" the most waited for; "consumer": batches wait for it."""
+        waits = self.waits
+        return "consumer" if sum(waits.values()) < _NOTICEABLE else max(waits, key=lambda cause: waits[cause])
+
+    @property
+    def amplification(self) -> float | None:
+        """Bytes that were read from disks and other machines for each that is delivered, as stored; None: not known."""
+        if not self.stored_bytes or self.disk_bytes is None:
+            return None
+        return (self.disk_bytes + self.network_bytes) / self.stored_bytes
+
+    @property
+    def hits(self) -> float | None:
+        """The share of the bytes of other machines that were here already, as in a cache; None: there are none."""
+        return 1 - min(1.0, self.network_bytes / self.asked_bytes) if self.asked_bytes else None
+
+    @property
+    def ahead(self) -> float:
+        """For how many seconds the batches that are ready will do, as fast as the caller takes them."""
+        used = self.seconds - self.waited
+        return self.ready * used / self.batches if self.batches else 0.0
+
+    def line(self) -> str:
+        """All of it in a line, for a progress bar or a log.
+
+        Example:
+            >>> LoaderReport(seconds=10, waited=4, batches=500, disk=3, processor=1, delivered_bytes=2e9).line()
+            '500 batches, 50.0/s, 200 MB/s; waits 40% (disk 30%, processor 10%); 0 of 0 ready'
+        """
+        rate = self.batches / self.seconds if self.seconds else 0.0
+        parts = [f"{self.batches:,} batches, {rate:,.1f}/s, {_said(self.delivered_bytes / (self.seconds or 1))}/s"]
+        waits = self.waits
+        causes = ", ".join(f"{cause} {share:.0%}" for cause, share in waits.items() if share >= 0.005)
+        parts.append(f"waits {sum(waits.values()):.0%}" + (f" ({causes})" if causes else ""))
+        if self.amplification is not None and self.amplification >= 0.005:
+            parts.append(f"reads {self.amplification:.2f} bytes for each")
+        if self.hits is not None:
+            parts.append(f"{self.hits:.0%} of {_said(self.asked_bytes)} were here")
+        return "; ".join([*parts, f"{self.ready} of {self.ready_at_most} ready"])
+
+
+class Took(NamedTuple):
+    """What making a batch took.
+
+    Args:
+        seconds: All of it.
+        still: Seconds in which its thread did not compute.
+        disk: Whether pages came from a disk meanwhile.
+    """
+
+    seconds: float
+    still: float
+    disk: bool
+
+
+def timed(make: Callable[[int], Any]) -> Callable[[int], tuple[Any, float | Took]]:
+    """A function that makes batches in threads, which also says how long it took: seconds, or ``Took`` where long."""
+    here = threading.local()
+
+    def timed_make(index: int) -> tuple[Any, float | Took]:
+        began = perf_counter()
+        if began - getattr(here, "looked", -1.0) > _OLD:
+            here.looked, here.usage = began, _usage()
+        made = make(index)
+        seconds = perf_counter() - began
+        if seconds < _SLOW:
+            return made, seconds
+        before, here.usage = here.usage, _usage()
+        here.looked = began + seconds
+        return made, _took(seconds, before, here.usage)
+
+    return timed_make
+
+
+class Counts:
+    """What a loader counts in its caller's thread.
+
+    Args:
+        source: Where batches come from.
+    """
+
+    __slots__ = (
+        *("began", "ended", "looked", "waited", "making", "still", "still_for_disk"),
+        *("batches", "weighed", "weighed_bytes", "_usage", "_disk_bytes", "_elsewhere"),
+    )
+
+    def __init__(self, source: Any, began: float) -> None:
+        self.began = self.ended = self.looked = began
+        self.waited = self.making = self.still = self.still_for_disk = self.weighed_bytes = 0.0
+        self.batches = self.weighed = 0
+        self._usage = _usage()
+        self._disk_bytes, self._elsewhere = _disk_bytes(), counters_of(source)
+
+    def look(self, now: float) -> None:
+        """See what this thread has used so far, before it makes a batch itself."""
+        self.looked, self._usage = now, _usage()
+
+    def delivered(self, began: float, took: float | Took | None, batch: Any) -> None:
+        """A batch is with the caller, who asked for it at ``began``; ``took`` is None where the caller made it."""
+        self.ended = ended = perf_counter()
+        self.waited += (seconds := ended - began)
+        self.batches = batches = self.batches + 1
+        if took is None:
+            if seconds >= _SLOW:
+                before = self._usage
+                self.look(ended)
+                self._add(_took(seconds, before, self._usage))
+            else:
+                self.making += seconds
+        elif type(took) is float:
+            self.making += took
+        else:
+            self._add(took)
+        if batches % _WEIGHED == 1:
+            self.weighed += 1
+            self.weighed_bytes += _bytes_of(batch)
+
+    def _add(self, took: Any) -> None:
+        self.making += took.seconds
+        self.still += took.still
+        self.still_for_disk += took.still if took.disk else 0.0
+
+    def report(self, source: Any, decoding: float, ready: int, ready_at_most: int) -> LoaderReport:
+        """All of it so far.
+
+        Args:
+            source: Where batches come from.
+            decoding: Seconds of decoding.
+            ready: How many batches wait for the caller.
+            ready_at_most: How many may.
+        """
+        before = self._elsewhere
+        elsewhere = {name: max(0.0, value - before.get(name, 0.0)) for name, value in counters_of(source).items()}
+        network = min(elsewhere.get("seconds", 0.0), self.making)
+        decode = min(decoding, self.making - network)
+        # Waiting for the network, and for processes that decode, is standing still, too.
+        disk = min(self.still_for_disk, max(0.0, self.still - network - decode))
+        delivered = self.weighed_bytes / self.weighed * self.batches if self.weighed else 0.0
+        stored = _stored_share(source)
+        disk_bytes = _disk_bytes()
+        return LoaderReport(
+            self.ended - self.began,
+            self.waited,
+            self.batches,
+            disk,
+            network,
+            decode,
+            self.making - network - decode - disk,
+            delivered,
+            None if stored is None else stored * delivered,
+            None if disk_bytes is None or self._disk_bytes is None else disk_bytes - self._disk_bytes,
+            int(elsewhere.get("fetched", 0)),
+            int(elsewhere.get("read", 0)),
+            ready,
+            ready_at_most,
+        )
+
+
+def _took(seconds: float, before: tuple[float, int], after: tuple[float, int]) -> Took:
+    """What a batch took, in whose making the thread had used one and then the other."""
+    return Took(seconds, max(0.0, seconds - (after[0] - before[0])), after[1] > before[1])
+
+
+def counters_of(source: Any) -> dict[str, float]:
+    """What those say together who fetch what a source reads from elsewhere, each by ``counters()``: sums by name.
+
+    ``fetched`` bytes came over the network, ``read`` bytes were needed, and ``seconds`` were waited for.
+    """
+    total: dict[str, float] = {}
+    for backing in getattr(getattr(source, "snapshot", None), "backings", ()):
+        said: Mapping[str, float] = backing.counters() if hasattr(backing, "counters") else {}
+        for name, value in said.items():
+            total[name] = total.get(name, 0.0) + value
+    return total
+
+
+def _stored_share(source: Any) -> float | None:
+    """How many bytes are stored for each that is delivered; None where a source has no spec."""
+    spec = getattr(source, "spec", None)
+    if spec is None:
+        return None
+    per_step = [(int(np.prod(one.shape, dtype=np.int64)), one) for one in spec.values() if not one.per_sequence]
+    stored = sum(count * one.stored_dtype.itemsize for count, one in per_step)
+    delivered = sum(count * one.dtype.itemsize for count, one in per_step)
+    return stored / delivered if delivered else None
+
+
+def _bytes_of(batch: Any) -> int:
+    """Bytes of a batch's arrays, whatever framework they are of."""
+    if isinstance(batch, tuple | list):
+        return sum(map(_bytes_of, batch))
+    if (nbytes := getattr(batch, "nbytes", None)) is not None and not hasattr(batch, "keys"):
+        return int(nbytes)
+    return sum(map(_bytes_of, batch.values())) if hasattr(batch, "keys") else 0
+
+
+def _usage() -> tuple[float, int]:
+    """Seconds that this thread has computed, and blocks and pages it had to have read; of the process elsewhere."""
+    if os.name != "posix":
+        return perf_counter(), 0
+    import resource
+
+    used = resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF))
+    return used.ru_utime + used.ru_stime, used.ru_inblock + used.ru_majflt
+
+
+def _disk_bytes() -> int | None:
+    """Bytes that this process had read from disks."""
+    if not sys.platform.startswith("linux"):
+        return None
+    import resource
+
+    return 512 * resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+
+
+def _said(number: float) -> str:
+    """A number of bytes in words."""
+    unit = 0
+    while number >= 1000 and unit < len(_UNITS) - 1:
+        number, unit = number / 1000, unit + 1
+    return f"{number:.3g} {_UNITS[unit]}"
