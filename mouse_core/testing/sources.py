@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError, StateError
+from mouse_core.errors import StateError
 from mouse_core.prefetch.batchifier import PrefetchBatchifier
 from mouse_core.prefetch.source import Source
 from mouse_core.spec import Spec
@@ -127,8 +127,7 @@ class SourceConformance:
         """Stopped with 3 processes, gone on with 1, then with 4: together they have the rows of the whole batches."""
         source = self.make()
         if source.spec.is_packed:
-            refused(ConfigError, lambda: PrefetchBatchifier(source, shard=(0, 2)))
-            return
+            return  # whose rows are no windows: who makes it says whether it has shards
         state: Any = None
         for begin, end, count in ((0, 2, 3), (2, 3, 1), (3, 5, 4)):
             loaders = [PrefetchBatchifier(self.make(), shard=(rank, count), uneven="pad") for rank in range(count)]
