@@ -61,11 +61,6 @@ class ColumnPart:
     ) -> None:
         self._make_column, self._starts, self._same_chunks, self._alike = column, starts, same_chunks, alike
         self.image_roots = image_roots
-        self.rows = np.diff(starts)
-        # Of each chunk the address of its values, how many a row has, and the largest integer.
-        self.begin = np.full(len(self.rows), UNKNOWN, np.int64)
-        self.width = np.zeros(len(self.rows), np.int64)
-        self.largest = np.full(len(self.rows), UNKNOWN, np.int64)
         self.lock = ProcessLock()
         self._copies: dict[str, DenseCopies] = {}
 
@@ -73,12 +68,19 @@ class ColumnPart:
     def _column(self) -> pa.ChunkedArray | None:
         return self._make_column()
 
+    # Of each chunk its rows, the address of its values, how many a row has, and the largest integer; made when they are
+    # asked for, as tables of a hundred thousand chunks take a MB each.
+    rows = memo(lambda part: np.diff(part._starts))
+    begin = memo(lambda part: np.full(len(part._starts) - 1, UNKNOWN, np.int64))
+    width = memo(lambda part: np.zeros(len(part._starts) - 1, np.int64))
+    largest = memo(lambda part: np.full(len(part._starts) - 1, UNKNOWN, np.int64))
+
     def chunk(self, number: int) -> pa.Array:
         """The values of one chunk, without a copy."""
-        first, n = int(self._starts[number]), int(self.rows[number])
+        first, end = self._starts[number : number + 2].tolist()
         if self._column is None:
-            return pa.nulls(n)
-        return self._column.chunk(number) if self._same_chunks else self._column.slice(first, n).chunk(0)
+            return pa.nulls(end - first)
+        return self._column.chunk(number) if self._same_chunks else self._column.slice(first, end - first).chunk(0)
 
     def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
         """Chunks, among ``chunks`` or beside them, that are laid out as another one is.
@@ -147,7 +149,6 @@ class Column:
         self.name, self.kind, self.shape, self.width = reading.name, reading.kind, reading.shape, reading.width
         self._stored = reading.dtype
         self._known_parts, self._later = parts, later
-        self._lock = ProcessLock()
 
     def forward(self, growth: Growth) -> Column:
         """The same column with rows appended. What it knows of each segment is found when it is asked for."""
@@ -167,12 +168,19 @@ class Column:
         return tuple({id(part.backing): part.backing for part in self._parts if part.backing is not None}.values())
 
     @memo
+    def _lock(self) -> ProcessLock:
+        """Whoever holds it may look at the tables; those of a single part are the part's."""
+        return self._parts[0].lock if len(self._parts) == 1 else ProcessLock()
+
+    @memo
     def _first_chunk(self) -> Int64s:
         return np.cumsum([0, *(len(part.rows) for part in self._parts)])
 
     @memo
     def _tables(self) -> tuple[Int64s, Int64s]:
         """Where the values of every chunk begin, and how many a row has, as far as that is known."""
+        if len(self._parts) == 1:
+            return self._parts[0].begin, self._parts[0].width
         begins, widths = zip(*(part.known() for part in self._parts), strict=True)
         return np.concatenate(begins), np.concatenate(widths)
 
@@ -296,13 +304,10 @@ class Column:
         """
         scale = 8 if self.kind.value_type == "bool" else 1
         for template, chunks, distance in part.alike(local):
-            self._locate_chunk(first + template)
-            fits = distance % self._stored.itemsize == 0
+            begin, width = self._locate_chunk(first + template)
+            fits = (distance % self._stored.itemsize == 0) & (begin >= 0)
+            chunks, begins = chunks[fits], begin + scale * distance[fits]
             with part.lock:
-                begin, width = int(part.begin[template]), int(part.width[template])
-                if begin < 0 or not fits.any():
-                    continue
-                chunks, begins = chunks[fits], begin + scale * distance[fits]
                 # Whoever sees where they begin must find how wide they are, also in a child forked in between.
                 part.width[chunks], part.begin[chunks] = width, begins
             with self._lock:

@@ -22,7 +22,9 @@ from mouse_core.store.disk.sealed import SealedFile, rows_of
 from mouse_core.store.disk.tail import TailReader
 
 FEWEST = 64
-"""Sealed files that are one segment together, at least; fewer are a segment each."""
+"""Sealed files that are one segment together, at least; fewer are a segment each, but for those of many record batches,
+of which two are one: what is known of their chunks is kept once.
+"""
 
 
 class TailSegment(Segment):
@@ -112,7 +114,7 @@ class PartOfFiles(ColumnPart):
 
     def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
         """See ``ColumnPart``; those of each file."""
-        ends = np.searchsorted(chunks, [*self._first[1:], len(self.rows)])
+        ends = np.searchsorted(chunks, [*self._first[1:], len(self._starts) - 1])
         for file, (begin, end) in enumerate(pairwise([0, *ends.tolist()])):
             if begin < end:
                 first = int(self._first[file])
@@ -230,7 +232,7 @@ class SealedSegments(Segment):
         for name, part in list(other._parts.items()):
             known = self.part(name)
             with part.lock:
-                for table in ("begin", "width", "largest"):
+                for table in {"begin", "width", "largest"} & part.__dict__.keys():
                     getattr(known, table)[ours] = getattr(part, table)[theirs]
 
     @property
@@ -312,7 +314,7 @@ def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> lis
     for key, some in groupby(segments[at:], _alike):
         alike = list(some)
         members = [one for one in alike if isinstance(one, SealedSegment)]
-        if key is None or len(members) < FEWEST:
+        if key is None or len(members) < (2 if key[-1] else FEWEST):
             made += alike
             continue
         while made and isinstance(last := made[-1], SealedSegments) and len(last.members) <= len(members):
@@ -324,6 +326,7 @@ def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> lis
     return made
 
 
-def _alike(segment: Segment) -> tuple[int, bool] | None:
-    """What sealed segments have in common that can be one."""
-    return (segment.file.sealed.schema, segment.file.sealed.appended) if isinstance(segment, SealedSegment) else None
+def _alike(segment: Segment) -> tuple[int, bool, bool] | None:
+    """What sealed segments have in common that can be one; last, whether they have many record batches."""
+    sealed = segment.file.sealed if isinstance(segment, SealedSegment) else None
+    return None if sealed is None else (sealed.schema, sealed.appended, sealed.batch_rows > 0)
