@@ -26,6 +26,8 @@ _FIRST_ADDRESS = 1 << 12
 _END_OF_ADDRESSES = 1 << 48
 # NumPy refuses arrays of 2**63 bytes and more, and a view's windows count in full although they overlap.
 LONGEST_WINDOW = (1 << 14) - 1
+# Runs of more bytes are not looked through for the few rows of a window; others together, up to so many bytes.
+_MOST_BYTES, _LOOKED_THROUGH = 1 << 14, 1 << 18
 
 
 class _AddressSpace:
@@ -87,6 +89,22 @@ def copy_runs(dtype: np.dtype[np.generic], elements: npt.NDArray[np.int64], leng
     return target
 
 
+def largest_in_runs(dtype: np.dtype[np.generic], begin: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """The largest of ``count`` integers from each of some addresses, where negative ones count as the largest int64.
+
+    So do all of a run that is too long to be looked through for the few rows of a batch.
+    """
+    limit, item = np.iinfo(np.int64).max, dtype.itemsize
+    largest = np.full(len(begin), limit)
+    together = _LOOKED_THROUGH // max(count * item, 1) if count * item <= _MOST_BYTES else 0
+    first = element_of_all(begin, item)
+    for number in range(0, len(begin), together) if together else ():
+        codes = copy_runs(dtype, first[number : number + together], count).view(f"u{item}")
+        found = codes.max(axis=1, initial=0).astype(np.uint64)
+        largest[number : number + together] = np.minimum(found, np.uint64(limit))
+    return largest
+
+
 def copy_bits(positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """The bits at ``positions`` (8 times the address, plus the bit's number; any shape) as booleans."""
     octets = flat_view(np.dtype(np.uint8))[(positions >> 3) - _FIRST_ADDRESS]
@@ -143,6 +161,14 @@ def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
             return None
         first += array.offset
     return _first_value(array, first, n, tuple(shape))
+
+
+def locate_checked(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
+    """As ``locate_values``; whoever reads what does not lie side by side may trust its offsets then."""
+    located = locate_values(array)
+    if located is None:
+        array.validate(full=True)
+    return located
 
 
 def list_offsets(array: pa.Array) -> list[tuple[int, int, np.dtype[Any]]]:

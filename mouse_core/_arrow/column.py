@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.addresses import copy_runs, element_of, element_of_all, locate_values
+from mouse_core._arrow.addresses import element_of, largest_in_runs, locate_checked
 from mouse_core._arrow.alike import Alike
 from mouse_core._arrow.column_types import Reading
 from mouse_core._arrow.dense import dense_rows
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 # So many chunks are looked up one by one.
 _FEW = 8
-# Chunks of more bytes are not looked through for the few rows of a window; others together, up to so many bytes.
-_MOST_BYTES, _LOOKED_THROUGH = 1 << 14, 1 << 18
 
 
 class ColumnPart:
@@ -81,6 +79,17 @@ class ColumnPart:
         if self._column is None:
             return pa.nulls(end - first)
         return self._column.chunk(number) if self._same_chunks else self._column.slice(first, end - first).chunk(0)
+
+    def slices(self, wanted: Sequence[tuple[int, int, int]]) -> list[pa.Array]:
+        """Some rows of some chunks: of each the chunk's number, the first row there, and how many."""
+        return [self.chunk(number).slice(row, count) for number, row, count in wanted]
+
+    def prepare(self, numbers: Sequence[int]) -> None:
+        """Have at once what it takes to locate some chunks, where it is not at hand."""
+
+    def locate(self, number: int) -> tuple[int, tuple[int, ...]] | None:
+        """Where a chunk's values begin, and the shape of a row; see ``locate_checked``."""
+        return locate_checked(self.chunk(number))
 
     def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
         """Chunks, among ``chunks`` or beside them, that are laid out as another one is.
@@ -244,20 +253,8 @@ class Column:
             unknown = chunks[table.largest[chunks] == UNKNOWN]
             for rows in np.unique(table.rows[unknown]).tolist():
                 same = unknown[table.rows[unknown] == rows]
-                table.largest[same] = self._largest_in_runs(table.begin[same], rows * self.width)
+                table.largest[same] = largest_in_runs(self._stored, table.begin[same], rows * self.width)
             return table.largest[chunks]
-
-    def _largest_in_runs(self, begin: Int64s, count: int) -> Int64s:
-        """The largest of ``count`` integers from each of some addresses."""
-        limit, item = np.iinfo(np.int64).max, self._stored.itemsize
-        largest = np.full(len(begin), limit)
-        together = _LOOKED_THROUGH // max(count * item, 1) if count * item <= _MOST_BYTES else 0
-        first = element_of_all(begin, item)
-        for number in range(0, len(begin), together) if together else ():
-            codes = copy_runs(self._stored, first[number : number + together], count).view(f"u{item}")
-            found = codes.max(axis=1, initial=0).astype(np.uint64)
-            largest[number : number + together] = np.minimum(found, np.uint64(limit))
-        return largest
 
     def _is_in_place(self, width: Int64s) -> npt.NDArray[np.bool_]:
         """Whether chunks that begin somewhere, with so many values a row, can be copied from there."""
@@ -286,6 +283,8 @@ class Column:
         begins, widths = self._tables
         unknown = begins[chunk] == UNKNOWN
         new = distinct(chunk[unknown], len(begins)) if unknown.any() else chunk[:0]
+        for part, _, local in self._by_part(new) if len(new) else ():
+            part.prepare(local.tolist())
         if len(new) > _FEW:
             for part, among, local in self._by_part(new):
                 if len(local) > part.few:
@@ -318,7 +317,7 @@ class Column:
         part, local = self.part_of(number)
         with part.lock:
             if part.begin[local] == UNKNOWN:
-                part.width[local], part.begin[local] = self._first_value_of(part.chunk(local))
+                part.width[local], part.begin[local] = self._first_value_of(part, local)
             begin, width = int(part.begin[local]), int(part.width[local])
         tables = self.__dict__.get("_tables")
         if tables is not None:
@@ -326,12 +325,10 @@ class Column:
                 tables[1][number], tables[0][number] = width, begin
         return begin, width
 
-    def _first_value_of(self, values: pa.Array) -> tuple[int, int]:
+    def _first_value_of(self, part: ColumnPart, number: int) -> tuple[int, int]:
         """The values in a row of a chunk and where they begin, ``IRREGULAR`` if rows do not lie in order."""
         try:
-            located = locate_values(values)
-            if located is None:
-                values.validate(full=True)  # whoever reads it must be able to trust its offsets
+            located = part.locate(number)
         except ValueError as error:
             raise DataError(f"column {self.name!r}: {error}") from error
         if located is None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.addresses import copy_bits, copy_runs, element_of_all, flat_view
-from mouse_core._arrow.column import Column
+from mouse_core._arrow.column import Column, ColumnPart
 from mouse_core._arrow.dense import plain
 from mouse_core._arrow.dense_copies import IRREGULAR
 from mouse_core._arrow.windows import Int64s, WindowsPart
@@ -135,15 +135,20 @@ def _gather_slices(
     slices: dict[pa.DataType, list[pa.Array]] = {}
     targets: dict[pa.DataType, list[Int64s]] = {}
     images: list[tuple[pa.Array, int, Sequence[str]]] = []
+    wanted: dict[ColumnPart, list[tuple[int, int, int]]] = {}
+    places: dict[ColumnPart, list[int]] = {}
     for begin, end in pairwise(begins):
-        n = (end - begin) * length
         part, number = column.part_of(int(chunk[begin]))
-        values = plain(part.chunk(number).slice(int(row[begin]), n))
-        if column.kind.kind == "image":
-            images.append((values, int(target[begin]), part.image_roots))
-            continue
-        slices.setdefault(values.type, []).append(values)
-        targets.setdefault(values.type, []).append(np.arange(int(target[begin]), int(target[begin]) + n))
+        wanted.setdefault(part, []).append((number, int(row[begin]), (end - begin) * length))
+        places.setdefault(part, []).append(int(target[begin]))
+    for part, some in wanted.items():
+        for found, place in zip(part.slices(some), places[part], strict=True):
+            values = plain(found)
+            if column.kind.kind == "image":
+                images.append((values, place, part.image_roots))
+                continue
+            slices.setdefault(values.type, []).append(values)
+            targets.setdefault(values.type, []).append(np.arange(place, place + len(values)))
     if images:
         from mouse_core.images.rows import fill_images  # 0.5 us; the first image alone takes a hundred times that
 

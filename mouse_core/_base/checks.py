@@ -48,6 +48,16 @@ def as_record(value: Any) -> dict[str, Any] | None:
     return None
 
 
+def row_of(value: Any) -> dict[str, Any]:
+    """The columns of a row that is to be appended; DataError where it is none."""
+    fields = as_record(value)
+    if fields is not None:
+        return fields
+    if type(value).__name__ == "DatasetStore":
+        raise DataError("append: expected a dict, found a DatasetStore; extend(other[:]) takes its rows")
+    raise DataError(f"append: expected a dict, found {value!r:.200}")
+
+
 # What others call the columns of the standard fields; gymnasium's names first.
 _ELSEWHERE = {
     "action": ("actions", "act", "acts"),

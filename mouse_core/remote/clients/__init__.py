@@ -2,5 +2,6 @@
 
 from mouse_core.remote.clients.opening import is_url, open_client
 from mouse_core.remote.clients.options import StorageOptions
+from mouse_core.remote.clients.reaching import Reaching
 
-__all__ = ["StorageOptions", "is_url", "open_client"]
+__all__ = ["Reaching", "StorageOptions", "is_url", "open_client"]

@@ -280,8 +280,7 @@ class MirrorObject:
                 f"{self.info.path}: expected ranges within its {self.info.size} bytes, found "
                 f"{int(first.min())}..{int(last.max())}"
             )
-        at = self._placed.begin
-        return self.mirror._read(self.backing.memory, first + at, last + at)
+        return self.backing.read(first + self.address, last + self.address)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _added, (self.mirror, self._placed.client, self.info)
@@ -312,6 +311,10 @@ class _Map:
     def still(self, token: Any) -> bool:
         """Whether nothing that was waited for was let go of since."""
         return self._mirror._still(token)
+
+    def read(self, begins: Int64s, ends: Int64s) -> list[bytes]:
+        """Copies of the bytes at some addresses, in any order, of whichever objects."""
+        return self._mirror._read(self.memory, begins - self.begin, ends - self.begin)
 
     def counters(self) -> dict[str, float]:
         """As ``Mirror.counters``."""

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
-from mouse_core._base.checks import as_record, columns_of
-from mouse_core.errors import ConfigError, DataError
+from mouse_core._base.checks import columns_of, row_of
+from mouse_core.errors import ConfigError
 from mouse_core.spec import Alignment, Field
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
@@ -78,7 +78,7 @@ class DatasetStore(Store):
         layout: Literal["columns", "windows"] | None = None,
         **options: Any,
     ) -> DatasetStore:
-        """The store that lies in a folder, which rows are written to as they come.
+        """The store that lies in a folder, which rows are written to as they come, or the rows behind an address.
 
         A folder has one writer at a time, ``mode="a"``, and any number of readers in any process, also while it is
         written; they see the rows that were flushed. When a process ends, however it does, every row that ``append`` or
@@ -89,7 +89,8 @@ class DatasetStore(Store):
         - "append": every row that ``append`` or ``extend`` returned of.
 
         Args:
-            path: The folder.
+            path: The folder; or an address, ``s3://bucket/runs``, ``gs://``, ``az://``, ``https://`` or
+                ``hf://datasets/name/of/it``, whose rows are only read.
             mode: "r" reads a store that is there, and writes nothing; "a" writes one, which is made if it is not there.
             sync: What a writer waits for, as above.
             verify: Whether a file's digest is compared when its rows are first read; that reads all of the file once.
@@ -97,7 +98,8 @@ class DatasetStore(Store):
                 at a time; stores and snapshots that others opened keep theirs.
             max_bytes: How many bytes of files a writer keeps, likewise, from 65,536.
             layout: How rows are sealed: "columns", one by one; "windows", 128 to 256 rows at a time; None: as the last.
-            **options: Those of the class. An alignment that is not given is the one that the rows have.
+            **options: Those of the class, where an alignment that is not given is the one that the rows have; for an
+                address also those of ``mouse_core.remote.Reaching``: ``storage_options``, ``cache``, ``cache_bytes``...
 
         Returns:
             The store. A writer's is closed by ``close()``, or at the end of a ``with`` block.
@@ -109,11 +111,10 @@ class DatasetStore(Store):
             SchemaError: Options that do not fit what the rows say of themselves.
             StorageError: The folder cannot be read, or be written.
         """
-        from mouse_core.store.disk.upkeep import Limits
-        from mouse_core.store.disk.writing import open_rows
+        from mouse_core.store.dataset_store._opening import opened
 
-        store = cls(**options)
-        store._rows = open_rows(path, mode, sync, verify, store._rows, Limits(max_rows, max_bytes), layout)
+        of_folder = (sync, verify, max_rows, max_bytes, layout)
+        store: DatasetStore = opened(cls, path, mode, options, *of_folder)
         return store
 
     @property
@@ -287,11 +288,7 @@ class DatasetStore(Store):
 
         The store is unchanged after an error, but where a wait for the disk failed (``sync="append"``): it has the row.
         """
-        fields = row if type(row) is dict else as_record(row)
-        if fields is None:
-            if type(row).__name__ == "DatasetStore":
-                raise DataError("append: expected a dict, found a DatasetStore; extend(other[:]) takes its rows")
-            raise DataError(f"append: expected a dict, found {row!r:.200}")
+        fields = row if type(row) is dict else row_of(row)
         rows = self._rows
         with rows.lock.mine():
             try:
@@ -346,5 +343,5 @@ class DatasetStore(Store):
         fields = [replace(field, shape=shapes.get(name, field.shape)) for name, field in schema.fields.items()]
         options: dict[str, Any] = {**schema.dims, "alignment": self.alignment, "image_roots": schema.image_roots}
         encoded = DatasetStore(fields=fields, **options).from_dataset(rows_to_table(batch, schema)).snapshot()
-        windows = encoded.locate(np.arange(encoded.num_rows), 1).part(0)
-        return {name: reader.read(windows, reader.spec.dtype)[:, 0] for name, reader in encoded.readers.items()}
+        rows = np.arange(encoded.num_rows)
+        return {name: encoded.stored(name, rows, 1, one.dtype) for name, one in encoded.spec.items()}

@@ -49,7 +49,8 @@ _LISTS = ("number", "rows", "bytes", "digest", "schema", "appended")
 # Of version 2.
 _MORE_LISTS = ("batch_rows", "stride")
 # A longer manifest than others of our files: a million segments.
-_MOST_BYTES = 8 * MOST_JSON
+MOST_BYTES = 8 * MOST_JSON
+"""Of a manifest."""
 
 
 class Sealed(NamedTuple):
@@ -218,8 +219,8 @@ def parse_manifest(file: Path, text: bytes) -> Manifest:
         DataError: It is damaged, or a newer release wrote it.
     """
     with reading(file):
-        if len(text) > _MOST_BYTES:
-            raise damaged(file, f"expected at most {_MOST_BYTES} bytes, found {len(text)}")
+        if len(text) > MOST_BYTES:
+            raise damaged(file, f"expected at most {MOST_BYTES} bytes, found {len(text)}")
         said = _checked(file, text)
         try:
             return _manifest_of(said)

@@ -51,6 +51,18 @@ class Refusing:
         raise self.error()
 
 
+def settled(told: StoreSchema, manifest: Manifest, where: str) -> StoreSchema:
+    """The schema of the rows that a manifest names, which are to fit what a store was told of them."""
+    about = manifest.about
+    if told.told.alignment is None and about.alignment is not None:
+        told = copy.copy(told)
+        told.alignment = check_alignment(about.alignment)
+    examples = [Segment(schema.empty_table()) for schema in manifest.schemas]
+    schema = told.merged(examples, [(where, about)] * max(len(examples), 1))
+    schema.all_say_alignment &= about.alignment is not None or not examples
+    return schema
+
+
 class FolderRows(Rows):
     """Rows that lie in a folder, with a schema and segments as its manifest has them.
 
@@ -80,14 +92,7 @@ class FolderRows(Rows):
 
     def _adopt(self, manifest: Manifest, lease: Lease) -> None:
         """Take over what a manifest says of columns and sealed segments, with those that are known already."""
-        told, about = self._told, manifest.about
-        if told.told.alignment is None and about.alignment is not None:
-            told = copy.copy(told)
-            told.alignment = check_alignment(about.alignment)
-        examples = [Segment(schema.empty_table()) for schema in manifest.schemas]
-        said = [(f"store {self.path}", about)] * max(len(examples), 1)
-        self.schema = told.merged(examples, said)
-        self.schema.all_say_alignment &= about.alignment is not None or not examples
+        self.schema = settled(self._told, manifest, f"store {self.path}")
         known = {one.place: one for one in self.segments if isinstance(one, SealedSegment)}
         segments, first = [], manifest.dropped
         for sealed in manifest.segments:

@@ -1,0 +1,40 @@
+"""Opening a store by its path or its address."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mouse_core.remote.clients import is_url
+
+
+def opened(
+    make: Callable[..., Any],
+    path: str | os.PathLike[str],
+    mode: str,
+    options: Mapping[str, Any],
+    sync: str,
+    verify: bool,
+    max_rows: int | None,
+    max_bytes: int | None,
+    layout: str | None,
+) -> Any:
+    """The store in a folder, or behind an address; see ``DatasetStore.open``.
+
+    Args:
+        make: The class.
+        path, mode: As there.
+        options: Those of the class, and for an address those of ``Reaching``.
+        sync, verify, max_rows, max_bytes, layout: As there, of a folder.
+    """
+    if is_url(path):
+        from mouse_core.store.elsewhere.opening import open_elsewhere
+
+        return open_elsewhere(make, str(path), mode, options)
+    from mouse_core.store.disk.upkeep import Limits
+    from mouse_core.store.disk.writing import open_rows
+
+    store = make(**options)
+    store._rows = open_rows(path, mode, sync, verify, store._rows, Limits(max_rows, max_bytes), layout)
+    return store

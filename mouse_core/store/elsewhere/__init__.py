@@ -1,0 +1,1 @@
+"""Rows in objects elsewhere: what is where is known from metadata, and values are read when they are wanted."""

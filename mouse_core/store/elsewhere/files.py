@@ -1,0 +1,177 @@
+"""Arrow files elsewhere: where their record batches lie, and the columns of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from mouse_core._arrow.windows import Int64s
+from mouse_core.errors import DataError
+from mouse_core.files.ipc.batches import Footer, Message, read_footer, read_message
+from mouse_core.files.ipc.columns import ColumnPlace
+from mouse_core.remote.client import ObjectInfo
+from mouse_core.store.elsewhere.asking import Asking, Range
+
+T = TypeVar("T")
+# What a head of some twenty columns has, and a footer of a hundred record batches.
+_HEAD_BYTES, _FOOTER_BYTES = 1 << 12, 1 << 13
+
+
+class _Short(Exception):
+    """More bytes are needed than were read."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self.begin, self.end = begin, end
+
+
+def read_with(number: int, begin: int, end: int, parse: Callable[[Callable[[int, int], Any]], T]) -> Asking[T]:
+    """What a function makes of an object that it reads some bytes of, which are asked for until it has all it needs.
+
+    Args:
+        number: Of the object.
+        begin, end: What is read at first; of one range, as reading grows only there.
+        parse: Is given a function that gives the bytes between two places.
+    """
+    while True:
+        (content,) = yield [Range(number, begin, end)]
+
+        def read(low: int, high: int, content: Any = content, first: int = begin, last: int = end) -> Any:
+            if low < first or high > last:
+                raise _Short(min(low, first), max(high, last))
+            return memoryview(content)[low - first : high - first]
+
+        try:
+            return parse(read)
+        except _Short as short:
+            begin, end = short.begin, short.end
+
+
+def footer_of(number: int, size: int) -> Asking[Footer]:
+    """The footer of a file; see ``read_footer``."""
+    return read_with(number, max(0, size - _FOOTER_BYTES), size, lambda read: read_footer(read, size))
+
+
+def message_at(number: int, begin: int, size: int, guess: int = _HEAD_BYTES) -> Asking[Message | None]:
+    """The message that begins at a byte of a file; see ``read_message``."""
+    end = min(begin + guess, size)
+    return read_with(number, begin, end, lambda read: read_message(read, begin, size, guess=end - begin))
+
+
+class Hint:
+    """Where files of one writer have their first record batch, and how long its head is: most often all alike."""
+
+    begin = 0
+    head = _HEAD_BYTES
+
+
+class ArrowFile:
+    """A file whose record batches and their rows are known; of each its head is read when it is asked for.
+
+    Args:
+        info: The object that it is.
+        rows: How many rows each record batch has, int64 ``[n]``.
+        begins: At which byte each begins, int64 ``[n]``; None: its footer says so.
+        nulls: Columns that have no value at all in it.
+        stride: How many bytes after each other record batches begin that have as many rows as the first and all values
+            as far behind their beginning; 0: that is not known.
+    """
+
+    def __init__(
+        self,
+        info: ObjectInfo,
+        rows: Int64s,
+        begins: Int64s | None = None,
+        nulls: tuple[str, ...] = (),
+        stride: int = 0,
+    ) -> None:
+        self.info, self.rows, self.nulls, self.stride = info, rows, nulls, stride
+        self._begins = begins
+        self._messages: dict[int, Message] = {}
+
+    def template(self, batch: int) -> int:
+        """The record batch that is laid out as this one is: the first, or itself."""
+        return 0 if self.stride and self.rows[batch] == self.rows[0] else batch
+
+    def message(self, number: int, batch: int, hint: Hint) -> Asking[Message]:
+        """The head of a record batch.
+
+        Args:
+            number: Of its object, among those that are read.
+            batch: Which it is.
+            hint: What is known of others.
+
+        Raises:
+            DataError: The file is damaged, or another one.
+        """
+        if batch in self._messages:
+            return self._messages[batch]
+        if self.template(batch) != batch:
+            first = yield from self.message(number, 0, hint)
+            ahead = batch * self.stride
+            return first._replace(begin=first.begin + ahead, body=first.body + ahead, end=first.end + ahead)
+        found = None
+        if self._begins is None and batch == 0 and hint.begin:
+            try:
+                found = yield from message_at(number, hint.begin, self.info.size, hint.head)
+            except DataError:
+                found = None  # of another writer; its footer says where it is
+        if found is None or found.head is None or found.head.rows != self.rows[batch]:
+            if self._begins is None:
+                self._begins = yield from self._footer(number)
+            found = yield from message_at(number, int(self._begins[batch]), self.info.size, hint.head)
+        if found is None or found.head is None or found.head.rows != self.rows[batch]:
+            there = "none" if found is None or found.head is None else f"one of {found.head.rows}"
+            raise DataError(f"expected a record batch of {self.rows[batch]} rows, found {there}")
+        if batch == 0:
+            hint.begin = hint.begin or found.begin
+        hint.head = max(hint.head, found.body - found.begin)
+        self._messages[batch] = found
+        return found
+
+    def _footer(self, number: int) -> Asking[Int64s]:
+        footer = yield from footer_of(number, self.info.size)
+        if len(footer) != len(self.rows):
+            raise DataError(f"expected {len(self.rows)} record batches, found {len(footer)}")
+        return np.array(footer.begins, np.int64)
+
+    def places(self, schema: pa.Schema, number: int, batch: int, hint: Hint) -> Asking[dict[str, ColumnPlace]]:
+        """Where the columns of a record batch lie, by name; those that Arrow alone can read are not there."""
+        found = yield from self.message(number, batch, hint)
+        assert found.head is not None
+        return found.head.columns(schema, found.body)
+
+    def batch(self, schema: pa.Schema, number: int, batch: int, hint: Hint) -> Asking[pa.RecordBatch]:
+        """A record batch as Arrow reads it, all of it."""
+        found = yield from self.message(number, batch, hint)
+        try:
+            if any(pa.types.is_dictionary(one.type) for one in schema):
+                (content,) = yield [Range(number, 0, self.info.size)]
+                return _opened(pa.py_buffer(content)).get_batch(batch)
+            (content,) = yield [Range(number, found.begin, found.end)]
+            return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(content)), schema)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DataError(f"expected a record batch, found a damaged one: {error}") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArrowFile, (self.info, self.rows, self._begins, self.nulls, self.stride)
+
+
+def _opened(content: pa.Buffer) -> Any:
+    """A reader of the file format, or of the stream format by number."""
+    if bytes(content.slice(0, 6)) == b"ARROW1":
+        return pa.ipc.open_file(content)
+    return _Stream(content)
+
+
+class _Stream:
+    """The record batches of a stream, by number."""
+
+    def __init__(self, content: pa.Buffer) -> None:
+        self._batches = list(pa.ipc.open_stream(content))
+
+    def get_batch(self, number: int) -> pa.RecordBatch:
+        """One of them."""
+        return self._batches[number]

@@ -1,0 +1,48 @@
+"""Opening the rows behind an address."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+from mouse_core.errors import ConfigError
+from mouse_core.remote.clients import Reaching
+from mouse_core.store._intake import Rows
+from mouse_core.store.elsewhere.objects import Place
+from mouse_core.store.elsewhere.rows import ElsewhereRows
+
+
+class _HasRows(Protocol):
+    """A store, which may get other rows."""
+
+    _rows: Rows
+
+
+Store = TypeVar("Store", bound=_HasRows)
+_OPTIONS = frozenset(inspect.signature(Reaching).parameters)
+
+
+def open_elsewhere(make: Callable[..., Store], url: str, mode: str, options: Mapping[str, Any]) -> Store:
+    """A store of the rows behind an address, of which the schema and the index are read; see ``DatasetStore.open``.
+
+    Args:
+        make: The class.
+        url: The address.
+        mode: "r".
+        options: Those of the class, and of ``Reaching``.
+
+    Raises:
+        ConfigError: There are no rows of a kind that is read elsewhere, or another mode.
+        DataError: They are damaged, or a newer release wrote them.
+        StorageError: They were not reached.
+    """
+    if mode != "r":
+        raise ConfigError(
+            f"{url}: expected the mode 'r', as rows elsewhere are only read, found {mode!r}; write in a folder, and "
+            "mouse upload sends what is new"
+        )
+    reaching = Reaching(**{name: value for name, value in options.items() if name in _OPTIONS})
+    store = make(**{name: value for name, value in options.items() if name not in _OPTIONS})
+    store._rows = ElsewhereRows(Place.of(url, reaching), store._rows.schema, store._rows.budget)
+    return store

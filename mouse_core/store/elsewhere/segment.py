@@ -1,0 +1,339 @@
+"""Rows in objects elsewhere as a segment of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from mouse_core._arrow.column import ColumnPart
+from mouse_core._arrow.column_types import column_type
+from mouse_core._arrow.windows import Int64s
+from mouse_core._base.memo import memo
+from mouse_core.errors import DataError
+from mouse_core.files.ipc.columns import ColumnPlace
+from mouse_core.store._segments import Segment
+from mouse_core.store.elsewhere.asking import Asking, Range, run, together
+from mouse_core.store.elsewhere.files import ArrowFile, Hint
+from mouse_core.store.elsewhere.objects import Objects, Place
+from mouse_core.store.elsewhere.slicing import lying, rows_of, whole
+
+if TYPE_CHECKING:
+    from mouse_core.ahead.backing import Backing
+
+# Heads of so many record batches are read at once where one after the other is looked at.
+_LOOKED_AT = 64
+
+
+class Files:
+    """Files elsewhere that follow each other, each of record batches, which are numbered over all of them.
+
+    Args:
+        place: Where they are.
+        files: Them.
+        schema: Their columns.
+    """
+
+    def __init__(self, place: Place, files: Sequence[ArrowFile], schema: pa.Schema) -> None:
+        self.objects = Objects(place, [one.info for one in files])
+        self.files, self.schema = list(files), schema
+        self._hint = Hint()
+        self._first = np.cumsum([0, *(len(one.rows) for one in self.files)])
+        self._places: dict[int, dict[str, ColumnPlace]] = {}
+        self._batch: tuple[int, pa.RecordBatch] | None = None
+
+    @memo
+    def starts(self) -> Int64s:
+        """The first row of every record batch, and the end, int64 ``[batches + 1]``."""
+        return np.concatenate([[0], np.cumsum(np.concatenate([one.rows for one in self.files]))]).astype(np.int64)
+
+    def of(self, chunk: int) -> tuple[int, int]:
+        """The number of the file that a record batch is in, and its own there."""
+        file = int(np.searchsorted(self._first, chunk, side="right")) - 1
+        return file, chunk - int(self._first[file])
+
+    def run(self, reader: Asking[Any]) -> Any:
+        """What a reader returns."""
+        return run(reader, self._read)
+
+    def _read(self, ranges: Sequence[Range]) -> Sequence[Any]:
+        return self.objects.read(ranges)
+
+    def named(self, chunk: int, reader: Asking[Any]) -> Asking[Any]:
+        """The same reader, whose errors name the object."""
+        where = self.objects.shown(self.of(chunk)[0])
+        try:
+            return (yield from reader)
+        except DataError as error:
+            raise error if where in str(error) else DataError(f"{where}: {error}") from error
+
+    def place(self, chunk: int, name: str) -> Asking[ColumnPlace | None]:
+        """Where a column of a record batch lies; None: only Arrow can read it."""
+        if chunk in self._places:
+            return self._places[chunk].get(name)
+        number, batch = self.of(chunk)
+        file = self.files[number]
+        places = yield from file.places(self.schema, number, batch, self._hint)
+        if file.template(batch) == batch:
+            self._places[chunk] = places
+        return places.get(name)
+
+    def template(self, chunk: int) -> tuple[int, int]:
+        """The record batch that is laid out as this one is, and how many bytes this one lies behind it."""
+        number, batch = self.of(chunk)
+        like = self.files[number].template(batch)
+        return chunk - batch + like, (batch - like) * self.files[number].stride
+
+    def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
+        """See ``ColumnPart.alike``; all of a file are known from its first one."""
+        for number in np.unique(np.searchsorted(self._first, chunks, side="right") - 1).tolist():
+            file, first = self.files[number], int(self._first[number])
+            if file.stride:
+                (same,) = np.nonzero(file.rows == file.rows[0])
+                yield first, first + same, same * file.stride
+
+    def lying(self, chunk: int, name: str) -> Asking[tuple[int, tuple[int, ...]] | None]:
+        """At which address a column's values begin, and the shape of a row; see ``slicing.lying``."""
+        place = yield from self.place(chunk, name)
+        if place is None:
+            return None
+        number = self.of(chunk)[0]
+        begin = self.objects.begin(number)
+        found = yield from lying(place, number)
+        if found is None:
+            return None
+        scale = 8 if column_type(place.type).value_type == "bool" else 1
+        return found[0] + scale * begin, found[1]
+
+    def rows(self, chunk: int, name: str, row: int, count: int) -> Asking[pa.Array]:
+        """Some rows of a column of a record batch."""
+        place = yield from self.place(chunk, name)
+        if place is None:
+            batch = yield from self._arrow_batch(chunk)
+            return batch.column(name).slice(row, count)
+        return (yield from rows_of(place, self.of(chunk)[0], row, count))
+
+    def column(self, chunk: int, name: str) -> Asking[pa.Array]:
+        """A column of a record batch."""
+        place = yield from self.place(chunk, name)
+        if place is None:
+            batch = yield from self._arrow_batch(chunk)
+            return batch.column(name)
+        return (yield from whole(place, self.of(chunk)[0]))
+
+    def _arrow_batch(self, chunk: int) -> Asking[pa.RecordBatch]:
+        """A record batch that only Arrow can read; the last one is kept."""
+        kept = self._batch
+        if kept is not None and kept[0] == chunk:
+            return kept[1]
+        number, batch = self.of(chunk)
+        found = yield from self.files[number].batch(self.schema, number, batch, self._hint)
+        self._batch = chunk, found
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Files, (self.objects.place, self.files, self.schema)
+
+
+class ElsewhereSegment(Segment):
+    """The rows of files elsewhere, a chunk for each record batch; making one reads nothing.
+
+    Args:
+        files: The files.
+        image_roots: Folders in which images that rows name by path may lie.
+        place: See ``Segment``.
+        appended: Whether the rows were appended to a store, and are not those of a dataset.
+    """
+
+    def __init__(
+        self, files: Files, image_roots: tuple[str, ...], place: tuple[object, int] | None, *, appended: bool = False
+    ) -> None:
+        self.files, self.place = files, place
+        self.backing = files.objects.backing
+        self.extent = object() if appended else None
+        self.num_rows = int(files.starts[-1])
+        self._appended, self._named_roots = appended, image_roots
+        self._parts, self._first_values = {}, {}
+        self.__dict__.update(chunk_starts=files.starts, _same_chunks=True, _is_mapped=False)
+
+    @memo
+    def table(self) -> pa.Table:
+        """The steps; reads all of them."""
+        return pa.concat_tables(list(self.tables()))
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The steps, record batch by record batch; each is read when it is asked for."""
+        names = self.files.schema.names
+        for chunk in range(len(self.chunk_starts) - 1):
+            columns = self._read([(chunk, self.files.column(chunk, name)) for name in names])
+            yield pa.Table.from_arrays(columns, names=names)
+
+    @memo
+    def types(self) -> dict[str, pa.DataType]:
+        """Arrow types by column name."""
+        return dict(zip(self.files.schema.names, self.files.schema.types, strict=True))
+
+    def column(self, name: str) -> pa.ChunkedArray | None:
+        """See ``Segment``; reads all of it."""
+        if name not in self.types:
+            return None
+        chunks = range(len(self.chunk_starts) - 1)
+        return pa.chunked_array(
+            self._read([(chunk, self.files.column(chunk, name)) for chunk in chunks]), self.types[name]
+        )
+
+    def part(self, name: str) -> ColumnPart:
+        """See ``Segment``; a head is read when a chunk is touched."""
+        if name not in self._parts and name in self.types:
+            is_image = column_type(self.types[name]).kind == "image"
+            roots = self.image_roots if is_image else ()
+            self._parts.setdefault(name, _PartElsewhere(self.files, name, roots, self._lists))
+        return super().part(name)
+
+    def _lists(self) -> list[_PartElsewhere]:
+        """The columns that were asked for."""
+        return [part for part in list(self._parts.values()) if isinstance(part, _PartElsewhere)]
+
+    def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
+        """See ``Segment``; what is known to be null throughout is not looked into."""
+        if name not in self.types:
+            return None
+        if name not in self._first_values:
+            self._first_values[name] = self._look_for_first(name)
+        found = self._first_values[name]
+        return None if found is None or found[0] >= rows else found
+
+    def _look_for_first(self, name: str) -> tuple[int, Any] | None:
+        files, chunks = self.files, range(len(self.chunk_starts) - 1)
+        several = [chunk for chunk in chunks if name not in files.files[files.of(chunk)[0]].nulls]
+        # Most often it is the very first row.
+        groups = [several[:1], *(several[at : at + _LOOKED_AT] for at in range(1, len(several), _LOOKED_AT))]
+        for some in filter(None, groups):
+            places = self._read([(chunk, files.place(chunk, name)) for chunk in some])
+            for chunk, place in zip(some, places, strict=True):
+                rows, nulls = (1, 1) if place is None else place.levels[0]
+                row = 0
+                if nulls == rows and place is not None:
+                    continue
+                if nulls:
+                    (column,) = self._read([(chunk, files.column(chunk, name))])
+                    if column.null_count == len(column):
+                        continue
+                    row = int(np.argmin(column.is_null()))
+                (value,) = self._read([(chunk, files.rows(chunk, name, row, 1))])
+                return int(self.chunk_starts[chunk]) + row, value[0].as_py()
+        return None
+
+    def has_value(self, name: str, rows: int) -> bool:
+        """See ``Segment``."""
+        if name not in self.types:
+            return False
+        if rows == self.num_rows and any(one.nulls for one in self.files.files):
+            return any(name not in one.nulls for one in self.files.files)
+        return not rows or self.first_value(name, rows) is not None
+
+    def take(self, row: int, count: int = 1) -> pa.Table:
+        """See ``Segment``; reads no others."""
+        names = self.files.schema.names
+        pieces = list(self._pieces(row, count))
+        read = self._read(
+            [(chunk, self.files.rows(chunk, name, first, rows)) for chunk, first, rows in pieces for name in names]
+        )
+        tables = [
+            pa.Table.from_arrays(read[at : at + len(names)], schema=self.files.schema.remove_metadata())
+            for at in range(0, len(read), max(len(names), 1))
+        ]
+        if not tables:
+            return self.files.schema.remove_metadata().empty_table()
+        return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+
+    def _pieces(self, row: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """The chunks that some rows lie in: the first row of each there, and how many."""
+        chunk = int(np.searchsorted(self.chunk_starts, row, side="right")) - 1
+        while count > 0 and chunk < len(self.chunk_starts) - 1:
+            first, end = self.chunk_starts[chunk : chunk + 2].tolist()
+            there = min(count, end - row)
+            yield chunk, row - first, there
+            chunk, row, count = chunk + 1, row + there, count - there
+
+    def _read(self, readers: Sequence[tuple[int, Asking[Any]]]) -> list[Any]:
+        """What readers of some chunks return."""
+        files = self.files
+        found: list[Any] = files.run(together([files.named(chunk, reader) for chunk, reader in readers]))
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _segment, (self.files, self._named_roots, self.place, self._appended)
+
+
+def _segment(
+    files: Files, image_roots: tuple[str, ...], place: tuple[object, int] | None, appended: bool
+) -> ElsewhereSegment:
+    return ElsewhereSegment(files, image_roots, place, appended=appended)
+
+
+class _PartElsewhere(ColumnPart):
+    """One column of files elsewhere.
+
+    Args:
+        files: The files.
+        name: The column's.
+        image_roots: See ``ColumnPart``.
+        others: The columns of the segment that were asked for, with whose heads this one's come.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        name: str,
+        image_roots: tuple[str, ...],
+        others: Callable[[], Sequence[_PartElsewhere]],
+    ) -> None:
+        super().__init__(_no_column, files.starts, same_chunks=True, image_roots=image_roots)
+        self.backing: Backing | None = files.objects.backing
+        self._files, self._name, self._others = files, name, others
+        self._located: dict[int, tuple[int, tuple[int, ...]] | None] = {}
+
+    def chunk(self, number: int) -> pa.Array:
+        """The values of one record batch; reads them."""
+        return self._files.run(self._files.named(number, self._files.column(number, self._name)))
+
+    def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
+        """See ``ColumnPart``."""
+        return self._files.alike(chunks)
+
+    def slices(self, wanted: Sequence[tuple[int, int, int]]) -> list[pa.Array]:
+        """Some rows of some chunks, read at once."""
+        files = self._files
+        readers = [files.named(chunk, files.rows(chunk, self._name, row, count)) for chunk, row, count in wanted]
+        found: list[pa.Array] = files.run(together(readers))
+        return found
+
+    def locate(self, number: int) -> tuple[int, tuple[int, ...]] | None:
+        """See ``ColumnPart``; reads a head, and where lists end."""
+        like, ahead = self._files.template(number)
+        if like not in self._located:
+            self.prepare([like])
+        found = self._located[like]
+        if found is None or not ahead:
+            return found
+        scale = 8 if column_type(self._files.schema.field(self._name).type).value_type == "bool" else 1
+        return found[0] + scale * ahead, found[1]
+
+    def prepare(self, numbers: Sequence[int]) -> None:
+        """Read what it takes to locate some chunks, of all columns that are read together."""
+        readers, files = [], self._files
+        numbers = list(dict.fromkeys(files.template(number)[0] for number in numbers))
+        for part in self._others():
+            missing = [number for number in numbers if number not in part._located]
+            readers += [files.named(number, part._locate(number)) for number in missing]
+        files.run(together(readers))
+
+    def _locate(self, number: int) -> Asking[None]:
+        self._located[number] = yield from self._files.lying(number, self._name)
+
+
+def _no_column() -> None:
+    """What stands for a column that lies in no table."""

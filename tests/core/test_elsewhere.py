@@ -1,0 +1,180 @@
+"""Stores elsewhere hold what those in folders do: rows, batches, fingerprints; and say what is wrong with objects."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mouse_core import BatchSource, DatasetStore, Field
+from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError, StoreWarning
+from tests.core.object_server import Fault, ObjectServer
+
+pytest.importorskip("obstore")
+ROWS = 600
+FIELDS = [
+    Field("flag"),
+    Field("some", fill=-1),
+    Field("wide", shape=(3,), pad=0),
+    Field("picture", image=True, shape=(4, 4, 1)),
+]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ObjectServer() as running:
+        yield running
+
+
+@pytest.fixture
+def options(server, tmp_path):
+    server.objects.clear()
+    server.faults.clear()
+    return {"storage_options": server.options, "cache": tmp_path / "cache", "cache_bytes": 64 << 20}
+
+
+def rows(begin: int, count: int = ROWS) -> dict[str, Any]:
+    """Columns of every kind: regular, boolean, with nulls, ragged, and pictures."""
+    from PIL import Image
+
+    number, pictures = np.arange(begin, begin + count), []
+    for value in range(count):
+        file = io.BytesIO()
+        Image.fromarray(np.full((4, 4), value % 251, np.uint8)).save(file, "png")
+        pictures.append(file.getvalue())
+    return {
+        "action": number % 5,
+        "reward": number / 7,
+        "done": (number % 50 == 49).astype(np.int64),
+        "observation": (number[:, None] + np.arange(4)).astype(np.float32),
+        "flag": number % 3 == 0,
+        "some": [None if value % 4 == 1 else float(value) for value in number],
+        "wide": [[float(value)] * (3 - value % 4) for value in number],
+        "picture": pictures,
+    }
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """A store of three sealed files, one of them with many record batches."""
+    folder = tmp_path_factory.mktemp("stores") / "store"
+    for part in range(3):
+        layout = "windows" if part == 1 else "columns"
+        with DatasetStore.open(folder, "a", fields=FIELDS, layout=layout) as store:
+            store.extend(rows(part * ROWS))
+    return folder
+
+
+def same_batches(here: DatasetStore, there: DatasetStore, **how: Any) -> None:
+    sources = [BatchSource(store, 16, 8, **how) for store in (here, there)]
+    assert sources[0].fingerprint == sources[1].fingerprint
+    for index in (0, 1, 5):
+        batches = [source[index] for source in sources]
+        assert batches[0].keys() == batches[1].keys()
+        for name, values in batches[0].items():
+            np.testing.assert_array_equal(values, batches[1][name], err_msg=name)
+
+
+def test_rows_and_batches_are_those_of_the_folder(server, options, written):
+    server.put_folder("data/runs", written)
+    for url in ("s3://data/runs", f"{server.url}/data/runs", f"file://{written}"):
+        told = {**options, "storage_options": server.options if url.startswith("s3") else {}}
+        here, there = DatasetStore.open(written), DatasetStore.open(url, **told)
+        assert (len(there), there.columns, there.about, there.path) == (3 * ROWS, here.columns, here.about, url)
+        assert there.snapshot().fingerprint == here.snapshot().fingerprint
+        numbers = [0, 1, ROWS - 1, ROWS, 3 * ROWS - 1]
+        assert there.snapshot().rows(numbers) == here.snapshot().rows(numbers)
+        np.testing.assert_array_equal(there.snapshot().episode_starts, here.snapshot().episode_starts)
+        same_batches(here, there)
+    plain = ["action", "reward", "obs_continuous"]  # those that are copied from where they lie
+    same_batches(here, there, fields=plain)
+    snapshot = pickle.loads(pickle.dumps(there.snapshot()))
+    assert snapshot.rows([7]) == here.snapshot().rows([7])
+
+
+def test_opening_reads_no_rows_and_a_batch_reads_few(server, options, written):
+    server.put_folder("data/runs", written)
+    server.asked.clear()
+    there = DatasetStore.open("s3://data/runs", **options)
+    assert server.sent("segments") == 0
+    size = sum(one.size for path, one in server.objects.items() if path.endswith(".arrow"))
+    assert there.snapshot().rows([3])["action"] == [3]
+    assert 0 < server.sent("segments") < size
+
+
+def test_what_is_uploaded_later_is_seen_by_the_next_snapshot(server, options, tmp_path):
+    for part in range(3):
+        with DatasetStore.open(tmp_path / "store", "a", layout="windows") as store:
+            store.extend({name: rows(part * ROWS)[name] for name in ("action", "reward", "done", "observation")})
+        server.put_folder("data/growing", tmp_path / "store")
+        if not part:
+            there = DatasetStore.open("s3://data/growing", **options)
+            before = there.snapshot()
+        now = there.snapshot()
+        assert (len(now), len(before)) == ((part + 1) * ROWS, ROWS)
+        assert now.begins_as(before)
+    same_batches(DatasetStore.open(tmp_path / "store"), there)
+    assert before.rows([5])["action"] == [0]
+    shutil.rmtree(tmp_path / "store")
+    with DatasetStore.open(tmp_path / "store", "a") as store:
+        store.extend(rows(0))
+    server.put_folder("data/growing", tmp_path / "store")
+    with pytest.raises(DataError, match="made in its place or repaired; open it again"):
+        there.snapshot()
+
+
+def test_objects_that_changed_are_refused(server, options, written):
+    server.put_folder("data/runs", written)
+    there = DatasetStore.open("s3://data/runs", **options)
+    for path in [path for path in server.objects if path.endswith(".arrow")]:
+        server.put(path, server.objects[path].read(0, 1 << 30)[::-1])
+    with pytest.raises(ChangedError, match=r"s3://data/runs/segments/.*expected the object that was there when"):
+        there.snapshot().rows([0])
+
+
+def test_what_is_no_store_or_not_whole_is_said(server, options, written):
+    with pytest.raises(ConfigError, match=r"s3://data/nothing: expected a store \(manifest.json\), found none"):
+        DatasetStore.open("s3://data/nothing", **options)
+    with pytest.raises(ConfigError, match="expected the mode 'r'"):
+        DatasetStore.open("s3://data/runs", "a", **options)
+    server.put_folder("data/runs", written)
+    with pytest.raises(ConfigError, match="found one elsewhere; write it in a folder"):
+        DatasetStore.open("s3://data/runs", **options).extend(rows(0))
+    path = next(path for path in server.objects if path.endswith(".arrow"))
+    whole = server.objects[path].read(0, 1 << 30)
+    server.put(path, whole[:-5])
+    with pytest.raises(DataError, match=rf"{path[5:]}: expected {len(whole)} bytes as were written, found"):
+        DatasetStore.open("s3://data/runs", **options)
+    del server.objects[path]
+    with pytest.raises(DataError, match="expected an object, found none"):
+        DatasetStore.open("s3://data/runs", **options)
+    server.put("data/runs/manifest.json", b"{}")
+    with pytest.raises(DataError, match=r"s3://data/runs/manifest.json: expected the manifest of a store"):
+        DatasetStore.open("s3://data/runs", **options)
+
+
+def test_rows_that_were_not_sealed_are_missed_aloud(server, options, tmp_path):
+    store = DatasetStore.open(tmp_path / "store", "a", fields=FIELDS)
+    store.extend(rows(0))
+    store.flush()
+    server.put_folder("data/open", tmp_path / "store")
+    with pytest.warns(StoreWarning, match="not sealed when the folder was copied"):
+        there = DatasetStore.open("s3://data/open", **options)
+    assert len(there) == 0
+    store.close()
+
+
+def test_an_error_that_passes_is_not_one(server, options, written):
+    server.put_folder("data/runs", written)
+    there = DatasetStore.open("s3://data/runs", **options)
+    server.faults += [Fault("segments", times=2), Fault("segments", "drop")]
+    assert there.snapshot().rows([3])["action"] == [3]
+    quick = {**server.options, "retry_config": {"max_retries": 0}}
+    server.faults += [Fault("manifest", method="HEAD", status=500)]
+    with pytest.raises(StorageError, match=r"manifest.json: not reached: 500"):
+        DatasetStore.open("s3://data/runs", **{**options, "storage_options": quick})
