@@ -47,7 +47,7 @@ from mouse_core.replay import (
     SliceSamplerWithoutReplacement,
 )
 from mouse_core.rollouts import RolloutField, RolloutStorage
-from mouse_core.sampling import Column
+from mouse_core.sampling import Blocks, Column
 from mouse_core.testing import stream_digest
 
 FILE = Path(__file__).with_name("golden.json")
@@ -131,6 +131,9 @@ def sources() -> dict[str, Any]:
             for pad in (True, False, 0)
         },
         "episodes side by side": {"boundary": "episode", "sampling": "sequential"},
+        "all of it in a pool": {"sampling": "blocks"},
+        "blocks": {"sampling": Blocks(rows=27, pool=8), "seed": 3, "sequence_length": 2, "shard": (1, 2)},
+        "blocks of episodes": {"sampling": Blocks(rows=27, pool=8), "boundary": "episode", "sequence_length": 2},
     }
     sized = {"sequence_length": 9, "batch_size": 8}
     found = {name: of_source(BatchSource(made, **{**sized, **chosen})) for name, chosen in options.items()}
