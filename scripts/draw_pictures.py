@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from mouse_core import BatchSource, DatasetStore
+from mouse_core.sampling import Blocks, Pool
 
 ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
 
@@ -477,6 +478,67 @@ def snapshots() -> Picture:
     return picture
 
 
+def blocks() -> Picture:
+    """Which rows batches read, drawn uniformly and from blocks, and what that costs in randomness."""
+    picture = Picture(
+        WIDTH,
+        318,
+        "Windows drawn uniformly lie anywhere in every batch. Those from blocks lie in 16 blocks at a time, each of "
+        "which is used up and gives place to another. The mean of 64 batches varies 28 times as much as uniformly with "
+        "a pool of 64 blocks of 4 megabytes, 2 times with 1,024 blocks of 256 kilobytes, which take as much memory.",
+    )
+    zeros, height, top = np.zeros(8000, np.int8), 210, 50
+    store = DatasetStore()
+    store.extend({"action": zeros, "reward": zeros, "done": zeros})
+    for left, name, sampling in ((44, '"random"', "random"), (268, '"blocks"', Blocks(rows=160, pool=16))):
+        source = BatchSource(store, 4, 8, sampling=sampling, fields=["reward"])
+        picture.text(left + 96, top - 16, f"sampling={name}", mono=True, bold=True, size=13)
+        picture.box(left, top, 192, height, ("#ffffff", LINE), radius=2)
+        places = [(index, start) for index in range(94) for start in source.plan(index).starts.tolist()]
+        dots = "".join(
+            f"M{left + 2 + 2 * index},{top + 2 + start * (height - 4) / 8000:.0f}h2" for index, start in places
+        )
+        picture.path(dots, colour=BLUE[1])
+        picture.text(left + 96, top + height + 20, "batches", size=13, colour=SOFT)
+    picture.text(38, top + 12, "0", size=12, colour=SOFT, anchor="end")
+    picture.text(38, top + height, "N", size=12, colour=SOFT, anchor="end")
+    _caption(
+        picture,
+        252,
+        top + height + 44,
+        "a dot is a window, where it begins; 16 blocks are open at a time",
+    )
+    _variances(picture, 536, top, 200, height)
+    return picture
+
+
+def _variances(picture: Picture, left: float, top: float, width: float, height: float) -> None:
+    """How variable the means of 1 to 512 batches are, for three pools, on logarithmic scales."""
+    pools = [(2, 312, ROSE, "64 of 4 MB"), (8, 78, AMBER, "256 of 1 MB"), (32, 20, GREEN, "1,024 of 256 KB")]
+    picture.text(left + width / 2, top - 32, "variance of a mean of batches", size=13, bold=True)
+    picture.text(left + width / 2, top - 16, "1: as drawn uniformly", size=12, colour=SOFT)
+    picture.box(left, top, width, height, ("#ffffff", LINE), radius=2)
+
+    def place(value: float) -> float:
+        return top + height - 14 - (height - 26) * float(np.log10(max(value, 0.7))) / np.log10(200)
+
+    for value in (1, 10, 100):
+        picture.path(f"M{left},{place(value):.1f} h{width}", colour="#e5e7eb")
+        picture.text(left - 6, place(value) + 4, str(value), size=12, colour=SOFT, anchor="end")
+    counts = [2**power for power in range(10)]
+    across = [left + 8 + (width - 16) * number / 9 for number in range(10)]
+    picture.text(left + 8, top + 20, "pool of", size=12, colour=SOFT, anchor="start")
+    for number, (lanes, block, colour, label) in enumerate(pools, 1):
+        pool = Pool(218_750, 32, lanes, block, 64, 12_800)
+        heights = [place(pool.variance(count)) for count in counts]
+        points = " L".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, heights, strict=True))
+        picture.path(f"M{points}", colour=colour[1])
+        picture.text(left + 8, top + 20 + 16 * number, label, size=12, colour=colour[1], anchor="start")
+    for number in (0, 3, 6, 9):
+        picture.text(across[number], top + height + 20, str(counts[number]), size=12, colour=SOFT)
+    _caption(picture, left + width / 2, top + height + 44, "batches of 32 windows")
+
+
 def pictures() -> dict[str, str]:
     """Every picture's SVG by file name."""
     drawn = {
@@ -486,6 +548,7 @@ def pictures() -> dict[str, str]:
         "snapshots": snapshots,
         "windows-by-field": windows_by_field,
         "ragged": ragged,
+        "blocks": blocks,
     }
     return {f"{name}.svg": draw().svg() for name, draw in drawn.items()}
 
