@@ -195,29 +195,42 @@ def test_without_a_copy_the_files_stay_where_they_are(folder: Path) -> None:
     assert sealed(folder) == before
 
 
-def test_what_a_flipped_bit_costs(tmp_path: Path) -> None:
-    """Rows before the block that it is in are kept, and the others counted, from the store's beginning on."""
+@pytest.mark.parametrize("kind", ["numbers", "mixed"])
+def test_what_a_flipped_bit_costs(kind: str, tmp_path: Path) -> None:
+    """Rows that share a checksum with it, and the rest of the episode that is broken off: no row behind them."""
     folder = tmp_path / "store"
     with DatasetStore.open(folder, "a") as store:
-        store.extend(rows_of("numbers", 0, 70))
+        store.extend(rows_of(kind, 0, 70))
     if not os.fork():
         try:
             store = DatasetStore.open(folder, "a")
-            store.extend(rows_of("numbers", 70, 3000))
+            store.extend(rows_of(kind, 70, 2900))
+            store.flush()
+            store.extend(rows_of(kind, 2970, 100))
             store.flush()
         finally:
             os._exit(0)
     os.wait()
     (tail,) = folder.glob("tail-*.rows")
     data = bytearray(tail.read_bytes())
-    data[data.index((1570).to_bytes(8, "little"), 1 << 14)] ^= 1
+    for number in (1570, 3065):
+        data[data.index(number.to_bytes(8, "little"), 1 << 14)] ^= 1
     tail.write_bytes(data)
     for mode in ("r", "a"):
-        with pytest.raises(DataError, match=rf"{tail}, rows 1024..2047, .*; mouse repair {folder} keeps what is whole"):
+        with pytest.raises(DataError, match=rf"{tail}, rows .*; mouse repair {folder} keeps what is whole"):
             DatasetStore.open(folder, mode)
     done = repair(folder)
-    assert (done.rows, done.dropped_rows) == (70 + 1024, 3000 - 1024)
-    assert any("1,976 rows, from row 1,094 of the store on, are dropped" in line for line in done.said)
+    gaps = [re.search(r"([\d,]+) rows, from row ([\d,]+) of the store on, are dropped", line) for line in done.said]
+    (size, begin), (rest, last) = [(int(gap[1].replace(",", "")), int(gap[2].replace(",", ""))) for gap in gaps if gap]
+    assert begin <= 1570 < begin + size <= begin + 1024
+    # The last commit's block in progress; the commit before had rows of it, or none.
+    assert 2970 <= last <= 3065 < last + rest == 3070
+    episode = -(-(begin + size) // 7) * 7
+    kept = [*range(begin), *range(episode, last)]
+    assert (done.rows, done.dropped_rows) == (len(kept), 3070 - len(kept))
     with DatasetStore.open(folder, "a") as store:
-        assert numbers_in(store) == range(1094)
-        check_batches(store)
+        assert store.snapshot().rows(range(len(store)))["number"] == kept
+        assert [row["reward"] for row in store[:]] == [number / 4 for number in kept]
+        if kind == "mixed":
+            texts = rows_of(kind, 0, 3070)["text"]
+            assert [row["text"] for row in store[:]] == [texts[number] for number in kept]

@@ -306,6 +306,40 @@ def test_who_has_rows_keeps_them(tmp_path: Path) -> None:
     assert not leftovers(folder)
 
 
+@pytest.mark.parametrize("who", ["reader", "writer"])
+def test_rows_that_are_dropped_are_there_for_whoever_is_sent_them_later(who: str, tmp_path: Path) -> None:
+    """By one that has a snapshot of them from when they were the newest ones."""
+    folder = tmp_path / "store"
+    with DatasetStore.open(folder, "a", max_rows=80) as writer:
+        writer.extend(rows_of("mixed", 0, 10))
+        writer.flush()
+        had = (DatasetStore.open(folder) if who == "reader" else writer).snapshot()
+        for number in range(10, 210, 20):
+            writer.extend(rows_of("mixed", number, 20))
+            writer.flush()
+    assert numbers_in(DatasetStore.open(folder)).start > 10
+    assert pickle.loads(pickle.dumps(had)).rows(range(10))["text"] == rows_of("mixed", 0, 10)["text"]
+    del had, writer
+    with DatasetStore.open(folder, "a"):
+        pass
+    assert not leftovers(folder)
+
+
+@pytest.mark.parametrize("sync", ["none", "flush"])
+def test_rows_that_are_sent_are_on_the_disk_before_readers_see_them(
+    sync: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the store promises that of what readers see."""
+    with DatasetStore.open(tmp_path / "store", "a", sync=sync) as writer:
+        writer.extend(rows_of("numbers", 0, 10))
+        had, seen = writer.snapshot(), []
+        monkeypatch.setattr(os, "fdatasync", lambda file: seen.append(len(DatasetStore.open(tmp_path / "store"))))
+        sent = pickle.dumps(had)
+        assert seen == ([0] if sync == "flush" else [])
+        assert len(DatasetStore.open(tmp_path / "store")) == 10
+        assert pickle.loads(sent).rows(range(10))["number"] == [*range(10)]
+
+
 def test_the_next_writer_leaves_a_reader_its_files(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     with DatasetStore.open(folder, "a") as writer:

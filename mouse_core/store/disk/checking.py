@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -224,7 +225,7 @@ class _Repair:
         return Repaired(str(self.folder), self.after.rows, self.dropped, tuple(self.said))
 
     def _take_tail(self, tail: Tail, first: int) -> int:
-        """Seal the rows of a file that was appended to, as far as they are whole; how many there were.
+        """Seal the rows of a file that was appended to, those that are whole; how many there were.
 
         Args:
             tail: The file.
@@ -237,24 +238,31 @@ class _Repair:
             self._add(file.extent.to_table(rows), None, path)
             file.close()
             return rows
-        whole, known, table = 0, tail.rows, None
-        try:
+        known, at, said, tables = tail.rows, 0, len(self.said), []
+        with suppress(MouseError, pa.ArrowException):
             reader = TailReader(path, identity=tail.identity)
             known = reader.told_of() if known is None else known
-            whole = reader.whole()
-            table = reader.extent(whole).to_table(whole) if whole else None
-        except MouseError:
-            whole = 0
-        if known is None:
-            lost = "its rows, of which it is not known how many they are,"
-        else:
-            lost = f"{known - whole:,} rows, from row {first + whole:,} of the store on,"
-            self.dropped += known - whole
-        self.said.append(f"{self.wrong[tail.name]}: {lost} are dropped")
-        if table is not None:
+            tables = [(rows, reader.extent(rows.stop).to_table(rows.stop).slice(rows.start)) for rows in reader.whole()]
+        for rows, table in tables:
+            self._drop_of(tail, first + at, rows.start - at)
             self._add(table, None, path)
+            at = rows.stop
+        self._drop_of(tail, first + at, None if known is None else known - at)
+        if len(self.said) == said:
+            self.said.append(f"{self.wrong[tail.name]}: all of its {at:,} rows are whole")
+        # There may have been more.
         self.after_gap = True
         return known or 0
+
+    def _drop_of(self, tail: Tail, first: int, rows: int | None) -> None:
+        """Say that rows of a file are dropped, from that on which has the number ``first`` in the store."""
+        lost = "its rows, of which it is not known how many they are,"
+        if rows is not None:
+            lost = f"{rows:,} rows, from row {first:,} of the store on,"
+            self.dropped += rows
+        if rows != 0:
+            self.said.append(f"{self.wrong[tail.name]}: {lost} are dropped")
+            self.after_gap = True
 
     def _add(self, table: pa.Table, sealed: Sealed | None, path: Path) -> None:
         """Take the rows of a file, behind a gap from the first on that an episode begins with."""

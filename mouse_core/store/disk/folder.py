@@ -14,7 +14,7 @@ from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.files.locking import Descriptor, Held
 from mouse_core.files.log import Log
 from mouse_core.files.reading import damaged, reading
-from mouse_core.files.writing import make_folder, remove_leftovers, storing
+from mouse_core.files.writing import make_folder, remove_leftovers, storing, sync_folders
 from mouse_core.store.disk.leases import READERS, Lease, Unneeded
 from mouse_core.store.disk.manifest import (
     COPY,
@@ -129,11 +129,12 @@ class WrittenFolder:
         self._doubted: frozenset[int] = frozenset()
         file = path / NAME
         with storing(f"store {path}"):
-            make_folder(path)
-            if not file.exists() and any(not _is_ours(name) for name in os.listdir(path)):
-                raise ConfigError(f"{path}: expected a folder with a store, or an empty one, found {_shown(path)}")
+            if not file.exists():
+                make_folder(path)
+                if any(not _is_ours(name) for name in os.listdir(path)):
+                    raise ConfigError(f"{path}: expected a folder with a store, or an empty one, found {_shown(path)}")
             self._lock = Held(path / LOCK, f"store {path}")
-            make_folder(path / "segments")
+            make_folder(path / _SEGMENTS, sync=False)  # the manifest waits for its name
         try:
             with storing(f"store {path}"):
                 self._unneeded = Unneeded(path)
@@ -213,9 +214,12 @@ class WrittenFolder:
         remove_leftovers(self.path, only_writer=True)
         remove_leftovers(self.path / _SEGMENTS, only_writer=True)
         named = self.manifest.file_numbers()
-        for name, number in files_of(self.path).items():
-            if number not in named:
-                self._unneeded.add(self.path / name, number, self.manifest.next_number - 1)
+        unnamed = {name: number for name, number in files_of(self.path).items() if number not in named}
+        if unnamed:
+            # Whoever put the manifest there may have died before it was on the disk, where an older one names them.
+            sync_folders([self.path])
+        for name, number in unnamed.items():
+            self._unneeded.add(self.path / name, number, self.manifest.next_number - 1)
         self._unneeded.remove_free()
 
     def note_opened(self, rows: int) -> None:

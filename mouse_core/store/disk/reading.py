@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import pyarrow as pa
+
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import check_alignment
@@ -57,7 +59,7 @@ def settled(told: StoreSchema, manifest: Manifest, where: str) -> StoreSchema:
     if told.told.alignment is None and about.alignment is not None:
         told = copy.copy(told)
         told.alignment = check_alignment(about.alignment)
-    examples = [Segment(schema.empty_table()) for schema in manifest.schemas]
+    examples = [Segment(pa.Table.from_batches([], schema)) for schema in manifest.schemas]
     schema = told.merged(examples, [(where, about)] * max(len(examples), 1))
     schema.all_say_alignment &= about.alignment is not None or not examples
     return schema
@@ -183,7 +185,8 @@ class ReadRows(FolderRows):
             if rows and (number == len(self._open) or self._open[number].num_rows < rows):
                 where = (self.folder_path, said.name, first, tail.layout.identity, self._folder.manifest.identity)
                 place = (self._token, first)
-                segment = TailSegment.of(tail.extent(rows), self.schema.image_roots, place, where)
+                extent, roots = tail.extent(rows), self.schema.image_roots
+                segment = TailSegment.of(extent, roots, place, where, lease=self._folder.lease)
                 self._open[number:] = [segment]
                 self._kept = None
             first += rows

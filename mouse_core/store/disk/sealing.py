@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,17 +32,23 @@ class SealingRows(FolderRows):
 
     Args:
         folder, told, budget, verify: See ``FolderRows``.
+        sync: See ``DatasetStore.open``.
         limits: Which rows stay.
         layout: How rows lie in what is sealed; None: as in what was sealed last.
     """
 
-    sync = "none"
-
     def __init__(
-        self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool, limits: Limits, layout: str | None
+        self,
+        folder: Path,
+        told: StoreSchema,
+        budget: DenseBudget,
+        verify: bool,
+        sync: str,
+        limits: Limits,
+        layout: str | None,
     ) -> None:
         super().__init__(folder, told, budget, verify)
-        self.limits = limits
+        self.sync, self.limits = sync, limits
         self._folder = WrittenFolder(folder)
         self._layout = layout or self._folder.manifest.layout
         # Files that take no more rows and are not sealed yet, in their order, with their segments.
@@ -63,7 +70,8 @@ class SealingRows(FolderRows):
             if not whole:
                 break
             with repairable(self.folder_path):
-                tail = TailFile.recover(self.folder_path / said.name, identity=said.identity)
+                path, sync = self.folder_path / said.name, self.sync != "none"
+                tail = TailFile.recover(path, identity=said.identity, sync=sync)
             rows = tail.extent.count
             whole = said.rows is None or rows >= said.rows
             if rows:
@@ -72,15 +80,16 @@ class SealingRows(FolderRows):
                 self.count += rows
             else:
                 tail.close()
-        if tuple(tails) != manifest.tails:
+        if not _say(manifest.tails, tails):
             self._replace(replace(manifest, tails=tuple(tails)))
             self._folder.clean()
 
     def _replace(self, manifest: Manifest) -> None:
         """Have another manifest, whose files are kept from now on; who has others' rows keeps those."""
         self._folder.replace(manifest)
-        named = self._folder.manifest.file_numbers()
-        self._have(self._folder.lease, named)
+        self._have(self._folder.lease, self._folder.manifest.file_numbers())
+        for _, segment in self._waiting:
+            segment.lease = self._folder.lease
 
     @property
     def end(self) -> int:
@@ -100,7 +109,8 @@ class SealingRows(FolderRows):
         """The rows of a file so far, of which ``first`` were before in the folder."""
         identities = tail.layout.identity, self._folder.manifest.identity
         where, place = (self.folder_path, tail.path.name, first, *identities), (self._token, first)
-        return TailSegment.of(tail.extent, self.schema.image_roots, place, where, partial(_show, weakref.ref(self)))
+        show, lease = partial(_show, weakref.ref(self)), self._folder.lease
+        return TailSegment.of(tail.extent, self.schema.image_roots, place, where, show, lease)
 
     def _wait(self, tail: TailFile, first: int) -> None:
         segment = self.tail_segment(tail, first)
@@ -164,6 +174,9 @@ class SealingRows(FolderRows):
         self.segments[at : at + 1] = self._segments_of(sealed, first)
         self._kept = None
         del self._waiting[0]
+        # For whoever is sent an older snapshot.
+        with suppress(StorageError):
+            tail.commit(sync=False)
         tail.close()
         self.drop()
         self._folder.clean()
@@ -322,6 +335,11 @@ class SealingRows(FolderRows):
             self._replace(replace(self._folder.manifest, about=about))
 
 
+def _say(said: Sequence[Tail], tails: Sequence[Tail]) -> bool:
+    """Whether a manifest says so of files; that no more rows come to the last one may be said with its next change."""
+    return list(said) in (list(tails), [*tails[:-1], *(one._replace(rows=None) for one in tails[-1:])])
+
+
 def _with_schemas(
     manifest: Manifest, sealed: Sequence[Sealed], schemas: tuple[pa.Schema, ...]
 ) -> tuple[Manifest, list[Sealed]]:
@@ -334,8 +352,8 @@ def _with_schemas(
 
 
 def _show(rows_of: weakref.ref[SealingRows]) -> None:
-    """Let other processes see the rows, which may not be on the disk."""
+    """Let other processes see the rows, once they are on the disk if the store promises that of what they see."""
     rows = rows_of()
     if rows is not None:
         with rows.lock:
-            rows.commit(sync=False)
+            rows.commit(sync=rows.sync != "none")

@@ -18,6 +18,7 @@ from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.store._segments import Segment
 from mouse_core.store._tail.rows import Extent
+from mouse_core.store.disk.leases import Lease
 from mouse_core.store.disk.sealed import SealedFile, rows_of
 from mouse_core.store.disk.tail import TailReader
 
@@ -30,6 +31,8 @@ of which two are one: what is known of their chunks is kept once.
 class TailSegment(Segment):
     """Rows of a file that is appended to, as many as there were."""
 
+    # Keeps the file where it lies, for other processes that open it later.
+    lease = Lease()
     _where: tuple[Path, str, int, str, str]
     _show: Callable[[], None] | None = None
 
@@ -41,6 +44,7 @@ class TailSegment(Segment):
         place: tuple[object, int],
         where: tuple[Path, str, int, str, str],
         show: Callable[[], None] | None = None,
+        lease: Lease | None = None,
     ) -> TailSegment:
         """The rows that an extent has now.
 
@@ -51,10 +55,13 @@ class TailSegment(Segment):
             where: The folder, the name of the file, how many rows of the folder were before its first, and the
                 identities of file and store.
             show: Lets other processes see the rows.
+            lease: Of the state of the folder that names the file.
         """
         segment = cls.of_extent(extent, image_roots)
         assert isinstance(segment, TailSegment)
         segment.place, segment._where, segment._show = place, where, show
+        if lease is not None:
+            segment.lease = lease
         return segment
 
     def __reduce__(self) -> tuple[Any, ...]:

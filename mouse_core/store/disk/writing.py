@@ -50,8 +50,8 @@ class WrittenRows(SealingRows):
         limits: Limits,
         layout: str | None,
     ) -> None:
-        super().__init__(folder, told, budget, verify, limits, layout)
-        self.sync, self._process = sync, os.getpid()
+        super().__init__(folder, told, budget, verify, sync, limits, layout)
+        self._process = os.getpid()
         # What is interrupted before the rows are sealed, in the order in which it came.
         self._recordings: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         self._folder.note_opened(self.end)
@@ -196,7 +196,10 @@ class WrittenRows(SealingRows):
         tails = list(manifest.tails)
         if tails and tails[-1].rows is None:
             last = tails.pop()
-            tails += [] if rows_before is None else [last._replace(rows=rows_before)]
+            # One that was left by another writer waits.
+            waiting = [one.extent.count for one, _ in self._waiting if one.path.name == last.name]
+            rows = waiting[0] if waiting else rows_before
+            tails += [] if rows is None else [last._replace(rows=rows)]
         tails.append(Tail(number, schema, identity=tail.layout.identity))
         self._replace(replace(manifest, about=self.schema.about(), tails=tuple(tails)))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ import xxhash
 from mouse_core.errors import DataError
 from mouse_core.files.reading import damaged
 from mouse_core.store.disk.tail.layout import TailLayout
+
+if TYPE_CHECKING:
+    from mouse_core.store.disk.tail.sums import Sums
 
 # What the live page tells: rows that count, the file's origin, rows that are on the disk, rows that were committed.
 COUNTED, ORIGIN, SYNCED, COMMITTED = range(4)
@@ -109,113 +112,6 @@ def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout, k
         since, sums = words[2 : 2 + columns].view(np.int64), [int(word) for word in words[2 + columns : -1]]
         found.append(Commit(int(words[0]), rows, since, sums, number))
     return sorted(found, key=lambda commit: (commit.rows, commit.number), reverse=True)
-
-
-class Sums:
-    """The checksums of rows as they come.
-
-    Args:
-        layout: Where they lie.
-        memory: The file's.
-        objects: Gives the bytes that lie in the file of objects, from one place to another.
-    """
-
-    def __init__(self, layout: TailLayout, memory: Any, objects: Callable[[int, int], bytes] | None = None) -> None:
-        self._layout, self._objects = layout, objects
-        self._bytes = memoryview(memory)[layout.rows_at :]
-        arrays = layout.arrays(memory)
-        # Slicing bytes takes a fifth of the time of slicing arrays.
-        begins = {name: begin for name, (begin, _, _) in layout.memory.fields.items()}
-        widths = [column.width for column in layout.columns.values()]
-        self._parts = [
-            (
-                part.kind,
-                part.column,
-                begins[part.name],
-                part.dtype.itemsize,
-                widths[part.column] if part.kind == "values" else 1,
-            )
-            for part in layout.parts
-        ]
-        self._ends = [arrays.get(f"{number}.ends") for number in range(len(layout.columns))]
-        self._sizes = [arrays[part.name] for part in layout.parts if part.kind == "sizes"]
-        self._states = self._begun()
-        self.rows = 0
-        self.objects_end = 0
-
-    def _begun(self) -> list[Any]:
-        return [xxhash.xxh3_64(seed=self._layout.seed) for _ in range(self._layout.sums)]
-
-    def copy(self) -> Sums:
-        """The same, to go on from here on without changing this one."""
-        copied = Sums.__new__(Sums)
-        copied.__dict__.update(self.__dict__, _states=[state.copy() for state in self._states])
-        return copied
-
-    @property
-    def now(self) -> list[int]:
-        """The checksums of the block in progress."""
-        return [state.intdigest() for state in self._states]
-
-    def advance(self, rows: int, since: npt.NDArray[np.int64], full: Callable[[int, list[int]], None]) -> None:
-        """Take the rows up to ``rows``.
-
-        Args:
-            rows: How many there are then.
-            since: See ``Commit``.
-            full: Is told of every block that they fill, and its checksums.
-        """
-        size = self._layout.block_rows
-        while self.rows < rows:
-            end = min(rows, self.rows // size * size + size)
-            self._take(self.rows, end, since)
-            self.rows = end
-            if end % size == 0:
-                full(end // size - 1, self.now)
-                self._states = self._begun()
-
-    def _take(self, begin: int, end: int, since: npt.NDArray[np.int64]) -> None:
-        for (kind, column, place, size, width), state in zip(self._parts, self._states, strict=False):
-            first, last, ends = begin * width, end * width, self._ends[column]
-            if ends is not None and kind != "nulls":
-                differs = int(since[column]) - 1
-                if not 0 <= differs < end:
-                    if kind == "ends":
-                        continue  # they follow from the rows' numbers
-                elif kind == "ends":
-                    first, last = max(differs, begin) + 1, end + 1
-                else:
-                    first, last = int(ends[begin]), int(ends[end])
-            state.update(self._bytes[place + first * size : place + last * size])
-        if self._objects is not None:
-            size = sum(int(np.maximum(sizes[begin:end], 0).sum()) for sizes in self._sizes)
-            self._states[-1].update(self._objects(self.objects_end, self.objects_end + size))
-            self.objects_end += size
-
-
-def check_rows_of(path: str, layout: TailLayout, table: npt.NDArray[np.uint64], sums: Sums, commit: Commit) -> Sums:
-    """Read the rows of a commit that are not in ``sums`` yet; the checksums with them.
-
-    Raises:
-        DataError: They are not what was written; the message names file, rows and column.
-    """
-    known = sums.copy()
-
-    def check(begin: int, expected: Sequence[int], found: Sequence[int]) -> None:
-        for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-            if one != other:
-                end = min(begin + layout.block_rows, commit.rows)
-                names = [*(list(layout.columns)[part.column] for part in layout.parts), "objects"]
-                where = f"rows {begin}..{end - 1}, column {names[number]!r}"
-                raise damaged(path, "expected the rows that were written, found damage", at=where)
-
-    known.advance(
-        commit.rows,
-        commit.since,
-        lambda block, found: check(block * layout.block_rows, [int(word) for word in table[block]], found),
-    )
-    check(known.rows // layout.block_rows * layout.block_rows, commit.sums, known.now)
-    return known
 
 
 def chosen_commit(

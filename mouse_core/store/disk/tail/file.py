@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.errors import StoreWarning
@@ -29,9 +30,7 @@ from mouse_core.store.disk.tail.commits import (
     ORIGIN,
     SYNCED,
     Commit,
-    Sums,
     check_not_fewer,
-    check_rows_of,
     chosen_commit,
     next_places,
     place_after,
@@ -43,6 +42,7 @@ from mouse_core.store.disk.tail.commits import (
 from mouse_core.store.disk.tail.extent import TailExtent, check_ends, column_extents_of, read_objects_of
 from mouse_core.store.disk.tail.layout import PAGE, TailLayout, check_rows, read_layout, usual_block_rows
 from mouse_core.store.disk.tail.objects import ObjectsFile, objects_path
+from mouse_core.store.disk.tail.sums import Sums, check_rows_of
 
 # So many rows are without a checksum at most; writing it costs as much as some twenty rows.
 _NOTED_ROWS = 1024
@@ -120,7 +120,12 @@ class TailFile(Descriptor):
 
     @classmethod
     def recover(
-        cls, path: str | os.PathLike[str], image_roots: tuple[str, ...] = (), *, identity: str = ""
+        cls,
+        path: str | os.PathLike[str],
+        image_roots: tuple[str, ...] = (),
+        *,
+        identity: str = "",
+        sync: bool = True,
     ) -> TailFile:
         """A file that was left, by a process that ended or a machine that was restarted, to go on with.
 
@@ -131,6 +136,7 @@ class TailFile(Descriptor):
             path: The file.
             image_roots: Folders in which images that are named by path may lie.
             identity: What its head must say that no other file's does; "" is any.
+            sync: Whether to wait until the rows are on the disk; after a restart that is always done.
 
         Raises:
             DataError: Rows that were committed are damaged, or it is no such file, or a newer version wrote it.
@@ -142,11 +148,12 @@ class TailFile(Descriptor):
             layout, memory = map_layout(path, opened.file, image_roots, identity, write=True)
             objects = ObjectsFile(objects_path(path)) if layout.has_objects else None
             tail = cls(path, opened, layout, memory, objects)
-            sync_folders([path.parent])
-            tail._recover()
+            if sync:
+                sync_folders([path.parent])
+            tail._recover(sync=sync)
             return tail
 
-    def _recover(self) -> None:
+    def _recover(self, *, sync: bool) -> None:
         name, layout, live = str(self.path), self.layout, self._live
         now = origin(self._file)
         same = now != 0 and told(name, live, ORIGIN) == now
@@ -169,23 +176,28 @@ class TailFile(Descriptor):
                 self._check_since(commit)
             rows = counted
         else:
-            if counted > rows:
-                warnings.warn(
-                    f"{self.path}: its last {counted - rows} rows of {counted} are dropped: it was copied, or the "
-                    "machine was restarted, and no checksum says that they are whole; what was flushed is there",
-                    StoreWarning,
-                    stacklevel=2,
-                )
+            self._take_back(rows, counted)
             self._since[:] = 0 if commit is None else commit.since
         self._forget_behind(rows)
         tell(live, COUNTED, rows)
         self._open(rows)
-        self._write(sync=True)
+        self.synced = synced
+        self._write(sync=sync or not same)
         for place in self._places:
             # What was committed and is not there any more must never seem to be.
             if int(place[1]) > rows:
                 place[:] = 0
         tell(live, ORIGIN, now)
+
+    def _take_back(self, rows: int, counted: int) -> None:
+        """Say that rows that counted are dropped, if some are."""
+        if counted > rows:
+            warnings.warn(
+                f"{self.path}: its last {counted - rows} rows of {counted} are dropped: it was copied, or the "
+                "machine was restarted, and no checksum says that they are whole; what was flushed is there",
+                StoreWarning,
+                stacklevel=2,
+            )
 
     def _forget_behind(self, rows: int) -> None:
         """Have room behind the last row as it was before any was put there."""
@@ -254,8 +266,8 @@ class TailFile(Descriptor):
         # All of this may be interrupted, and is done again then.
         rows, since, later = self.extent.count, self._since.copy(), self._sums.copy()
 
-        def full(block: int, sums: list[int]) -> None:
-            self._table[block] = sums
+        def full(block: int, sums: npt.NDArray[np.uint64]) -> None:
+            self._table[block : block + len(sums)] = sums
 
         later.advance(rows, since, full)
         self._sums = later

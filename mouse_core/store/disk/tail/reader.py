@@ -20,9 +20,7 @@ from mouse_core.store.disk.tail.commits import (
     ORIGIN,
     SYNCED,
     Commit,
-    Sums,
     check_not_fewer,
-    check_rows_of,
     chosen_commit,
     read_commits,
     told,
@@ -30,6 +28,7 @@ from mouse_core.store.disk.tail.commits import (
 from mouse_core.store.disk.tail.extent import TailExtent, check_ends, column_extents_of, read_objects_of
 from mouse_core.store.disk.tail.file import map_layout
 from mouse_core.store.disk.tail.objects import ObjectsFile, objects_path
+from mouse_core.store.disk.tail.sums import Sums, check_rows_of, whole_stretches
 
 _NO_NULLS = np.zeros(0, np.bool_)
 
@@ -111,17 +110,28 @@ class TailReader:
         check_not_fewer(name, self._sums.rows, told_of)
         return self._sums.rows
 
-    def whole(self) -> int:
-        """How many rows come before the first that are damaged, of those that were committed.
+    def whole(self) -> list[range]:
+        """Which rows are whole, of those that were committed; a stretch of them begins and ends with a block, or ends
+        with one of the last commits.
 
-        They end with a block, or with one of the last commits.
+        From here on ``extent`` has them; what lies between must not be believed.
         """
         commits = read_commits(self._places, self.layout)
-        rows, since = self._whole_of(commits)
-        self._since = since
-        if self._objects is not None and rows:
-            _, self._values = read_objects_of(self._objects, self.layout, self._arrays, 0, 0, rows)
-        return rows
+        stretches: list[range] = []
+        parts = [[values] for values in self._values]
+        for rows, at in whole_stretches(self.layout, self._table, self._sums, commits):
+            gap = rows.start - (stretches[-1].stop if stretches else 0)
+            if self._objects is not None:
+                _, values = read_objects_of(self._objects, self.layout, self._arrays, at, rows.start, rows.stop)
+                for known, some in zip(parts, values, strict=True):
+                    known += [pa.nulls(gap, some.type), some]
+            if stretches and not gap:
+                rows = range(stretches.pop().start, rows.stop)
+            stretches.append(rows)
+        self._values = [pa.concat_arrays(known) for known in parts]
+        if commits:
+            self._since = commits[0].since
+        return stretches
 
     def told_of(self) -> int:
         """How many rows were committed, or seem to have been, be they whole or not."""
@@ -129,26 +139,6 @@ class TailReader:
         with suppress(DataError):
             numbers.append(told(str(self.path), self._live, COMMITTED))
         return min(max(numbers, default=0), self.layout.rows)
-
-    def _whole_of(self, commits: Sequence[Commit]) -> tuple[int, npt.NDArray[np.int64]]:
-        """As ``whole`` says, and from which row on rows differ in length."""
-        for commit in commits:
-            with suppress(DataError):
-                check_rows_of(str(self.path), self.layout, self._table, self._sums, commit)
-                return commit.rows, commit.since
-        if not commits:
-            return 0, self._since
-        commit, sums = commits[0], self._sums.copy()
-
-        def full(block: int, found: list[int]) -> None:
-            if [int(word) for word in self._table[block]] != found:
-                raise _DamagedBlock(block * self.layout.block_rows)
-
-        try:
-            sums.advance(commit.rows, commit.since, full)
-        except _DamagedBlock as damage:
-            return damage.begin, commit.since
-        return sums.rows // self.layout.block_rows * self.layout.block_rows, commit.since
 
     def extent(self, rows: int) -> TailExtent:
         """The first ``rows`` rows, of those ``committed`` spoke of."""
@@ -177,10 +167,3 @@ class TailReader:
         if self._objects is not None:
             self._objects.close()
 
-
-class _DamagedBlock(Exception):
-    """A block's rows are not those that were written."""
-
-    def __init__(self, begin: int) -> None:
-        super().__init__(begin)
-        self.begin = begin
