@@ -157,6 +157,14 @@ class Manifest:
                 return self, number
         return replace(self, schemas=(*self.schemas, bare)), len(self.schemas)
 
+    def with_schemas(self, segments: Sequence[Sealed], schemas: tuple[pa.Schema, ...]) -> tuple[Manifest, list[Sealed]]:
+        """The same where the schemas of segments are known, and these segments with its numbers for them."""
+        known, numbered = self, []
+        for one in segments:
+            known, which = known.with_schema(schemas[one.schema])
+            numbered.append(one._replace(schema=which))
+        return known, numbered
+
     def to_bytes(self) -> bytes:
         """The text of the file."""
         # Releases that know only files of one record batch read the others no further than that.

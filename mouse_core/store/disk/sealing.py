@@ -225,7 +225,7 @@ class SealingRows(FolderRows):
         if kept:
             number += 1
         after = replace(before, segments=before.segments[number:], tails=before.tails[tails:])
-        after, kept = _with_schemas(replace(after, dropped=before.dropped + gone), kept, schemas)
+        after, kept = replace(after, dropped=before.dropped + gone).with_schemas(kept, schemas)
         self._replace(replace(after, segments=(*kept, *after.segments)))
         for tail, _ in self._waiting[:tails]:
             tail.close()
@@ -312,7 +312,7 @@ class SealingRows(FolderRows):
     def _name_sealed(
         self, sealed: Sequence[Sealed], schemas: tuple[pa.Schema, ...], tails: tuple[Tail, ...] | None = None
     ) -> None:
-        now, places = _with_schemas(self._folder.manifest, sealed, schemas)
+        now, places = self._folder.manifest.with_schemas(sealed, schemas)
         segments = (*now.segments, *places)
         tails = now.tails if tails is None else tails
         self._replace(replace(now, about=self.schema.about(), segments=segments, tails=tails))
@@ -329,26 +329,10 @@ class SealingRows(FolderRows):
         """What the manifest says of a segment that it names."""
         return next(one for one in reversed(self._folder.manifest.segments) if one.number == sealed.number)
 
-    def _write_about(self) -> None:
-        about = self.schema.about()
-        if about != self._folder.manifest.about:
-            self._replace(replace(self._folder.manifest, about=about))
-
 
 def _say(said: Sequence[Tail], tails: Sequence[Tail]) -> bool:
     """Whether a manifest says so of files; that no more rows come to the last one may be said with its next change."""
     return list(said) in (list(tails), [*tails[:-1], *(one._replace(rows=None) for one in tails[-1:])])
-
-
-def _with_schemas(
-    manifest: Manifest, sealed: Sequence[Sealed], schemas: tuple[pa.Schema, ...]
-) -> tuple[Manifest, list[Sealed]]:
-    """A manifest that knows the schemas of segments, and these with its numbers for them."""
-    numbered = []
-    for one in sealed:
-        manifest, which = manifest.with_schema(schemas[one.schema])
-        numbered.append(one._replace(schema=which))
-    return manifest, numbered
 
 
 def _show(rows_of: weakref.ref[SealingRows]) -> None:

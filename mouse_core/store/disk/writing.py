@@ -108,7 +108,9 @@ class WrittenRows(SealingRows):
             self.seal_waiting()
 
     def _finish(self) -> None:
-        self._write_about()
+        about = self.schema.about()
+        if about != self._folder.manifest.about:
+            self._replace(replace(self._folder.manifest, about=about))
         self._refuse(partial(_closed, self.folder_path))
 
     def _is_sealed(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from mouse_core.store.disk.tail.commits import (
     COMMITTED,
     ORIGIN,
     SYNCED,
-    Commit,
     check_not_fewer,
     chosen_commit,
     read_commits,
@@ -166,4 +164,3 @@ class TailReader:
         """Let go of the files; what was read of them stays."""
         if self._objects is not None:
             self._objects.close()
-

@@ -71,7 +71,7 @@ class Sums:
         Args:
             rows: How many there are then.
             since: See ``Commit``.
-            full: Is told of blocks that they fill: the number of the first, and the checksums, uint64 ``[blocks, sums]``.
+            full: Is told of blocks that they fill: the number of the first, and checksums, uint64 ``[blocks, sums]``.
         """
         size = self._layout.block_rows
         while self.rows < rows:
@@ -110,7 +110,9 @@ class Sums:
                 found[:, number] = digest(b"", seed)
             else:
                 first, step = part.begin + block * size * part.row_bytes, size * part.row_bytes
-                found[:, number] = [digest(data[at : at + step], seed) for at in range(first, first + blocks * step, step)]
+                found[:, number] = [
+                    digest(data[at : at + step], seed) for at in range(first, first + blocks * step, step)
+                ]
         if self._objects is not None:
             found[:, -1] = [digest(self._next_objects(begin, begin + size), seed) for begin in begins]
         return found
