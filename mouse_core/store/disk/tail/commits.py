@@ -13,20 +13,15 @@ a prime: a flipped bit makes it none. So a commit that is missing was either cut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from mouse_core.errors import DataError
 from mouse_core.files.reading import damaged
 from mouse_core.store.disk.tail.layout import TailLayout
-
-if TYPE_CHECKING:
-    from mouse_core.store.disk.tail.sums import Sums
 
 # What the live page tells: rows that count, the file's origin, rows that are on the disk, rows that were committed.
 COUNTED, ORIGIN, SYNCED, COMMITTED = range(4)
@@ -112,28 +107,6 @@ def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout, k
         since, sums = words[2 : 2 + columns].view(np.int64), [int(word) for word in words[2 + columns : -1]]
         found.append(Commit(int(words[0]), rows, since, sums, number))
     return sorted(found, key=lambda commit: (commit.rows, commit.number), reverse=True)
-
-
-def chosen_commit(
-    commits: Sequence[Commit], check: Callable[[Commit], Sums], *, whole: int
-) -> tuple[Commit | None, Sums | None]:
-    """The commit of most rows whose rows are those that were written, and their checksums.
-
-    Args:
-        commits: Those that are whole, of most rows first.
-        check: Gives the checksums of a commit's rows, or raises DataError.
-        whole: Up to how many rows nothing may be missing, whatever happened to the machine.
-
-    Raises:
-        DataError: Rows are damaged of which none may be missing.
-    """
-    for commit in commits:
-        try:
-            return commit, check(commit)
-        except DataError:
-            if commit.rows <= whole:
-                raise
-    return None, None
 
 
 def check_not_fewer(path: str, rows: int, told_of: int) -> None:

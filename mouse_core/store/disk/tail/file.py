@@ -31,7 +31,6 @@ from mouse_core.store.disk.tail.commits import (
     SYNCED,
     Commit,
     check_not_fewer,
-    chosen_commit,
     next_places,
     place_after,
     read_commits,
@@ -42,7 +41,7 @@ from mouse_core.store.disk.tail.commits import (
 from mouse_core.store.disk.tail.extent import TailExtent, check_ends, column_extents_of, read_objects_of
 from mouse_core.store.disk.tail.layout import PAGE, TailLayout, check_rows, read_layout, usual_block_rows
 from mouse_core.store.disk.tail.objects import ObjectsFile, objects_path
-from mouse_core.store.disk.tail.sums import Sums, check_rows_of
+from mouse_core.store.disk.tail.sums import Sums, check_rows_of, chosen_commit
 
 # So many rows are without a checksum at most; writing it costs as much as some twenty rows.
 _NOTED_ROWS = 1024

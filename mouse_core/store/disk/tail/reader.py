@@ -19,14 +19,13 @@ from mouse_core.store.disk.tail.commits import (
     ORIGIN,
     SYNCED,
     check_not_fewer,
-    chosen_commit,
     read_commits,
     told,
 )
 from mouse_core.store.disk.tail.extent import TailExtent, check_ends, column_extents_of, read_objects_of
 from mouse_core.store.disk.tail.file import map_layout
 from mouse_core.store.disk.tail.objects import ObjectsFile, objects_path
-from mouse_core.store.disk.tail.sums import Sums, check_rows_of, whole_stretches
+from mouse_core.store.disk.tail.sums import Sums, check_rows_of, chosen_commit, whole_stretches
 
 _NO_NULLS = np.zeros(0, np.bool_)
 

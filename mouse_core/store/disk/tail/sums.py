@@ -192,6 +192,28 @@ def check_rows_of(path: str, layout: TailLayout, table: npt.NDArray[np.uint64], 
     return known
 
 
+def chosen_commit(
+    commits: Sequence[Commit], check: Callable[[Commit], Sums], *, whole: int
+) -> tuple[Commit | None, Sums | None]:
+    """The commit of most rows whose rows are those that were written, and their checksums.
+
+    Args:
+        commits: Those that are whole, of most rows first.
+        check: Gives the checksums of a commit's rows, or raises DataError.
+        whole: Up to how many rows nothing may be missing, whatever happened to the machine.
+
+    Raises:
+        DataError: Rows are damaged of which none may be missing.
+    """
+    for commit in commits:
+        try:
+            return commit, check(commit)
+        except DataError:
+            if commit.rows <= whole:
+                raise
+    return None, None
+
+
 def whole_stretches(
     layout: TailLayout, table: npt.NDArray[np.uint64], sums: Sums, commits: Sequence[Commit]
 ) -> list[tuple[range, int]]:
