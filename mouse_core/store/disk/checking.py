@@ -242,11 +242,11 @@ class _Repair:
         with suppress(MouseError, pa.ArrowException):
             reader = TailReader(path, identity=tail.identity)
             known = reader.told_of() if known is None else known
-            tables = [(rows, reader.extent(rows.stop).to_table(rows.stop).slice(rows.start)) for rows in reader.whole()]
-        for rows, table in tables:
-            self._drop_of(tail, first + at, rows.start - at)
+            tables = [(one, reader.extent(one.stop).to_table(one.stop).slice(one.start)) for one in reader.whole()]
+        for there, table in tables:
+            self._drop_of(tail, first + at, there.start - at)
             self._add(table, None, path)
-            at = rows.stop
+            at = there.stop
         self._drop_of(tail, first + at, None if known is None else known - at)
         if len(self.said) == said:
             self.said.append(f"{self.wrong[tail.name]}: all of its {at:,} rows are whole")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,7 +129,7 @@ class Sums:
         """From which byte to which a part of some rows lies; nowhere if that follows from the rows' numbers."""
         if part.may_differ:
             differs, ends = int(since[part.column]) - 1, self._ends[part.column]
-            if 0 <= differs < end:
+            if ends is not None and 0 <= differs < end:
                 if part.kind == "ends":
                     begin, end = max(differs, begin) + 1, end + 1
                 else:
@@ -235,11 +236,11 @@ def whole_stretches(
         ends = [Commit(0, begin + size, commits[0].since, table[block].tolist())] if begin + size <= most else []
         ends += [commit for commit in commits if begin < commit.rows < min(begin + size, most + 1)]
         for end in ends:
-            later: list[int] = []
+            later: list[npt.NDArray[np.uint64]] = []
             now = sums.copy()
             with suppress(DataError, OSError, ValueError):
-                now.advance(end.rows, end.since, lambda _, sums, later=later: later.extend(sums[0].tolist()))
-                if (later or now.now) == end.sums:
+                now.advance(end.rows, end.since, partial(_keep, later))
+                if (later[0].tolist() if later else now.now) == end.sums:
                     found.append((range(begin, end.rows), objects))
                     break
         try:
@@ -247,3 +248,7 @@ def whole_stretches(
         except DataError:
             break
     return found
+
+
+def _keep(kept: list[npt.NDArray[np.uint64]], _: int, sums: npt.NDArray[np.uint64]) -> None:
+    kept.append(sums[0])
