@@ -5,34 +5,30 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
 
 # How many forks lie between the process that imported this module and the one that reads it.
 _forks = 0
+# The class of Python's own locks, which has no name of its own. What it does to take and free one is no Python code, in
+# which an interrupt could come when the lock is taken and nobody has noted it, or is not yet free.
+_RLock: Any = type(threading.RLock())
 
 
-class ProcessLock:
-    """A lock that is new in a forked child, where the thread that held the parent's does not exist."""
+class ProcessLock(_RLock):  # type: ignore[misc]
+    """A lock that is free in a forked child, where the thread that held the parent's does not exist."""
 
     def __init__(self) -> None:
-        self._locks = {_forks: threading.RLock()}
-
-    def mine(self) -> threading.RLock:
-        """The lock of this process, for whoever takes it so often that the way through here counts."""
-        # setdefault is one step, also when two threads of a child come here first.
-        return self._locks.get(_forks) or self._locks.setdefault(_forks, threading.RLock())
-
-    def __enter__(self) -> None:
-        self.mine().acquire()
-
-    def __exit__(self, *details: object) -> None:
-        self._locks[_forks].release()
+        _locks.add(self)
 
     def __reduce__(self) -> tuple[type[ProcessLock], tuple[()]]:
         return ProcessLock, ()
+
+
+_locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
 
 
 def uninterrupted(work: Callable[[], _T]) -> _T:
@@ -96,6 +92,10 @@ def is_spawning() -> bool:
 def _forked() -> None:
     global _forks
     _forks += 1
+    for lock in list(_locks):
+        # The thread that forked goes on in the child, with what it holds.
+        if not lock._is_owned():
+            lock._at_fork_reinit()
 
 
 if hasattr(os, "register_at_fork"):  # asking for the process's number takes longer than a lock

@@ -207,9 +207,9 @@ class ReplayBuffer(BaseBuffer):
         if self._parts.prioritized:
             priority = priorities_in(rows, self._priority_key, one=one, ndim=self._parts.storage.ndim)
         if one and priority is None and self._parts.plain_ring:
-            with self._lock.mine():
+            with self._lock:
                 return self._parts.append(rows)
-        with self._lock.mine(), self._shared():
+        with self._lock, self._shared():
             return self._parts.write(rows, priority, one=one)
 
     def __setitem__(self, index: Any, rows: Any) -> None:

@@ -50,6 +50,8 @@ SIGNALS = {signal.SIGKILL: "kills", signal.SIGINT: "interrupts", signal.SIGTERM:
 """What a child is sent, and what it is counted as beside being a kill."""
 LIVES = 6
 """Of a folder, at most."""
+SECONDS = 120
+"""A child that takes longer waits for ever."""
 
 
 @dataclass
@@ -217,6 +219,7 @@ def begin(folder: Path, life: Life, told: Path, seed: int, step: int, half: bool
     """A life in a child of its own; its process."""
 
     def work() -> None:
+        signal.alarm(SECONDS)
         dies_of_threads()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, _terminated)
@@ -388,6 +391,7 @@ def _one(folder: Path, life: Life, rng: random.Random, counts: Counter[str], at:
         life.hears(json.loads(line))
 
     def checked() -> None:
+        signal.alarm(SECONDS)
         dies_of_threads()
         try:
             check(folder, life)

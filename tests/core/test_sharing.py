@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -96,6 +97,37 @@ print(statuses)
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, cwd=os.getcwd())
     assert ran.stdout.strip() == str([0] * 12), ran.stderr
+
+
+class Interrupted(BaseException):
+    """What the handler of a signal raises."""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers that interrupt")
+def test_an_interrupt_leaves_no_lock_taken() -> None:
+    """Whether it comes when a store's lock was just taken, or is about to be freed."""
+
+    def interrupted(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupted)
+    try:
+        for number in range(200):
+            store = DatasetStore()
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + 1e-6 * number)
+                while True:
+                    with store.lock:
+                        pass
+            except Interrupted:
+                pass
+            other = threading.Thread(target=store.append, args=({"action": 0, "reward": 1.0, "done": 0},), daemon=True)
+            other.start()
+            other.join(timeout=20)
+            assert len(store) == 1, f"the lock is taken for ever after interrupt {number}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_columns_of_several_gigabytes() -> None:

@@ -290,7 +290,7 @@ class DatasetStore(Store):
         """
         fields = row if type(row) is dict else row_of(row)
         rows = self._rows
-        with rows.lock.mine():
+        with rows.lock:
             try:
                 rows.appender.append(fields)
                 rows.count += 1
