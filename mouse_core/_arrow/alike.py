@@ -21,8 +21,6 @@ from mouse_core._base.locks import ProcessLock
 
 # Metadata takes some 60 bytes a column; tables of hundreds of columns are looked up one by one.
 _LONGEST_METADATA = 1 << 14
-# Chunks whose list offsets are compared together: some 4 KB each.
-_TOGETHER = 64
 _UNKNOWN = np.iinfo(np.int64).min
 _NOT_ALIKE = _UNKNOWN + 1
 
@@ -60,6 +58,8 @@ class Alike:
         self, column: pa.ChunkedArray, distance: Int64s, alike: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
         """Which of the chunks that are alike also have the template's list offsets in ``column``."""
+        from mouse_core.ahead.local import in_parts  # loaded when chunks are compared
+
         if not self._holds(column):
             return np.zeros(len(alike), np.bool_)
         alike = alike.copy()
@@ -69,8 +69,8 @@ class Alike:
                 return np.zeros(len(alike), np.bool_)
             wanted = flat_view(dtype)[first : first + count]
             (positions,) = np.nonzero(alike)
-            for begin in range(0, len(positions), _TOGETHER):
-                some = positions[begin : begin + _TOGETHER]
+            for part in in_parts(address + distance[positions], wanted.nbytes):
+                some = positions[part]
                 alike[some] = runs_equal(first + distance[some] // dtype.itemsize, wanted)
         return alike
 
@@ -144,7 +144,10 @@ class Alike:
                     positions.append(position)
                     found.append(address)
         if positions:
-            bodies = np.array(found)
-            same = runs_equal(element_of_all(bodies - length, 8), self._metadata)
+            from mouse_core.ahead.local import in_parts
+
+            bodies, same = np.array(found), np.zeros(len(found), np.bool_)
+            for some in in_parts(bodies - length, length):
+                same[some] = runs_equal(element_of_all(bodies[some] - length, 8), self._metadata)
             distance[np.array(positions)[same]] = bodies[same] - self._address
         return distance

@@ -114,7 +114,7 @@ class FieldChunks:
         """
         pieces = windows.pieces
         longest = int(pieces.size.max())
-        begins, regular, unsure = self._begins_and_fields(pieces.chunk, longest, int(pieces.size.sum()))
+        begins, regular, unsure = self._begins_and_fields(pieces, longest, look=not later)
         if not regular:
             return None
         fields = [self.fields[number] for number in regular]
@@ -193,20 +193,21 @@ class FieldChunks:
         heads[empty, :, slot] = heads[empty, :, 0]
         return heads
 
-    def _begins_and_fields(self, chunk: Int64s, longest: int, rows: int) -> tuple[Int64s, list[int], set[str]]:
+    def _begins_and_fields(self, pieces: Pieces, longest: int, *, look: bool) -> tuple[Int64s, list[int], set[str]]:
         """Where some chunks begin, as ``words`` has it; the fields whose values lie side by side in all of them; and
         the names of those of whose values some may not be allowed.
 
         Args:
-            chunk: Int64 ``[batches, values]``.
-            longest: The steps of the longest value.
-            rows: The steps of all values.
+            pieces: What lies there.
+            longest: The steps of the longest.
+            look: Whether the values of chunks may be looked at.
         """
+        chunk = pieces.chunk
         found = self.table.words.take(chunk, axis=0)
         if found[..., -1].min() < 0:
             fresh = distinct(chunk[found[..., -1] == UNKNOWN], len(self.table.words))
             if len(fresh):
-                self._locate_chunks(fresh, _DENSE_ROWS * rows)
+                self._locate_chunks(fresh, _DENSE_ROWS * int(pieces.size.sum()), look=look)
                 found = self.table.words.take(chunk, axis=0)
         regular = longest * self.row_bytes <= 1 << SPAN_BITS
         unsure: set[str] = set()
@@ -217,14 +218,18 @@ class FieldChunks:
             unsure = {self.fields[number].name for number in np.nonzero(exceeding)[0].tolist()}
         return found, np.nonzero(regular)[0].tolist(), unsure
 
-    def _locate_chunks(self, fresh: Int64s, rows: int) -> None:
-        """Locate some chunks of every field, int64 ``[n]``, ascending, and make so many rows of each column dense."""
+    def _locate_chunks(self, fresh: Int64s, rows: int, *, look: bool) -> None:
+        """Locate some chunks of every field, int64 ``[n]``, ascending, and make so many rows of each column dense.
+
+        If nobody is to ``look`` at their values, all may be larger than allowed.
+        """
         table = self.table
         begins = np.stack([one.column.begins(fresh, rows) for one in self.fields], axis=1)
         for number, one in enumerate(self.fields):
             if one.highest is not None:
                 regular = begins[:, number] >= 0
-                table.exceeds[fresh[regular], number] = one.column.largest(fresh[regular]) > one.highest
+                exceeds = one.column.largest(fresh[regular]) > one.highest if look else True
+                table.exceeds[fresh[regular], number] = exceeds
         table.begins[fresh] = begins
         table.words[fresh, :-1] = np.where(begins < 0, begins, self._to_words(begins))
         state = np.where(table.exceeds[fresh].any(axis=1) | (begins < 0).any(axis=1), IRREGULAR, 0)

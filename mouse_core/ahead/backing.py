@@ -61,15 +61,15 @@ def merged(begins: Int64s, ends: Int64s, gap: int = 0) -> tuple[Int64s, Int64s]:
 
 
 def in_backings(backings: Sequence[Backing], begins: Int64s, ends: Int64s) -> Iterator[tuple[Backing, Int64s, Int64s]]:
-    """Of some ranges, in any order, those that lie in each of some backings, merged as it likes them."""
-    there = ends > begins
-    begins, ends = begins[there], ends[there]
+    """Of some ranges, in any order, those that lie in each of some backings, merged as it likes them.
+
+    Of several that a range lies in the first has it.
+    """
+    rest = ends > begins
     for backing in backings:
-        if backing.begin == 0 and len(backings) == 1:  # all memory
-            inside: slice | npt.NDArray[np.bool_] = slice(None)
-        else:
-            inside = (begins >= backing.begin) & (begins < backing.begin + backing.size)
-        if len(begins[inside]):
+        inside = rest & (begins >= backing.begin) & (begins < backing.begin + backing.size)
+        rest &= ~inside
+        if inside.any():
             yield backing, *merged(begins[inside], ends[inside], backing.gap)
 
 

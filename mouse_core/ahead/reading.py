@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.ahead.backing import Backing, Int64s, copied_when_there, in_backings
+from mouse_core.ahead.local import LocalFiles
 
 # Bytes and batches that are asked for beyond those that are copied.
 _AHEAD_BYTES, _AHEAD_BATCHES = 16 << 20, 64
@@ -55,7 +56,8 @@ class ReadAhead(Generic[BlockT]):
     """What the batches of a pipeline read, asked for ahead of them and waited for when they are copied.
 
     Args:
-        backings: Where the bytes may lie.
+        backings: Where the bytes may lie; of mapped files of this machine nobody waits for them.
+        files: Those, behind all other memory, if there may be some.
         blocks: What the batches are planned in.
         views: How a block is copied; None: it is not.
         opened: What is read of each batch of a block, as a block of as many, where batches are drawn from stretches of
@@ -65,19 +67,42 @@ class ReadAhead(Generic[BlockT]):
     def __init__(
         self,
         backings: Sequence[Backing],
+        files: LocalFiles | None,
         blocks: Blocks[BlockT],
         views: Callable[[BlockT], Views | None],
         opened: Callable[[BlockT], BlockT | None] = lambda block: None,
     ) -> None:
-        self._backings, self._blocks, self._views, self._opened = backings, blocks, views, opened
+        self._always, self._files = tuple(backings), files
+        self._backings, self._blocks, self._views, self._opened = self._always, blocks, views, opened
         # Bytes by the index of batches that were asked for and not copied yet.
         self._asked: dict[int, int] = {}
         # The batch behind them: its block, and its number there.
         self._next: tuple[BlockT, int] | None = None
         self._lock = threading.Lock()
 
+    @classmethod
+    def of(
+        cls,
+        segments: Sequence[Any],
+        backings: Sequence[Backing],
+        blocks: Blocks[BlockT],
+        views: Callable[[BlockT], Views | None],
+        opened: Callable[[BlockT], BlockT | None],
+    ) -> ReadAhead[BlockT]:
+        """Of batches from some ``Segment``s."""
+        return cls(backings, LocalFiles.of(segments), blocks, views, opened)
+
+    def is_on(self, batches: int = 0) -> bool:
+        """Whether it is worth asking, where so many batches are copied now."""
+        if self._files is not None:
+            files = (self._files,) if self._files.look(batches) else ()
+            self._backings = (*self._always, *files)
+        return bool(self._backings)
+
     def copied(self, block: BlockT, views: Views, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
         """``views.copy(first, count)`` of a block, when all that it reads is there; asks for what is behind it."""
+        if not self.is_on(count):
+            return views.copy(first, count)
         ranges = [views.ranges(number) for number in range(first, first + count)]
         for number, (begins, ends) in enumerate(ranges, first):
             if self._asked.pop(block.first + number * block.step, None) is None:

@@ -297,11 +297,13 @@ class Pipeline:
     @memo
     def _ahead(self) -> ReadAhead[Block] | None:
         """Asks for what is read, ahead of it; None where all of it is in memory."""
-        if not (backings := self.planner.snapshot.backings):
+        snapshot = self.planner.snapshot
+        if not snapshot.backings and not any(segment.is_file for segment in snapshot.segments):
             return None
         from mouse_core.ahead.reading import ReadAhead  # loaded where there is something to ask for
 
-        return ReadAhead(backings, self.blocks, self._byte_views, self.planner.opened)
+        blocks, opened = self.blocks, self.planner.opened
+        return ReadAhead.of(snapshot.segments, snapshot.backings, blocks, self._byte_views, opened)
 
     def _byte_views(self, block: Block) -> ByteViews | None:
         """How to copy a block; None if nothing in it can be copied."""
@@ -310,7 +312,8 @@ class Pipeline:
                 if not block.together:
                     block.byte_views = self._make_byte_views(block)
                     size = 0 if block.byte_views is None else block.byte_views.batch_bytes
-                    block.together = max(1, min(_TOGETHER_BYTES // max(size, 1), _MOST_TOGETHER, len(block.sizes)))
+                    together = 1 if self._ahead is not None and self._ahead.is_on() else _MOST_TOGETHER
+                    block.together = max(1, min(_TOGETHER_BYTES // max(size, 1), together, len(block.sizes)))
         return block.byte_views
 
     def _make_byte_views(self, block: Block) -> ByteViews | None:
@@ -321,7 +324,8 @@ class Pipeline:
 
             self._chunks = FieldChunks.of(self._fields)
         try:
-            byte_views = self._chunks.byte_views(block.windows, later=self._ahead is not None)
+            later = self._ahead is not None and self._ahead.is_on()
+            byte_views = self._chunks.byte_views(block.windows, later=later)
         except DataError:
             return None  # some chunk is damaged: whoever reads it is told
         if byte_views is not None and len(byte_views.fields) == len(self._fields):

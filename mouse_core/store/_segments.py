@@ -41,6 +41,8 @@ class Segment:
     extent: object = None
     # Of rows in a folder what stands for it, and how many rows were before them: others with the same begin as they do.
     place: tuple[object, int] | None = None
+    # Of the files in a folder that hold its rows and are opened when these are read.
+    sealed_bytes: int = 0
     # Where values come from that are not in memory, nor in a file on this machine, until they are asked for.
     backing: Backing | None = None
     # Whether rows of the table are found through row numbers.
@@ -170,6 +172,11 @@ class Segment:
         data = None if self.origin is None else self.origin.data
         blocks = getattr(data, "blocks", [[data]])
         return all(len(row) == 1 and type(row[0]).__name__ == "MemoryMappedTable" for row in blocks)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether its rows lie in files on this machine."""
+        return self._is_mapped or self.sealed_bytes > 0
 
     @memo
     def _alike(self) -> Alike:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from typing import Any
 
 import datasets
@@ -36,26 +37,34 @@ class Elsewhere:
         self.begin, self.size = self._memory.ctypes.data, len(data)
         self.asked: list[int] = []
         self.ranges: list[tuple[int, int]] = []
-        self.waits = 0
+        self.until = 1 << 40
+        self.waits, self._gone = 0, 0
+        self._lock = threading.Lock()
 
     def ask(self, begins: Int64s, ends: Int64s, batch: int) -> None:
         self._check(begins, ends)
         self.asked.append(batch)
-        self.ranges += zip(begins.tolist(), ends.tolist(), strict=True)
+        self.ranges += zip(begins.tolist(), ends.tolist(), strict=True) if batch < self.until else ()
 
     def wait(self, begins: Int64s, ends: Int64s) -> object:
         self._check(begins, ends)
-        self.waits += 1
         ranges = list(zip((begins - self.begin).tolist(), (ends - self.begin).tolist(), strict=True))
-        for first, end in ranges:
-            self._memory[first:end] = GARBAGE if self.waits % 3 == 0 else self._data[first:end]
-        return self.waits, ranges
+        with self._lock:
+            self.waits += 1
+            goes = self.waits % 3 == 0
+            for first, end in ranges:
+                self._memory[first:end] = GARBAGE if goes else self._data[first:end]
+            self._gone += goes
+            return self._gone - goes, ranges
 
     def still(self, token: Any) -> bool:
-        wait, ranges = token
-        for first, end in ranges:
-            self._memory[first:end] = GARBAGE
-        return wait % 3 != 0
+        gone, ranges = token
+        with self._lock:
+            still = bool(gone == self._gone)
+            for first, end in ranges:
+                self._memory[first:end] = GARBAGE
+            self._gone += 1
+        return still
 
     def _check(self, begins: Int64s, ends: Int64s) -> None:
         assert begins.dtype == ends.dtype == np.int64
@@ -168,6 +177,7 @@ def test_blocks_are_asked_for_as_a_whole(boundary: Any) -> None:
             segment, _, backed = both()
             segment.backing.gap = 0
             source = BatchSource(backed, 5, 4, sampling, shard=(rank, ranks), **options)
+            segment.backing.until = len(source)
             for index in range(len(source)):
                 _ = source[index]
             read[ranks, sampling] += segment.backing.ranges

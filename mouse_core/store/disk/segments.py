@@ -146,7 +146,7 @@ class SealedSegment(Segment):
     def __init__(self, file: SealedFile, image_roots: tuple[str, ...], folder: object) -> None:
         self.file, self.num_rows, self.place = file, file.sealed.rows, (folder, file.first)
         self.extent = object() if file.sealed.appended else None
-        self._named_roots = image_roots
+        self._named_roots, self.sealed_bytes = image_roots, file.sealed.bytes
         self._parts, self._first_values = {}, {}
         size = self.file.sealed.batch_rows or self.num_rows
         starts = np.append(np.arange(0, self.num_rows, size), self.num_rows)
@@ -215,7 +215,7 @@ class SealedSegments(Segment):
         first = members[0]
         self.members, self.place = list(members), first.place
         self.extent = None if first.extent is None else object()
-        self._named_roots = first.image_roots
+        self._named_roots, self.sealed_bytes = first.image_roots, sum(one.sealed_bytes for one in members)
         self._parts, self._first_values = {}, {}
         # The first row of each, and the end; the first chunk of each, and how many there are.
         self._starts = np.cumsum([0, *(one.num_rows for one in members)], dtype=np.int64)

@@ -1,0 +1,210 @@
+"""Mapped files of this machine: the kernel is told what will be read, and does not read more where memory is short."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mouse_core.ahead.backing import Int64s
+from mouse_core.ahead.room import room_for_files
+
+try:
+    import resource
+except ImportError:  # Windows, where nothing is asked for
+    resource = None  # type: ignore[assignment]
+
+_WILL_NEED, _RANDOM = 3, 1
+_PAGE = mmap.PAGESIZE
+_PROCESS_MADVISE, _MOST_RANGES = 440, 1024
+# So many page faults that wait for a disk, in so many batches, are a reason to ask ahead; and that no block was read
+# from a disk for so many batches is one not to.
+_FAULTS, _BATCHES_WATCHED, _BATCHES_READ = 3, 16, 48
+
+
+# Ranges are looked at so many at a time, and fewer at first.
+_TOGETHER, _TRIED = 64, 8
+
+
+class Usage(NamedTuple):
+    """What this process has had of disks so far: page faults that waited for one, and blocks read."""
+
+    faults: int
+    blocks: int
+
+
+class Maps:
+    """What is mapped in this process, on Linux: addresses, and whether they are of a file, ``[maps]`` each."""
+
+    def __init__(self) -> None:
+        rows = [line.split(None, 5) for line in _lines("/proc/self/maps")]
+        edges = [[int(edge, 16) for edge in row[0].split("-")] for row in rows]
+        self.begins, self.ends = np.array(edges, np.uint64).reshape(-1, 2).astype(np.int64).T
+        self.is_file = np.array([row[4] != "0" for row in rows], np.bool_)
+
+    def of(self, addresses: Int64s) -> Int64s:
+        """The map that each address is in, -1 for none."""
+        found = np.searchsorted(self.begins, addresses, side="right") - 1
+        found[(found >= 0) & (addresses >= self.ends[found])] = -1
+        return found
+
+
+class LocalFiles:
+    """Stands behind all memory: asks the kernel to read those pages of mapped files that batches will read.
+
+    It does so only while that helps: from when page faults wait for a disk until nothing is read from one any more.
+    Where the files do not fit in memory the kernel is told, too, to read nothing else of them on its own.
+
+    Args:
+        begins, sizes: Where files are mapped, int64 ``[files]``.
+        later: Bytes of those that are mapped when they are read.
+    """
+
+    begin, size, gap = 0, (1 << 63) - 1, 8 << 10
+
+    def __init__(self, begins: Int64s, sizes: Int64s, later: int = 0) -> None:
+        self._advice = _Advice()
+        self._since, self._batches = usage(), 0
+        self._bytes = int(sizes.sum()) + later
+        self.is_on = self._is_short = self._exceed_room()
+        self._maps: Maps | None = None
+        # The maps that were met, of which nothing is read that is not asked for.
+        self._met: set[int] = set()
+        if self._is_short:
+            self._advice.give(begins, sizes, _RANDOM)
+
+    @classmethod
+    def of(cls, segments: Sequence[Any]) -> LocalFiles | None:
+        """Of the files of some ``Segment``s; None where there are none, or where the system takes no advice."""
+        if resource is None or not hasattr(mmap.mmap, "madvise") or not any(one.is_file for one in segments):
+            return None
+        data = [one.origin.data for one in segments if one.is_file and one.origin is not None]
+        tables = [one.table for each in data for row in getattr(each, "blocks", [[each]]) for one in row]
+        firsts = [table.column(0).chunk(0) for table in tables if table.num_columns and table.column(0).num_chunks]
+        found = {}
+        for array in firsts:
+            for buffer in array.buffers():
+                while buffer is not None and buffer.parent is not None:
+                    buffer = buffer.parent
+                if buffer is not None and buffer.size:
+                    found[buffer.address] = buffer.size
+        begins, sizes = np.array([*found.items()], np.int64).reshape(-1, 2).T
+        pages = begins & ~(_PAGE - 1)
+        return cls(pages, sizes + begins - pages, sum(one.sealed_bytes for one in segments))
+
+    def look(self, batches: int) -> bool:
+        """Whether it is worth asking, where so many batches are copied now."""
+        self._batches += batches
+        if self.is_on:
+            if self._batches >= _BATCHES_READ:
+                now = usage()
+                self.is_on, self._since, self._batches = now.blocks != self._since.blocks, now, 0
+        else:
+            now = usage()
+            if now.faults - self._since.faults >= _FAULTS:
+                self.is_on, self._since, self._batches = True, now, 0
+                self._is_short = self._is_short or self._exceed_room()
+            elif self._batches >= _BATCHES_WATCHED:
+                self._since, self._batches = now, 0
+        return self.is_on
+
+    def _exceed_room(self) -> bool:
+        """Whether the files do not fit in what memory there is now."""
+        room = room_for_files()
+        return room is not None and self._bytes > room
+
+    def ask(self, begins: Int64s, ends: Int64s, batch: int) -> None:
+        """See ``Backing``."""
+        begins = begins & ~(_PAGE - 1)
+        if self._maps is None or (self._maps.of(begins) < 0).any():
+            self._maps, self._met = Maps(), set()
+        found = self._maps.of(begins)
+        if len(self._maps.begins):
+            is_file = (found >= 0) & self._maps.is_file[found]
+            found, begins, ends = found[is_file], begins[is_file], np.minimum(ends, self._maps.ends[found])[is_file]
+        if self._is_short:
+            for number in set(np.unique(found).tolist()) - self._met:
+                self._met.add(number)
+                begin = self._maps.begins[number : number + 1]
+                self._advice.give(begin, self._maps.ends[number : number + 1] - begin, _RANDOM)
+        self._advice.give(begins, ends - begins, _WILL_NEED)
+
+    def wait(self, begins: Int64s, ends: Int64s) -> object:
+        """See ``Backing``: the processor waits itself."""
+        return None
+
+    def still(self, token: object) -> bool:
+        """See ``Backing``: what goes away comes back when it is read."""
+        return True
+
+
+def in_parts(begins: Int64s, nbytes: int) -> Iterator[slice]:
+    """Parts of some ranges of memory that are read one after the other, of so many bytes each from addresses on.
+
+    Once reading them has waited for a disk, the kernel is asked for all that are left together.
+    """
+    before: int | None = usage().faults if resource is not None else None
+    first = 0
+    while first < len(begins):
+        end = first + (_TRIED if first == 0 else _TOGETHER)
+        yield slice(first, end)
+        first = end
+        if before is not None and usage().faults - before >= _FAULTS:
+            before, pages = None, begins[first:] & ~(_PAGE - 1)
+            _Advice().give(pages, begins[first:] + nbytes - pages, _WILL_NEED)
+
+
+class _Advice:
+    """Advice to the kernel about ranges of memory, many with one call where this process may do that."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None)
+        self._madvise, self._syscall = libc.madvise, libc.syscall
+        self._madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        number, many, one = ctypes.c_long, ctypes.c_void_p, ctypes.c_int
+        self._syscall.argtypes = [number, one, many, ctypes.c_size_t, one, ctypes.c_uint]
+        self._many = sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+    def give(self, begins: Int64s, sizes: Int64s, advice: int) -> None:
+        """Advise on ranges; where it is refused things are as they were without it."""
+        if self._many and len(begins) > 1:
+            self._many = self._give_many(begins, sizes, advice)
+            if self._many:
+                return
+        for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
+            self._madvise(begin, size, advice)
+
+    def _give_many(self, begins: Int64s, sizes: Int64s, advice: int) -> bool:
+        """Whether the kernel takes many ranges at once, as Linux does of processes with the right to."""
+        ranges = np.stack([begins, sizes], axis=1)
+        try:
+            this = os.pidfd_open(os.getpid())
+        except OSError:
+            return False
+        try:
+            for first in range(0, len(ranges), _MOST_RANGES):
+                some = ranges[first : first + _MOST_RANGES]
+                if self._syscall(_PROCESS_MADVISE, this, some.ctypes.data, len(some), advice, 0) < 0:
+                    return False
+        finally:
+            os.close(this)
+        return True
+
+
+def usage() -> Usage:
+    """What this process has had of disks so far."""
+    now = resource.getrusage(resource.RUSAGE_SELF)
+    return Usage(now.ru_majflt, now.ru_inblock)
+
+
+def _lines(file: str) -> list[str]:
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,76 @@
+"""How much memory there is for pages of files: what the machine has, and what groups of processes are allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+_GROUPS = Path("/sys/fs/cgroup")
+_KILOBYTE = 1 << 10
+
+
+def room_for_files(proc: Path = Path("/proc"), groups: Path = _GROUPS) -> int | None:
+    """About how many bytes of files can be in memory at a time; None where nobody says.
+
+    That is the least of what is available on the machine, where pages of files can be had back, and of what each
+    control group that this process is in allows beyond the memory that is no file's: pages of files count there, too.
+
+    Args:
+        proc: Where the kernel speaks of processes.
+        groups: Where control groups are mounted, of either version.
+    """
+    found = [*_available(proc / "meminfo"), *_allowed(proc / "self" / "cgroup", groups)]
+    return max(0, min(found)) if found else None
+
+
+def _available(meminfo: Path) -> Iterator[int]:
+    known = _numbers(meminfo)
+    if "MemAvailable:" in known:
+        yield known["MemAvailable:"] * _KILOBYTE
+
+
+def _allowed(membership: Path, groups: Path) -> Iterator[int]:
+    """What each group allows that a process is in, and each group around these."""
+    for line in _lines(membership):
+        _, controllers, name = [*line.split(":", 2), "", ""][:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        version_1 = bool(controllers)
+        for root in (groups / "memory",) if version_1 else (groups, groups / "unified"):
+            inside = root / name.lstrip("/")
+            # Of a container's own groups the root is all that can be seen.
+            group = inside if inside.is_dir() else root
+            while True:
+                yield from _allowed_by(group, version_1=version_1)
+                if group == root:
+                    break
+                group = group.parent
+
+
+def _allowed_by(group: Path, *, version_1: bool) -> Iterator[int]:
+    """What one group allows, if it limits memory."""
+    limit = _number(group / ("memory.limit_in_bytes" if version_1 else "memory.max"))
+    used = _number(group / ("memory.usage_in_bytes" if version_1 else "memory.current"))
+    if limit is not None and used is not None:
+        known = _numbers(group / "memory.stat")
+        files = known.get("total_cache", 0) if version_1 else known.get("file", 0)
+        yield limit - max(0, used - files)
+
+
+def _number(file: Path) -> int | None:
+    """The number that a file holds; None where there is none, or "max"."""
+    lines = _lines(file)
+    return int(lines[0]) if lines and lines[0].isdigit() else None
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """The numbers in lines such as "MemAvailable: 18087 kB", by their names."""
+    words = [line.split() for line in _lines(file)]
+    return {one[0]: int(one[1]) for one in words if len(one) > 1 and one[1].isdigit()}
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return []
