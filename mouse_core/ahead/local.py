@@ -82,9 +82,10 @@ class LocalFiles:
     @classmethod
     def of(cls, segments: Sequence[Any]) -> LocalFiles | None:
         """Of the files of some ``Segment``s; None where there are none, or where the system takes no advice."""
-        if resource is None or not hasattr(mmap.mmap, "madvise") or not any(one.is_file for one in segments):
+        later = sum(one.sealed_bytes for one in segments)
+        data = [one.origin.data for one in segments if one.is_mapped and one.origin is not None]
+        if resource is None or not hasattr(mmap.mmap, "madvise") or not (data or later):
             return None
-        data = [one.origin.data for one in segments if one.is_file and one.origin is not None]
         tables = [one.table for each in data for row in getattr(each, "blocks", [[each]]) for one in row]
         firsts = [table.column(0).chunk(0) for table in tables if table.num_columns and table.column(0).num_chunks]
         found = {}
@@ -96,7 +97,7 @@ class LocalFiles:
                     found[buffer.address] = buffer.size
         begins, sizes = np.array([*found.items()], np.int64).reshape(-1, 2).T
         pages = begins & ~(_PAGE - 1)
-        return cls(pages, sizes + begins - pages, sum(one.sealed_bytes for one in segments))
+        return cls(pages, sizes + begins - pages, later)
 
     def look(self, batches: int) -> bool:
         """Whether it is worth asking, where so many batches are copied now."""

@@ -298,7 +298,7 @@ class Pipeline:
     def _ahead(self) -> ReadAhead[Block] | None:
         """Asks for what is read, ahead of it; None where all of it is in memory."""
         snapshot = self.planner.snapshot
-        if not snapshot.backings and not any(segment.is_file for segment in snapshot.segments):
+        if not snapshot.backings and not any(one.is_mapped or one.sealed_bytes for one in snapshot.segments):
             return None
         from mouse_core.ahead.reading import ReadAhead  # loaded where there is something to ask for
 

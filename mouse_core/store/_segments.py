@@ -80,7 +80,7 @@ class Segment:
         segment._make_columns = {name: partial(_to_column, column, rows) for name, column in dense.items()}
         segment._make_table = partial(extent.to_table, rows)
         segment._parts, segment._first_values = {}, {}
-        segment.__dict__.update(chunk_starts=np.array([0, rows]), _same_chunks=True, _is_mapped=False)
+        segment.__dict__.update(chunk_starts=np.array([0, rows]), _same_chunks=True, is_mapped=False)
         return segment
 
     @memo
@@ -137,7 +137,7 @@ class Segment:
     @memo
     def _same_chunks(self) -> bool:
         """Whether all columns are cut at the same rows, so that chunk ``k`` of each holds the same rows."""
-        if self._is_mapped:
+        if self.is_mapped:
             return True  # record batches; looking at each of them would take longer than the first batch
         first, *others = (_chunk_starts(column) for column in self.table.columns)
         return all(np.array_equal(first, starts) for starts in others)
@@ -156,7 +156,7 @@ class Segment:
                     make or (partial(self.table.column, name) if is_there else _no_column),
                     self.chunk_starts,
                     same_chunks=self._same_chunks,
-                    alike=self._alike if self._is_mapped else None,
+                    alike=self._alike if self.is_mapped else None,
                     image_roots=self.image_roots if is_image else (),
                 )
                 part.backing = self.backing
@@ -167,16 +167,11 @@ class Segment:
         return self._parts[name]
 
     @memo
-    def _is_mapped(self) -> bool:
+    def is_mapped(self) -> bool:
         """Whether the table consists of mapped files below each other."""
         data = None if self.origin is None else self.origin.data
         blocks = getattr(data, "blocks", [[data]])
         return all(len(row) == 1 and type(row[0]).__name__ == "MemoryMappedTable" for row in blocks)
-
-    @property
-    def is_file(self) -> bool:
-        """Whether its rows lie in files on this machine."""
-        return self._is_mapped or self.sealed_bytes > 0
 
     @memo
     def _alike(self) -> Alike:

@@ -150,7 +150,7 @@ class SealedSegment(Segment):
         self._parts, self._first_values = {}, {}
         size = self.file.sealed.batch_rows or self.num_rows
         starts = np.append(np.arange(0, self.num_rows, size), self.num_rows)
-        self.__dict__.update(chunk_starts=starts, _same_chunks=True, _is_mapped=False)
+        self.__dict__.update(chunk_starts=starts, _same_chunks=True, is_mapped=False)
 
     @property
     def table(self) -> pa.Table:
@@ -225,7 +225,7 @@ class SealedSegments(Segment):
         if self._first_chunk[-1] > len(members):
             parts = [one.chunk_starts[:-1] + first for one, first in zip(members, starts[:-1].tolist(), strict=True)]
             starts = np.concatenate([*parts, starts[-1:]])
-        self.__dict__.update(chunk_starts=starts, _same_chunks=True, _is_mapped=False)
+        self.__dict__.update(chunk_starts=starts, _same_chunks=True, is_mapped=False)
         for other in earlier:
             self._take_over(other)
 

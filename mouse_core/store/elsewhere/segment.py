@@ -156,7 +156,7 @@ class ElsewhereSegment(Segment):
         self.num_rows = int(files.starts[-1])
         self._appended, self._named_roots = appended, image_roots
         self._parts, self._first_values = {}, {}
-        self.__dict__.update(chunk_starts=files.starts, _same_chunks=True, _is_mapped=False)
+        self.__dict__.update(chunk_starts=files.starts, _same_chunks=True, is_mapped=False)
 
     @memo
     def table(self) -> pa.Table:
