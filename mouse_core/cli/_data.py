@@ -202,7 +202,15 @@ def declare_convert(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     add_alignment(parser)
     parser.add_argument("target", metavar="TARGET", help="a new folder, or a new file that ends in .parquet")
-    parser.add_argument("--to", choices=("arrow", "parquet"), help="what to write; Arrow, if the target does not say")
+    parser.add_argument(
+        "--to", choices=("arrow", "parquet", "store"), help="what to write; Arrow, if the target does not say"
+    )
+    parser.add_argument(
+        "--layout",
+        choices=("columns", "windows"),
+        help="write a store, with all values of a column side by side in a file, or with 128 to 256 rows at a time, "
+        "which takes fewer reads where data are larger than memory, or elsewhere",
+    )
     _add_shard_size(parser)
 
 
@@ -218,6 +226,7 @@ def run_convert(chosen: argparse.Namespace) -> int:
       mouse convert halfcheetah.hdf5 halfcheetah.parquet --final drop
       mouse convert recordings parts --to parquet --max-shard-size 200MB
       mouse convert transitions.parquet rows --alignment outgoing   rows that hold what leaves their observation
+      mouse convert recordings store --layout windows        a folder for DatasetStore.open, larger than memory
 
     After an interruption the same command goes on where it was. The result is read back and compared with the source.
 
@@ -226,7 +235,14 @@ def run_convert(chosen: argparse.Namespace) -> int:
     from mouse_core.formats.converting import convert
 
     stream = _open(chosen)
-    done = convert(stream, chosen.target, to=chosen.to, shard_bytes=chosen.max_shard_size, progress=wants_bar())
+    done = convert(
+        stream,
+        chosen.target,
+        to=chosen.to,
+        layout=chosen.layout,
+        shard_bytes=chosen.max_shard_size,
+        progress=wants_bar(),
+    )
     for note in stream.notes:
         print(f"note: {note}")  # noqa: T201
     resumed = f", {done.resumed_rows:,} of them before an interruption" if done.resumed_rows else ""

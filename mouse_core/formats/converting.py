@@ -18,6 +18,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.locking import alone
 from mouse_core.files.writing import check_nothing_at, make_folder, put_in_place, storing, write_file
 from mouse_core.formats._files.on_disk import check_folder_name
+from mouse_core.formats._files.segments import SegmentWriter, finish_store
 from mouse_core.formats._files.shards import (
     Shard,
     ShardWriter,
@@ -31,10 +32,11 @@ from mouse_core.formats._files.shards import (
 from mouse_core.formats.base import RowDigest, RowStream, rows_digest
 from mouse_core.formats.columns.blocks import blocks, check_size
 from mouse_core.formats.columns.embedding import embedded
-from mouse_core.formats.rows import read_rows
+from mouse_core.formats.opening import open as open_rows
+from mouse_core.store.disk.sealed import LAYOUTS, MOST_BYTES
 from mouse_core.store.evidence import FirstRows
 
-_KINDS = ("arrow", "parquet")
+_KINDS = ("arrow", "parquet", "store")
 _JOB, _LOCK = "job.json", "lock"
 
 
@@ -62,6 +64,7 @@ def convert(
     target: str | os.PathLike[str],
     *,
     to: str | None = None,
+    layout: str | None = None,
     shard_bytes: int | str = "500MB",
     progress: bool = False,
 ) -> Conversion:
@@ -77,9 +80,11 @@ def convert(
         stream: The rows. What they say of themselves is written with them; an alignment that is only taken for granted
             stays that, and rewards where episodes begin, which speak against it, are an ``AlignmentWarning``.
         target: A folder, or a file whose name ends in ``.parquet``. There must be nothing yet.
-        to: "arrow" (a folder for ``datasets.load_from_disk``) or "parquet"; by default Arrow, and Parquet for a
-            target of that name.
-        shard_bytes: About how large the files of a folder are, in bytes or like ``"500MB"`` or ``"1GiB"``.
+        to: "arrow" (a folder for ``datasets.load_from_disk``), "parquet", or "store" (one for ``DatasetStore.open``);
+            by default Arrow, Parquet for a target of that name, and a store where ``layout`` is given.
+        layout: How rows of a store lie in its files, "columns" or "windows"; see ``DatasetStore.open``.
+        shard_bytes: About how large the files of a folder are, in bytes or like ``"500MB"`` or ``"1GiB"``; those of a
+            store at most 64 MB.
         progress: Whether bars show how far it is.
 
     Raises:
@@ -93,9 +98,11 @@ def convert(
     stream = embedded(stream)
     path = Path(target)
     single = path.suffix == ".parquet"
-    kind = to or ("parquet" if single else "arrow")
+    kind = to or ("parquet" if single else "store" if layout else "arrow")
     if kind not in _KINDS or (single and kind != "parquet"):
         raise ConfigError(f"to: expected one of {list(_KINDS)} that goes with {path.name!r}, found {kind!r}")
+    if layout is not None and (kind != "store" or layout not in LAYOUTS):
+        raise ConfigError(f"layout: expected one of {list(LAYOUTS)} of a store, found {layout!r} for {kind!r}")
     if not single:
         check_folder_name(path, wanted="the name of a folder, or of a file that ends in .parquet")
     shard_bytes = check_size("shard_bytes (--max-shard-size)", shard_bytes)
@@ -104,7 +111,7 @@ def convert(
     with storing(f"convert: {str(path)!r}"):
         make_folder(work)
         with alone(work / _LOCK, "convert"):
-            job = _Job(work, stream, kind, shard_bytes)
+            job = _Job(work, stream, kind, layout or "columns", shard_bytes)
             try:
                 done = job.run(path, single=single, progress=progress)
             finally:
@@ -122,12 +129,14 @@ class _Job:
     Args:
         work: The folder it happens in.
         stream: The source.
-        kind: "arrow" or "parquet".
+        kind: "arrow", "parquet" or "store".
+        layout: Of a store.
         shard_bytes: When a shard is full.
     """
 
-    def __init__(self, work: Path, stream: RowStream, kind: str, shard_bytes: int) -> None:
-        self.work, self.stream, self.kind, self.shard_bytes = work, stream, kind, shard_bytes
+    def __init__(self, work: Path, stream: RowStream, kind: str, layout: str, shard_bytes: int) -> None:
+        self.work, self.stream, self.kind, self.layout = work, stream, kind, layout
+        self.shard_bytes = min(shard_bytes, MOST_BYTES) if kind == "store" else shard_bytes
         self.schema = dataset_schema(stream.schema, stream.about, stream.path)
         self.first = FirstRows()
         self.about = {
@@ -138,7 +147,7 @@ class _Job:
             "says": stream.about.to_json(),
             "kind": kind,
             "shard_bytes": shard_bytes,
-        }
+        } | ({"layout": layout} if kind == "store" else {})
         self.shards: list[Shard] = []
         self.digest: str | None = None
         self._load()
@@ -152,7 +161,9 @@ class _Job:
         rows = sum(shard.rows for shard in self.shards)
         folder = begin_result(self.work)
         result = folder / path.name if single else folder
-        if single:
+        if self.kind == "store":
+            finish_store(self.work, result, self.shards, self.schema, self.stream.about)
+        elif single:
             merged([self.work / shard.name for shard in self.shards], result, self.schema)
         else:
             counts = finish_names(self.work, result, self.shards, self.kind)
@@ -175,7 +186,7 @@ class _Job:
                     f"delete {str(self.work)!r} to begin anew"
                 )
         while True:
-            with ShardWriter(self.work, len(self.shards), self.kind, self.schema) as writer:
+            with self._writer() as writer:
                 digest = RowDigest(self.stream.schema)
                 for batch in source.following():
                     digest.update(batch)
@@ -189,8 +200,18 @@ class _Job:
         self.digest = whole.hexdigest()
         self._save()
 
+    def _writer(self) -> ShardWriter | SegmentWriter:
+        number = len(self.shards)
+        if self.kind == "store":
+            return SegmentWriter(self.work, number, self.schema, self.layout)
+        return ShardWriter(self.work, number, self.kind, self.schema)
+
     def _verify(self, result: Path, advance: Callable[[int], None]) -> None:
-        found = read_rows(result).watched(lambda batch: advance(batch.num_rows)).watched(self.first.add)
+        found = (
+            open_rows(result, format="store" if self.kind == "store" else "rows")
+            .watched(lambda batch: advance(batch.num_rows))
+            .watched(self.first.add)
+        )
         digest = rows_digest(found)
         if digest != self.digest:
             shutil.rmtree(self.work, ignore_errors=True)

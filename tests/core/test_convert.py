@@ -80,7 +80,9 @@ def test_no_folder_gets_the_name_of_a_file(name: str, tmp_path: Path, capsys: py
     assert formats.open(tmp_path / "rows.v1.0").rows == 500
 
 
-@pytest.mark.parametrize(("target", "to"), [("folder", None), ("folder", "parquet"), ("file.parquet", None)])
+@pytest.mark.parametrize(
+    ("target", "to"), [("folder", None), ("folder", "parquet"), ("file.parquet", None), ("folder", "store")]
+)
 @pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
 @pytest.mark.usefixtures("small")
 def test_what_arrives_is_what_was_there(target: str, to: str | None, alignment: Any, tmp_path: Path) -> None:
@@ -92,6 +94,13 @@ def test_what_arrives_is_what_was_there(target: str, to: str | None, alignment: 
     assert read.digest() == done.digest
     assert read.alignment == alignment
     assert os.listdir(tmp_path) == [target]
+    if to == "store":
+        store = DatasetStore.open(tmp_path / target)
+        assert store[30]["action"] == table().column("action")[30].as_py()
+        assert store.about.alignment == source.about.alignment
+        with DatasetStore.open(tmp_path / target, "a") as writer:
+            writer.extend(store[:3])
+        assert len(DatasetStore.open(tmp_path / target)) == 503
     if to is None and target == "folder":
         loaded = datasets.load_from_disk(str(tmp_path / target))
         assert rows_digest(loaded.data.table) == done.digest
@@ -100,9 +109,10 @@ def test_what_arrives_is_what_was_there(target: str, to: str | None, alignment: 
 
 
 def test_no_rows_are_a_dataset_too(tmp_path: Path) -> None:
-    done = convert(stream(table().slice(0, 0)), tmp_path / "none")
-    assert (done.rows, done.shards) == (0, 1)
-    assert formats.open(tmp_path / "none").to_table().num_rows == 0
+    for to in ("arrow", "store"):
+        done = convert(stream(table().slice(0, 0)), tmp_path / to, to=to)
+        assert (done.rows, done.shards) == (0, 1)
+        assert formats.open(tmp_path / to).to_table().num_rows == 0
 
 
 # ---------------------------------------------------------------------- interruptions
@@ -172,7 +182,7 @@ class Interrupted(BaseException):
     pass
 
 
-@pytest.mark.parametrize("to", ["arrow", "parquet"])
+@pytest.mark.parametrize("to", ["arrow", "parquet", "store"])
 @pytest.mark.usefixtures("small")
 def test_any_number_of_interruptions(to: str, tmp_path: Path) -> None:
     source, target = stream(), tmp_path / "out"

@@ -7,11 +7,13 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from mouse_core import BatchSource, DatasetStore
+from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.verifying import verify
 from mouse_core.store.disk.checking import repair
@@ -128,3 +130,30 @@ def test_layouts_that_cannot_be_are_refused(tmp_path: Path, options: dict[str, A
     DatasetStore.open(tmp_path, "a").close()
     with pytest.raises(ConfigError, match=match):
         DatasetStore.open(tmp_path, **{"mode": "a", **options})
+
+
+def test_convert_writes_a_store_in_a_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a dataset with pictures, as arrays and encoded, whose types only ``datasets`` knows."""
+    numbers = np.arange(700)
+    features = datasets.Features(
+        {
+            "observation": datasets.Sequence(datasets.Value("float32")),
+            "observation_image": datasets.Array3D((4, 4, 3), "uint8"),
+            "metadata_picture": datasets.Image(),
+            **{name: datasets.Value("float32") for name in ("action", "reward")},
+            "done": datasets.Value("int64"),
+        }
+    )
+    pictures = (numbers[:, None, None, None] % 250 + np.arange(48).reshape(4, 4, 3)).astype(np.uint8)
+    rows = {"observation": numbers[:, None] * [1.0, 0.5], "observation_image": pictures, "action": numbers}
+    rows |= {"reward": numbers * 0, "done": numbers % 50 == 49, "metadata_picture": list(pictures)}
+    made = datasets.Dataset.from_dict({name: list(values) for name, values in rows.items()}, features=features)
+    made.save_to_disk(str(tmp_path / "saved"))
+    assert main(["convert", str(tmp_path / "saved"), str(tmp_path / "store"), "--layout", "windows"]) == 0
+    store, memory = DatasetStore.open(tmp_path / "store"), DatasetStore().from_dataset(made)
+    assert [rows for one in batch_rows(tmp_path / "store") for rows in one] == [128] * 5 + [60]
+    assert batches_of(store) == batches_of(memory)
+    assert store[3:9] == memory[3:9]
+    capsys.readouterr()
+    refused = main(["convert", str(tmp_path / "saved"), str(tmp_path / "x"), "--layout", "windows", "--to", "arrow"])
+    assert (refused, "of a store" in capsys.readouterr().err) == (2, True)

@@ -31,12 +31,14 @@ class Shard:
         rows: How many it holds.
         bytes: Its size.
         digest: Of its rows, as they were in the source.
+        sealed: What a store's manifest says of it, if it is a segment of one.
     """
 
     name: str
     rows: int
     bytes: int
     digest: str
+    sealed: list[Any] | None = None
 
     def is_in(self, work: Path) -> bool:
         """Whether it lies in the working folder, as large as it was written: a crash may have taken it along."""
@@ -108,8 +110,9 @@ class ShardWriter:
 
 def keep_only(work: Path, names: Collection[str]) -> None:
     """Remove what else an interrupted call left in its working folder."""
+    kept = {Path(name).parts[0] for name in names}
     for item in work.iterdir():
-        if item.name not in names:
+        if item.name not in kept:
             remove(item)
 
 

@@ -9,8 +9,11 @@ from functools import partial
 import pyarrow as pa
 
 from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
+from mouse_core.formats.columns.blocks import blocks
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
+
+_ROWS = 1 << 16
 
 
 def read_store(path: str | os.PathLike[str], *, batch_rows: int = BATCH_ROWS) -> RowStream:
@@ -43,13 +46,16 @@ def read_store(path: str | os.PathLike[str], *, batch_rows: int = BATCH_ROWS) ->
 
 def _batches(snapshot: Snapshot, schema: pa.Schema, path: str, batch_rows: int) -> Iterator[pa.RecordBatch]:
     for segment in snapshot.segments:
-        table = segment.table
-        with reading(path):
-            table.validate(full=True)
-            columns = [
-                table.column(one.name).cast(one.type)
-                if one.name in table.schema.names
-                else pa.chunked_array([pa.nulls(table.num_rows, one.type)])
-                for one in schema
-            ]
-        yield from pa.Table.from_arrays(columns, schema=schema).to_batches(max_chunksize=batch_rows)
+        # As a whole a table of many small record batches would take more memory than its rows.
+        for first in range(0, segment.num_rows, _ROWS):
+            table = segment.take(first, min(_ROWS, segment.num_rows - first))
+            with reading(path):
+                table.validate(full=True)
+                columns = [
+                    table.column(one.name).cast(one.type)
+                    if one.name in table.schema.names
+                    else pa.chunked_array([pa.nulls(table.num_rows, one.type)])
+                    for one in schema
+                ]
+            for block in blocks(pa.Table.from_arrays(columns, schema=schema).to_batches()):
+                yield from pa.Table.from_batches([block]).to_batches(max_chunksize=batch_rows)

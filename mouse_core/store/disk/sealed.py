@@ -68,7 +68,7 @@ def write_segment(folder: Path, number: int, table: pa.Table, layout: str) -> tu
     Raises:
         StorageError: It cannot be written; nothing is left.
     """
-    batch = _one_batch(table)
+    batch = one_batch(table)
     nulls = tuple(name for name, column in zip(batch.schema.names, batch.columns, strict=True) if _is_null(column))
     sealed = Sealed(number, batch.num_rows, 0, "", 0, nulls=nulls)
     if layout == "windows":
@@ -112,7 +112,7 @@ def _is_null(column: pa.Array) -> bool:
     return bool(column.null_count == len(column))
 
 
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
+def one_batch(table: pa.Table) -> pa.RecordBatch:
     """The rows side by side, in types that every process knows."""
     columns = [_plain(column).combine_chunks() for column in table.columns]
     arrays = [column.chunk(0) if isinstance(column, pa.ChunkedArray) else column for column in columns]
