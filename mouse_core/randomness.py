@@ -77,15 +77,16 @@ class Key:
         """The key of another draw for the same index."""
         return Key(self.seed, self.purpose, self.index, call)
 
-    def bits(self, n: int) -> npt.NDArray[np.uint64]:
-        """``n`` random 64-bit words, uint64 ``[n]``."""
+    def bits(self, n: int, first: int = 0) -> npt.NDArray[np.uint64]:
+        """``n`` random 64-bit words, uint64 ``[n]``: those from word ``first`` on, of which none before it is drawn."""
         # Setting the state of a kept generator costs 2 us, making one 9 us.
         generator, state = _kept_generator()
         words = state["state"]
         words["key"][:] = (self.seed, int(self.purpose))
-        words["counter"][:] = (0, self.call, self.index, 0)
+        # A step of the counter gives four words.
+        words["counter"][:] = (first // 4, self.call, self.index, 0)
         generator.state = cast("Any", state)
-        drawn: npt.NDArray[np.uint64] = generator.random_raw(n)
+        drawn: npt.NDArray[np.uint64] = generator.random_raw(first % 4 + n)[first % 4 :]
         return drawn
 
     def generator(self) -> np.random.Generator:
@@ -100,9 +101,9 @@ class Key:
         counter = np.array([0, self.call, self.index, 0], np.uint64)
         return np.random.Generator(np.random.Philox(cast("Any", _KeyWords(self.seed, int(self.purpose))), counter))
 
-    def uniform(self, n: int) -> npt.NDArray[np.float64]:
-        """``n`` numbers uniform on ``[0, 1)`` with 53 random bits each, float64 ``[n]``."""
-        return (self.bits(n) >> np.uint64(11)).astype(np.float64) * _U53
+    def uniform(self, n: int, first: int = 0) -> npt.NDArray[np.float64]:
+        """``n`` numbers uniform on ``[0, 1)`` with 53 random bits each, float64 ``[n]``, from number ``first`` on."""
+        return (self.bits(n, first) >> np.uint64(11)).astype(np.float64) * _U53
 
     def integers(self, high: int, n: int) -> npt.NDArray[np.int64]:
         """``n`` integers uniform on ``[0, high)``, int64 ``[n]``; the bias is below ``high * 2**-53``."""

@@ -17,7 +17,7 @@ from mouse_core._arrow.windows import Windows, WindowsPart
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
-from mouse_core.sampling.plan import PaddedSampler, Plan, WindowSampler, checked_starts
+from mouse_core.sampling.plan import Draws, PaddedSampler, Plan, WindowSampler
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Planner:
         """
         last = self.epoch_start + self.batches_per_epoch - 1
         if self.shard[1] > 1 and self.uneven == "refuse":
-            self._check_even([len(self._starts(last))], last, 1)
+            self._check_even([len(self._draws.one(last))], last, 1)
 
     def _check_even(self, sizes: Sequence[int], first: int, step: int) -> None:
         if self.shard[1] > 1:
@@ -176,15 +176,14 @@ class Planner:
     def block(self, first: int, step: int, batches: int, kind: int) -> Block:
         """So many batches from ``first`` on, ``step`` apart, located together."""
         end = first + step * batches
-        whole = self._starts_together(first, end - step + 1 - first)
-        if whole is not None:
-            whole, size = whole[::step], whole.shape[1]
-            rows = np.ascontiguousarray(whole[:, slice(*self.delivered(size))])
+        delivered, size = self._own_together(first, end - step + 1 - first)
+        if delivered is not None:
+            rows = np.ascontiguousarray(delivered[::step])
             sizes, bounds = [size] * batches, list(range(0, rows.size + 1, rows.shape[1]))
             rows = rows.reshape(-1)
         else:
-            starts = self._starts_in_parts(first, end) if step == 1 else []
-            starts = starts or [*map(self._starts, range(first, end, step))]
+            starts = self._draws.in_parts(first, end, self.batches_per_epoch) if step == 1 else []
+            starts = starts or [*map(self._draws.one, range(first, end, step))]
             sizes = [len(part) for part in starts]
             parts = [part[slice(*self.delivered(len(part)))] for part in starts]
             bounds = [0, *np.cumsum([len(part) for part in parts]).tolist()]
@@ -223,33 +222,20 @@ class Planner:
             return PackedWindows(windows)
         return windows
 
-    def _starts_together(self, first: int, batches: int) -> Int64s | None:
-        """The starts of several batches, drawn by one call, int64 ``[batches, B]``; None if the sampler cannot."""
-        draw = getattr(self.sampler, "starts_of_many", None)
-        asked = self.seed, first, batches, self.snapshot, self.epoch_start
-        starts: Int64s | None = None if draw is None or batches == 1 else draw(*asked)
-        return starts
+    def _own_together(self, first: int, batches: int) -> tuple[Int64s | None, int]:
+        """The windows that this shard delivers, int64 ``[batches, n]``, and how many a whole batch has; or None, 0."""
+        size = self.sampler.batch_size
+        if (
+            self.shard[1] > 1
+            and (some := self._draws.of_rows(first, batches, slice(*self.delivered(size)))) is not None
+        ):
+            return some, size
+        whole = self._draws.together(first, batches)
+        return (None, 0) if whole is None else (whole[:, slice(*self.delivered(whole.shape[1]))], whole.shape[1])
 
-    def _starts_in_parts(self, first: int, end: int) -> list[Int64s]:
-        """The starts of several batches, an epoch's last of which may be short; none if they are drawn one by one."""
-        epoch = self.batches_per_epoch
-        starts: list[Int64s] = []
-        while first < end and epoch > 1:
-            last = min(first + epoch - 1 - (first - self.epoch_start) % epoch, end)
-            if last - first > 1:
-                many = self._starts_together(first, last - first)
-                if many is None:
-                    return []
-                starts += list(many)
-            elif last > first:
-                starts.append(self._starts(first))
-            if last < end:
-                starts.append(self._starts(last))
-            first = last + 1
-        return starts
-
-    def _starts(self, index: int) -> Int64s:
-        return checked_starts(self.sampler, self.seed, index, self.snapshot, self.epoch_start)
+    @memo
+    def _draws(self) -> Draws:
+        return Draws(self.sampler, self.seed, self.snapshot, self.epoch_start)
 
 
 class Blocks:

@@ -17,6 +17,7 @@ from mouse_core.sampling.plan import (
     Plan,
     ReadsBlocks,
     Sampling,
+    StartsOfRows,
     WindowSampler,
 )
 from mouse_core.sampling.windows import (
@@ -47,6 +48,7 @@ __all__ = [
     "Sampling",
     "Seconds",
     "SequentialWindows",
+    "StartsOfRows",
     "StretchWindows",
     "Weighting",
     "WindowSampler",

@@ -109,6 +109,17 @@ class EpisodeWindows:
             return None
         return self._starts_of(snapshot, ranks.reshape(-1), seed, range(first, first + count)).reshape(ranks.shape)
 
+    def starts_of_rows(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
+    ) -> Int64s | None:
+        """See ``StartsOfRows.starts_of_rows``; None where the order of windows is drawn as a whole."""
+        draw = getattr(self._order, "starts_of_rows", None)
+        ranks = None if draw is None else draw(seed, first, count, self._numbers(snapshot), epoch_start, rows)
+        if ranks is None:
+            return None
+        batches, begin = range(first, first + count), rows.start
+        return self._starts_of(snapshot, ranks.reshape(-1), seed, batches, begin).reshape(ranks.shape)
+
     def starts_to_read(
         self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
     ) -> tuple[Int64s, Int64s] | None:
@@ -135,13 +146,18 @@ class EpisodeWindows:
     def _numbered(self, windows: int, snapshot: Snapshot) -> Snapshot:
         return cast(Snapshot, _Numbered(windows, self.sequence_length, snapshot))
 
-    def _starts_of(self, snapshot: Snapshot, ranks: Int64s, seed: int, batches: Sequence[int]) -> Int64s:
-        """Where the windows of these numbers begin, int64 ``[n]``: those of some batches, of as many each."""
+    def _starts_of(
+        self, snapshot: Snapshot, ranks: Int64s, seed: int, batches: Sequence[int], begin: int = 0
+    ) -> Int64s:
+        """Where the windows of these numbers begin, int64 ``[n]``: those of some batches, of as many each.
+
+        They are those from window ``begin`` of each batch on.
+        """
         view = self._windows(snapshot, tiled=self.sampling != "random")
         if self.weighting == "step":
             return view.at(ranks).start
         each = len(ranks) // len(batches)
-        uniform = [Key(seed, Purpose.WINDOWS, index, call=1).uniform(each) for index in batches]
+        uniform = [Key(seed, Purpose.WINDOWS, index, call=1).uniform(each, begin) for index in batches]
         return view.in_episodes(ranks, np.concatenate(uniform)).start
 
     def _windows(self, snapshot: Snapshot, *, tiled: bool) -> WindowView:

@@ -66,6 +66,14 @@ class DrawnLengths:
         starts: Int64s | None = None if draw is None else draw(seed, first, count, snapshot, epoch_start)
         return starts
 
+    def starts_of_rows(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
+    ) -> Int64s | None:
+        """See ``StartsOfRows.starts_of_rows``."""
+        draw = getattr(self.sampler, "starts_of_rows", None)
+        starts: Int64s | None = None if draw is None else draw(seed, first, count, snapshot, epoch_start, rows)
+        return starts
+
     def starts_to_read(
         self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
     ) -> tuple[Int64s, Int64s] | None:

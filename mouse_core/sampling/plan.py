@@ -14,6 +14,8 @@ from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
 from mouse_core.store.snapshot import Snapshot
 
+# From so many windows of other shards on a batch's own are drawn alone, which takes 6 us a batch besides.
+_MANY_OTHERS = 192
 # The field of batches whose windows may have fewer steps: which of them are there.
 MASK = "mask"
 # The fields that packed batches have besides: where their windows lie, and which rows are of one.
@@ -115,6 +117,19 @@ class ManyStarts(Protocol):
         ...
 
 
+class StartsOfRows(Protocol):
+    """What a sampler may offer besides, for one of many shards: some windows of each batch, drawn without the rest."""
+
+    def starts_of_rows(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
+    ) -> npt.NDArray[np.int64] | None:
+        """Those of ``ManyStarts.starts_of_many`` that are windows ``rows.start .. rows.stop - 1`` of their batches.
+
+        They are int64 ``[count, n]``; None: draw all of them.
+        """
+        ...
+
+
 @runtime_checkable
 class ReadsBlocks(Protocol):
     """What a sampler may offer besides, whose batches take windows from stretches of rows that are read as a whole."""
@@ -178,14 +193,61 @@ class CutWindows(Protocol):
         ...
 
 
-def checked_starts(
-    sampler: WindowSampler, seed: int, index: int, snapshot: Snapshot, epoch_start: int
-) -> npt.NDArray[np.int64]:
-    """The starts of whole batch ``index``, int64 ``[b]``; ConfigError where a sampler gives something else."""
-    starts = np.asarray(sampler.starts(seed, index, snapshot, epoch_start))
-    if starts.ndim != 1 or starts.dtype.kind not in "iu" or not 1 <= len(starts) <= sampler.batch_size:
-        raise ConfigError(
-            f"sampler: expected 1..{sampler.batch_size} starts as integers [b] for batch {index}, "
-            f"found {starts.dtype} {list(starts.shape)}"
-        )
-    return starts.astype(np.int64, copy=False)
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """What a sampler draws, by the least that it takes, and checked where it is one batch.
+
+    Args:
+        sampler, seed, snapshot, epoch_start: See ``WindowSampler.starts``.
+    """
+
+    sampler: WindowSampler
+    seed: int
+    snapshot: Snapshot
+    epoch_start: int
+
+    def one(self, index: int) -> npt.NDArray[np.int64]:
+        """The starts of whole batch ``index``, int64 ``[b]``; ConfigError where a sampler gives something else."""
+        starts = np.asarray(self.sampler.starts(self.seed, index, self.snapshot, self.epoch_start))
+        if starts.ndim != 1 or starts.dtype.kind not in "iu" or not 1 <= len(starts) <= self.sampler.batch_size:
+            raise ConfigError(
+                f"sampler: expected 1..{self.sampler.batch_size} starts as integers [b] for batch {index}, "
+                f"found {starts.dtype} {list(starts.shape)}"
+            )
+        return starts.astype(np.int64, copy=False)
+
+    def together(self, first: int, count: int) -> npt.NDArray[np.int64] | None:
+        """The starts of several batches, drawn by one call, int64 ``[count, B]``; None if the sampler cannot."""
+        draw = getattr(self.sampler, "starts_of_many", None)
+        if draw is None or count == 1:
+            return None
+        starts: npt.NDArray[np.int64] | None = draw(self.seed, first, count, self.snapshot, self.epoch_start)
+        return starts
+
+    def of_rows(self, first: int, count: int, rows: slice) -> npt.NDArray[np.int64] | None:
+        """Those of some windows of each batch, int64 ``[count, n]``; None if it cannot, or so few others do not pay."""
+        draw = getattr(self.sampler, "starts_of_rows", None)
+        if draw is None or self.sampler.batch_size - (rows.stop - rows.start) < _MANY_OTHERS:
+            return None
+        starts: npt.NDArray[np.int64] | None = draw(self.seed, first, count, self.snapshot, self.epoch_start, rows)
+        return starts
+
+    def in_parts(self, first: int, end: int, epoch: int) -> list[npt.NDArray[np.int64]]:
+        """The starts of batches ``first .. end - 1``, of which the last one of an epoch of so many may be short.
+
+        None, an empty list, where they are to be drawn one by one.
+        """
+        starts: list[npt.NDArray[np.int64]] = []
+        while first < end and epoch > 1:
+            last = min(first + epoch - 1 - (first - self.epoch_start) % epoch, end)
+            if last - first > 1:
+                many = self.together(first, last - first)
+                if many is None:
+                    return []
+                starts += list(many)
+            elif last > first:
+                starts.append(self.one(first))
+            if last < end:
+                starts.append(self.one(last))
+            first = last + 1
+        return starts

@@ -57,6 +57,14 @@ class RandomWindows:
         drawn = slice_sections(partial(_random_section, seed), begin, end).reshape(count, -1)
         return as_integers(drawn, snapshot.num_rows - self.sequence_length + 1)
 
+    def starts_of_rows(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
+    ) -> Int64s:
+        """See ``StartsOfRows.starts_of_rows``."""
+        numbers = _numbers_of_rows(first, count, self.batch_size, rows)
+        drawn = [_random_numbers(seed, begin, begin + numbers.shape[1]) for begin in numbers[:, 0].tolist()]
+        return as_integers(np.stack(drawn), snapshot.num_rows - self.sequence_length + 1)
+
 
 @dataclass(frozen=True)
 class LastWindows:
@@ -119,6 +127,19 @@ class SequentialWindows:
             parts.append(_ordered(seed, epoch_start, epoch, windows, begin * size, end * size))
         return np.concatenate(parts).reshape(count, size) * self.sequence_length
 
+    def starts_of_rows(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
+    ) -> Int64s | None:
+        """See ``StartsOfRows.starts_of_rows``; None where one of the batches is short."""
+        windows, size = snapshot.num_rows // self.sequence_length, self.batch_size
+        whole, epoch_length = windows // size, self.batches_per_epoch(snapshot)
+        parts = []
+        for epoch, begin, end in cut_at_epochs(first - epoch_start, count, epoch_length):
+            if end > whole:
+                return None
+            parts.append(_order(seed, epoch_start, epoch, windows)(_numbers_of_rows(begin, end - begin, size, rows)))
+        return np.concatenate(parts) * self.sequence_length
+
 
 @dataclass(frozen=True)
 class CyclicWindows:
@@ -149,6 +170,18 @@ class CyclicWindows:
         parts = [_ordered(seed, epoch_start, epoch, windows, begin, end) for epoch, begin, end in stretches]
         return np.concatenate(parts).reshape(count, self.batch_size) * self.sequence_length
 
+    def starts_of_rows(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
+    ) -> Int64s:
+        """See ``StartsOfRows.starts_of_rows``."""
+        windows = snapshot.num_rows // self.sequence_length
+        epochs, numbers = np.divmod(_numbers_of_rows(first - epoch_start, count, self.batch_size, rows), windows)
+        starts = np.empty_like(numbers)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            starts[here] = _order(seed, epoch_start, epoch, windows)(numbers[here])
+        return starts * self.sequence_length
+
 
 def whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
     """How many windows lie side by side; raises ConfigError if they are fewer than ``at_least``."""
@@ -172,6 +205,15 @@ def cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, in
         begin += last - first
 
 
+def _numbers_of_rows(first: int, count: int, size: int, rows: slice) -> Int64s:
+    """Which windows some rows of some batches are, of all windows one after the other, int64 ``[count, n]``.
+
+    Rows 1..2 of batches 5 and 6 of 4 windows each are windows 21, 22 and 25, 26.
+    """
+    numbers: Int64s = np.arange(first, first + count)[:, None] * size + np.arange(rows.start, rows.stop)
+    return numbers
+
+
 def _ordered(seed: int, epoch_start: int, epoch: int, windows: int, begin: int, end: int) -> Int64s:
     """Windows ``begin..end - 1`` of an epoch's order, int64 ``[n]``."""
     return slice_sections(partial(_order_section, seed, epoch_start, epoch, windows), begin, end)
@@ -193,6 +235,17 @@ def slice_sections(section: Callable[[int], Array], begin: int, end: int) -> Arr
 def _random_section(seed: int, section: int) -> npt.NDArray[np.float64]:
     # Where windows may begin changes with every row that comes; what is drawn does not.
     return read_only(Key(seed, Purpose.WINDOWS, section).uniform(SECTION))
+
+
+def _random_numbers(seed: int, begin: int, end: int) -> npt.NDArray[np.float64]:
+    """Elements ``begin..end - 1`` of what ``_random_section`` gives section by section, without the others."""
+    parts = []
+    while begin < end:
+        section, first = divmod(begin, SECTION)
+        last = min(first + end - begin, SECTION)
+        parts.append(Key(seed, Purpose.WINDOWS, section).uniform(last - first, first))
+        begin += last - first
+    return np.concatenate(parts)
 
 
 @lru_cache(maxsize=16)

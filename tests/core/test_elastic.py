@@ -5,16 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core import AugmentTokensConfig, BatchSource, ConfigError, PrefetchBatchifier, StateError, WorkerError
+from mouse_core import (
+    AugmentTokensConfig,
+    BatchSource,
+    ConfigError,
+    DatasetStore,
+    PrefetchBatchifier,
+    StateError,
+    WorkerError,
+)
 from mouse_core.digest import StreamDigest, whole_state
 from mouse_core.mixtures import Mixture, MixtureSource
+from mouse_core.randomness import Key, Purpose
 from mouse_core.testing import example_store
 
 STORE = example_store(300)
+LONG = DatasetStore().from_dataset(
+    pa.table(
+        {
+            "action": np.zeros(9000, np.int64),
+            "reward": np.zeros(9000),
+            "done": (np.arange(9000) % 37 == 36).astype(np.int64),
+        }
+    )
+)
+SNAPSHOT = LONG.snapshot()
 MIXTURE = Mixture({"a": STORE, "b": example_store(120)}, weights=[1, 2])
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -60,7 +80,7 @@ def run(make: Any, count: int, steps: int, state: Any) -> Any:
     return state
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     kind=st.sampled_from([*range(len(OPTIONS)), "mixture", "own", "mixed"]),
     runs=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=4),
@@ -123,20 +143,63 @@ def test_a_process_that_comes_back_goes_on_by_itself() -> None:
         loader.close()
 
 
-def test_a_thousand_ranks_have_every_window_once() -> None:
-    """Plans alone, for 1,024 ranks and for numbers that divide no batch; what is filled up is one window a rank."""
-    whole = BatchSource(STORE, 2, 2048, seed=5)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sampling": "sequential"},
+        {"sampling": "sequential", "drop_last": False},
+        {"sampling": "batch"},
+        {"sampling": "blocks"},
+        {"boundary": "episode"},
+        {"boundary": "episode", "sampling": "sequential"},
+        {"boundary": "episode", "weighting": "trajectory"},
+        {"lengths": [1, 2]},
+    ],
+    ids=str,
+)
+def test_a_thousand_ranks_have_every_window_once(options: dict[str, Any]) -> None:
+    """Plans alone, for 1,024 ranks and for numbers that divide no batch, across epochs; filled up by one window."""
+    whole = BatchSource(LONG, 2, 2048, seed=5, **options)
     for count, uneven in ((1024, "refuse"), (1000, "pad"), (3, "pad")):
-        first = BatchSource(STORE, 2, 2048, seed=5, shard=(0, count), uneven=uneven)
-        shards = [first.with_options(shard=(rank, count)) for rank in range(0, count, max(1, count // 64))]
-        for index in (0, 7):
-            starts = whole.plan(index).starts
-            for source in shards:
-                rank, plan = source.shard[0], source.plan(index)
-                begin, end = 2048 * rank // count, 2048 * (rank + 1) // count
-                assert (plan.first, plan.global_size) == (begin, 2048)
-                assert np.array_equal(plan.starts[: end - begin], starts[begin:end])
-                assert len(plan.starts) == (-(-2048 // count) if uneven == "pad" else end - begin)
+        if count == 1024 and "drop_last" in options:
+            continue  # the short batch is refused
+        first = BatchSource(LONG, 2, 2048, seed=5, shard=(0, count), uneven=uneven, **options)
+        ranks = {0, 1, count // 2, count - 1, *range(7, count, 97)}
+        for source in [first.with_options(shard=(rank, count)) for rank in sorted(ranks)]:
+            for index in range(6):  # of blocks of 1 and of 8 batches
+                plan, expected = source.plan(index), whole.plan(index)
+                size, rank = expected.global_size, source.shard[0]
+                begin, end = size * rank // count, size * (rank + 1) // count
+                assert (plan.first, plan.global_size) == (begin, size)
+                assert np.array_equal(plan.starts[: end - begin], expected.starts[begin:end])
+                assert len(plan.starts) == (-(-size // count) if uneven == "pad" else end - begin)
+
+
+@settings(max_examples=60)
+@given(
+    first=st.integers(0, 9000),
+    count=st.integers(1, 9),
+    rows=st.tuples(st.integers(0, 999), st.integers(1, 999)),
+    size=st.integers(1, 1000),
+    kind=st.sampled_from(["random", "sequential", "batch"]),
+    boundary=st.sampled_from(["stream", "episode"]),
+)
+def test_windows_of_a_shard_are_drawn_without_the_others(
+    first: int, count: int, rows: tuple[int, int], size: int, kind: str, boundary: Any
+) -> None:
+    sampler: Any = BatchSource(LONG, 2, size, kind, boundary=boundary).sampler
+    some = slice(min(rows[0], size - 1), min(rows[0] + rows[1], size))
+    whole = sampler.starts_of_many(3, first, count, SNAPSHOT, 5 if first > 5 else 0)
+    found = sampler.starts_of_rows(3, first, count, SNAPSHOT, 5 if first > 5 else 0, some)
+    np.testing.assert_array_equal(found, whole[:, some])
+
+
+@given(st.integers(0, 40), st.integers(0, 5000))
+def test_random_words_are_drawn_from_anywhere(count: int, first: int) -> None:
+    key = Key(9, Purpose.WINDOWS, 7, 3)
+    np.testing.assert_array_equal(key.bits(count, first), key.bits(first + count)[first:])
+    np.testing.assert_array_equal(key.uniform(count, first), key.uniform(first + count)[first:])
 
 
 def test_what_cannot_be_shared_out_says_so() -> None:
