@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from mouse_core._arrow.windows import Windows, WindowsPart
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
-from mouse_core.sampling.plan import Draws, PaddedSampler, Plan, WindowSampler
+from mouse_core.sampling.plan import PaddedSampler, Plan, WindowSampler, starts_by_epochs
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 Int64s = npt.NDArray[np.int64]
 
+# From so many windows of other shards on a batch's own are drawn alone, which takes 6 us a batch besides.
+_MANY_OTHERS = 192
 # Where rows have numbers of their own each step is located, and may be a piece by itself.
 _MOST_NUMBERED_STEPS = 1 << 15
 
@@ -143,7 +146,7 @@ class Planner:
         """
         last = self.epoch_start + self.batches_per_epoch - 1
         if self.shard[1] > 1 and self.uneven == "refuse":
-            self._check_even([len(self._draws.one(last))], last, 1)
+            self._check_even([len(self._starts(last))], last, 1)
 
     def _check_even(self, sizes: Sequence[int], first: int, step: int) -> None:
         if self.shard[1] > 1:
@@ -182,8 +185,9 @@ class Planner:
             sizes, bounds = [size] * batches, list(range(0, rows.size + 1, rows.shape[1]))
             rows = rows.reshape(-1)
         else:
-            starts = self._draws.in_parts(first, end, self.batches_per_epoch) if step == 1 else []
-            starts = starts or [*map(self._draws.one, range(first, end, step))]
+            many, epochs = partial(self._together, "starts_of_many"), (self.batches_per_epoch, self.epoch_start)
+            starts = starts_by_epochs(first, end, *epochs, self._starts, many) if step == 1 < batches else []
+            starts = starts or [*map(self._starts, range(first, end, step))]
             sizes = [len(part) for part in starts]
             parts = [part[slice(*self.delivered(len(part)))] for part in starts]
             bounds = [0, *np.cumsum([len(part) for part in parts]).tolist()]
@@ -225,17 +229,28 @@ class Planner:
     def _own_together(self, first: int, batches: int) -> tuple[Int64s | None, int]:
         """The windows that this shard delivers, int64 ``[batches, n]``, and how many a whole batch has; or None, 0."""
         size = self.sampler.batch_size
-        if (
-            self.shard[1] > 1
-            and (some := self._draws.of_rows(first, batches, slice(*self.delivered(size)))) is not None
-        ):
-            return some, size
-        whole = self._draws.together(first, batches)
+        begin, end = self.delivered(size)
+        if size - (end - begin) >= _MANY_OTHERS:
+            own = self._together("starts_of_rows", first, batches, slice(begin, end))
+            if own is not None:
+                return own, size
+        whole = None if batches == 1 else self._together("starts_of_many", first, batches)
         return (None, 0) if whole is None else (whole[:, slice(*self.delivered(whole.shape[1]))], whole.shape[1])
 
-    @memo
-    def _draws(self) -> Draws:
-        return Draws(self.sampler, self.seed, self.snapshot, self.epoch_start)
+    def _together(self, name: str, *asked: Any) -> Int64s | None:
+        """What a sampler gives by such a method of several batches; None where it has none, or cannot."""
+        draw = getattr(self.sampler, name, None)
+        first, count, *rows = asked
+        return None if draw is None else draw(self.seed, first, count, self.snapshot, self.epoch_start, *rows)
+
+    def _starts(self, index: int) -> Int64s:
+        starts = np.asarray(self.sampler.starts(self.seed, index, self.snapshot, self.epoch_start))
+        if starts.ndim != 1 or starts.dtype.kind not in "iu" or not 1 <= len(starts) <= self.sampler.batch_size:
+            raise ConfigError(
+                f"sampler: expected 1..{self.sampler.batch_size} starts as integers [b] for batch {index}, "
+                f"found {starts.dtype} {list(starts.shape)}"
+            )
+        return starts.astype(np.int64, copy=False)
 
 
 class Blocks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,8 +14,6 @@ from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
 from mouse_core.store.snapshot import Snapshot
 
-# From so many windows of other shards on a batch's own are drawn alone, which takes 6 us a batch besides.
-_MANY_OTHERS = 192
 # The field of batches whose windows may have fewer steps: which of them are there.
 MASK = "mask"
 # The fields that packed batches have besides: where their windows lie, and which rows are of one.
@@ -193,61 +191,36 @@ class CutWindows(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
-class Draws:
-    """What a sampler draws, by the least that it takes, and checked where it is one batch.
+def starts_by_epochs(
+    first: int,
+    end: int,
+    epoch: int,
+    epoch_start: int,
+    one: Callable[[int], npt.NDArray[np.int64]],
+    many: Callable[[int, int], npt.NDArray[np.int64] | None],
+) -> list[npt.NDArray[np.int64]]:
+    """The starts of batches ``first .. end - 1``, of which the last one of an epoch may be short.
 
     Args:
-        sampler, seed, snapshot, epoch_start: See ``WindowSampler.starts``.
+        first, end: Which batches.
+        epoch, epoch_start: How many an epoch has, and where the first begins.
+        one: Draws a batch.
+        many: Draws so many full batches from one on, int64 ``[count, B]``; None if the sampler cannot.
+
+    Returns:
+        int64 ``[b]`` for each; none where they are to be drawn one by one.
     """
-
-    sampler: WindowSampler
-    seed: int
-    snapshot: Snapshot
-    epoch_start: int
-
-    def one(self, index: int) -> npt.NDArray[np.int64]:
-        """The starts of whole batch ``index``, int64 ``[b]``; ConfigError where a sampler gives something else."""
-        starts = np.asarray(self.sampler.starts(self.seed, index, self.snapshot, self.epoch_start))
-        if starts.ndim != 1 or starts.dtype.kind not in "iu" or not 1 <= len(starts) <= self.sampler.batch_size:
-            raise ConfigError(
-                f"sampler: expected 1..{self.sampler.batch_size} starts as integers [b] for batch {index}, "
-                f"found {starts.dtype} {list(starts.shape)}"
-            )
-        return starts.astype(np.int64, copy=False)
-
-    def together(self, first: int, count: int) -> npt.NDArray[np.int64] | None:
-        """The starts of several batches, drawn by one call, int64 ``[count, B]``; None if the sampler cannot."""
-        draw = getattr(self.sampler, "starts_of_many", None)
-        if draw is None or count == 1:
-            return None
-        starts: npt.NDArray[np.int64] | None = draw(self.seed, first, count, self.snapshot, self.epoch_start)
-        return starts
-
-    def of_rows(self, first: int, count: int, rows: slice) -> npt.NDArray[np.int64] | None:
-        """Those of some windows of each batch, int64 ``[count, n]``; None if it cannot, or so few others do not pay."""
-        draw = getattr(self.sampler, "starts_of_rows", None)
-        if draw is None or self.sampler.batch_size - (rows.stop - rows.start) < _MANY_OTHERS:
-            return None
-        starts: npt.NDArray[np.int64] | None = draw(self.seed, first, count, self.snapshot, self.epoch_start, rows)
-        return starts
-
-    def in_parts(self, first: int, end: int, epoch: int) -> list[npt.NDArray[np.int64]]:
-        """The starts of batches ``first .. end - 1``, of which the last one of an epoch of so many may be short.
-
-        None, an empty list, where they are to be drawn one by one.
-        """
-        starts: list[npt.NDArray[np.int64]] = []
-        while first < end and epoch > 1:
-            last = min(first + epoch - 1 - (first - self.epoch_start) % epoch, end)
-            if last - first > 1:
-                many = self.together(first, last - first)
-                if many is None:
-                    return []
-                starts += list(many)
-            elif last > first:
-                starts.append(self.one(first))
-            if last < end:
-                starts.append(self.one(last))
-            first = last + 1
-        return starts
+    starts: list[npt.NDArray[np.int64]] = []
+    while first < end and epoch > 1:
+        last = min(first + epoch - 1 - (first - epoch_start) % epoch, end)
+        if last - first > 1:
+            full = many(first, last - first)
+            if full is None:
+                return []
+            starts += list(full)
+        elif last > first:
+            starts.append(one(first))
+        if last < end:
+            starts.append(one(last))
+        first = last + 1
+    return starts

@@ -112,7 +112,7 @@ class WindowSamplerConformance:
                     assert np.array_equal(many, np.stack(single)), f"expected what starts gives for {first}.. {count}"
                     self._same_of_rows(sampler, first, _snapshot(rows), many)
 
-    def _same_of_rows(self, sampler: Any, first: int, snapshot: Snapshot, many: npt.NDArray[np.int64]) -> None:
+    def _same_of_rows(self, sampler: Any, first: int, snapshot: Any, many: npt.NDArray[np.int64]) -> None:
         """Where a sampler draws some windows of each batch without the others."""
         draw: Any = getattr(sampler, "starts_of_rows", None)
         size = many.shape[1]
