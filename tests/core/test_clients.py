@@ -38,7 +38,7 @@ def test_ranges_of_an_object_are_those_of_its_bytes(server, data):
         client = open_client(url, options)
         info = client.head("a")
         assert info.size == len(data)
-        begins, ends = [0, 70_000, 99_999, 5], [1, 70_100, 100_000, 50_000]
+        begins, ends = [0, 70_000, 99_999, 5] * 6, [1, 70_100, 100_000, 50_000] * 6
         found = client.get_ranges("a", begins, ends, info.version)
         assert [bytes(one) for one in found] == [data[b:e] for b, e in zip(begins, ends, strict=True)]
         assert client.read("sub/b", most_bytes=5)[0] == b"hello"
@@ -68,6 +68,11 @@ def test_an_object_that_changed_is_refused(server, data, can_condition):
         server.put("data/runs/a", b"x" * 100_000)
         with pytest.raises(ChangedError, match="s3://data/runs/a: expected the object that was there when"):
             client.get_ranges("a", [5, 70], [9, 90], version)
+        with pytest.raises(ChangedError):
+            client.get_ranges("a", [5, 70, 90, 200], [9, 80, 95, 250], version)
+        server.put("data/runs/a", b"x")
+        with pytest.raises(ChangedError):
+            client.get_ranges("a", [5, 70, 90, 200], [9, 80, 95, 250], version)
     finally:
         server.can_condition = True
 

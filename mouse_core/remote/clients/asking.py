@@ -6,13 +6,21 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from mouse_core._base.locks import ProcessLock, forks
-from mouse_core.errors import ForkError
+from mouse_core.errors import ClosedError, ForkError
 
 AT_ONCE = 128
 """Requests that are under way together."""
+
+GROUP = 10
+"""Ranges that obstore asks for together in one call; of calls with several, so many fewer are under way."""
+
+# How long to wait for requests that were given up, and for the client's own threads behind them.
+_SECONDS, _NOTICED = 1.0, 0.1
 
 _T = TypeVar("_T")
 
@@ -24,16 +32,26 @@ class Asking:
         self._name, self._lock = name, ProcessLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._forks = -1
-        self._turns: asyncio.Semaphore | None = None
+        self._turns: tuple[asyncio.Semaphore, asyncio.Semaphore] | None = None
 
-    def all(self, requests: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
+    def all(self, requests: Sequence[Callable[[], Awaitable[_T]]], *, in_groups: bool = False) -> list[_T]:
         """What the requests give, in their order; the first error is raised, and the others are given up.
+
+        Args:
+            requests: Them.
+            in_groups: Whether each of them is one of up to ``GROUP`` ranges.
 
         Raises:
             ForkError: Requests were made in the process that this one was forked from. The client's threads are not
                 here, and what they held when it was forked cannot be let go.
         """
-        return asyncio.run_coroutine_threadsafe(self._gather(requests), self._running()).result()
+        loop = self._running()
+        try:
+            return asyncio.run_coroutine_threadsafe(self._gather(requests, int(in_groups)), loop).result()
+        except (CancelledError, asyncio.CancelledError, RuntimeError) as error:
+            if loop.is_running() and not isinstance(error, CancelledError | asyncio.CancelledError):
+                raise
+            raise ClosedError(f"{self._name}: the program ends, and reads nothing more") from None
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -45,13 +63,13 @@ class Asking:
                 )
             if self._loop is None:
                 self._loop, self._forks = asyncio.new_event_loop(), forks()
-                self._turns = asyncio.Semaphore(AT_ONCE)
+                self._turns = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(2 * AT_ONCE // GROUP)
                 threading.Thread(target=_run, args=(self._loop,), name="mouse-remote", daemon=True).start()
-                weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop).atexit = False
+                weakref.finalize(self, _end, self._loop, self._forks)
             return self._loop
 
-    async def _gather(self, requests: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
-        tasks = [asyncio.ensure_future(self._in_turn(request)) for request in requests]
+    async def _gather(self, requests: Sequence[Callable[[], Awaitable[_T]]], turns: int) -> list[_T]:
+        tasks = [asyncio.ensure_future(self._in_turn(request, turns)) for request in requests]
         try:
             return list(await asyncio.gather(*tasks))
         except BaseException:
@@ -59,13 +77,36 @@ class Asking:
                 task.cancel()
             raise
 
-    async def _in_turn(self, request: Callable[[], Awaitable[_T]]) -> _T:
+    async def _in_turn(self, request: Callable[[], Awaitable[_T]], turns: int) -> _T:
         assert self._turns is not None
-        async with self._turns:
+        async with self._turns[turns]:
             return await request()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Asking, (self._name,)
+
+
+def _end(loop: asyncio.AbstractEventLoop, known: int) -> None:
+    """Give up what is under way, and wait until the client has noticed: its threads must not come back to an
+    interpreter that has ended.
+    """
+    if known != forks() or not loop.is_running():
+        return
+    if asyncio._get_running_loop() is loop:  # the last who had it was a request
+        loop.stop()
+        return
+    with suppress(Exception):
+        asyncio.run_coroutine_threadsafe(_give_up(), loop).result(_SECONDS + 1)
+    loop.call_soon_threadsafe(loop.stop)
+
+
+async def _give_up() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_SECONDS)
+        await asyncio.sleep(_NOTICED)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

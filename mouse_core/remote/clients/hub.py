@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mouse_core._base.memo import memo
-from mouse_core.errors import ConfigError, DataError, StorageError
+from mouse_core.errors import ConfigError, StorageError
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.remote.clients.objects import FolderClient, MissingObject, imported
 from mouse_core.remote.clients.options import StorageOptions
@@ -108,9 +109,11 @@ class HubClient(FolderClient):
             # Where its time has run out there is another one.
             self._places.pop(path, None)
             content = await self._got(path, begin, end)
-        if len(content) != end - begin:
-            raise DataError(f"{self.shown(path)}: expected the bytes {begin}..{end - 1}, found {len(content)} of them")
+        self._check_whole(path, content, begin, end)
         return content
+
+    async def _get_some(self, path: str, ranges: Sequence[tuple[int, int]], version: str) -> list[memoryview]:
+        return list(await asyncio.gather(*(self._get(path, begin, end, version) for begin, end in ranges)))
 
     async def _got(self, path: str, begin: int, end: int) -> memoryview:
         """A range of a file, from where its bytes lie."""

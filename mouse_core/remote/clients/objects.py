@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import timedelta
@@ -13,9 +14,11 @@ from typing import Any
 from mouse_core._base.memo import memo
 from mouse_core.errors import ChangedError, ConfigError, DataError, MouseError, StorageError
 from mouse_core.remote.client import ObjectInfo
-from mouse_core.remote.clients.asking import Asking
+from mouse_core.remote.clients.asking import GROUP, Asking
 from mouse_core.remote.clients.options import StorageOptions, public_url, without_secrets
 
+# Of so many ranges each is asked for on the condition that the object is the one that was opened.
+_FEW = 3
 # A range of more bytes is asked for in several requests at once.
 _MOST_BYTES = 8 << 20
 # How long to try by default; obstore's own three minutes would look like a program that hangs.
@@ -77,17 +80,20 @@ class FolderClient:
             wanted: The path, first byte and end of each.
             versions: That the objects must have, by path.
         """
-        asked: list[tuple[str, Callable[[], Awaitable[memoryview]]]] = []
-        parts = []
-        for path, begin, end in wanted:
+        pieces: dict[str, list[tuple[int, int, int]]] = {}
+        for number, (path, begin, end) in enumerate(wanted):
             edges = [*range(begin, end, _MOST_BYTES), end]
-            parts.append(len(edges) - 1)
-            for low, high in pairwise(edges):
-                asked.append((path, partial(self._get, path, low, high, versions.get(path, ""))))
-        found = iter(self._ask(asked))
-        return [
-            next(found) if count == 1 else b"".join(memoryview(next(found)) for _ in range(count)) for count in parts
+            pieces.setdefault(path, []).extend((number, low, high) for low, high in pairwise(edges))
+        groups = [(path, some[at : at + GROUP]) for path, some in pieces.items() for at in range(0, len(some), GROUP)]
+        asked = [
+            (path, partial(self._get_some, path, [one[1:] for one in some], versions.get(path, "")))
+            for path, some in groups
         ]
+        parts: list[list[memoryview]] = [[] for _ in wanted]
+        for (_, some), contents in zip(groups, self._ask(asked, in_groups=True), strict=True):
+            for (number, _, _), content in zip(some, contents, strict=True):
+                parts[number].append(content)
+        return [part[0] if len(part) == 1 else b"".join(part) for part in parts]
 
     def read(self, path: str, *, most_bytes: int) -> tuple[bytes, str]:
         """All of an object, and its version.
@@ -192,12 +198,34 @@ class FolderClient:
         if version and _version(found.meta) != version:
             raise ChangedError(self._is_another(path))
         content = memoryview(await found.bytes_async())
+        self._check_whole(path, content, begin, end)
+        return content
+
+    def _check_whole(self, path: str, content: memoryview, begin: int, end: int) -> None:
         if len(content) != end - begin:
             raise DataError(
                 f"{self.shown(path)}: expected the bytes {begin}..{end - 1}, found {len(content)} of them; it ends "
                 "before"
             )
-        return content
+
+    async def _get_some(self, path: str, ranges: Sequence[tuple[int, int]], version: str) -> list[memoryview]:
+        """Up to ``GROUP`` ranges of an object.
+
+        In one call they take a third of the processor's time that they take one by one, but on no condition: the object
+        is looked at afterwards. What it is then it was before, as no two contents have the same version.
+        """
+        if len(ranges) < _FEW:
+            return list(await asyncio.gather(*(self._get(path, begin, end, version) for begin, end in ranges)))
+        begins, ends = zip(*ranges, strict=True)
+        try:
+            found = await imported().get_ranges_async(self._store, path, starts=begins, ends=ends, coalesce=0)
+        finally:
+            if version and (await self._head(path)).version != version:
+                raise ChangedError(self._is_another(path))
+        contents = [memoryview(one) for one in found]
+        for content, (begin, end) in zip(contents, ranges, strict=True):
+            self._check_whole(path, content, begin, end)
+        return contents
 
     async def _list(self, path: str) -> list[ObjectInfo]:
         found: list[ObjectInfo] = []
@@ -230,12 +258,14 @@ class FolderClient:
             "written since"
         )
 
-    def _ask(self, requests: Sequence[tuple[str, Callable[[], Awaitable[Any]]]]) -> list[Any]:
+    def _ask(
+        self, requests: Sequence[tuple[str, Callable[[], Awaitable[Any]]]], *, in_groups: bool = False
+    ) -> list[Any]:
         """What requests give, with errors as ours and nothing in them that only the client should know."""
         imported()
         failure: MouseError
         try:
-            return self._asking.all([partial(_named, path, request) for path, request in requests])
+            return self._asking.all([partial(_named, path, one) for path, one in requests], in_groups=in_groups)
         except _Failed as failed:
             failure = self._error(failed.path, failed.error)
         # Outside of the except block: what the client raised shows addresses as they were asked for.
