@@ -14,6 +14,7 @@ from mouse_core.cli import _data as data
 from mouse_core.cli._preprocess import declare_preprocess, run_preprocess
 from mouse_core.cli._recording import declare_record, run_record
 from mouse_core.cli._stats import declare_stats, run_stats
+from mouse_core.cli._uploading import declare_upload, run_upload
 from mouse_core.cli._verifying import declare_repair, declare_verify, run_repair, run_verify
 from mouse_core.cli.command import Command, others
 from mouse_core.errors import AlignmentWarning, MouseError
@@ -98,6 +99,7 @@ _EXAMPLES = """examples:
   mouse verify halfcheetah
   mouse bench halfcheetah --sequence-length 64 --batch-size 32
   mouse push halfcheetah your-org/halfcheetah
+  mouse upload runs/cartpole s3://bucket/cartpole
 
 mouse COMMAND --help says more."""
 
@@ -173,6 +175,7 @@ _COMMANDS: dict[str, Command] = {
     "verify": (declare_verify, run_verify),
     "repair": (declare_repair, run_repair),
     "push": (data.declare_push, data.run_push),
+    "upload": (declare_upload, run_upload),
     "bench": (_declare_bench, _run_bench),
 }
 

@@ -240,6 +240,7 @@ class _Connection(asyncio.Protocol):
         except _Refused as refused:
             status = refused.status
             content = f"<Error><Code>{refused.code}</Code><Message>{refused.code}</Message></Error>".encode()
+            content = b"" if method == "HEAD" else content
         with self.server.lock:
             self.server.asked.append(Asked(method, path, begin, end, status))
         length = more.pop("Content-Length", str(len(content)))

@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, Field
+from mouse_core.cli import main
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError, StoreWarning
+from mouse_core.remote import Reaching
+from mouse_core.store.elsewhere.upload import upload
 from tests.core.object_server import Fault, ObjectServer
 
 pytest.importorskip("obstore")
 ROWS = 600
+REGULAR = ("action", "reward", "done", "observation")
 FIELDS = [
     Field("flag"),
     Field("some", fill=-1),
@@ -57,6 +61,10 @@ def rows(begin: int, count: int = ROWS) -> dict[str, Any]:
         "wide": [[float(value)] * (3 - value % 4) for value in number],
         "picture": pictures,
     }
+
+
+def regular(begin: int) -> dict[str, Any]:
+    return {name: values for name, values in rows(begin).items() if name in REGULAR}
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +118,7 @@ def test_opening_reads_no_rows_and_a_batch_reads_few(server, options, written):
 def test_what_is_uploaded_later_is_seen_by_the_next_snapshot(server, options, tmp_path):
     for part in range(3):
         with DatasetStore.open(tmp_path / "store", "a", layout="windows") as store:
-            store.extend({name: rows(part * ROWS)[name] for name in ("action", "reward", "done", "observation")})
+            store.extend(regular(part * ROWS))
         server.put_folder("data/growing", tmp_path / "store")
         if not part:
             there = DatasetStore.open("s3://data/growing", **options)
@@ -178,3 +186,52 @@ def test_an_error_that_passes_is_not_one(server, options, written):
     server.faults += [Fault("manifest", method="HEAD", status=500)]
     with pytest.raises(StorageError, match=r"manifest.json: not reached: 500"):
         DatasetStore.open("s3://data/runs", **{**options, "storage_options": quick})
+
+
+# ---------------------------------------------------------------------- uploads
+
+
+def test_an_upload_sends_what_is_new_and_then_the_manifest(server, options, tmp_path):
+    reaching, folder, url = Reaching(storage_options=server.options), tmp_path / "store", "s3://data/sent"
+    with DatasetStore.open(folder, "a") as store:
+        store.extend(regular(0))
+    done = upload(folder, url, reaching=reaching)
+    assert (done.rows, done.files, done.waiting) == (ROWS, 1, 0)
+    there = DatasetStore.open(url, **options)
+    with DatasetStore.open(folder, "a") as store:
+        store.extend(regular(ROWS))
+    server.asked.clear()
+    # Whoever reads before the manifest is there sees the store as it was.
+    server.faults.append(Fault("manifest.json", method="PUT", times=9, status=403))
+    with pytest.raises(DataError, match="leave"):
+        upload(folder, url, reaching=reaching)
+    assert len(there.snapshot()) == ROWS
+    server.faults.clear()
+    again = upload(folder, url, reaching=reaching)
+    assert (again.rows, again.files) == (2 * ROWS, 0)
+    written = [asked.path for asked in server.asked if asked.method == "PUT" and asked.status == 200]
+    assert [path.rpartition(".")[2] for path in written] == ["arrow", "json"]
+    assert there.snapshot().fingerprint == DatasetStore.open(folder).snapshot().fingerprint
+    assert upload(folder, url, reaching=reaching).files == 0
+
+
+def test_an_upload_never_takes_the_place_of_another_store(server, options, tmp_path):
+    reaching, url = Reaching(storage_options=server.options), "s3://data/taken"
+    for name in ("one", "two"):
+        with DatasetStore.open(tmp_path / name, "a") as store:
+            store.extend(regular(0))
+    upload(tmp_path / "one", url, reaching=reaching)
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    with pytest.raises(ConfigError, match="found another store of 600 rows"):
+        upload(tmp_path / "two", url, reaching=reaching)
+    for name, first in (("one", 1), ("copy", 2)):
+        with DatasetStore.open(tmp_path / name, "a") as store:
+            store.extend(regular(first * ROWS))
+    upload(tmp_path / "one", url, reaching=reaching)
+    with pytest.raises(ConfigError, match="of a folder that was copied, only one goes on"):
+        upload(tmp_path / "copy", url, reaching=reaching)
+    assert main(["upload", str(tmp_path / "one"), f"file://{tmp_path}/sent"]) == 0
+    file = next((tmp_path / "one" / "segments").iterdir())
+    file.write_bytes(file.read_bytes()[:-9] + b"\0" * 9)
+    with pytest.raises(DataError, match="damaged"):
+        upload(tmp_path / "one", "s3://data/damaged", reaching=reaching)

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError, StorageError
 from mouse_core.remote.client import ObjectInfo
-from mouse_core.remote.clients.objects import FolderClient, MissingObject, imported
+from mouse_core.remote.clients.failing import MissingObject, imported
+from mouse_core.remote.clients.objects import FolderClient
 from mouse_core.remote.clients.options import StorageOptions
 
 _URL = re.compile(r"hf://datasets/(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[^/]+))?(?P<path>/.*)?$")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from mouse_core._base.memo import memo
-from mouse_core.errors import ChangedError, ConfigError, DataError, MouseError, StorageError
+from mouse_core.errors import ChangedError, ConfigError, DataError, MouseError
+from mouse_core.files.writing import storing
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.remote.clients.asking import GROUP, Asking
-from mouse_core.remote.clients.options import StorageOptions, public_url, without_secrets
+from mouse_core.remote.clients.failing import MissingObject, error_of, first_line, imported
+from mouse_core.remote.clients.options import StorageOptions, public_url
 
 # Of so many ranges each is asked for on the condition that the object is the one that was opened.
 _FEW = 3
@@ -31,8 +34,6 @@ _TIMES = {"connect_timeout": "5s", "timeout": "30s"}
 # Of a folder, not of the objects in it.
 _OURS = ("client_options", "retry_config", "credential_provider")
 _HTTP = re.compile(r"(\w+_)?allow_http$", re.IGNORECASE)
-_STATUS = re.compile(r"status code: (\d{3}[ A-Za-z-]*)")
-_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 
 
 class FolderClient:
@@ -131,6 +132,12 @@ class FolderClient:
 
     # ------------------------------------------------------------------ writing
 
+    def make(self) -> None:
+        """Have a folder of this machine be there; storages have none."""
+        if self.url.startswith("file://"):
+            with storing(self.url):
+                Path(unquote(urlsplit(self.url).path)).mkdir(parents=True, exist_ok=True)
+
     def put(self, path: str, content: bytes | Path, *, version: str | None = None) -> str:
         """Write an object, whole or not at all.
 
@@ -182,7 +189,7 @@ class FolderClient:
         except BaseException as error:  # options that are no such thing end in their base class, or in a panic
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            failed = _first_line(error, {str(value) for value in self._options.values()})
+            failed = first_line(error, {str(value) for value in self._options.values()})
         raise ConfigError(f"{self.url}: expected an address and options that obstore takes, found: {failed}")
 
     async def _head(self, path: str) -> ObjectInfo:
@@ -267,31 +274,9 @@ class FolderClient:
         try:
             return self._asking.all([partial(_named, path, one) for path, one in requests], in_groups=in_groups)
         except _Failed as failed:
-            failure = self._error(failed.path, failed.error)
+            failure = error_of(failed.error, self.shown(failed.path), self._is_another(failed.path))
         # Outside of the except block: what the client raised shows addresses as they were asked for.
         raise failure
-
-    def _error(self, path: str, error: Exception) -> MouseError:
-        """What a client's error is of ours."""
-        if isinstance(error, MouseError):
-            return error
-        exceptions, shown = imported().exceptions, self.shown(path)
-        said = _said(error)
-        if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
-            return MissingObject(f"{shown}: expected an object, found none")
-        if isinstance(error, exceptions.PreconditionError | exceptions.AlreadyExistsError):
-            return ChangedError(self._is_another(path))
-        if isinstance(error, PermissionError | exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-            return DataError(f"{shown}: expected leave to read it, found none ({said})")
-        if re.match(r"401|403", said):
-            return DataError(f"{shown}: expected leave to read it, found none ({said})")
-        if "416" in said:
-            return DataError(f"{shown}: expected more bytes, found an object that ends before ({said})")
-        return StorageError(f"{shown}: not reached: {said}")
-
-
-class MissingObject(DataError):
-    """There is no such object."""
 
 
 class _Failed(Exception):
@@ -309,16 +294,6 @@ async def _named(path: str, request: Callable[[], Awaitable[Any]]) -> Any:
         raise _Failed(path, error) from None
 
 
-def imported() -> Any:
-    """The package obstore; an ImportError that says what to install where it is missing."""
-    try:
-        import obstore
-        import obstore.store
-    except ImportError as error:
-        raise ImportError("stores elsewhere need obstore: pip install 'mouse-data[remote]'") from error
-    return obstore
-
-
 def _again(kind: type[FolderClient], url: str, query: StorageOptions, options: StorageOptions) -> FolderClient:
     return kind(url + str(query.get("query", "")), options)
 
@@ -334,26 +309,3 @@ def _version(found: Any) -> str:
         return str(found["e_tag"])
     changed = found.get("last_modified")
     return "" if changed is None else f"{changed.isoformat()} {found['size']}"
-
-
-def _said(error: Exception) -> str:
-    """What may be shown of a client's error: a status and a code, which say nothing of who asked."""
-    text = str(error)
-    status, code = _STATUS.search(text), _CODE.search(text)
-    if status:
-        return status[1].strip() + (f" {code[1]}" if code else "")
-    lowered = text.lower()
-    for sign, words in (("timed out", "no answer in time"), ("timedout", "no answer in time"), ("dns", "no such host")):
-        if sign in lowered:
-            return words
-    if "connect" in lowered or "sending request" in lowered:
-        return "no connection"
-    return f"{type(error).__name__} of the client"
-
-
-def _first_line(error: BaseException, hidden: set[str]) -> str:
-    lines: Iterator[str] = (line.strip() for line in str(error).splitlines())
-    text = without_secrets(next((line for line in lines if line), type(error).__name__))
-    for one in sorted(hidden, key=len, reverse=True):
-        text = text.replace(one, "...") if len(one) > 3 else text
-    return text

@@ -100,8 +100,8 @@ class ElsewhereRows(ReadOnlyRows):
                 content, version = read_manifest(self._client, self._version)
                 if content is None:
                     return
-                manifest = parse_manifest(_address(self._client.shown(NAME)), content)
-                check_identity(_address(self._client.url), self._manifest.identity, manifest.identity)
+                manifest = parse_manifest(addressed(self._client.shown(NAME)), content)
+                check_identity(addressed(self._client.url), self._manifest.identity, manifest.identity)
                 try:
                     self._follow(manifest)
                 except DataError:
@@ -172,7 +172,7 @@ def read_manifest(client: FolderClient, known: str = "") -> tuple[bytes | None, 
         ConfigError: There is none.
         StorageError: It was not reached.
     """
-    from mouse_core.remote.clients.objects import MissingObject
+    from mouse_core.remote.clients.failing import MissingObject
 
     try:
         if known and client.head(NAME).version == known:
@@ -211,7 +211,8 @@ class _Address:
         return _Address(self._url.rpartition("/")[0])
 
 
-def _address(url: str) -> Any:
+def addressed(url: str) -> Any:
+    """An address in the place of a path."""
     return _Address(url)
 
 
