@@ -46,11 +46,13 @@ def set_aside(file: int, size: int, *, begin: int = 0, written: bool = False) ->
         os.lseek(file, begin, os.SEEK_SET)
         for at in range(begin, size, len(_ZEROS)):
             write_all(file, memoryview(_ZEROS)[: size - at])
-    forget: Any = getattr(os, "posix_fadvise", None)
-    if written and forget is not None:
-        # Large pieces that were written are held as such, and written as a whole if a byte changes.
+    advise: Any = getattr(os, "posix_fadvise", None)
+    if written and advise is not None:
+        # Large pieces that were written are held as such, and written as a whole if a byte changes. What is read is held
+        # page by page, and read ahead no page is waited for where it is written for the first time.
         os.fsync(file)
-        forget(file, begin, size - begin, os.POSIX_FADV_DONTNEED)
+        advise(file, begin, size - begin, os.POSIX_FADV_DONTNEED)
+        advise(file, begin, size - begin, os.POSIX_FADV_WILLNEED)
 
 
 def _reserved(file: int, begin: int, size: int) -> bool:

@@ -55,6 +55,7 @@ class SealingRows(FolderRows):
         self._waiting: list[tuple[TailFile, TailSegment]] = []
         self._sealing: threading.Thread | None = None
         self.merges = True
+        self._looked_at: tuple[Sequence[Sealed], range] = (), range(0)
         try:
             self._adopt(self._folder.manifest, self._folder.lease)
             self._recover()
@@ -255,7 +256,10 @@ class SealingRows(FolderRows):
         """Which neighbours are to be put together."""
         if not self.merges:
             return range(0)
-        return small_run(self._folder.manifest.segments, *self.limits.of_a_file(MOST_BYTES))
+        segments = self._folder.manifest.segments
+        if segments is not self._looked_at[0]:  # every flush asks
+            self._looked_at = segments, small_run(segments, *self.limits.of_a_file(MOST_BYTES))
+        return self._looked_at[1]
 
     def _merge_next(self) -> bool:
         """Put small neighbours together; whether there were some."""
