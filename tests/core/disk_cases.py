@@ -75,24 +75,40 @@ def numbers_in(store: DatasetStore) -> range:
     Raises:
         AssertionError: A value that was not written, a row that is torn, twice or missing.
     """
+    found = rows_kept(store)
+    first = found[0] if found else 0
+    assert found == [*range(first, first + len(found))], f"wrong row: {found[:5]}.. do not follow each other"
+    return range(first, first + len(found))
+
+
+def rows_kept(store: DatasetStore) -> list[int]:
+    """The numbers of a store's rows, some of which may be left out.
+
+    Raises:
+        AssertionError: A value that was not written, a row that is torn or out of its place.
+    """
     snapshot = store.snapshot()
     count = snapshot.num_rows
     if not count:
-        return range(0)
+        return []
     found = snapshot.rows(range(count))
-    first = found["number"][0]
-    expected = _listed(kind_of(store), first, count)
-    assert found.keys() == expected.keys(), f"columns {list(found)}"
-    for name, values in expected.items():
+    numbers = found["number"]
+    first, stop = min(numbers), max(numbers) + 1
+    assert 0 <= first < stop < 1 << 20, f"wrong row: number {first}..{stop}"
+    assert numbers == sorted(set(numbers)), "wrong row: numbers that do not grow"
+    written = _listed(kind_of(store), first, stop - first)
+    assert found.keys() == written.keys(), f"columns {list(found)}"
+    for name, all_values in written.items():
         if name == "observation_image" and type(found[name][0]) is dict:
             continue  # encoded: batches show it
+        values = [all_values[number - first] for number in numbers]
         if found[name] != values:
             row = next(at for at, (one, other) in enumerate(zip(found[name], values, strict=True)) if one != other)
             raise AssertionError(
                 f"wrong row: {name!r} of row {row} of {count} from number {first} on is {found[name][row]!r:.80}, "
                 f"and was written as {values[row]!r:.80}"
             )
-    return range(first, first + count)
+    return list(numbers)
 
 
 def check_batches(store: DatasetStore, batches: int = 2, seed: int = 0) -> None:

@@ -318,6 +318,8 @@ def _next_life(folder: Path, life: Life) -> Life:
 def _options(rng: random.Random) -> dict[str, Any]:
     options: dict[str, Any] = {"sync": rng.choice(SYNC)}
     if rng.random() < 0.3:
+        options["layout"] = rng.choice(("columns", "windows"))
+    if rng.random() < 0.3:
         options["max_rows"] = rng.choice((200, 1000))
     return options
 
