@@ -48,8 +48,8 @@ def set_aside(file: int, size: int, *, begin: int = 0, written: bool = False) ->
             write_all(file, memoryview(_ZEROS)[: size - at])
     advise: Any = getattr(os, "posix_fadvise", None)
     if written and advise is not None:
-        # Large pieces that were written are held as such, and written as a whole if a byte changes. What is read is held
-        # page by page, and read ahead no page is waited for where it is written for the first time.
+        # Large pieces that were written are held as such, and written as a whole if a byte changes. What is read is
+        # held page by page, and read ahead, no page is waited for where it is written for the first time.
         os.fsync(file)
         advise(file, begin, size - begin, os.POSIX_FADV_DONTNEED)
         advise(file, begin, size - begin, os.POSIX_FADV_WILLNEED)
