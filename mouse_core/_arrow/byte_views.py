@@ -155,6 +155,8 @@ class ByteViews:
         Without those of short values that stand in the views already.
         """
         sizes, places = self.words[number, :, : self._pieces].reshape(-1, 2).T
+        # Behind the size of a value that stands in its view come its first bytes.
+        sizes = sizes & 0xFFFFFFFF
         at = np.flatnonzero(sizes > (INLINE_BYTES if self._inline is None else 0))
         buffers = np.array([buffer.address for buffer in self._buffers], np.int64)
         begins = buffers[places[at] & 0xFFFFFFFF] + (places[at] >> 32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -21,6 +22,7 @@ from mouse_core.ahead.backing import merged
 from mouse_core.sampling import Blocks
 from mouse_core.store._segments import Segment
 from mouse_core.store.snapshot import Snapshot
+from tests.core.disk_cases import table_of
 
 Int64s = npt.NDArray[np.int64]
 GARBAGE = 0xA5
@@ -210,3 +212,17 @@ def test_ranges_are_merged_over_gaps() -> None:
             else:
                 wanted.append([first, end])
         assert np.transpose(merged(begins, ends, gap)).tolist() == wanted
+
+
+def test_batches_may_be_asked_for_that_were_planned_when_they_were_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces of a single step stand in their views by then, with their value beside their size."""
+    with DatasetStore.open(tmp_path, "a", layout="windows") as writer:
+        writer.from_dataset(table_of("numbers", 0, 2_000))
+    store, memory = DatasetStore.open(tmp_path), DatasetStore().from_dataset(table_of("numbers", 0, 2_000))
+    ours, theirs = (BatchSource(one, 40, 32, seed=1) for one in (store, memory))
+    monkeypatch.setattr("mouse_core.ahead.local.LocalFiles.look", lambda _, batches: batches > 0)
+    for index in range(12):
+        for name, values in theirs[index].items():
+            assert_array_equal(ours[index][name], values)
