@@ -37,7 +37,13 @@ class Line:
 
 
 def advise(
-    lines: Sequence[Line], source: BatchSource, *, decoding: float | None, faults: int, indexed: bool
+    lines: Sequence[Line],
+    source: BatchSource,
+    *,
+    decoding: float | None,
+    faults: int,
+    indexed: bool,
+    layout: Sequence[str] = (),
 ) -> list[str]:
     """Sentences, the most important first.
 
@@ -47,6 +53,7 @@ def advise(
         decoding: The share of the time that goes into decoding images.
         faults: Pages that had to be read from disk meanwhile.
         indexed: Whether the dataset was shuffled, filtered or selected from.
+        layout: What the layout of the files costs, in sentences.
     """
     advice = [_workers(lines)]
     if decoding is not None and decoding > 0.5:
@@ -71,7 +78,8 @@ def advise(
             "The dataset has an indices mapping (after shuffle, filter or select), so a window is gathered row by row: "
             "Dataset.flatten_indices() and save_to_disk write it out in order."
         )
-    if faults > 100:
+    advice += layout
+    if faults > 100 and not layout:
         advice.append(
             f"{faults:,} pages came from the disk while measuring: the data does not fit into memory, or was not read "
             "before. Run it again; if that stays so, the disk is the limit: choose fields, and take longer windows."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 import time
@@ -16,6 +17,7 @@ from mouse_core.about.dataset import joined, read_about
 from mouse_core.errors import ConfigError, MouseError
 from mouse_core.formats.converting import convert
 from mouse_core.images.files import check_roots
+from mouse_core.inspect.layout import costs, layout_of
 from mouse_core.spec import Alignment
 from mouse_core.store.dataset_store import DatasetStore
 
@@ -33,6 +35,8 @@ class Opened:
         seconds: What opening took.
         alignment: Which transition a row's action, reward and done belong to.
         image_roots: Folders in which images may lie that rows name by path.
+        costs: What the layout of the files costs, in sentences.
+        folder: That of a store of many small record batches, which is read as it lies.
     """
 
     name: str
@@ -40,14 +44,18 @@ class Opened:
     seconds: float
     alignment: Alignment = "arrived"
     image_roots: Sequence[str] = ()
+    costs: Sequence[str] = ()
+    folder: str | None = None
 
     @property
     def rows(self) -> int:
         """Steps in all."""
-        return sum(len(part) for part in self.parts.values())
+        return sum(len(part) for part in self.parts.values()) if self.folder is None else len(self.to_store())
 
     def to_store(self) -> DatasetStore:
         """A store of all parts, by reference."""
+        if self.folder is not None:
+            return DatasetStore.open(self.folder, image_roots=self.image_roots)
         return DatasetStore(alignment=self.alignment, image_roots=self.image_roots).from_dataset(dict(self.parts))
 
 
@@ -76,6 +84,13 @@ def opened(
         return
     began = time.perf_counter()
     stream = formats.open(path, splits=splits, **options)
+    layout = layout_of(stream)
+    said = [sentence for _, sentence in costs(layout, str(path))]
+    if layout is not None and layout.kind == "store" and layout.batches > len(os.listdir(path / "segments")):
+        # As a table it would take more memory than it does.
+        seconds = time.perf_counter() - began
+        yield Opened(path_or_name, {}, seconds, stream.alignment, stream.image_folders(), said, str(path))
+        return
     with tempfile.TemporaryDirectory(prefix="mouse-") as folder:
         if stream.mapped is None:
             convert(stream, Path(folder) / "rows", progress=progress)
@@ -83,9 +98,8 @@ def opened(
             stream = formats.open(Path(folder) / "rows", image_roots=options.get("image_roots", ()))
         assert stream.mapped is not None  # that is what convert writes
         rows = stream.mapped()
-        yield Opened(
-            path_or_name, {"rows": rows}, time.perf_counter() - began, stream.alignment, stream.image_folders()
-        )
+        seconds = time.perf_counter() - began
+        yield Opened(path_or_name, {"rows": rows}, seconds, stream.alignment, stream.image_folders(), said)
 
 
 def _from_hub(name: str, splits: Sequence[str] | None, image_roots: Sequence[str]) -> Opened:

@@ -139,7 +139,7 @@ def bench(
         first,
         decoding,
         faults,
-        advise(lines, source, decoding=decoding, faults=faults, indexed=indexed),
+        advise(lines, source, decoding=decoding, faults=faults, indexed=indexed, layout=opened.costs),
         reports=reports,
     )
 
@@ -234,6 +234,8 @@ def _contenders(
 
 def _floor(opened: Opened, source: BatchSource) -> Callable[[int], None] | None:
     """Copies random windows of the stored values; None where some field's are not plain numbers side by side."""
+    if opened.folder is not None:
+        return None
     tables = [part.data.table for part in opened.parts.values()]
     rng = np.random.default_rng(0)
     rows = sum(table.num_rows for table in tables)

@@ -13,6 +13,7 @@ from mouse_core.formats.columns.blocks import blocks
 from mouse_core.formats.sources import stream_of
 from mouse_core.inspect._findings import findings
 from mouse_core.inspect._scan import Scan
+from mouse_core.inspect.layout import costs, layout_of
 from mouse_core.inspect.report import Finding, Report
 from mouse_core.store.views import Store
 
@@ -46,6 +47,7 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
     columns, episodes, actions = found.results()
     said = findings(columns, episodes, actions, arrived=arrived, rows=found.rows)
     notes = [Finding("reader", "note", text) for text in stream.notes]
+    notes += [Finding(code, "note", text) for code, text in costs(layout_of(stream), stream.path)]
     return Report(
         source=stream.path,
         format=stream.format,

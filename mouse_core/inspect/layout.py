@@ -1,0 +1,133 @@
+"""How rows lie in files, and where that costs speed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from mouse_core.ahead.room import room_for_files
+from mouse_core.errors import MouseError
+from mouse_core.files.ipc.batches import MAGIC, messages, read_footer, read_message
+from mouse_core.formats.base import RowStream
+from mouse_core.store.disk.manifest import NAME, parse_manifest
+
+# Record batches of more rows have their columns too far apart for windows, and what Arrow's reader keeps of each.
+_ROWS_FOR_WINDOWS, _KEPT_BYTES = 256, 3_500
+# What nobody minds to have in memory.
+_MINDED_BYTES = 100 << 20
+# Rows of more bytes are read in large pieces however they lie.
+_LARGE_ROW = 4 << 10
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """How rows lie in the files of a dataset, told from a few bytes of each.
+
+    Args:
+        kind: "datasets" or "store".
+        bytes: Of all files.
+        rows: Of all files, where it is known; else 0.
+        batch_rows: How many rows a record batch has, at most.
+        batches: How many record batches there are, about.
+        compressed: Whether values are compressed.
+    """
+
+    kind: str
+    bytes: int
+    rows: int
+    batch_rows: int
+    batches: int
+    compressed: bool = False
+
+
+def layout_of(stream: RowStream) -> FileLayout | None:
+    """How the rows of a stream lie in their files; None of formats that are converted before windows are drawn."""
+    path = Path(stream.path)
+    try:
+        if stream.format == "store" and (path / NAME).is_file():
+            return _of_store(path, stream.rows or 0)
+        files = [Path(name) for names in stream.metadata.get("splits", {}).values() for name in names]
+        if stream.format == "datasets" and files and all(file.suffix == ".arrow" for file in files):
+            return _of_files(files, stream.rows or 0)
+    except (MouseError, OSError):
+        pass  # whoever reads the rows is told
+    return None
+
+
+def _of_store(folder: Path, rows: int) -> FileLayout:
+    segments = parse_manifest(folder / NAME, (folder / NAME).read_bytes()).segments
+    most = max((one.batch_rows or one.rows for one in segments), default=0)
+    batches = sum(-(-one.rows // (one.batch_rows or one.rows)) for one in segments)
+    return FileLayout("store", sum(one.bytes for one in segments), rows, most, batches)
+
+
+def _of_files(files: Sequence[Path], rows: int) -> FileLayout:
+    size = most = 0
+    batches, compressed = 0.0, False
+    for file in files:
+        nbytes = os.path.getsize(file)
+        with pa.memory_map(str(file)) as source:
+            buffer = source.read_buffer(nbytes)
+        found = _first_batch(buffer)
+        size += nbytes
+        if found is not None:
+            batch_bytes, batch_rows, is_compressed = found
+            batches += nbytes / batch_bytes
+            most, compressed = max(most, batch_rows), compressed or is_compressed
+    return FileLayout("datasets", size, rows, most, round(batches), compressed)
+
+
+def _first_batch(buffer: pa.Buffer) -> tuple[int, int, bool] | None:
+    """The bytes and rows of a file's first record batch, and whether it is compressed."""
+
+    def read(begin: int, end: int) -> pa.Buffer:
+        return buffer.slice(begin, end - begin)
+
+    if read(0, min(len(MAGIC), buffer.size)).to_pybytes() == MAGIC:
+        footer = read_footer(read, buffer.size)
+        first = read_message(read, int(footer.begins[0]), buffer.size) if len(footer) else None
+    else:
+        first = next((one for one in messages(read, buffer.size) if one.head is not None), None)
+    if first is None or first.head is None:
+        return None
+    return first.end - first.begin, first.head.rows, first.head.compressed
+
+
+def costs(layout: FileLayout | None, source: str, room: int | None = None) -> Iterator[tuple[str, str]]:
+    """What the layout costs, as a short name and a sentence with the command that mends it, each.
+
+    Args:
+        layout: It.
+        source: The path, as the command takes it.
+        room: How many bytes of files can be in memory; by default what there is.
+    """
+    if layout is None:
+        return
+    room = room_for_files() if room is None else room
+    beyond = room is not None and layout.bytes > room
+    windows = f"mouse convert {source} NEW --layout windows"
+    if layout.compressed:
+        yield (
+            "compressed-batches",
+            "Record batches are compressed, so that each is unpacked into memory, as a whole: "
+            f"mouse convert {source} NEW writes them as they are read.",
+        )
+    elif beyond and layout.batch_rows > _ROWS_FOR_WINDOWS and layout.bytes < _LARGE_ROW * layout.rows:
+        yield (
+            "columns-apart",
+            f"{layout.bytes / 1e9:,.1f} GB of files do not fit in the {(room or 0) / 1e9:,.1f} GB of memory for them. "
+            f"Record batches of up to {layout.batch_rows:,} rows have their columns far apart, so that each column of a "
+            f"window is read for itself: {windows} puts them together.",
+        )
+    if layout.kind == "datasets" and layout.batches * _KEPT_BYTES > _MINDED_BYTES:
+        mended = f"{windows} writes files that open without it"
+        mended = mended if beyond else f"mouse convert {source} NEW writes larger ones"
+        yield (
+            "many-batches",
+            f"About {layout.batches:,} record batches take {layout.batches * _KEPT_BYTES / 1e6:,.0f} MB of memory when "
+            f"they are opened: {mended}.",
+        )
