@@ -120,7 +120,7 @@ def costs(layout: FileLayout | None, source: str, room: int | None = None) -> It
         yield (
             "columns-apart",
             f"{layout.bytes / 1e9:,.1f} GB of files do not fit in the {(room or 0) / 1e9:,.1f} GB of memory for them. "
-            f"Record batches of up to {layout.batch_rows:,} rows have their columns far apart, so that each column of a "
+            f"Record batches of up to {layout.batch_rows:,} rows have their columns far apart: each column of a "
             f"window is read for itself: {windows} puts them together.",
         )
     if layout.kind == "datasets" and layout.batches * _KEPT_BYTES > _MINDED_BYTES:
