@@ -45,6 +45,7 @@ class LoaderReport:
         disk_bytes: Bytes that this process had read from local disks, for whatever; None: the system does not say.
         network_bytes: Bytes that came from other machines for the loader's source.
         asked_bytes: Bytes that were needed of what lies elsewhere, whether they were here already or not.
+        queued_bytes: Bytes that were asked for ahead, of other machines, and are not here yet, at this moment.
         ready: Batches that are made and wait for the caller, at this moment.
         ready_at_most: How many there may be.
     """
@@ -61,12 +62,13 @@ class LoaderReport:
     disk_bytes: int | None = None
     network_bytes: int = 0
     asked_bytes: int = 0
+    queued_bytes: int = 0
     ready: int = 0
     ready_at_most: int = 0
 
     def __sub__(self, earlier: LoaderReport) -> LoaderReport:
         """What happened since an earlier report of the same loader."""
-        now: dict[str, Any] = {"ready": self.ready, "ready_at_most": self.ready_at_most}
+        now: dict[str, Any] = {name: getattr(self, name) for name in ("queued_bytes", "ready", "ready_at_most")}
         for one in fields(self):
             if one.name not in now:
                 value, before = getattr(self, one.name), getattr(earlier, one.name)
@@ -123,6 +125,8 @@ class LoaderReport:
             parts.append(f"reads {self.amplification:.2f} bytes for each")
         if self.hits is not None:
             parts.append(f"{self.hits:.0%} of {_said(self.asked_bytes)} were here")
+        if self.queued_bytes:
+            parts.append(f"{_said(self.queued_bytes)} asked for")
         return "; ".join([*parts, f"{self.ready} of {self.ready_at_most} ready"])
 
 
@@ -216,8 +220,8 @@ class Counts:
             ready: How many batches wait for the caller.
             ready_at_most: How many may.
         """
-        before = self._elsewhere
-        elsewhere = {name: max(0.0, value - before.get(name, 0.0)) for name, value in counters_of(source).items()}
+        before, said = self._elsewhere, counters_of(source)
+        elsewhere = {name: max(0.0, value - before.get(name, 0.0)) for name, value in said.items()}
         network = min(elsewhere.get("seconds", 0.0), self.making)
         decode = min(decoding, self.making - network)
         # Waiting for the network, and for processes that decode, is standing still, too.
@@ -238,6 +242,7 @@ class Counts:
             None if disk_bytes is None or self._disk_bytes is None else disk_bytes - self._disk_bytes,
             int(elsewhere.get("fetched", 0)),
             int(elsewhere.get("read", 0)),
+            int(said.get("queued", 0)),
             ready,
             ready_at_most,
         )
@@ -251,11 +256,14 @@ def _took(seconds: float, before: tuple[float, int], after: tuple[float, int]) -
 def counters_of(source: Any) -> dict[str, float]:
     """What those say together who fetch what a source reads from elsewhere, each by ``counters()``: sums by name.
 
-    ``fetched`` bytes came over the network, ``read`` bytes were needed, and ``seconds`` were waited for.
+    ``fetched`` bytes came over the network, ``read`` bytes were needed, ``seconds`` were waited for, and ``queued``
+    bytes are asked for and not there yet. Those with the same ``counted`` have one set of counters.
     """
     total: dict[str, float] = {}
-    for backing in getattr(getattr(source, "snapshot", None), "backings", ()):
-        said: Mapping[str, float] = backing.counters() if hasattr(backing, "counters") else {}
+    backings = getattr(getattr(source, "snapshot", None), "backings", ())
+    counted = {id(getattr(one, "counted", one)): one for one in backings if hasattr(one, "counters")}
+    for backing in counted.values():
+        said: Mapping[str, float] = backing.counters()
         for name, value in said.items():
             total[name] = total.get(name, 0.0) + value
     return total

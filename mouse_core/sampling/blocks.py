@@ -21,6 +21,7 @@ from mouse_core.sampling.plan import Blocks
 from mouse_core.sampling.windows import (
     SECTION,
     cut_at_epochs,
+    numbers_of_rows,
     read_only,
     remembered,
     slice_sections,
@@ -133,9 +134,15 @@ class BlockWindows:
 
     def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``ManyStarts.starts_of_many``."""
-        parts = self._parts(seed, first, count, snapshot, epoch_start)
+        return self.starts_of_rows(seed, first, count, snapshot, epoch_start, slice(0, self.batch_size))
+
+    def starts_of_rows(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
+    ) -> Int64s:
+        """See ``StartsOfRows.starts_of_rows``."""
+        parts = self._parts(seed, first, count, snapshot, epoch_start, rows)
         starts = np.concatenate([begin + drawn[_WINDOW] * self.sequence_length for _, _, begin, drawn in parts])
-        return starts.reshape(count, self.batch_size)
+        return starts.reshape(count, rows.stop - rows.start)
 
     def starts_to_read(
         self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
@@ -143,18 +150,17 @@ class BlockWindows:
         """See ``ReadsBlocks.starts_to_read``."""
         size, pool, starts = self.batch_size, self.pool(snapshot), []
         read = np.zeros(len(batches), np.int64)
-        for epoch, number, begin, drawn in self._parts(
-            seed, batches[0], batches[-1] - batches[0] + 1, snapshot, epoch_start
+        rows = slice(*rows.indices(size))
+        for epoch, windows, begin, drawn in self._parts(
+            seed, batches[0], batches[-1] - batches[0] + 1, snapshot, epoch_start, rows
         ):
-            windows = np.arange(number, number + drawn.shape[1])
             behind = epoch_start * size + epoch * pool.windows  # window 0 of the epoch, of all from batch 0 on
-            batch, row = np.divmod(windows + behind, size)
+            batch = (windows + behind) // size
             # Who begins in the midst of a stretch has not read it: every lane comes once in a round.
             since = windows // pool.blocks - (begun * size - behind) // pool.blocks
             opens = (drawn[_PLACE] == 0) | ((since >= 0) & (since <= 1))
-            mine = (row >= (rows.start or 0)) & (row < (size if rows.stop is None else rows.stop))
             batch -= batches.start
-            (chosen,) = np.nonzero(opens & mine & (batch % batches.step == 0))
+            (chosen,) = np.nonzero(opens & (batch % batches.step == 0))
             sizes = drawn[_STRETCH_SIZE, chosen]
             within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
             starts.append(begin + (np.repeat(drawn[_STRETCH, chosen], sizes) + within) * self.sequence_length)
@@ -176,17 +182,25 @@ class BlockWindows:
         return Pool(windows, size, lanes, max(1, min(block, windows // places)), length, nbytes)
 
     def _parts(
-        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int
-    ) -> Iterator[tuple[int, int, int, Int64s]]:
-        """The windows of some batches, by epoch: its number, that of the first in it, the row at which its window 0
-        begins, and what ``_section`` gives of them.
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
+    ) -> Iterator[tuple[int, Int64s, int, Int64s]]:
+        """Some windows of each of some batches, by epoch: its number, theirs in it, the row at which its window 0
+        begins, and what ``_known`` gives of them.
         """
-        pool, length = self.pool(snapshot), self.sequence_length
+        pool, length, size = self.pool(snapshot), self.sequence_length, self.batch_size
         places = min(length, snapshot.num_rows - pool.windows * length + 1)
-        begin, windows = (first - epoch_start) * self.batch_size, count * self.batch_size
+        whole = rows == slice(0, size)
+        begin, windows = (first - epoch_start) * size, count * size
+        numbers = None if whole else numbers_of_rows(first - epoch_start, count, size, rows).reshape(-1)
         for epoch, number, end in cut_at_epochs(begin, windows, pool.windows):
-            drawn = slice_sections(partial(_section, pool, seed, epoch_start, epoch), number, end)
-            yield epoch, number, int(_epoch(seed, epoch_start, epoch, pool).uniform[0] * places), drawn
+            if numbers is None:
+                some = np.arange(number, end)
+                drawn = slice_sections(partial(_section, pool, seed, epoch_start, epoch), number, end)
+            else:
+                some = numbers - epoch * pool.windows
+                some = some[(some >= number) & (some < end)]
+                drawn = _known(pool, seed, epoch_start, epoch, some)
+            yield epoch, some, int(_epoch(seed, epoch_start, epoch, pool).uniform[0] * places), drawn
 
     def _windows(self, snapshot: Snapshot) -> int:
         """Windows of an epoch: as many as fit wherever it begins."""
@@ -252,7 +266,15 @@ def _epoch(seed: int, epoch_start: int, epoch: int, pool: Pool) -> _Epoch:
 
 @lru_cache(maxsize=16)
 def _section(pool: Pool, seed: int, epoch_start: int, epoch: int, section: int) -> Int64s:
-    """What is known of the windows of a section of an epoch, int64 ``[4, n]``; see ``_WINDOW``.
+    """What ``_known`` gives of the windows of a section of an epoch."""
+    numbers = np.arange(section * SECTION, min((section + 1) * SECTION, pool.windows))
+    return read_only(_known(pool, seed, epoch_start, epoch, numbers))
+
+
+def _known(pool: Pool, seed: int, epoch_start: int, epoch: int, number: Int64s) -> Int64s:
+    """What is known of those windows of an epoch that are drawn as number ``number`` of it, int64 ``[n]``.
+
+    It is int64 ``[4, n]``; see ``_WINDOW``.
 
     All blocks of the epoch one behind the other, in the order drawn, are a line of W windows. It is cut into K lanes of
     W // K windows, or one more. A round takes one window of each lane: K windows, B at a time, of which window k of a
@@ -266,7 +288,6 @@ def _section(pool: Pool, seed: int, epoch_start: int, epoch: int, section: int) 
     So that not all lanes open a block in the same round, each begins somewhere in its midst and ends there: with a lane
     that begins at its third window, what comes before it comes last.
     """
-    number = np.arange(section * SECTION, min((section + 1) * SECTION, pool.windows))
     drawn, block, size, lanes = _epoch(seed, epoch_start, epoch, pool), pool.block, pool.batch_size, pool.lanes
     rounds, rest = divmod(pool.windows, pool.blocks)
     round_, turn = np.divmod(number, pool.blocks)
@@ -294,4 +315,4 @@ def _section(pool: Pool, seed: int, epoch_start: int, epoch: int, section: int) 
     whole = pool.windows // block
     window = np.where(of_line < whole, drawn.blocks(np.minimum(of_line, whole - 1)), whole) * block + before - place
     of_stretch = drawn.windows(line - place, end - first, place)
-    return read_only(np.stack([window + of_stretch, window, end - first, place]))
+    return np.stack([window + of_stretch, window, end - first, place])

@@ -61,7 +61,7 @@ class RandomWindows:
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> Int64s:
         """See ``StartsOfRows.starts_of_rows``."""
-        numbers = _numbers_of_rows(first, count, self.batch_size, rows)
+        numbers = numbers_of_rows(first, count, self.batch_size, rows)
         drawn = [_random_numbers(seed, begin, begin + numbers.shape[1]) for begin in numbers[:, 0].tolist()]
         return as_integers(np.stack(drawn), snapshot.num_rows - self.sequence_length + 1)
 
@@ -137,7 +137,7 @@ class SequentialWindows:
         for epoch, begin, end in cut_at_epochs(first - epoch_start, count, epoch_length):
             if end > whole:
                 return None
-            parts.append(_order(seed, epoch_start, epoch, windows)(_numbers_of_rows(begin, end - begin, size, rows)))
+            parts.append(_order(seed, epoch_start, epoch, windows)(numbers_of_rows(begin, end - begin, size, rows)))
         return np.concatenate(parts) * self.sequence_length
 
 
@@ -175,7 +175,7 @@ class CyclicWindows:
     ) -> Int64s:
         """See ``StartsOfRows.starts_of_rows``."""
         windows = snapshot.num_rows // self.sequence_length
-        epochs, numbers = np.divmod(_numbers_of_rows(first - epoch_start, count, self.batch_size, rows), windows)
+        epochs, numbers = np.divmod(numbers_of_rows(first - epoch_start, count, self.batch_size, rows), windows)
         starts = np.empty_like(numbers)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
@@ -205,7 +205,7 @@ def cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, in
         begin += last - first
 
 
-def _numbers_of_rows(first: int, count: int, size: int, rows: slice) -> Int64s:
+def numbers_of_rows(first: int, count: int, size: int, rows: slice) -> Int64s:
     """Which windows some rows of some batches are, of all windows one after the other, int64 ``[count, n]``.
 
     Rows 1..2 of batches 5 and 6 of 4 windows each are windows 21, 22 and 25, 26.

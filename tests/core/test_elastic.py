@@ -182,7 +182,7 @@ def test_a_thousand_ranks_have_every_window_once(options: dict[str, Any]) -> Non
     count=st.integers(1, 9),
     rows=st.tuples(st.integers(0, 999), st.integers(1, 999)),
     size=st.integers(1, 1000),
-    kind=st.sampled_from(["random", "sequential", "batch"]),
+    kind=st.sampled_from(["random", "sequential", "batch", "blocks"]),
     boundary=st.sampled_from(["stream", "episode"]),
 )
 def test_windows_of_a_shard_are_drawn_without_the_others(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import threading
 import time
@@ -21,9 +22,10 @@ class Slow:
     def __init__(self) -> None:
         self._source = BatchSource(example_store(), 8, 4)
         self.spec, self.fingerprint = self._source.spec, "slow"
-        self.snapshot, self.backings = self, [self]
-        self._said = {"seconds": 7.0, "fetched": 1000, "read": 5000}  # before the loader began
+        self._said = {"seconds": 7.0, "fetched": 1000, "read": 5000, "queued": 70}  # before the loader began
         self._lock = threading.Lock()
+        self.snapshot, self.counted = self, "one set of counters"
+        self.backings = [self, copy.copy(self)]
 
     def __len__(self) -> int:
         return len(self._source)
@@ -51,6 +53,7 @@ def test_what_is_fetched_is_waited_for(workers: int) -> None:
     assert 10 <= report.network_bytes / 100 <= made + workers
     assert report.network == pytest.approx(report.network + report.decode + report.disk + report.processor)
     assert report.hits == pytest.approx(0.75)
+    assert report.queued_bytes == 70
     assert 0 <= report.ready <= report.ready_at_most == (4 if workers else 0)
     assert report.batches == 10
     assert report.delivered_bytes == 10 * sum(values.nbytes for values in batch.values())
@@ -115,12 +118,13 @@ def test_a_line_says_it_all() -> None:
         disk_bytes=4_000_000_000,
         network_bytes=800_000_000,
         asked_bytes=1_000_000_000,
+        queued_bytes=3_000_000,
         ready=3,
         ready_at_most=4,
     )
     assert report.line() == (
         "2,500 batches, 250.0/s, 500 MB/s; waits 40% (disk 30%, processor 10%); reads 2.40 bytes for each; "
-        "20% of 1 GB were here; 3 of 4 ready"
+        "20% of 1 GB were here; 3 MB asked for; 3 of 4 ready"
     )
     assert (report.waits_for, report.amplification, report.ahead) == ("disk", 2.4, 3 * 6 / 2500)
     assert LoaderReport(seconds=10, waited=0.4, batches=9, disk=6).waits_for == "consumer"

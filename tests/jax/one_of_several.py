@@ -100,12 +100,24 @@ def disagree(rank: int, what: str, **where: Any) -> str:
     return "nothing"
 
 
+def gone_on(state: Path, steps: int, **where: Any) -> dict[str, Any]:
+    """The state of this process some batches after one that is there, or after the beginning; with its digest."""
+    with PrefetchBatchifier(example_store(200), digest=True, **OPTIONS, **where) as loader:
+        if state.exists():
+            loader.load_state_dict(json.loads(state.read_text()))
+        for _ in range(steps):
+            loader.next_batch()
+        return loader.state_dict()
+
+
 def main(rank: int, count: int, port: int, folder: Path) -> None:
     if count > 1:
         jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=rank)
     jax.config.update("jax_enable_x64", True)
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
     found: dict[str, Any] = {"by hand": by_hand(sharding), "by sharding": by_sharding(sharding)}
+    state = folder.parent / "state.json"
+    found["gone on"] = [gone_on(state, 4, **where) for where in ({"shard": "auto"}, {"sharding": sharding})]
     if count > 1:
         for what in ("nothing", "seed", "rows", "missed"):
             found[what] = disagree(rank, what, shard="auto")

@@ -11,7 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mouse_core
+from mouse_core.digest import whole_state
+from mouse_core.testing import example_store
 from tests.ports import free_port
+
+# As in one_of_several.py.
+OPTIONS: dict[str, Any] = {
+    "sequence_length": 5,
+    "batch_size": 10,
+    "sampling": "sequential",
+    "drop_last": False,
+    "boundary": "episode",
+    "fields": ["obs_continuous", "reward"],
+    "dtypes": {"obs_continuous": "float64", "reward": "float64"},
+    "uneven": "pad",
+    "seed": 4,
+}
 
 
 def run(count: int, folder: Path) -> list[dict[str, Any]]:
@@ -42,7 +58,13 @@ def run(count: int, folder: Path) -> list[dict[str, Any]]:
 def test_several_processes_train_as_one_and_are_told_where_they_disagree(count: int, tmp_path: Path) -> None:
     (alone,) = run(1, tmp_path / "alone")
     np.testing.assert_array_equal(alone["by hand"][1], alone["by sharding"][1])
+    with mouse_core.PrefetchBatchifier(example_store(200), digest=True, **OPTIONS) as loader:
+        states = [loader.state_dict() for _ in range(11) if loader.next_batch()]
+    assert alone["gone on"] == [states[3]] * 2
+    (tmp_path / "state.json").write_text(json.dumps(states[6]))  # of one process, in the second of its epochs
     found = run(count, tmp_path / "several")
+    for way in range(2):
+        assert whole_state([theirs["gone on"][way] for theirs in found]) == states[10]
     for rank in range(count):
         for way in ("by hand", "by sharding"):
             for theirs, expected in zip(found[rank][way], alone[way], strict=True):

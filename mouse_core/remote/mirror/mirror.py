@@ -316,6 +316,11 @@ class _Map:
         """Copies of the bytes at some addresses, in any order, of whichever objects."""
         return self._mirror._read(self.memory, begins - self.begin, ends - self.begin)
 
+    @property
+    def counted(self) -> object:
+        """Whose counters these are: all maps of a mirror have the same."""
+        return self._mirror
+
     def counters(self) -> dict[str, float]:
         """As ``Mirror.counters``."""
         return self._mirror.counters()
