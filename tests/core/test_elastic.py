@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,17 +24,13 @@ from mouse_core.digest import StreamDigest, whole_state
 from mouse_core.mixtures import Mixture, MixtureSource
 from mouse_core.randomness import Key, Purpose
 from mouse_core.testing import example_store
+from tests.core.object_server import ObjectServer
 
 STORE = example_store(300)
-LONG = DatasetStore().from_dataset(
-    pa.table(
-        {
-            "action": np.zeros(9000, np.int64),
-            "reward": np.zeros(9000),
-            "done": (np.arange(9000) % 37 == 36).astype(np.int64),
-        }
-    )
+TABLE = pa.table(
+    {"action": np.arange(9000) % 5, "reward": np.zeros(9000), "done": (np.arange(9000) % 37 == 36).astype(np.int64)}
 )
+LONG = DatasetStore().from_dataset(TABLE)
 SNAPSHOT = LONG.snapshot()
 MIXTURE = Mixture({"a": STORE, "b": example_store(120)}, weights=[1, 2])
 OPTIONS: list[dict[str, Any]] = [
@@ -125,6 +122,63 @@ def test_fewer_processes_fill_packed_batches_up_to_more() -> None:
     ):
         with PrefetchBatchifier(STORE, 8, 24, **other) as loader, pytest.raises(StateError, match=says):
             loader.load_state_dict(state)
+
+
+class Counting:
+    """Stands behind all memory, and counts the bytes that batches read of it."""
+
+    begin, size, gap = 0, (1 << 63) - 1, 0
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def ask(self, begins: Any, ends: Any, batch: int) -> None:
+        pass
+
+    def wait(self, begins: Any, ends: Any) -> None:
+        self.nbytes += int((ends - begins).sum())
+
+    def still(self, token: object) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("count", [2, 3, 12])
+def test_each_process_reads_its_own_rows_alone(count: int) -> None:
+    """The bytes that they read add up to those of the whole batches, each of which lies in one window of an epoch."""
+    found = []
+    for rank in range(count):
+        snapshot = DatasetStore().from_dataset(TABLE).snapshot()
+        counting = Counting()
+        for segment in snapshot.segments:
+            segment.backing = counting
+        source = BatchSource(snapshot, 16, 12, "sequential", shard=(rank, count))
+        for index in range(len(source)):
+            _ = source[index]
+        found.append(counting.nbytes)
+    whole = BatchSource(LONG, 16, 12, "sequential")
+    assert found == [len(whole) * 12 * 16 * 24 // count] * count  # three columns of 8 bytes
+
+
+def test_processes_of_one_machine_fetch_each_byte_once(tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    with DatasetStore.open(tmp_path / "store", "a") as store:
+        store.extend({name: TABLE[name].to_numpy() for name in TABLE.column_names})
+    options: dict[str, Any] = {"sequence_length": 16, "batch_size": 12, "sampling": "sequential", "digest": True}
+    with ObjectServer() as server:
+        server.put_folder("data/runs", tmp_path / "store")
+        told = {"storage_options": server.options, "cache": tmp_path / "cache", "cache_bytes": 16 << 20}
+        remote = [DatasetStore.open("s3://data/runs", **told) for _ in range(3)]
+        server.asked.clear()
+        digests = []
+        for rank, there in enumerate(remote):
+            with PrefetchBatchifier(there, shard=(rank, 3), **options) as loader:
+                digests += [loader.digest for _ in range(len(loader)) if loader.next_batch()][-1:]
+        size = sum(one.size for path, one in server.objects.items() if path.endswith(".arrow"))
+        assert size / 2 < server.sent("segments") < 1.1 * size  # with what says where columns lie
+        assert loader.report().hits == 1
+    with PrefetchBatchifier(DatasetStore.open(tmp_path / "store"), **options) as loader:
+        expected = [loader.digest for _ in range(len(loader)) if loader.next_batch()][-1]
+    assert sum(digests, StreamDigest()) == expected
 
 
 def test_a_process_that_comes_back_goes_on_by_itself() -> None:

@@ -296,7 +296,7 @@ class _Map:
     gap = 0  # the mirror itself knows what is better fetched as one
 
     def __init__(self, mirror: Mirror, memory: mmap.mmap) -> None:
-        self._mirror, self.memory = mirror, memory
+        self._mirror, self.memory, self.counted = mirror, memory, mirror  # all maps have one set of counters
         self.begin, self.size = address_of(memory), len(memory)
 
     def ask(self, begins: Int64s, ends: Int64s, batch: int) -> None:
@@ -315,11 +315,6 @@ class _Map:
     def read(self, begins: Int64s, ends: Int64s) -> list[bytes]:
         """Copies of the bytes at some addresses, in any order, of whichever objects."""
         return self._mirror._read(self.memory, begins - self.begin, ends - self.begin)
-
-    @property
-    def counted(self) -> object:
-        """Whose counters these are: all maps of a mirror have the same."""
-        return self._mirror
 
     def counters(self) -> dict[str, float]:
         """As ``Mirror.counters``."""
