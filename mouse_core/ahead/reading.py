@@ -60,8 +60,8 @@ class ReadAhead(Generic[BlockT]):
         files: Those, behind all other memory, if there may be some.
         blocks: What the batches are planned in.
         views: How a block is copied; None: it is not.
-        opened: What is read of each batch of a block, as a block of as many, where batches are drawn from stretches of
-            rows that are read as a whole; None: what they consist of.
+        opened: What else is read when each batch of a block is, as a block of as many, where batches are drawn from
+            stretches of rows that are read as a whole; None: nothing.
     """
 
     def __init__(
@@ -104,11 +104,9 @@ class ReadAhead(Generic[BlockT]):
         if not self.is_on(count):
             return views.copy(first, count)
         ranges = [views.ranges(number) for number in range(first, first + count)]
-        for number, (begins, ends) in enumerate(ranges, first):
+        for number in range(first, first + count):
             if self._asked.pop(block.first + number * block.step, None) is None:
-                self._ask(block, number, begins, ends)
-                if self._opened(block) is not None:
-                    self._ask(block, number, *self._ranges(block, number))
+                self._ask(block, number, *self._ranges(block, number))
         if self._lock.acquire(blocking=False):  # otherwise another thread is at it
             try:
                 self._reach(block, first + count)
@@ -142,8 +140,14 @@ class ReadAhead(Generic[BlockT]):
         self._next = block, number
 
     def _ranges(self, block: BlockT, number: int) -> tuple[Int64s, Int64s]:
-        views = self._views(self._opened(block) or block)
-        return (_NOTHING, _NOTHING) if views is None else views.ranges(number)
+        """What is asked for a batch: what it opens, and, in case some of that went away since, what it consists of."""
+        opened = self._opened(block)
+        both = [self._views(one) for one in ([block] if opened is None else [opened, block])]
+        found = [views.ranges(number) for views in both if views is not None]
+        if not found:
+            return (_NOTHING, _NOTHING)
+        begins, ends = (np.concatenate(some) for some in zip(*found, strict=True))
+        return begins, ends
 
     def _block_behind(self, block: BlockT) -> BlockT | None:
         """The block behind one, where batches are asked for in turn."""
