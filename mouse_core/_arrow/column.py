@@ -329,6 +329,8 @@ class Column:
         """The values in a row of a chunk and where they begin, ``IRREGULAR`` if rows do not lie in order."""
         try:
             located = part.locate(number)
+        except DataError:
+            raise  # what is computed, or lies in a file, says itself where it is wrong
         except ValueError as error:
             raise DataError(f"column {self.name!r}: {error}") from error
         if located is None:
