@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -260,13 +260,20 @@ def counters_of(source: Any) -> dict[str, float]:
     bytes are asked for and not there yet. Those with the same ``counted`` have one set of counters.
     """
     total: dict[str, float] = {}
-    backings = getattr(getattr(source, "snapshot", None), "backings", ())
-    counted = {id(getattr(one, "counted", one)): one for one in backings if hasattr(one, "counters")}
+    counted = {id(getattr(one, "counted", one)): one for one in _backings(source) if hasattr(one, "counters")}
     for backing in counted.values():
         said: Mapping[str, float] = backing.counters()
         for name, value in said.items():
             total[name] = total.get(name, 0.0) + value
     return total
+
+
+def _backings(source: Any) -> Iterator[Any]:
+    """What stands behind the rows of a source, of its members, or of the source that it cuts or recasts."""
+    yield from getattr(getattr(source, "snapshot", None), "backings", ())
+    for inner in (*getattr(source, "members", {}).values(), getattr(source, "source", None)):
+        if inner is not None:
+            yield from _backings(inner)
 
 
 def _stored_share(source: Any) -> float | None:

@@ -73,7 +73,7 @@ class RecastSource:
     def __init__(self, source: Source, replace_dtypes: Mapping[Any, npt.DTypeLike]) -> None:
         table = replaced_by(replace_dtypes)
         fields = source.spec
-        self._source = source
+        self.source = source
         self._dtypes = {name: table[np.dtype(one.dtype)] for name, one in fields.items() if one.dtype in table}
         recast = {name: fields[name].replace(dtype=dtype) for name, dtype in self._dtypes.items()}
         self.spec = Spec({**fields, **recast}, fields.alignment, fields.batch_dims)
@@ -81,14 +81,14 @@ class RecastSource:
     @property
     def fingerprint(self) -> str:
         """That of the source: delivered dtypes are no part of it."""
-        return self._source.fingerprint
+        return self.source.fingerprint
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
     def __getitem__(self, index: int) -> Any:
         """Batch ``index``; DataError where a value does not fit."""
-        batch = self._source[index]
+        batch = self.source[index]
         return tuple(map(self._recast, batch)) if isinstance(batch, tuple) else self._recast(batch)
 
     def _recast(self, batch: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
@@ -101,7 +101,7 @@ class RecastSource:
         return made
 
     def __repr__(self) -> str:
-        return repr(self._source)
+        return repr(self.source)
 
 
 class ShardSource:
@@ -130,24 +130,24 @@ class ShardSource:
         self.masks_shares_only = uneven == "pad" and MASK not in spec
         masks = {MASK: FieldSpec(MASK, np.dtype(np.bool_), ())} if self.masks_shares_only else {}
         self.spec = Spec({**spec, **masks}, spec.alignment, spec.batch_dims)
-        self._source = source
+        self.source = source
         self._sizes: OrderedDict[int, int] = OrderedDict()
         self._lock = ProcessLock()
 
     @property
     def fingerprint(self) -> str:
         """That of the source: whose rows these are is no part of it."""
-        return self._source.fingerprint
+        return self.source.fingerprint
 
     def __len__(self) -> int:
         from mouse_core.ranks import check_sharded_once
 
         check_sharded_once(self.shard)
-        return len(self._source)
+        return len(self.source)
 
     def __getitem__(self, index: int) -> Any:
         """This shard's rows of batch ``index``; ConfigError where shards do not divide it and nobody has said how."""
-        whole = self._source[index]
+        whole = self.source[index]
         views = whole if isinstance(whole, tuple) else (whole,)
         size = len(next(iter(views[0].values())))
         if size % self.shard[1]:
@@ -166,7 +166,7 @@ class ShardSource:
         with self._lock:
             size = self._sizes.get(index)
         if size is None:
-            whole = self._source[index]
+            whole = self.source[index]
             size = len(next(iter((whole[0] if isinstance(whole, tuple) else whole).values())))
         return self._own(size)
 
@@ -190,7 +190,7 @@ class ShardSource:
         return batch
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._source!r}, shard={self.shard})"
+        return f"{type(self).__name__}({self.source!r}, shard={self.shard})"
 
 
 def checked_source(source: Any) -> Source:

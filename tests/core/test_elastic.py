@@ -32,6 +32,7 @@ TABLE = pa.table(
 )
 LONG = DatasetStore().from_dataset(TABLE)
 SNAPSHOT = LONG.snapshot()
+MIXED = Mixture({"a": LONG, "b": LONG}, weights={"a": 1, "b": 5}).snapshot()
 MIXTURE = Mixture({"a": STORE, "b": example_store(120)}, weights=[1, 2])
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -247,6 +248,19 @@ def test_windows_of_a_shard_are_drawn_without_the_others(
     whole = sampler.starts_of_many(3, first, count, SNAPSHOT, 5 if first > 5 else 0)
     found = sampler.starts_of_rows(3, first, count, SNAPSHOT, 5 if first > 5 else 0, some)
     np.testing.assert_array_equal(found, whole[:, some])
+
+
+@settings(max_examples=10)
+@given(
+    begin=st.integers(0, 2399),
+    count=st.integers(1, 3),
+    kind=st.sampled_from(["random", "sequential", "batch", "blocks"]),
+)
+def test_windows_of_a_shard_of_a_mixture_are_drawn_without_the_others(begin: int, count: int, kind: str) -> None:
+    sampler: Any = BatchSource(MIXED, 2, 2400, kind).sampler
+    some = slice(begin, min(begin + 40, 2400))
+    whole = sampler.starts_of_many(3, 4, count, MIXED, 2)
+    np.testing.assert_array_equal(sampler.starts_of_rows(3, 4, count, MIXED, 2, some), whole[:, some])
 
 
 @given(st.integers(0, 40), st.integers(0, 5000))

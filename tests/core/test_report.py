@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier
+from mouse_core.mixtures import MixtureSource
 from mouse_core.prefetch import LoaderReport
 from mouse_core.testing import example_store
 
@@ -61,6 +62,11 @@ def test_what_is_fetched_is_waited_for(workers: int) -> None:
     assert sum(waits.values()) == pytest.approx(report.waited / report.seconds)
     assert "network" in report.line()
     assert "75% of" in report.line()
+    mixed = MixtureSource({"a": BatchSource(example_store(), 8, 4), "b": Slow()}, [1, 1], field=None)
+    with PrefetchBatchifier(mixed, shard=(0, 1), uneven="pad", num_workers=workers) as loader:
+        for _ in range(9):
+            loader.next_batch()
+        assert loader.report().network_bytes >= 100
 
 
 @pytest.mark.parametrize("workers", [0, 2])
