@@ -122,3 +122,13 @@ def test_options_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert cache_folder() == tmp_path / "there"
     assert Mirror().folder == tmp_path / "there"
     assert (tmp_path / "there" / "mirror-1" / "bytes").exists()
+
+
+def test_what_is_read_last_is_let_go_of_first(tmp_path: Path) -> None:
+    """Half of the data is kept, and what the next 24 batches read is known: the least recently used would be a half."""
+    objects, mirror = Objects(count=8, size=1_500_000), Mirror(tmp_path, cache_bytes=6 << 20)
+    read_batches(mirror, objects, seed=0, first=0, last=60, ahead=24)
+    before = mirror.counters()
+    read_batches(mirror, objects, seed=0, first=60, last=200, ahead=24)
+    read, wanted = (mirror.counters()[name] - before[name] for name in ("read", "wanted"))
+    assert 1 - wanted / read > 0.6

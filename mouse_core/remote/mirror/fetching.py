@@ -7,6 +7,7 @@ import random
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ import numpy as np
 from mouse_core.errors import ClosedError, DataError, StorageError
 from mouse_core.remote.mirror.keeping import Keeper, longer
 from mouse_core.remote.mirror.objects import Placed
-from mouse_core.remote.mirror.pages import PAGE, Int64s, pages_of, runs
+from mouse_core.remote.mirror.pages import Int64s, pages_of, runs
 
 # Most requests wait for the network, in which Python takes no part.
 _THREADS = 32
@@ -24,6 +25,10 @@ _IDLE_SECONDS = 2.0
 _MOST_BLOCKS = 64
 # Who finds no room, or pages that are being fetched already, looks again.
 _AGAIN_SECONDS = 0.01
+# How far ahead things come where others must go for them, in the table's time.
+_FIRST_HORIZON, _LONGEST_HORIZON, _SHRINKING = 2.0, 4096.0, 0.95
+# What is begun with and not read yet is at most this part of all that is kept.
+_AHEAD_PART = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 
 
@@ -65,25 +70,52 @@ class Fetcher:
         self.changed = threading.Condition(lock)
         """Told when pages came, or could not."""
         self.errors: dict[int, Exception] = {}
+        self._asked: list[tuple[int, int, Int64s, Int64s]] = []  # not begun with: when, number, blocks, masks
+        self._begun: deque[tuple[int, int]] = deque()  # begun with and not read: when, pages
         self._heap: list[Task] = []
         self._later: list[tuple[float, Task]] = []
         self._coming = np.zeros(0, np.int64)  # pages of each block that are queued
         self._tasks = self._threads = self._idle = 0
         self._closed = False
+        self._waiting = -1  # the time at which there was no room
+        self._horizon = _FIRST_HORIZON
 
     # ------------------------------------------------------------------ what others ask for
 
     def ask(self, blocks: Int64s, masks: Int64s, when: int) -> None:
         """Have pages of some blocks brought until a time, and looked at where another process brought them."""
+        with self.changed:
+            self._tasks += 1
+            heapq.heappush(self._asked, (when, self._tasks, blocks, masks))
+        self.reach()
+
+    def reach(self) -> None:
+        """Begin with what was asked for, as far ahead as it pays.
+
+        As long as there is room, that is all of it. Then what comes takes the place of something else, and the earlier
+        it comes, the sooner that has to go: so it comes just in time. Whatever had to be waited for doubles the time,
+        as far as a part of all that is kept goes: of the rest what is there may have to go before it is read.
+        """
         self._follow()
         with self.changed:
-            state = self._table.state[blocks]
-            wanted = masks & ~state & ~self._coming[blocks]
-            self._coming[blocks] |= wanted
-            some = wanted != 0
-            # What others brought is looked at, too, before it is read.
-            some[np.searchsorted(blocks, self.keeper.unverified(blocks, state))] = True
-            self._push(blocks[some], masks[some], when)
+            is_full, until = self.keeper.is_full(), self._table.clock + self._horizon
+            while self._begun and self._begun[0][0] <= self._table.clock:
+                self._begun.popleft()
+            while self._asked and not (is_full and (self._asked[0][0] > until or self._is_busy())):
+                when, _, blocks, masks = heapq.heappop(self._asked)
+                self._begun.append((when, self.keeper.pages(blocks, masks)))
+                state = self._table.state[blocks]
+                wanted = masks & ~state & ~self._coming[blocks]
+                self._coming[blocks] |= wanted
+                some = wanted != 0
+                # What others brought is looked at, too, before it is read.
+                some[np.searchsorted(blocks, self.keeper.unverified(blocks, state))] = True
+                self._push(blocks[some], masks[some], when)
+
+    def _is_busy(self) -> bool:
+        """Whether enough is on its way, or asked for and not read yet."""
+        tasks = len(self._heap) + len(self._later) + self._threads - self._idle
+        return tasks >= _THREADS or sum(pages for _, pages in self._begun) > self._limits.pages // _AHEAD_PART
 
     def bring(self, blocks: Int64s, masks: Int64s) -> None:
         """Wait until pages of some blocks are there.
@@ -95,6 +127,9 @@ class Fetcher:
         table, began, pushed = self._table, time.monotonic(), -np.inf
         table.ask(blocks, table.clock + 1)
         with self.changed:
+            # What was on its way, or not begun with, came too late; what had to go before it was read, too early.
+            late = bool((self._coming[blocks] & masks).any() or (self._asked and self._asked[0][0] <= table.clock + 1))
+            self._horizon = float(np.clip(self._horizon * (2 if late else 0.5), _FIRST_HORIZON, _LONGEST_HORIZON))
             while True:
                 if self._closed:
                     raise ClosedError("cache: expected one that is open, found it closed")
@@ -128,10 +163,15 @@ class Fetcher:
         with self.changed:
             return self._table.count(self._coming & ~self._table.state[: len(self._coming)])
 
+    def in_time(self) -> None:
+        """Something was there when it was to be read: less far ahead may do."""
+        self._horizon = max(_SHRINKING * self._horizon, _FIRST_HORIZON)
+
     def close(self) -> None:
         """Begin nothing more."""
         with self.changed:
             self._closed = True
+            self._asked.clear()
             self._heap.clear()
             self._later.clear()
             self._more.notify_all()
@@ -172,37 +212,49 @@ class Fetcher:
                     self._later = [(at, task) for at, task in self._later if at > now]
                     for task in due:
                         heapq.heappush(self._heap, task)
-                if self._heap:
+                has_room = self._waiting != self._table.clock
+                if self._heap and (self._heap[0].urgent or has_room):
                     return heapq.heappop(self._heap)
                 if now >= until:
                     break
                 self._idle += 1
-                self._more.wait(max(0.0, min([until, *(at for at, _ in self._later)]) - now))
+                soon = until if has_room or not self._heap else now + _AGAIN_SECONDS / 2
+                self._more.wait(max(0.0, min([soon, *(at for at, _ in self._later)]) - now))
                 self._idle -= 1
             self._threads -= 1
             return None
 
     def run(self, task: Task) -> None:
         """Bring what is not there of a task; what went wrong is kept for whoever waits."""
-        held, again = task.blocks[:0], False
+        held, again, has_room = task.blocks[:0], False, True
         try:
             state = self._table.state[task.blocks]
             self.keeper.verify(task.blocks[(state & task.masks) != 0])
-            held, masks = self.keeper.claim(task.blocks, task.masks, task.when, urgent=task.urgent, steal=task.steal)
-            if len(held):
-                self._fetch(task.placed, held, masks)
-            rest = (task.masks & ~self._table.state[task.blocks]) != 0
-            again = bool(rest.any()) and not task.urgent
+            now = self._table.clock
+            claimed = self.keeper.claim(task.blocks, task.masks, task.when, urgent=task.urgent, steal=task.steal)
+            if claimed is None:
+                # What is read later finds no room either, as long as nothing more was read.
+                self._waiting, has_room = now, False
+            else:
+                held = claimed[0]
+                if len(held):
+                    self._fetch(task.placed, *claimed)
+            again = bool((task.masks & ~self._table.state[task.blocks]).any()) and not task.urgent
         except Exception as error:
             with self.changed:
                 self.errors.update(dict.fromkeys((held if len(held) else task.blocks).tolist(), error))
         finally:
             with self.changed:
-                if again and not self._closed:
+                if len(held):
+                    self._waiting = -1  # what came is not on its way any more
+                if again and not has_room and not self._closed:
+                    heapq.heappush(self._heap, task)
+                elif again and not self._closed:
                     self._later.append((time.monotonic() + _AGAIN_SECONDS, task))
                 elif not task.urgent:
                     self._coming[task.blocks] &= ~task.masks
                 self.changed.notify_all()
+            self.reach()
 
     def _fetch(self, placed: Placed, held: Int64s, masks: Int64s) -> None:
         """Fetch pages of blocks that are claimed."""
@@ -214,7 +266,6 @@ class Fetcher:
             failed = False
         finally:
             self.keeper.done(held, masks, failed=failed)
-        self._counters.add(wanted=self._table.count(masks) * PAGE)
         with self.changed:
             for block in held.tolist():
                 self.errors.pop(block, None)

@@ -23,7 +23,9 @@ from mouse_core.remote.mirror.table import Table
 Fail = Literal["raise", "retry"]
 Full = Literal["shrink", "raise"]
 # Room is made for more than what comes next, as finding what may go takes a look at every block.
-_SPARE = 64
+_SPARE = 128
+# Where something must go for what comes, no more than this part of all is on its way.
+_COMING = 32
 # Where the disk is full, so much is let go of at once.
 _MANY = 128 * PAGES
 _WORD = 0xFFFFFFFFFFFFFFFF
@@ -73,9 +75,22 @@ class Keeper:
         self.sharer, self.limits, self.counters = sharer, limits, counters
         self._lock = threading.Lock()
         self._most, self._in_flight = limits.pages, 0
+        self.whole = False
+        """Whether blocks are brought whole where something must go for them."""
         self._verified = np.zeros(0, np.int64)  # states in which blocks were found to be what had been written
 
-    def claim(self, blocks: Int64s, masks: Int64s, when: int, *, urgent: bool, steal: bool) -> tuple[Int64s, Int64s]:
+    def is_full(self) -> bool:
+        """Whether something must go for what comes, or must soon."""
+        # By so much that it is full also after some was let go of.
+        return self.table.pages + self._in_flight > self._most - self._most // 8
+
+    def pages(self, blocks: Int64s, masks: Int64s) -> int:
+        """How many pages are kept for some that are asked for."""
+        return len(blocks) * PAGES if self.whole else self.table.count(masks)
+
+    def claim(
+        self, blocks: Int64s, masks: Int64s, when: int, *, urgent: bool, steal: bool
+    ) -> tuple[Int64s, Int64s] | None:
         """Claim what nobody fetches, and make room for it.
 
         Args:
@@ -86,7 +101,7 @@ class Keeper:
             steal: Whether to take over what another process has been fetching for too long.
 
         Returns:
-            The blocks that are claimed, ascending, int64 ``[m]``, and the pages to be fetched of each; none where there
+            The blocks that are claimed, ascending, int64 ``[m]``, and the pages to be fetched of each; None where there
             is no room yet.
         """
         table, me = self.table, self.sharer.number
@@ -97,12 +112,16 @@ class Keeper:
             mine = table.claim_for(me, blocks, masks, self.sharer.lives, steal=steal)
             held = blocks[mine]
             masks = masks[mine] & ~table.state[held]
+            wanted = table.count(masks)
+            if self.whole and self.is_full():
+                masks = self.known.pages(held) & ~table.state[held]
             count = table.count(masks)
             gone = self._let_go(count, table.clock + 1 if urgent else when, all_or_none=not urgent)
             if gone is None:
                 table.unclaim(me, held)
-                return held[:0], masks[:0]
+                return None
             self._in_flight += count
+        self.counters.add(wanted=wanted * PAGE)
         self._empty(gone)
         return held, masks
 
@@ -120,6 +139,8 @@ class Keeper:
         over = self.table.pages + self._in_flight + pages - self._most
         if over <= 0 or not pages:
             return np.empty(0, np.int64)
+        if all_or_none and self._in_flight > self._most // _COMING:
+            return None  # what was let go of for more would be fetched again
         blocks = self.table.needed_last(self.sharer.number, over + self._most // _SPARE, before, self.sharer.lives)
         freed = self.table.count(self.table.state[blocks] & ALL_PAGES)
         if all_or_none and freed < over:

@@ -19,7 +19,7 @@ from mouse_core.files.writing import make_folder
 from mouse_core.remote.client import ObjectClient, ObjectInfo
 from mouse_core.remote.mirror.counters import Counters
 from mouse_core.remote.mirror.fetching import Fetcher
-from mouse_core.remote.mirror.keeping import Fail, Full, Keeper, Limits, longer
+from mouse_core.remote.mirror.keeping import Fail, Full, Keeper, Limits
 from mouse_core.remote.mirror.objects import Known, Placed, Places, key_of
 from mouse_core.remote.mirror.pace import Pace
 from mouse_core.remote.mirror.pages import BLOCK, PAGE, Int64s, ascending, touched
@@ -30,6 +30,8 @@ from mouse_core.remote.mirror.table import FORMAT, Table
 # What is copied at once of what is read privately.
 _PIECE = 8 << 20
 _LEAST_BYTES = 4 << 20
+# Where every other block is asked for, blocks are brought whole: what else is in them will be read before long.
+_DENSE = 0.5
 VARIABLE = "MOUSE_CACHE"
 """The variable of the environment that names the folder."""
 
@@ -176,18 +178,20 @@ class Mirror:
     def _ask(self, begins: Int64s, ends: Int64s, batch: int) -> None:
         process = self._process()
         blocks, masks = touched(begins, ends)
-        when = self._table.clock + process.pace.ahead(batch, int(blocks[0]))
+        when = process.pace.ahead(batch, blocks, self._table.clock)
         self._table.ask(blocks, when)
-        process.note(blocks, when, len(self._table.rows))
+        process.keeper.whole = process.pace.blocks_ahead > self._known.blocks * _DENSE
         process.fetcher.ask(blocks, masks, when)
 
     def _wait(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
         process, table = self._process(), self._table
         blocks, masks = touched(begins, ends)
+        waited = False
         while True:
             states = table.state[blocks]
             lacking = (masks & ~states) != 0
             if lacking.any():
+                waited = True
                 process.fetcher.bring(blocks[lacking], masks[lacking])
                 continue
             unverified = process.keeper.unverified(blocks, states)
@@ -196,8 +200,12 @@ class Mirror:
             process.keeper.verify(unverified)
         if not len(blocks):
             return blocks, blocks
-        table.tick(process.pace.read(blocks, table.clock))
-        table.when[blocks] = np.maximum(process.coming(blocks, len(table.rows)), table.clock)
+        count, again = process.pace.read(blocks, table.clock)
+        table.tick(count)
+        table.when[blocks] = np.maximum(again, table.clock)
+        if not waited:
+            process.fetcher.in_time()
+        process.fetcher.reach()
         process.counters.add(read=table.count(masks) * PAGE)
         return blocks, states >> 16
 
@@ -312,9 +320,16 @@ class _Map:
         """Whether nothing that was waited for was let go of since."""
         return self._mirror._still(token)
 
+<<<<<<< HEAD
     def read(self, begins: Int64s, ends: Int64s) -> list[bytes]:
         """Copies of the bytes at some addresses, in any order, of whichever objects."""
         return self._mirror._read(self.memory, begins - self.begin, ends - self.begin)
+=======
+    def read(self, begins: Sequence[int] | Int64s, ends: Sequence[int] | Int64s) -> list[bytes]:
+        """Private copies of bytes at some addresses, in any order; see ``MirrorObject.read_ranges``."""
+        first, last = np.asarray(begins, np.int64), np.asarray(ends, np.int64)
+        return self._mirror._read(self.memory, first - self.begin, last - self.begin)
+>>>>>>> 9fb044a (What the plan needs last is let go of first, and the rest is brought just in time)
 
     def counters(self) -> dict[str, float]:
         """As ``Mirror.counters``."""
@@ -328,19 +343,7 @@ class _Process:
         self.sharer, self.counters, self.pace = Sharer(inside / "sharers"), Counters(), Pace()
         self.keeper = Keeper(table, file, memory, known, self.sharer, limits, self.counters)
         self.fetcher = Fetcher(self.keeper)
-        self._last_asked = np.zeros(0, np.int64)
         self._forks = forks()
-
-    def note(self, blocks: Int64s, when: int, room: int) -> None:
-        """Note when blocks will be read."""
-        self.coming(blocks, room)
-        self._last_asked[blocks] = when
-
-    def coming(self, blocks: Int64s, room: int) -> Int64s:
-        """When blocks will be read, as far as they were asked for; a time that has passed otherwise."""
-        if room > len(self._last_asked):
-            self._last_asked = longer(self._last_asked, room)
-        return self._last_asked[blocks]
 
     def end(self) -> None:
         """Fetch nothing more, and share nothing; of a parent's, a forked child has nothing to end."""

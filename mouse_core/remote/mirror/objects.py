@@ -15,7 +15,7 @@ from mouse_core.files.locking import Descriptor
 from mouse_core.files.mapped import open_file
 from mouse_core.files.writing import write_all
 from mouse_core.remote.client import ObjectClient, ObjectInfo
-from mouse_core.remote.mirror.pages import BLOCK, PAGE, Int64s
+from mouse_core.remote.mirror.pages import BLOCK, PAGE, PAGES, Int64s
 
 
 @dataclass(eq=False)
@@ -126,6 +126,8 @@ class Known:
     def __init__(self) -> None:
         self._ordered: tuple[Int64s, list[Placed]] = (np.empty(0, np.int64), [])
         self._by_block: dict[int, Placed] = {}
+        self.blocks = 0
+        """How many blocks they have together."""
 
     def add(self, objects: Sequence[Placed]) -> None:
         """Know more of them; one at a time calls it."""
@@ -134,10 +136,18 @@ class Known:
         # At once, for those who look meanwhile.
         self._ordered = (np.array(begins, np.int64), [known[begin] for begin in begins])
         self._by_block = known
+        self.blocks = sum(-(-one.info.size // BLOCK) for one in known.values())
 
     def get(self, block: int) -> Placed | None:
         """The object that begins with a block."""
         return self._by_block.get(block)
+
+    def pages(self, blocks: Int64s) -> Int64s:
+        """Masks of all pages that there are in some blocks (ascending, int64 ``[n]``): at an object's end, fewer."""
+        begins, objects = self._ordered
+        ends = np.array([objects[int(number)].end for number in np.searchsorted(begins, blocks, "right") - 1], np.int64)
+        masks: Int64s = (1 << np.minimum(PAGES, -((blocks * BLOCK - ends) // PAGE))) - 1
+        return masks
 
     def of(self, blocks: Int64s) -> list[tuple[Placed, slice]]:
         """The objects that some blocks (ascending, int64 ``[n]``) lie in, and which of the blocks lie in each."""

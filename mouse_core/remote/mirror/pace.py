@@ -1,4 +1,4 @@
-"""When a batch that was asked for will be read, in the time that all who share a mirror have in common."""
+"""When what a process asked for will be read, in the time that all who share a mirror have in common."""
 
 from __future__ import annotations
 
@@ -25,45 +25,82 @@ class Pace:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._asked: deque[tuple[int, int]] = deque(maxlen=_MOST)
+        # Of each batch its number and its blocks, by which it is known when it is read.
+        self._asked: deque[tuple[int, Int64s]] = deque(maxlen=_MOST)
+        self._uses: dict[int, list[int]] = {}
         self._at: int | None = None
         self._ticks = 1.0
         self._last = 0
+        self.blocks_ahead = 0
+        """How many blocks are asked for and not read yet, those that several batches read as often."""
 
-    def ahead(self, batch: int, block: int) -> int:
-        """In how much time a batch will be read, at least 1.
+    def ahead(self, batch: int, blocks: Int64s, now: int) -> int:
+        """When a batch will be read that is asked for at a time.
 
         Args:
             batch: Its number.
-            block: One of the blocks that it reads, by which it is known when it is read.
+            blocks: What it reads, ascending, int64 ``[n]``.
+            now: The time.
         """
         with self._lock:
             if self._at is None:
                 self._at = batch - 1
-            self._asked.append((batch, block))
-            return max(1, round(min(max(batch - self._at, 1), _FAR) * self._ticks))
+            if len(self._asked) == _MOST:
+                self.blocks_ahead -= len(self._asked[0][1])
+            self._asked.append((batch, blocks))
+            self.blocks_ahead += len(blocks)
+            when = now + max(1, round(min(max(batch - self._at, 1), _FAR) * self._ticks))
+            for block in blocks.tolist():
+                uses = self._uses.setdefault(block, [])
+                while uses and uses[0] <= now:
+                    uses.pop(0)
+                uses.append(when)
+            return when
 
-    def read(self, blocks: Int64s, now: int) -> int:
+    def read(self, blocks: Int64s, now: int) -> tuple[int, Int64s]:
         """Note that some blocks (ascending, int64 ``[n]``) are read, at a time.
 
         Returns:
-            Of how many batches they are, as far as that is known, at least 1.
+            Of how many batches they are, as far as that is known, at least 1; and when each block will be read again,
+            int64 ``[n]``: ``now`` where nobody asked for it.
         """
         with self._lock:
-            asked = [block for _, block in self._asked]
-            found = np.searchsorted(blocks, asked)
-            there = blocks[np.minimum(found, len(blocks) - 1)] == asked
-            first = int(np.argmax(there)) if len(asked) else 0
-            if not len(asked) or not there[first]:
-                return 1
-            # Several batches may be read at once: 5, 6 and 7, if all three were asked for one after the other.
-            count = 1
-            while first + count < len(asked) and there[first + count]:
-                count += 1
-            self._at = self._asked[first + count - 1][0]
-            for _ in range(first + count):
-                self._asked.popleft()
-            if self._last:
-                self._ticks += _WEIGHT * (max(1.0, (now - self._last) / count) - self._ticks)
-            self._last = now
-            return count
+            count = self._arrive(blocks, now)
+            again = np.full(len(blocks), now)
+            for number, block in enumerate(blocks.tolist()):
+                uses = self._uses.get(block)
+                if uses is None:
+                    continue
+                uses.pop(0)
+                while uses and uses[0] < now + count:
+                    uses.pop(0)
+                if uses:
+                    again[number] = uses[0]
+                else:
+                    del self._uses[block]
+            return count, again
+
+    def _arrive(self, blocks: Int64s, now: int) -> int:
+        """Find the batches that are read, and forget them, and those that were asked for before."""
+        # What was asked for before the first of them is not read any more.
+        skipped = next((number for number, (_, asked) in enumerate(self._asked) if _has(blocks, asked)), None)
+        if skipped is None:
+            return 1
+        count = 0
+        # Several batches may be read at once: 5, 6 and 7, if all three were asked for one after the other.
+        while skipped or (self._asked and _has(blocks, self._asked[0][1])):
+            self._at, asked = self._asked.popleft()
+            self.blocks_ahead -= len(asked)
+            skipped, count = max(0, skipped - 1), count + (not skipped)
+        if self._last:
+            self._ticks += _WEIGHT * (max(1.0, (now - self._last) / count) - self._ticks)
+        self._last = now
+        return count
+
+
+def _has(blocks: Int64s, some: Int64s) -> bool:
+    """Whether some blocks are all among others; both ascend, int64 ``[n]``."""
+    if len(some) > len(blocks):
+        return False
+    found = blocks[np.minimum(np.searchsorted(blocks, some[:1]), len(blocks) - 1)] == some[:1]
+    return bool(found.all()) and bool(np.isin(some, blocks, assume_unique=True).all())

@@ -223,7 +223,6 @@ class Table(Descriptor):
         self.state[blocks] = ((state >> PAGES) + 1) << PAGES
         fence()
         self.total[blocks] = 0
-        self.when[blocks] = 0
         self.header[2] -= self.count(state & ALL_PAGES)
 
 
