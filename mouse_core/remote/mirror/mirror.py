@@ -320,16 +320,9 @@ class _Map:
         """Whether nothing that was waited for was let go of since."""
         return self._mirror._still(token)
 
-<<<<<<< HEAD
     def read(self, begins: Int64s, ends: Int64s) -> list[bytes]:
-        """Copies of the bytes at some addresses, in any order, of whichever objects."""
+        """Private copies of the bytes at some addresses, in any order, of whichever objects."""
         return self._mirror._read(self.memory, begins - self.begin, ends - self.begin)
-=======
-    def read(self, begins: Sequence[int] | Int64s, ends: Sequence[int] | Int64s) -> list[bytes]:
-        """Private copies of bytes at some addresses, in any order; see ``MirrorObject.read_ranges``."""
-        first, last = np.asarray(begins, np.int64), np.asarray(ends, np.int64)
-        return self._mirror._read(self.memory, first - self.begin, last - self.begin)
->>>>>>> 9fb044a (What the plan needs last is let go of first, and the rest is brought just in time)
 
     def counters(self) -> dict[str, float]:
         """As ``Mirror.counters``."""
