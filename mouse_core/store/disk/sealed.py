@@ -184,7 +184,7 @@ class SealedFile:
         """
         if isinstance(self.opened, pa.Table):
             return self.opened
-        return pa.Table.from_batches(self.opened.batches())
+        return pa.Table.from_batches(self.opened.batches(range(len(self.opened))))
 
     @memo
     def opened(self) -> pa.Table | SummedFile:
@@ -197,16 +197,18 @@ class SealedFile:
             size = os.path.getsize(path)
             if size != sealed.bytes:
                 raise damaged(path, f"expected {sealed.bytes} bytes as were written, found {size}")
+            if sealed.batch_rows:
+                with path.open("rb") as stream:
+                    return self._summed(mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ))
             with pa.memory_map(str(path)) as source:
-                buffer = source.read_buffer(size)
-            return self._summed(buffer) if sealed.batch_rows else self._whole(buffer)
+                return self._whole(source.read_buffer(size))
 
-    def _summed(self, buffer: pa.Buffer) -> SummedFile:
+    def _summed(self, memory: mmap.mmap) -> SummedFile:
         from mouse_core.files.ipc.summed import SummedFile  # loaded where it is used
 
         sealed = self.sealed
         digest = sealed.digest if self.verify else None
-        file = SummedFile(self.path, buffer, self.schema, sealed.rows, sealed.batch_rows, digest)
+        file = SummedFile(self.path, memory, self.schema, sealed.rows, sealed.batch_rows, digest)
         file.check_stride(sealed.stride)
         return file
 
@@ -232,7 +234,7 @@ class SealedFile:
             return self.opened.slice(row, count)
         size = self.opened.batch_rows
         numbers = range(row // size, -(-(row + count) // size)) if count else range(1)
-        taken = pa.Table.from_batches([self.opened.batch(number) for number in numbers])
+        taken = pa.Table.from_batches(self.opened.batches(numbers))
         return taken.slice(row - numbers.start * size, count)
 
     def chunk(self, name: str, number: int) -> pa.Array:
@@ -273,7 +275,7 @@ class SealedFile:
         """One of its columns."""
         if isinstance(self.opened, pa.Table):
             return self.opened.column(name)
-        return pa.chunked_array([self.opened.batch(number).column(name) for number in range(len(self.opened))])
+        return pa.chunked_array([one.column(name) for one in self.opened.batches(range(len(self.opened)))])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process opens the file; rows do not travel.
