@@ -32,24 +32,36 @@ _HARMLESS = ("replace_schema_metadata", "rename_columns")
 
 
 @contextmanager
-def mapped(file: Path) -> Iterator[tuple[Any, Callable[[int], None]]]:
+def mapped(file: Path, *, whole: bool = False) -> Iterator[tuple[Any, Callable[[int], None]]]:
     """A file mapped into memory, and a function to say that so many bytes of it have been read.
 
     Pages that were read count as the process's memory until they are let go, which the function does now and then.
+
+    Args:
+        file: The file.
+        whole: Whether all of it is read now, and not only heads of record batches: then the system reads on its own
+            what lies behind them.
     """
     with file.open("rb") as stream:
         memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    takes_advice = hasattr(memory, "madvise")
+    if takes_advice and not whole:
+        memory.madvise(mmap.MADV_RANDOM)
     seen = 0
 
     def release(count: int) -> None:
         nonlocal seen
         seen += count
-        if seen >= _RELEASED and hasattr(memory, "madvise"):
+        if seen >= _RELEASED and takes_advice:
             memory.madvise(mmap.MADV_DONTNEED)
             seen = 0
 
     # The mapping ends when the last batch that lies in it is gone.
-    yield pa.BufferReader(pa.py_buffer(memory)), release
+    try:
+        yield pa.BufferReader(pa.py_buffer(memory)), release
+    finally:
+        if takes_advice and not whole:
+            memory.madvise(mmap.MADV_NORMAL)
 
 
 def is_stream(file: Path) -> bool:
@@ -64,13 +76,25 @@ def schema_of(file: Path) -> pa.Schema:
         return _reader(source)[0].schema
 
 
-def batches(file: Path) -> Iterator[tuple[Callable[[], pa.RecordBatch | None], Callable[[int], None]]]:
+def table_of(file: Path) -> pa.Table:
+    """The rows of a stream where they lie in the file, of which only heads of record batches are read."""
+    with reading(file), mapped(file) as (source, _):
+        return pa.ipc.open_stream(source).read_all()
+
+
+def batches(
+    file: Path, *, whole: bool = True
+) -> Iterator[tuple[Callable[[], pa.RecordBatch | None], Callable[[int], None]]]:
     """Functions that read one record batch each, the last giving None, and one to say how many bytes were read.
+
+    Args:
+        file: The file.
+        whole: Whether the values of each are read.
 
     Raises:
         DataError: The file is cut, or something stands behind the end of the stream.
     """
-    with reading(file), mapped(file) as (source, release):
+    with reading(file), mapped(file, whole=whole) as (source, release):
         reader, end = _reader(source)
         for number, read in enumerate(_each(reader, source, end)):
             yield partial(_named, read, file, number), release
@@ -83,7 +107,7 @@ def count_rows(file: Path) -> int:
         DataError: The file is damaged, was cut, or goes on after its end mark.
     """
     rows = 0
-    for read, release in batches(file):
+    for read, release in batches(file, whole=False):
         batch = read()
         if batch is None:
             break

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from mouse_core._base.threads import in_order
 from mouse_core.about.dataset import About, joined, read_about
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files import arrow
@@ -23,6 +25,8 @@ from mouse_core.formats.columns.blocks import bytes_a_row, rows_at_once
 _INFO = "dataset_info.json"
 # A batch as it lies in a file may be of any size; it is handed on in pieces of about this many bytes.
 _BATCH_BYTES = 16 << 20
+# Files that are opened at once: each waits for a disk at every record batch.
+_AT_ONCE = 8
 
 
 def read_rows(
@@ -53,7 +57,8 @@ def read_rows(
     schemas = {file: _schema_of(file) for file in files}
     schema = _common(schemas)
     about = _about(schemas)
-    counts = {file: _count(file) for file in files}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:  # which wait for the disk together
+        counts = dict(zip(files, in_order(pool, _count, files), strict=True))
     check_counts(counts)
     return RowStream(
         path=str(root),
@@ -100,7 +105,9 @@ def _mapped(files: Sequence[Path]) -> Any:
         info = datasets.DatasetInfo()
         if (folder / STATE).is_file() and (folder / _INFO).is_file():
             info = datasets.DatasetInfo.from_dict(dict(read_json_object(folder / _INFO)))
-        tables = [datasets.table.MemoryMappedTable.from_file(str(file)) for file in files]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            rows = list(in_order(pool, arrow.table_of, files))
+        tables = [datasets.table.MemoryMappedTable(each, str(file)) for each, file in zip(rows, files, strict=True)]
         return datasets.Dataset(datasets.table.concat_tables(tables), info=info)
 
 
