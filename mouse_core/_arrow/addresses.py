@@ -10,6 +10,7 @@ lengths and offsets, checked by ``locate_values`` when a chunk is first touched.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -188,6 +189,57 @@ def list_offsets(array: pa.Array) -> list[tuple[int, int, np.dtype[Any]]]:
         array = array.values
         first += array.offset
     return found
+
+
+def ranges_in(array: pa.Array, first: int, count: int, *, deep: bool) -> Iterator[tuple[int, int]]:
+    """Where the bytes of some rows of an array lie: the address of the first of each range, and the end.
+
+    Without ``deep`` those that can be told without reading some, and with it the others: of lists, strings and bytes,
+    whose offsets say where they are.
+    """
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    data_type, buffers, begin = array.type, array.buffers(), array.offset + first
+    if not deep and buffers[0] is not None:
+        yield _bits_of(buffers[0], begin, count, 1)
+    if pa.types.is_struct(data_type):
+        for number in range(data_type.num_fields):
+            yield from ranges_in(array.field(number), first, count, deep=deep)
+    elif pa.types.is_fixed_size_list(data_type):
+        size = data_type.list_size
+        yield from ranges_in(array.values, begin * size, count * size, deep=deep)
+    elif len(buffers) < 2 or buffers[1] is None:
+        return
+    elif width := _offset_bytes(data_type):
+        if deep:
+            yield from _ranges_behind(array, np.frombuffer(buffers[1], f"i{width}")[[begin, begin + count]].tolist())
+        else:
+            yield _bits_of(buffers[1], begin, count + 1, 8 * width)
+    elif not deep and len(buffers) == 2:
+        yield _bits_of(buffers[1], begin, count, data_type.bit_width)
+
+
+def _ranges_behind(array: pa.Array, offsets: list[int]) -> Iterator[tuple[int, int]]:
+    """Where the bytes lie of lists, strings or bytes between two offsets."""
+    low, high = offsets
+    if is_list(array.type):
+        for deep in (False, True):
+            yield from ranges_in(array.values, low, high - low, deep=deep)
+    elif (values := array.buffers()[2]) is not None:
+        yield values.address + low, values.address + high
+
+
+def _bits_of(buffer: pa.Buffer, first: int, count: int, bits: int) -> tuple[int, int]:
+    """Where some values of so many bits lie, from the first of them on."""
+    return buffer.address + first * bits // 8, buffer.address + ((first + count) * bits + 7) // 8
+
+
+def _offset_bytes(data_type: pa.DataType) -> int:
+    """Bytes of an offset of a type whose values are of any length; 0 for others."""
+    types = pa.types
+    if types.is_large_list(data_type) or types.is_large_string(data_type) or types.is_large_binary(data_type):
+        return 8
+    return 4 if types.is_list(data_type) or types.is_string(data_type) or types.is_binary(data_type) else 0
 
 
 def _first_value(array: pa.Array, first: int, n: int, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:

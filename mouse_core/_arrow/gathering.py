@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.addresses import copy_bits, copy_runs, element_of_all, flat_view
+from mouse_core._arrow.addresses import copy_bits, copy_runs, element_of_all, flat_view, ranges_in
 from mouse_core._arrow.column import Column, ColumnPart
 from mouse_core._arrow.dense import plain
 from mouse_core._arrow.dense_copies import IRREGULAR
@@ -65,6 +65,31 @@ def pieces_lying(column: Column, windows: WindowsPart, dtype: np.dtype[Any]) -> 
     flat, ends = flat_view(dtype), begins + size * column.width
     pieces = zip(begins.tolist(), ends.tolist(), strict=True)
     return [flat[begin:end].reshape(-1, column.width) for begin, end in pieces]
+
+
+def ranges_of(columns: Sequence[Column], windows: WindowsPart) -> Iterator[tuple[Int64s, Int64s]]:
+    """Where the bytes lie that gathering a batch reads: begins and ends, int64 ``[n]`` addresses each, in any order.
+
+    First what is known without reading them; then, read from what came first, where lists and bytes lie.
+    """
+    chunk, row, size = (part[windows.number] for part in windows.every.pieces)
+    begins, ends, later = [], [], []
+    for column in columns:
+        first, width = column.addresses(chunk)
+        bits = 1 if column.kind.value_type == "bool" else 8
+        step = width * (1 if bits == 1 else column.reading.dtype.itemsize)
+        regular = (first >= 0) & (size > 0)
+        begins.append((first + row * step)[regular] * bits // 8)
+        ends.append(((first + (row + size) * step)[regular] * bits + 7) // 8)
+        for number, at, count in zip(*(part[first == IRREGULAR].tolist() for part in (chunk, row, size)), strict=True):
+            part, local = column.part_of(number)
+            if count and part.backing is None:  # others fetch what they give
+                later.append((part.chunk(local), at, count))
+    for deep in (False, True):
+        found = [one for array, at, count in later for one in ranges_in(array, at, count, deep=deep)]
+        more = np.array(found, np.int64).reshape(-1, 2)
+        yield np.concatenate([*begins, more[:, 0]]), np.concatenate([*ends, more[:, 1]])
+        begins, ends = [], []
 
 
 def _gather_rows(

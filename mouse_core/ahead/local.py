@@ -86,15 +86,7 @@ class LocalFiles:
         data = [one.origin.data for one in segments if one.is_mapped and one.origin is not None]
         if resource is None or not hasattr(mmap.mmap, "madvise") or not (data or later):
             return None
-        tables = [one.table for each in data for row in getattr(each, "blocks", [[each]]) for one in row]
-        firsts = [table.column(0).chunk(0) for table in tables if table.num_columns and table.column(0).num_chunks]
-        found = {}
-        for array in firsts:
-            for buffer in array.buffers():
-                while buffer is not None and buffer.parent is not None:
-                    buffer = buffer.parent
-                if buffer is not None and buffer.size:
-                    found[buffer.address] = buffer.size
+        found = dict(pair for one in data for pair in _mapped_by(one))
         begins, sizes = np.array([*found.items()], np.int64).reshape(-1, 2).T
         pages = begins & ~(_PAGE - 1)
         return cls(pages, sizes + begins - pages, later)
@@ -143,6 +135,17 @@ class LocalFiles:
     def still(self, token: object) -> bool:
         """See ``Backing``: what goes away comes back when it is read."""
         return True
+
+
+def _mapped_by(data: Any) -> Iterator[tuple[int, int]]:
+    """Where the files begin, and their bytes, that a ``datasets.table.Table`` is mapped from."""
+    for block in (one for row in getattr(data, "blocks", [[data]]) for one in row):
+        columns = block.table.columns
+        for buffer in columns[0].chunk(0).buffers() if columns and columns[0].num_chunks else ():
+            while buffer is not None and buffer.parent is not None:
+                buffer = buffer.parent
+            if buffer is not None and buffer.size:
+                yield buffer.address, buffer.size
 
 
 def in_parts(begins: Int64s, nbytes: int) -> Iterator[slice]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,10 +12,12 @@ import numpy.typing as npt
 
 from mouse_core.ahead.backing import Backing, Int64s, copied_when_there, in_backings
 from mouse_core.ahead.local import LocalFiles
+from mouse_core.errors import DataError
 
-# Bytes and batches that are asked for beyond those that are copied.
-_AHEAD_BYTES, _AHEAD_BATCHES = 16 << 20, 64
+# Bytes and batches that are asked for beyond those that are copied: of files here, and of what takes longer to come.
+_AHEAD_BYTES, _FAR_BYTES, _AHEAD_BATCHES = 8 << 20, 64 << 20, 64
 _NOTHING = np.zeros(0, np.int64)
+_NO_RANGES = _NOTHING, _NOTHING
 
 
 class Planned(Protocol):
@@ -60,6 +62,8 @@ class ReadAhead(Generic[BlockT]):
         files: Those, behind all other memory, if there may be some.
         blocks: What the batches are planned in.
         views: How a block is copied; None: it is not.
+        gathered: Where the bytes lie that are read of a batch and are not copied: ranges, and then others that take
+            reading the first.
         opened: What else is read when each batch of a block is, as a block of as many, where batches are drawn from
             stretches of rows that are read as a whole; None: nothing.
     """
@@ -70,10 +74,12 @@ class ReadAhead(Generic[BlockT]):
         files: LocalFiles | None,
         blocks: Blocks[BlockT],
         views: Callable[[BlockT], Views | None],
+        gathered: Callable[[BlockT, int], Iterator[tuple[Int64s, Int64s]]],
         opened: Callable[[BlockT], BlockT | None] = lambda block: None,
     ) -> None:
         self._always, self._files = tuple(backings), files
-        self._backings, self._blocks, self._views, self._opened = self._always, blocks, views, opened
+        self._backings, self._blocks, self._views = self._always, blocks, views
+        self._gathered, self._opened = gathered, opened
         # Bytes by the index of batches that were asked for and not copied yet.
         self._asked: dict[int, int] = {}
         # The batch behind them: its block, and its number there.
@@ -87,10 +93,11 @@ class ReadAhead(Generic[BlockT]):
         backings: Sequence[Backing],
         blocks: Blocks[BlockT],
         views: Callable[[BlockT], Views | None],
+        gathered: Callable[[BlockT, int], Iterator[tuple[Int64s, Int64s]]],
         opened: Callable[[BlockT], BlockT | None],
     ) -> ReadAhead[BlockT]:
         """Of batches from some ``Segment``s."""
-        return cls(backings, LocalFiles.of(segments), blocks, views, opened)
+        return cls(backings, LocalFiles.of(segments), blocks, views, gathered, opened)
 
     def is_on(self, batches: int = 0) -> bool:
         """Whether it is worth asking, where so many batches are copied now."""
@@ -101,19 +108,25 @@ class ReadAhead(Generic[BlockT]):
 
     def copied(self, block: BlockT, views: Views, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
         """``views.copy(first, count)`` of a block, when all that it reads is there; asks for what is behind it."""
-        if not self.is_on(count):
+        if not self.reach(block, first, count):
             return views.copy(first, count)
         ranges = [views.ranges(number) for number in range(first, first + count)]
+        begins, ends = (np.concatenate(some) for some in zip(*ranges, strict=True))
+        return copied_when_there(self._backings, begins, ends, partial(views.copy, first, count))
+
+    def reach(self, block: BlockT, first: int, count: int) -> bool:
+        """Ask for ``count`` batches of a block, which are about to be read, and for those behind; whether it did."""
+        if not self.is_on(count):
+            return False
         for number in range(first, first + count):
             if self._asked.pop(block.first + number * block.step, None) is None:
-                self._ask(block, number, *self._ranges(block, number))
+                self._ask(block, number)
         if self._lock.acquire(blocking=False):  # otherwise another thread is at it
             try:
                 self._reach(block, first + count)
             finally:
                 self._lock.release()
-        begins, ends = (np.concatenate(some) for some in zip(*ranges, strict=True))
-        return copied_when_there(self._backings, begins, ends, partial(views.copy, first, count))
+        return True
 
     def _reach(self, block: BlockT, number: int) -> None:
         """Ask for batches from ``number`` of a block on, as far ahead as it pays: up to the end of the next block."""
@@ -126,28 +139,33 @@ class ReadAhead(Generic[BlockT]):
             block, number = self._next
         else:
             self._asked.clear()
-        asked = sum(self._asked.values())
-        while asked < _AHEAD_BYTES and len(self._asked) < _AHEAD_BATCHES:
+        asked, most = sum(self._asked.values()), _FAR_BYTES if self._always else _AHEAD_BYTES
+        while asked < most and len(self._asked) < _AHEAD_BATCHES:
             if number == len(block.sizes):
                 behind = self._block_behind(block) if block is current else None
                 if behind is None:
                     break
                 block, number = behind, 0
-            nbytes = self._ask(block, number, *self._ranges(block, number))
+            nbytes = self._ask(block, number)
             self._asked[block.first + number * block.step] = nbytes
             asked += nbytes
             number += 1
         self._next = block, number
 
-    def _ranges(self, block: BlockT, number: int) -> tuple[Int64s, Int64s]:
-        """What is asked for a batch: what it opens, and, in case some of that went away since, what it consists of."""
+    def _stages(self, block: BlockT, number: int) -> Iterator[tuple[Int64s, Int64s]]:
+        """Which ranges a batch reads, and then those that take reading the ones before.
+
+        They are of what it opens, and, in case some of that went away since, of what it consists of.
+        """
         opened = self._opened(block)
-        both = [self._views(one) for one in ([block] if opened is None else [opened, block])]
-        found = [views.ranges(number) for views in both if views is not None]
-        if not found:
-            return (_NOTHING, _NOTHING)
-        begins, ends = (np.concatenate(some) for some in zip(*found, strict=True))
-        return begins, ends
+        read = [block] if opened is None else [opened, block]
+        found = [views.ranges(number) for views in map(self._views, read) if views is not None]
+        begins, ends = (np.concatenate(some) for some in zip(*found, strict=True)) if found else _NO_RANGES
+        for one in read:
+            for more in self._gathered(one, number):
+                yield np.append(begins, more[0]), np.append(ends, more[1])
+                begins, ends = _NO_RANGES
+        yield begins, ends
 
     def _block_behind(self, block: BlockT) -> BlockT | None:
         """The block behind one, where batches are asked for in turn."""
@@ -158,10 +176,14 @@ class ReadAhead(Generic[BlockT]):
         except Exception:
             return None  # whoever asks for that batch is told
 
-    def _ask(self, block: BlockT, number: int, begins: Int64s, ends: Int64s) -> int:
-        """Ask for a batch; how many bytes that are."""
+    def _ask(self, block: BlockT, number: int) -> int:
+        """Ask for what a batch reads; how many bytes that are."""
         nbytes = 0
-        for backing, first, end in in_backings(self._backings, begins, ends):
-            backing.ask(first, end, block.first + number * block.step)
-            nbytes += int((end - first).sum())
+        try:
+            for begins, ends in self._stages(block, number):
+                for backing, first, end in in_backings(self._backings, begins, ends):
+                    backing.ask(first, end, block.first + number * block.step)
+                    nbytes += int((end - first).sum())
+        except (DataError, IndexError):
+            pass  # whoever reads damaged rows is told
         return nbytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._arrow.column import Growth
+from mouse_core._arrow.gathering import ranges_of
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchMemory, layout_of
@@ -239,6 +240,8 @@ class Pipeline:
         index = block.first + number * block.step
         byte_views = self._byte_views(block)
         if byte_views is None:
+            if self._ahead is not None:
+                self._ahead.reach(block, number, 1)
             return {}, True
         if block.together == 1:
             self._alone = (*self._alone[1 - _ALONE_KNOWN :], index)
@@ -303,7 +306,13 @@ class Pipeline:
         from mouse_core.ahead.reading import ReadAhead  # loaded where there is something to ask for
 
         blocks, opened = self.blocks, self.planner.opened
-        return ReadAhead.of(snapshot.segments, snapshot.backings, blocks, self._byte_views, opened)
+        return ReadAhead.of(snapshot.segments, snapshot.backings, blocks, self._byte_views, self._gathered, opened)
+
+    def _gathered(self, block: Block, number: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Where the bytes lie that are read of a batch and are not copied; see ``ReadAhead``."""
+        copied = () if block.byte_views is None else {field.name for field in block.byte_views.fields}
+        readers = [one for name, one in self.readers.items() if name not in copied and isinstance(one, FieldReader)]
+        return ranges_of([one.column for one in readers], block.part(number)) if readers else iter(())
 
     def _byte_views(self, block: Block) -> ByteViews | None:
         """How to copy a block; None if nothing in it can be copied."""

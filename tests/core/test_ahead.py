@@ -14,11 +14,13 @@ import pyarrow as pa
 import pytest
 from numpy.testing import assert_array_equal
 
-from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier
-from mouse_core._arrow.addresses import locate_values
+from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
+from mouse_core._arrow.addresses import locate_values, ranges_in
 from mouse_core._arrow.column import ColumnPart
 from mouse_core._arrow.dense_copies import IRREGULAR
+from mouse_core.ahead import local
 from mouse_core.ahead.backing import merged
+from mouse_core.ahead.room import room_for_files
 from mouse_core.sampling import Blocks
 from mouse_core.store._segments import Segment
 from mouse_core.store.snapshot import Snapshot
@@ -208,6 +210,81 @@ def test_what_cannot_be_had_is_an_error_of_its_batch(monkeypatch: pytest.MonkeyP
     assert_array_equal(source[0]["reward"], first["reward"])
 
 
+@pytest.mark.skipif(not hasattr(mmap.mmap, "madvise"), reason="no advice is taken here")
+def test_batches_of_files_that_do_not_fit_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved datasets and stores, columns of all kinds; and advice that may not be given many at a time."""
+    rows = 2_000
+    number, rng = np.arange(rows), np.random.default_rng(2)
+    columns = {
+        "action": rng.integers(0, 5, rows),
+        "reward": rng.normal(size=rows),
+        "done": (number % 50 == 49).astype(np.int8),
+        "observation": pa.FixedSizeListArray.from_arrays(rng.normal(size=4 * rows), 4),
+        "words": pa.array([[int(one)] * (one % 4) for one in number], pa.list_(pa.int32())),
+        "text": pa.array([None if one % 9 == 0 else one / 4 for one in number]),
+    }
+    datasets.Dataset(pa.table(columns)).save_to_disk(tmp_path / "saved", num_shards=3)
+    saved = datasets.load_from_disk(str(tmp_path / "saved"))
+    fields = [Field("words", shape=(3,), pad=-1), Field("text", fill=0.5)]
+    stores = [
+        DatasetStore(fields=fields, max_action_dim=5, dense_bytes=0).from_dataset(saved),
+        DatasetStore.open(tmp_path / "store", "a", fields=fields, max_action_dim=5, dense_bytes=0).from_dataset(saved),
+        formats.open(tmp_path / "saved").to_store(fields=fields, max_action_dim=5, dense_bytes=0),
+    ]
+    wanted = BatchSource(stores[0], 30, 8, seed=4)
+    wanted = [wanted[index] for index in range(14)]
+    advised: list[int] = []
+    give = local._Advice.give
+    monkeypatch.setattr(local._Advice, "give", lambda self, *of: (advised.append(of[2]), give(self, *of)))
+    monkeypatch.setattr(local, "room_for_files", lambda: 0)
+    for store in stores:
+        for many in (True, False):
+            monkeypatch.setattr(local._Advice, "_give_many", lambda *_, many=many: many)
+            advised.clear()
+            source = BatchSource(store, 30, 8, seed=4)
+            for index in range(14):
+                for name, values in wanted[index].items():
+                    assert_array_equal(source[index][name], values, err_msg=f"{name} of batch {index}")
+            assert {mmap.MADV_RANDOM, mmap.MADV_WILLNEED} == set(advised)
+            assert len(advised) > 10
+
+
+def test_room_for_files_is_what_the_narrowest_group_leaves(tmp_path: Path) -> None:
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def room() -> int | None:
+        return room_for_files(tmp_path / "proc", tmp_path / "groups")
+
+    assert room() is None
+    write("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    7000 kB\n")
+    assert room() == 7000 << 10
+    write("proc/self/cgroup", "5:cpu:/other\n4:memory:/job/step\n0::/\n")
+    write("groups/memory/memory.limit_in_bytes", "9223372036854771712\n")
+    write("groups/memory/memory.usage_in_bytes", "5000\n")
+    assert room() == 7000 << 10
+    # What is used and is no file's is gone: of 900,000 bytes 300,000 - 250,000, and in the inner group 40,000.
+    for group, limit in (("job", 900_000), ("job/step", 950_000)):
+        write(f"groups/memory/{group}/memory.limit_in_bytes", f"{limit}\n")
+        write(f"groups/memory/{group}/memory.usage_in_bytes", "300000\n")
+        write(f"groups/memory/{group}/memory.stat", "cache 7\ntotal_cache 250000\ntotal_rss 50000\n")
+    assert room() == 850_000
+    # Of version 2, without limit in the inner group.
+    write("proc/self/cgroup", "0::/user/job\n")
+    write("groups/user/job/memory.max", "max\n")
+    write("groups/user/job/memory.current", "100\n")
+    write("groups/user/memory.max", "70000\n")
+    write("groups/user/memory.current", "30000\n")
+    write("groups/user/memory.stat", "anon 1\nfile 20000\n")
+    assert room() == 60_000
+    # A container sees its own group at the root.
+    write("proc/self/cgroup", "0::/not/here\n")
+    write("groups/memory.max", "5000\n")
+    write("groups/memory.current", "9000\n")
+    assert room() == 0
+
+
 def test_ranges_are_merged_over_gaps() -> None:
     rng = np.random.default_rng(1)
     for gap in (0, 3, 50):
@@ -234,3 +311,38 @@ def test_batches_may_be_asked_for_that_were_planned_when_they_were_not(
     for index in range(12):
         for name, values in theirs[index].items():
             assert_array_equal(ours[index][name], values)
+
+
+def test_nothing_else_is_read_of_rows_than_their_ranges() -> None:
+    """Rows stay as they are when all bytes of their columns' memory are overwritten but those in their ranges."""
+    number = range(500)
+    lists = [None if one % 11 == 5 else [one + k / 4 for k in range(one % 5)] for one in number]
+    images = [{"bytes": bytes([one % 256]) * (one % 90), "path": None if one % 3 else f"{one}.png"} for one in number]
+    columns: dict[str, pa.Array] = {
+        "ragged": pa.array(lists, pa.list_(pa.float32())),
+        "nested": pa.array([[one, [], one] for one in lists], pa.large_list(pa.list_(pa.float64()))),
+        "image": pa.array(images, pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+        "flag": pa.array([None if one % 7 == 0 else one % 2 == 0 for one in number]),
+        "words": pa.array([f"word {one}" for one in number], pa.large_string()),
+        "pairs": pa.array([[f"{one}", None] for one in number], pa.list_(pa.string(), 2)),
+    }
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, pa.table(columns).schema) as writer:
+        writer.write_table(pa.table(columns))
+    data = np.frombuffer(sink.getvalue(), np.uint8)
+    known = pa.ipc.open_file(pa.py_buffer(data)).get_batch(0)
+    for first, count, begin in ((0, 500, 0), (3, 1, 0), (120, 64, 0), (120, 64, 17), (490, 10, 0)):
+        batch, left = known.slice(begin), np.zeros(len(data), np.bool_)
+        memory = np.zeros(len(data), np.bool_)
+        for column in batch.columns:
+            for buffer in column.buffers():
+                if buffer is not None:
+                    memory[buffer.address - data.ctypes.data :][: buffer.size] = True
+            for deep in (False, True):
+                for low, high in ranges_in(column, first - begin if begin else first, count, deep=deep):
+                    left[low - data.ctypes.data : high - data.ctypes.data] = True
+        damaged = data.copy()
+        damaged[memory & ~left] = GARBAGE
+        rows = pa.ipc.open_file(pa.py_buffer(damaged)).get_batch(0).slice(first, count)
+        assert rows.to_pylist() == known.slice(first, count).to_pylist()
+        assert count == len(known) or left.sum() < data.size / 3
