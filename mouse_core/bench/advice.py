@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mouse_core.batches.source import BatchSource
+from mouse_core.sampling import BlockWindows
 
 # A setting counts as better when it is faster by more than this.
 _NOTICEABLE = 1.1
@@ -84,6 +85,10 @@ def advise(
             f"{faults:,} pages came from the disk while measuring: the data does not fit into memory, or was not read "
             "before. Run it again; if that stays so, the disk is the limit: choose fields, and take longer windows."
         )
+    if faults > 100:
+        pool = BlockWindows(source.sequence_length, source.batch_size).pool(source.snapshot)
+        if pool.block > 1:  # otherwise it has room for all windows, or they are long themselves
+            advice.append(f'sampling="blocks" reads long stretches of rows instead of windows here and there: {pool}.')
     return advice
 
 

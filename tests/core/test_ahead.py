@@ -132,6 +132,12 @@ def both() -> tuple[BackedSegment, Snapshot, Snapshot]:
         {"sequence_length": 8, "batch_size": 6, "boundary": "episode", "pad": True, "shard": (1, 2)},
         {"sequence_length": 5, "batch_size": 4, "windows": {"obs_continuous": [-2, 0, 3], "reward": range(4)}},
         {"sequence_length": 4, "batch_size": 6, "sampling": Blocks(rows=40, pool=12), "shard": (1, 2)},
+        {
+            "sequence_length": 5,
+            "batch_size": 4,
+            "sampling": Blocks(rows=40, pool=8),
+            "windows": {"obs_continuous": [-2, 0, 3], "reward": range(4)},
+        },
         {"sequence_length": 1200, "batch_size": 2, "fields": ["reward", "goal"]},
     ],
 )

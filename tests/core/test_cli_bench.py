@@ -269,3 +269,15 @@ def test_everything_else_is_said_where_it_is_so() -> None:
     assert "--dtype obs_continuous=float32" in said
     assert "flatten_indices" in said
     assert "5,000 pages came from the disk" in said
+    assert "blocks" not in said  # the pool has room for all windows
+
+
+def test_data_on_disks_may_be_read_by_blocks() -> None:
+    store, zeros = DatasetStore(), np.zeros(9000, np.int8)
+    store.extend({"action": zeros, "reward": zeros, "done": zeros})
+    measured = [Line("numpy", "numpy", 0, 10.0, 0.0, None, (0.9, 1.0, 1.1))]
+    read = BatchSource(store, 4, 2)
+    said = "\n".join(advise(measured, read, decoding=None, faults=5000, indexed=False))
+    assert 'sampling="blocks" reads long stretches' in said
+    assert "pool of 1,024 blocks of 8 rows" in said
+    assert "blocks" not in "\n".join(advise(measured, read, decoding=None, faults=0, indexed=False))
