@@ -1,4 +1,7 @@
-"""What an object is that draws or computes, or a stored value, in words that are the same in every process."""
+"""What an object is that draws or computes, or a stored value, in words that are the same in every process.
+
+And what two sequences have in common.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -96,3 +100,11 @@ def _has_repr(value: object) -> bool:
 def fingerprint_of(identity: Sequence[Any]) -> str:
     """The fingerprint of a source that has this identity."""
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
+
+
+def common_start(ones: Sequence[Any], others: Sequence[Any]) -> int:
+    """With how many equal values both begin: of 3, 4, 5 and 3, 4, 6, 7 two."""
+    most = min(len(ones), len(others))
+    if ones[:most] == others[:most]:
+        return most
+    return bisect_left(range(1, most + 1), True, key=lambda count: ones[:count] != others[:count])

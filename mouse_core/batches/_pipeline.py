@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakMethod
 
 import numpy as np
 import numpy.typing as npt
@@ -305,8 +306,10 @@ class Pipeline:
             return None
         from mouse_core.ahead.reading import ReadAhead  # loaded where there is something to ask for
 
+        # It must not keep this alive, and with it the files that rows lie in, until Python looks for such circles.
+        views, gathered = _weakly(self._byte_views, None), _weakly(self._gathered, ())
         blocks, opened = self.blocks, self.planner.opened
-        return ReadAhead.of(snapshot.segments, snapshot.backings, blocks, self._byte_views, self._gathered, opened)
+        return ReadAhead.of(snapshot.segments, snapshot.backings, blocks, views, gathered, opened)
 
     def _gathered(self, block: Block, number: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Where the bytes lie that are read of a batch and are not copied; see ``ReadAhead``."""
@@ -340,3 +343,14 @@ class Pipeline:
         if byte_views is not None and len(byte_views.fields) == len(self._fields):
             block.windows.forget()
         return byte_views
+
+
+def _weakly(method: Callable[..., Any], gone: Any) -> Callable[..., Any]:
+    """A method that does not keep its object alive, and gives ``gone`` once that is not there."""
+    reference = WeakMethod(method)
+
+    def call(*given: Any) -> Any:
+        alive = reference()
+        return gone if alive is None else alive(*given)
+
+    return call

@@ -268,6 +268,8 @@ def declare_push(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--commit-message", metavar="TEXT", help="the commit's message")
     _add_shard_size(parser)
     parser.add_argument("--keep-other-splits", action="store_true", help="leave the dataset's other splits as they are")
+    text = "push statistics beside the rows, as LeRobot has them: those saved in a folder, or of the rows"
+    parser.add_argument("--statistics", nargs="?", const="", metavar="FOLDER", help=text)
     parser.add_argument("--dry-run", action="store_true", help="write and check everything, and send nothing")
 
 
@@ -278,6 +280,7 @@ def run_push(chosen: argparse.Namespace) -> int:
       mouse push recordings your-org/your-dataset
       mouse push recordings your-org/your-dataset --dry-run         check everything and send nothing
       mouse push halfcheetah.hdf5 your-org/halfcheetah --final mark --private
+      mouse push recordings your-org/your-dataset --statistics      with those of "train", or the only split
 
     status: 0 pushed, 2 data that cannot be used, or the Hub refused
     """
@@ -287,9 +290,11 @@ def run_push(chosen: argparse.Namespace) -> int:
     from mouse_core.hub import push_to_hub
 
     with tempfile.TemporaryDirectory(prefix="mouse-push-") as folder:
+        stores = _stores(chosen, folder)
         pushed = refusals_as_errors(
             push_to_hub,
-            _stores(chosen, folder),
+            stores,
+            statistics=None if chosen.statistics is None else _statistics(chosen.statistics, stores),
             repo_id=chosen.repo_id,
             private=chosen.private,
             revision=chosen.revision,
@@ -305,6 +310,18 @@ def run_push(chosen: argparse.Namespace) -> int:
     if pushed.commit_url:
         print(pushed.commit_url)  # noqa: T201
     return 0
+
+
+def _statistics(folder: str, stores: dict[str, Any]) -> Any:
+    """Those to push: saved in a folder, or ("") counted over the split "train", or the only one."""
+    from mouse_core.errors import ConfigError
+    from mouse_core.statistics import Statistics, statistics
+
+    if folder:
+        return Statistics.load(folder)
+    if len(stores) > 1 and "train" not in stores:
+        raise ConfigError(f"--statistics: expected one split, or 'train' among {list(stores)}; give a folder")
+    return statistics(stores["train" if "train" in stores else next(iter(stores))], progress=wants_bar())
 
 
 def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+
+import pyarrow as pa
 
 from mouse_core._base.checks import as_record, columns_of
 from mouse_core.collect.columns import encoded
 from mouse_core.collect.shared import error_of
 from mouse_core.collect.wire import reachable, receive, send
 from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, StorageError
+from mouse_core.spec import Alignment, check_alignment
+
+if TYPE_CHECKING:
+    from mouse_core.about.dataset import About
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 
@@ -155,7 +162,26 @@ class StoreClient:
         """
         self._call({"call": "flush"}, ())
 
-    def _call(self, call: dict[str, Any], parts: Sequence[memoryview]) -> None:
+    def describe(self, about: About) -> None:
+        """Say something of the rows that are sent; see ``DatasetStore.describe``. Recorders do it by themselves.
+
+        Raises:
+            ConfigError, SchemaError, StorageError, ClosedError: As there, and as ``extend``.
+        """
+        self._call({"call": "describe", "about": about.to_json()}, ())
+
+    @property
+    def columns(self) -> dict[str, pa.DataType]:
+        """The store's columns, by name; see ``DatasetStore.columns``. Each time it is asked."""
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self._call({"call": "look"}, ())["columns"])))
+        return dict(zip(schema.names, schema.types, strict=True))
+
+    @property
+    def alignment(self) -> Alignment:
+        """The store's alignment. Each time it is asked."""
+        return check_alignment(self._call({"call": "look"}, ())["alignment"])
+
+    def _call(self, call: dict[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
         """Ask until it is answered; what is written has the number behind the last that is in the store."""
         if not self._is_open:
             raise ClosedError(f"client {self.name!r}: expected an open one, found it closed")
@@ -170,13 +196,12 @@ class StoreClient:
                 if not self._is_connected:
                     self._connect()
                 if call["call"] == "hello":
-                    return
+                    return {}
                 if call["call"] == "write" and not (sent and self._count == call["number"]):
                     # Else only its answer was lost, and these rows are compared with those that are there.
                     call["number"] = self._count + 1
                 sent = True
-                self._answered(self._channel.exchange(call, parts))
-                return
+                return self._answered(self._channel.exchange(call, parts))
             except (ConnectionError, FileNotFoundError, TimeoutError, BrokenPipeError) as error:
                 self._is_connected = False
                 if time.monotonic() - begin > self._timeout:
@@ -193,13 +218,14 @@ class StoreClient:
         self._answered(self._channel.exchange({"call": "hello", "client": self.name, "token": self._token}, ()))
         self._is_connected = True
 
-    def _answered(self, reply: Mapping[str, Any]) -> None:
+    def _answered(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
         count = reply.get("count")
         error = error_of(reply)
         if isinstance(count, int) and (error is None or count):
             self._count = count
         if error is not None:
             raise error
+        return reply
 
     def close(self) -> None:
         """Let go of the server; all that was written is written. May be called twice."""

@@ -13,6 +13,7 @@ before anything is served, are nobody else's.
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Mapping
@@ -21,10 +22,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import xxhash
 
 from mouse_core import errors
 from mouse_core._base.checks import UNREADABLE
+from mouse_core.about.dataset import About
 from mouse_core.collect.columns import decoded
 from mouse_core.errors import ConfigError, DataError, MouseError, StorageError
 from mouse_core.files.log import Log
@@ -111,8 +114,9 @@ class SharedStore:
         """What a client is answered: plain values. Errors are among them, and change nothing.
 
         Args:
-            call: What is asked for: ``{"call": "hello" | "write" | "flush", "client": name}``, with a ``token`` that no
-                other client of this name has, the ``number`` of a write and what its ``columns`` are.
+            call: What is asked for: ``{"call": name, "client": name}``, where calls are "hello", "write", "flush",
+                "describe" and "look", with a ``token`` that no other client of this name has; the ``number`` of a write
+                and what its ``columns`` are; what is said ``about`` rows.
             body: The bytes of the columns.
         """
         client = call.get("client")
@@ -127,13 +131,20 @@ class SharedStore:
                 self._write(client, number, call.get("columns"), body)
             elif call.get("call") == "flush":
                 self.flush()
-            elif call.get("call") != "hello":
+            elif call.get("call") == "describe":
+                self.store.describe(About.from_json(str(call.get("about")), where=f"client {client!r}"))
+            elif call.get("call") not in ("hello", "look"):
                 raise ConfigError(f"call: expected 'hello', 'write' or 'flush', found {call.get('call')!r:.80}")
-            return {"count": self._count(client)}
+            return {"count": self._count(client)} | (self._look() if call.get("call") == "look" else {})
         except MouseError as error:
             return self._refusal(client, type(error).__name__, str(error))
         except Exception as error:  # whoever sent it must not wait for ever
             return self._refusal(client, "WorkerError", f"writer: expected to write the rows, found {error!r}")
+
+    def _look(self) -> dict[str, str]:
+        """What a recorder has to know of the store: plain values."""
+        columns = pa.schema(list(self.store.columns.items())).serialize().to_pybytes()
+        return {"columns": base64.b64encode(columns).decode(), "alignment": self.store.alignment}
 
     def flush(self) -> None:
         """``store.flush()``: rows, and what is known of their clients, reach the disk as the store's ``sync`` says."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from mouse_core.errors import ConfigError
 from mouse_core.record._columns import Column, fields_of, number_of_actions
 from mouse_core.spec import check_dtype
 
-Infos = Iterable[str] | Mapping[str, Any]
-"""Names of infos, or dtypes by name."""
+Infos = Iterable[str] | Mapping[str, Any] | bool
+"""Names of infos, or dtypes by name; True: all numbers and arrays that come with the first step."""
 
 # Bounds are listed one by one up to so many; of more only the lowest and the highest are said.
 _MOST_BOUNDS = 1024
@@ -150,15 +150,11 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def check_infos(infos: Infos) -> dict[str, np.dtype[Any] | None]:
-    """Names of infos with the dtypes that they are kept in, or ConfigError."""
-    given: Any = infos
-    if given is True:
-        raise ConfigError(
-            "infos: expected names of infos, found True; the columns of a store are settled by its first rows, and "
-            "some infos come only as an episode ends, so name those to keep, such as infos=['x_position', 'episode/r']"
-        )
-    if isinstance(infos, str) or not isinstance(infos, Iterable):
+def check_infos(infos: Infos) -> dict[str, np.dtype[Any] | None] | None:
+    """Names of infos with the dtypes that they are kept in, or ConfigError; None: all that come with the first step."""
+    if infos is True:
+        return None
+    if isinstance(infos, str | bool) or not isinstance(infos, Iterable):
         raise ConfigError(
             f"infos: expected names of infos, found {infos!r}; write a list, such as infos=['x_position', 'episode/r']"
         )
@@ -169,3 +165,19 @@ def check_infos(infos: Infos) -> dict[str, np.dtype[Any] | None]:
     return {
         name: None if dtype is None else check_dtype(dtype, where=f"infos[{name!r}]") for name, dtype in dtypes.items()
     }
+
+
+def numbers_in(info: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
+    """The names of numbers, and arrays of numbers, in an info, with the kinds of their dtypes, such as "f".
+
+    Of a vector of environments the masks are left out.
+    """
+    for name, value in info.items():
+        if not isinstance(name, str) or not name or name.startswith("_"):
+            continue
+        if isinstance(value, Mapping):
+            yield from numbers_in(value, f"{within}{name}/")
+        elif isinstance(value, bool | int | float | np.generic | np.ndarray):
+            kind = np.asarray(value).dtype.kind
+            if kind in "biuf":
+                yield within + name, kind

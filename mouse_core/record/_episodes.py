@@ -119,12 +119,12 @@ class Whole:
     """Rows wait until their episode has ended, then all of them go into the store at once.
 
     Args:
-        store: The store; others may append whole episodes to it meanwhile.
+        store: The store, or a client of it; others may append whole episodes to it meanwhile.
         mark: Whether an episode that is broken off is truncated there; otherwise it is left out.
         running: Where rows are kept that the store does not have yet.
     """
 
-    def __init__(self, store: DatasetStore, *, mark: bool, running: Running | None) -> None:
+    def __init__(self, store: Any, *, mark: bool, running: Running | None) -> None:
         self._store, self._mark, self._running = store, mark, running
         self._columns: dict[str, list[Any]] = {}
         self._ended: list[dict[str, list[Any]]] = []  # more than one only after an error of the store

@@ -6,19 +6,46 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
+import pyarrow as pa
+
+from mouse_core.about.dataset import About
 from mouse_core.about.recording import Recording
 from mouse_core.errors import ConfigError
 from mouse_core.record import _about, _columns
 from mouse_core.record._columns import Row
-from mouse_core.record._episodes import Direct, Episodes, Sink, Whole, check_on_interrupted
+from mouse_core.record._episodes import Direct, Episodes, Sink, Whole, check_on_interrupted, info_column
 from mouse_core.record._running import Running, adopt
+from mouse_core.spec import Alignment
 from mouse_core.store.dataset_store import DatasetStore
 
 SEED = "metadata_episode_seed"
 
 _T = TypeVar("_T")
+
+
+class RemoteStore(Protocol):
+    """A store that somebody else has open, as a ``mouse_core.collect.StoreClient`` writes to it."""
+
+    @property
+    def columns(self) -> Mapping[str, pa.DataType]:
+        """See ``DatasetStore.columns``."""
+        ...
+
+    @property
+    def alignment(self) -> Alignment:
+        """See ``DatasetStore.alignment``."""
+        ...
+
+    def describe(self, about: About) -> None:
+        """See ``DatasetStore.describe``."""
+        ...
+
+    def extend(self, columns: Mapping[str, Any]) -> None:
+        """See ``DatasetStore.extend``."""
+        ...
 
 
 class Tape:
@@ -33,7 +60,7 @@ class Tape:
 
     def __init__(
         self,
-        store: DatasetStore,
+        store: DatasetStore | RemoteStore,
         observations: list[_columns.Part],
         actions: list[_columns.Part],
         recording: Recording,
@@ -43,19 +70,24 @@ class Tape:
         on_interrupted: str = "mark",
         declared: bool = False,
     ) -> None:
-        if not isinstance(store, DatasetStore):
-            raise ConfigError(f"record: expected a DatasetStore, found {type(store).__name__}")
+        if not isinstance(store, DatasetStore) and not hasattr(type(store), "describe"):
+            raise ConfigError(f"record: expected a DatasetStore, or a client of one, found {type(store).__name__}")
         self.store = store
+        # None: not known before the first step.
         self.infos = _about.check_infos(infos)
         self.on_interrupted = check_on_interrupted(on_interrupted)
         self.observations = _columns.observation_columns(observations, images, declared=declared)
         self.actions = _columns.action_columns(actions)
-        adopt(store, mark=self.on_interrupted == "mark")
+        if isinstance(store, DatasetStore):
+            adopt(store, mark=self.on_interrupted == "mark")
         # None: not known before the first episode.
         self.has_seeds: bool | None = SEED in store.columns if len(store.columns) else None
+        # Columns of infos that may be lists of nobody knows what.
+        self._untyped = {info_column(name) for name in self.infos or ()} - set(store.columns)
         store.describe(_about.about_of(recording, self.observations, self.actions))
         self._episodes: list[Episodes] = []
-        store.break_off(self)
+        if isinstance(store, DatasetStore):
+            store.break_off(self)
 
     def episodes(self, *, alone: bool) -> Episodes:
         """A writer of episodes.
@@ -63,10 +95,13 @@ class Tape:
         Args:
             alone: Whether nobody else appends to the store meanwhile.
         """
-        mark, path = self.on_interrupted == "mark", self.store.path
-        sync = self.store.sync == "append"
-        running = None if path is None or not mark else Running(path, keeps_all=not alone, sync=sync)
-        sink: Sink = Direct(self.store, running) if alone and mark else Whole(self.store, mark=mark, running=running)
+        store, mark = self.store, self.on_interrupted == "mark"
+        if isinstance(store, DatasetStore):
+            sync = store.sync == "append"
+            running = None if store.path is None or not mark else Running(store.path, keeps_all=not alone, sync=sync)
+            sink: Sink = Direct(store, running) if alone and mark else Whole(store, mark=mark, running=running)
+        else:
+            sink = Whole(store, mark=mark, running=None)
         self._episodes.append(Episodes(sink, self.store.alignment, _columns.placeholder(self.actions)))
         return self._episodes[-1]
 
@@ -88,7 +123,39 @@ class Tape:
             self.has_seeds = seed is not None
         if self.has_seeds:
             observation[SEED] = seed
-        return observation | infos if infos else observation
+        if not infos:
+            return observation
+        for name in self._untyped & infos.keys() if self._untyped else ():
+            if isinstance(infos[name], list | tuple) and not infos[name] and self._is_untyped(name):
+                infos[name] = None  # as a column of empty lists it would take no others
+        return observation | infos
+
+    def _is_untyped(self, column: str) -> bool:
+        """Whether the store does not know yet what a column holds."""
+        kind = self.store.columns.get(column)
+        if kind is None or pa.types.is_null(kind):
+            return True
+        self._untyped.discard(column)
+        return False
+
+    def choose_infos(self, *found: Mapping[str, Any]) -> None:
+        """Keep all numbers, and arrays of them, that came with the first observations, where nobody said which.
+
+        A store that has rows already has its columns, of which each is kept, and no others.
+        """
+        if self.infos is not None:
+            return
+        kinds: dict[str, set[str]] = {}
+        for name, kind in (one for info in found for one in _about.numbers_in(info)):
+            kinds.setdefault(name, set()).add(kind)
+        by_column = {info_column(name): name for name in kinds}
+        if columns := self.store.columns:
+            prefix = info_column("")
+            known = [name for name in columns if name.startswith(prefix)]
+            by_column = {column: by_column.get(column, column.removeprefix(prefix)) for column in known}
+        # What is 1 at first and then 0.5 has fractions.
+        mixed = {name for name, of_it in kinds.items() if "f" in of_it and len(of_it) > 1}
+        self.infos = {name: np.dtype(np.float64) if name in mixed else None for name in by_column.values()}
 
 
 def recorder_of(env: Any, recorders: Mapping[str, tuple[type[_T], str]], hint: str) -> type[_T]:

@@ -22,14 +22,14 @@ def record(
     *,
     episodes: int | None = None,
     until: int | None = None,
-    store: DatasetStore | None = None,
+    store: Any = None,
     seed: int | None = None,
     infos: Infos = (),
     images: str = "raw",
     on_interrupted: str = "mark",
     name: str | None = None,
     progress: bool | None = None,
-) -> DatasetStore:
+) -> Any:
     """Record whole episodes of a policy::
 
         store = record("CartPole-v1", policy, episodes=100, seed=0)
@@ -41,7 +41,8 @@ def record(
         episodes: How many. Of a vector's, those that begin first: taking those that end first would favour short ones.
         until: Instead of ``episodes``: how many there are to be in the store. The same call goes on after whatever
             ended it: where n are there, the next one is reset with ``seed + n``.
-        store: Where they go, behind the rows that are there; by default a new store in memory.
+        store: Where they go, behind the rows that are there: a ``DatasetStore``, or a
+            ``mouse_core.collect.StoreClient``; by default a new store in memory.
         seed: Episode i is reset with ``seed + i``; of a vector, the first episode of environment i. Random actions are
             drawn from it, too. It has no meaning for dm_env, whose environments are seeded when they are made.
         infos, images, on_interrupted: See ``Recorder``. An episode is broken off where the policy or the environment
@@ -50,12 +51,12 @@ def record(
         progress: Whether to show a bar; by default where stderr is a terminal.
 
     Returns:
-        The store.
+        The store, or the client.
 
     Raises:
         ConfigError, SchemaError, DataError: As ``Recorder``, and ``episodes`` or ``until`` below 1, or both, or none.
     """
-    count = _how_many(episodes, until)
+    count = _how_many(episodes, until, store)
     by_name = isinstance(env, str)
     if isinstance(env, str):
         env = made(env)
@@ -82,7 +83,9 @@ def record(
     return store
 
 
-def _how_many(episodes: int | None, until: int | None) -> int:
+def _how_many(episodes: int | None, until: int | None, store: Any) -> int:
+    if until is not None and not isinstance(store, DatasetStore | None):
+        raise ConfigError(f"record: expected episodes, as only a store knows how many it has, found until={until!r}")
     if (episodes is None) == (until is None):
         raise ConfigError(f"record: expected one of episodes and until, found {episodes!r} and {until!r}")
     return check_count("record: episodes", episodes) if until is None else check_count("record: until", until)

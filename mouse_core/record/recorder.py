@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, Self
 
 from mouse_core.record import _about, _columns
 from mouse_core.record._episodes import done_code, infos_of, reward_of
-from mouse_core.record._tape import Tape, recorder_of
+from mouse_core.record._tape import RemoteStore, Tape, recorder_of
 from mouse_core.store.dataset_store import DatasetStore
 
 
@@ -29,11 +30,14 @@ class Recorder:
     Args:
         env: A ``gymnasium.Env`` or ``dm_env.Environment``. What is recorded has been through the wrappers
             inside of the recorder.
-        store: Where rows go: one in memory or on disk, empty or with rows of the same columns.
+        store: Where rows go: one in memory or on disk, empty or with rows of the same columns; or a
+            ``mouse_core.collect.StoreClient``, to which episodes go as a whole when they have ended: of one whose
+            process is killed nothing is kept.
         policy: What acts, as the store is to call it.
         infos: Names of infos to record, as columns ``metadata_infos_<name>``; ``"episode/r"`` stands for
             ``info["episode"]["r"]``. They are null in rows that came without. What is a whole number at first and
-            has fractions later needs its dtype: ``{"prob": "float64"}``.
+            has fractions later needs its dtype: ``{"prob": "float64"}``. True: all numbers and arrays of numbers that
+            come with the first step, or with the ``reset`` before it; in a store with rows, those that it has.
         images: How pictures are stored: "raw" pixels, or "png" without loss.
         on_interrupted: What becomes of an episode that is broken off, by ``reset()`` or ``close()`` in its middle: with
             "mark" its last row says truncated, and rows enter the store as they come, all but the latest; with "cut" it
@@ -55,7 +59,7 @@ class Recorder:
     def __new__(
         cls,
         env: Any,
-        store: DatasetStore,
+        store: DatasetStore | RemoteStore,
         *,
         policy: str | None = None,
         infos: _about.Infos = (),
@@ -91,7 +95,7 @@ class _GymnasiumRecorder(Recorder):
 
     env: Any
 
-    def __init__(self, env: Any, store: DatasetStore, *, policy: str | None = None, **options: Any) -> None:
+    def __init__(self, env: Any, store: Any, *, policy: str | None = None, **options: Any) -> None:
         wrapper: Any = super()
         wrapper.__init__(env)
         seen, taken = env.observation_space, env.action_space
@@ -104,13 +108,19 @@ class _GymnasiumRecorder(Recorder):
         )
         self._episodes = self._tape.episodes(alone=True)
         self._seed: int | None = None
+        # What the first episode began with, until it is known which infos are kept.
+        self._first: tuple[_columns.Row, dict[str, Any]] | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; one that is running is broken off."""
         self._episodes.interrupt()
         observation, info = self.env.reset(seed=seed, options=options)
         self._seed = seed
-        self._episodes.begin(self._seen(observation, info))
+        seen = _columns.values_of(self._tape.observations, observation)
+        if self._tape.infos is None:
+            self._first = seen, deepcopy(info)
+        else:
+            self._episodes.begin(self._seen(seen, info))
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -118,27 +128,32 @@ class _GymnasiumRecorder(Recorder):
         taken = _columns.values_of(self._tape.actions, action)  # before the environment can change it
         result: tuple[Any, Any, bool, bool, dict[str, Any]] = self.env.step(action)
         observation, reward, terminated, truncated, info = result
-        done = done_code(terminated, truncated)
-        self._episodes.step(taken, reward_of(reward), done, self._seen(observation, info))
+        if self._first is not None:
+            first, self._first = self._first, None
+            self._tape.choose_infos(first[1], info)
+            self._episodes.begin(self._seen(*first))
+        seen = self._seen(_columns.values_of(self._tape.observations, observation), info)
+        self._episodes.step(taken, reward_of(reward), done_code(terminated, truncated), seen)
         return result
 
-    def _seen(self, observation: Any, info: dict[str, Any]) -> _columns.Row:
-        tape = self._tape
-        return tape.seen(_columns.values_of(tape.observations, observation), infos_of(info, tape.infos), self._seed)
+    def _seen(self, observation: _columns.Row, info: dict[str, Any]) -> _columns.Row:
+        return self._tape.seen(observation, infos_of(info, self._tape.infos or {}), self._seed)
 
     def interrupt(self) -> None:
         """Break off the episode that is running."""
+        self._first = None
         self._episodes.interrupt()
 
     def close(self) -> None:
         """End the recording, and close the environment. The store stays open."""
+        self._first = None
         self._tape.close(self.env.close)
 
 
 class _DmEnvRecorder(Recorder):
     """A ``Recorder`` that is a ``dm_env.Environment``. A last step with a discount of 0 is a terminal one."""
 
-    def __init__(self, env: Any, store: DatasetStore, *, policy: str | None = None, **options: Any) -> None:
+    def __init__(self, env: Any, store: Any, *, policy: str | None = None, **options: Any) -> None:
         self._env = env
         self._tape = Tape(
             store,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ from mouse_core.errors import ConfigError
 from mouse_core.record import _about, _columns
 from mouse_core.record._columns import Row
 from mouse_core.record._episodes import done_code, info_column, kept_info, reward_of
-from mouse_core.record._tape import Tape, recorder_of
+from mouse_core.record._tape import RemoteStore, Tape, recorder_of
 from mouse_core.spec import check_count
 from mouse_core.store.dataset_store import DatasetStore
 
@@ -45,7 +46,7 @@ class VectorRecorder:
     def __new__(
         cls,
         envs: Any,
-        store: DatasetStore,
+        store: DatasetStore | RemoteStore,
         *,
         policy: str | None = None,
         infos: _about.Infos = (),
@@ -91,7 +92,7 @@ class _GymnasiumVectorRecorder(VectorRecorder):
 
     env: Any
 
-    def __init__(self, envs: Any, store: DatasetStore, *, policy: str | None = None, **options: Any) -> None:
+    def __init__(self, envs: Any, store: Any, *, policy: str | None = None, **options: Any) -> None:
         wrapper: Any = super()
         wrapper.__init__(envs)
         self._mode = _autoreset_mode(envs)
@@ -107,6 +108,8 @@ class _GymnasiumVectorRecorder(VectorRecorder):
         self._episodes = [self._tape.episodes(alone=False) for _ in range(envs.num_envs)]
         self._seeds: list[int | None] = [None] * envs.num_envs
         self._over = np.ones(envs.num_envs, np.bool_)  # the last step ended an episode; nothing runs
+        # What the first episodes began with, until it is known which infos are kept.
+        self._first: tuple[list[int], Any, dict[str, Any]] | None = None
         self._more: int | None = None  # how many episodes may still begin to be recorded; None: any number
 
     def reset(
@@ -122,20 +125,25 @@ class _GymnasiumVectorRecorder(VectorRecorder):
         observations, infos = self.env.reset(seed=seed, options=options)
         for number in begun:
             self._seeds[number] = _seed_of(seed, number)
-            self._begin(number, observations, infos)
+        if self._tape.infos is None:
+            self._hold(begun, observations, infos)
+        else:
+            self._begin_all(begun, observations, infos)
         self._over[masked] = False
         return observations, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take an action in every environment, and record what they led to."""
-        running = [number for number, episode in enumerate(self._episodes) if episode.is_running]
+        held = () if self._first is None else self._first[0]
+        running = [number for number, one in enumerate(self._episodes) if one.is_running or number in held]
         taken = {number: _columns.values_at(self._tape.actions, actions, number) for number in running}
         result: tuple[Any, Any, Any, Any, dict[str, Any]] = self.env.step(actions)
         observations, rewards, terminated, truncated, infos = result
+        self._begin_held(infos)
         before, self._over = self._over, np.logical_or(terminated, truncated)
         for number in range(len(self._episodes)):
             over = bool(self._over[number])
-            if number in taken:
+            if number in taken and self._episodes[number].is_running:
                 final = over and self._mode == SAME_STEP
                 done = done_code(terminated[number], truncated[number])
                 seen = self._final(number, infos) if final else self._seen(number, observations, infos)
@@ -145,6 +153,22 @@ class _GymnasiumVectorRecorder(VectorRecorder):
                 self._seeds[number] = None
                 self._begin(number, observations, infos)
         return result
+
+    def _hold(self, begun: list[int], observations: Any, infos: dict[str, Any]) -> None:
+        """Begin episodes once it is known which infos are kept; those that were reset before are begun with these."""
+        before = [] if self._first is None else [number for number in self._first[0] if number not in begun]
+        self._first = sorted([*before, *begun]), deepcopy(observations), deepcopy(infos)
+
+    def _begin_held(self, infos: dict[str, Any]) -> None:
+        """Begin the episodes that waited for the first step, which gave these infos."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            self._tape.choose_infos(first[2], infos)
+            self._begin_all(*first)
+
+    def _begin_all(self, numbers: list[int], observations: Any, infos: dict[str, Any]) -> None:
+        for number in numbers:
+            self._begin(number, observations, infos)
 
     def _begin(self, number: int, observations: Any, infos: dict[str, Any]) -> None:
         """The first observation of an environment's episode has come."""
@@ -164,7 +188,7 @@ class _GymnasiumVectorRecorder(VectorRecorder):
     def _infos_of(self, number: int, infos: dict[str, Any], within: Sequence[str]) -> Row:
         return {
             info_column(name): kept_info(_info_at(infos, [*within, *name.split("/")], number), dtype)
-            for name, dtype in self._tape.infos.items()
+            for name, dtype in (self._tape.infos or {}).items()
         }
 
     @property
@@ -184,6 +208,7 @@ class _GymnasiumVectorRecorder(VectorRecorder):
 
     def interrupt(self) -> None:
         """Break off the episodes that are running."""
+        self._first = None
         self._tape.interrupt()
 
     def close(self, **options: Any) -> None:

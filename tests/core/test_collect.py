@@ -21,8 +21,10 @@ import pytest
 from PIL import Image
 
 from mouse_core import ClosedError, ConfigError, DataError, DatasetStore, Field, SchemaError
+from mouse_core.about import About
 from mouse_core.collect import SharedStore, StoreClient, StoreServer
 from mouse_core.errors import ForkError, MouseError, StorageError
+from mouse_core.record import Recorder, record
 from mouse_core.testing import example_columns
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -518,3 +520,60 @@ def test_writer_and_clients_are_killed_a_few_times(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_writer_and_clients_are_killed_many_times(tmp_path: Path) -> None:
     assert killed(tmp_path, 60) > 1000
+
+
+@pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
+def test_recorders_write_to_a_client_what_they_write_to_a_store(alignment: Any, tmp_path: Path) -> None:
+    """Rows, columns and what is said of them; of several environments the same episodes."""
+    gym = pytest.importorskip("gymnasium")
+
+    def recorded(store: Any, **options: Any) -> None:
+        record(Pictures(gym), episodes=2, seed=3, store=store, infos=True, **options)
+        envs = gym.vector.SyncVectorEnv([lambda: Pictures(gym)] * 2)
+        record(envs, episodes=3, seed=1, store=store, infos=["steps"], **options)
+        env = Recorder(Pictures(gym), store, infos=True, **options)
+        env.reset(seed=9)
+        env.step(1)
+        env.close()
+
+    known, store = DatasetStore(alignment=alignment), DatasetStore.open(tmp_path, "a", alignment=alignment)
+    recorded(known, images="png")
+    with StoreServer(store) as server, StoreClient(server.address, "recorder") as client:
+        assert client.alignment == alignment
+        recorded(client, images="png")
+        assert client.columns == store.columns == known.columns
+        assert client.written == 2 + 3 + 1
+        with pytest.raises(SchemaError, match="alignment"):
+            client.describe(About(alignment="arrived" if alignment == "outgoing" else "outgoing"))
+        with pytest.raises(ConfigError, match="expected episodes, as only a store knows how many it has"):
+            record(Pictures(gym), until=9, store=client)
+    assert store[:] == known[:]
+    assert store.about == known.about
+    store.close()
+
+
+class Pictures:
+    """An environment of gymnasium that shows pictures, made where gymnasium is there."""
+
+    def __new__(cls, gym: Any) -> Any:
+        class Shown(gym.Env):  # type: ignore[misc, name-defined]
+            observation_space = gym.spaces.Dict(
+                screen=gym.spaces.Box(0, 255, (4, 4, 3), np.uint8), speed=gym.spaces.Box(-1, 1, (2,))
+            )
+            action_space = gym.spaces.Discrete(2)
+            time = 0
+
+            def _seen(self) -> Any:
+                screen = np.full((4, 4, 3), self.time, np.uint8)
+                return {"screen": screen, "speed": np.full(2, self.time / 9, np.float32)}
+
+            def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+                super().reset(seed=seed)
+                self.time = 0
+                return self._seen(), {"steps": 0}
+
+            def step(self, action: Any) -> Any:
+                self.time += 1
+                return self._seen(), float(action), self.time == 4, False, {"steps": self.time}
+
+        return Shown()

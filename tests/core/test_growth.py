@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core import BatchSource, DataError, DatasetStore, Field, Snapshot
+from mouse_core import BatchSource, DataError, DatasetStore, Field, PrefetchBatchifier, Snapshot
 from tests.core.oracle import assert_same
 from tests.core.worlds import Part, World, add_part, build, parts, worlds
 
@@ -236,3 +238,21 @@ def test_codes_of_appended_vectors_are_looked_at() -> None:
     append(9)
     grown = source.with_snapshot(store.snapshot(), epoch_start=1)
     assert max(grown[index]["tokens"].max() for index in range(1, 9)) == 9
+
+
+def test_rows_that_nobody_has_are_let_go_of_at_once(tmp_path: Path) -> None:
+    """And not when Python looks for circles: a writer keeps the files of rows that somebody has."""
+    with DatasetStore.open(tmp_path, "a") as store:
+        store.extend([a_row(number) for number in range(60)])
+    gc.collect()
+    gc.disable()
+    try:
+        with PrefetchBatchifier(DatasetStore.open(tmp_path), 8, 4, num_workers=2) as loader:
+            loader.next_batch()
+            snapshot = weakref.ref(loader.source.snapshot)
+            assert snapshot() is not None
+            loader.refresh()
+        del loader
+        assert snapshot() is None
+    finally:
+        gc.enable()

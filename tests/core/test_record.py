@@ -79,6 +79,25 @@ def test_rows_of_a_vector_are_those_of_the_logs(name: str, mode: Any) -> None:
     check_vector(store, logs, episodes=7, infos=infos)
 
 
+class Told(gym.Wrapper[Any, Any, Any, Any]):
+    """With other infos: a whole number at first, a text, and lists of texts of which the first are empty."""
+
+    def reset(self, **options: Any) -> Any:
+        return super().reset(**options)[0], {"lake": {"prob": 1}, "name": "a", "tags": []}
+
+    def step(self, action: Any) -> Any:
+        *result, _ = super().step(action)
+        self.steps = getattr(self, "steps", 0) + 1
+        return *result, {"lake": {"prob": 0.5}, "name": "b", "tags": [["b"] * (self.steps % 2), []][self.steps < 3]}
+
+
+def test_lists_of_texts_that_are_empty_at_first() -> None:
+    """As a column of empty lists the store would take no text; once it knows what is in them they are empty lists."""
+    store = DatasetStore()
+    play(Recorder(Told(Counting([8], "vector")), store, infos=["tags"]), 1, seed=None)
+    assert [row["metadata_infos_tags"] for row in store] == [None, None, None, ["b"], None, ["b"], [], ["b"], []]
+
+
 def check_vector(store: DatasetStore, logs: list[list[list[Any]]], *, episodes: int, infos: Any = ()) -> None:
     """The store has the episodes that began first, each once and whole, whatever their order."""
     table = store.episodes
@@ -111,6 +130,27 @@ def test_every_kind_of_space(kind: str, alignment: Any, on_interrupted: str) -> 
     play(env, len(LENGTHS), seed=None)
     check_rows(store, all_rows(logs, alignment=alignment, infos=["count"]))
     assert [abs(length) for length in LENGTHS] == [len(log) - 1 for log in logs]
+
+
+@pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
+def test_all_infos_that_are_numbers(alignment: Any) -> None:
+    """Those of the first step and of the reset before it, of one environment and of several; then the store's."""
+    several: list[list[list[Any]]] = [[], []]
+    envs = gym.vector.SyncVectorEnv([lambda log=log: Logged(Counting(LENGTHS, "vector"), log) for log in several])
+    known = ["count", "speed"]
+    check_vector(record(envs, episodes=5, infos=True), several, episodes=5, infos=known)
+    logs: list[list[Any]] = []
+    store = DatasetStore(alignment=alignment)
+    play(Recorder(Logged(Counting(LENGTHS, "vector"), logs), store, infos=True), 2, seed=None)
+    check_rows(store, all_rows(logs, alignment=alignment, infos=known))
+    # A lake gives the whole number 1 first, then a fraction. Its columns are others, and those of the store stay.
+    play(Recorder(Told(Counting(LENGTHS, "vector")), store, infos=True), 1, seed=None)
+    assert [name for name in store.columns if "infos" in name] == ["metadata_infos_count", "metadata_infos_speed"]
+    assert store[-1]["metadata_infos_count"] is None
+    other = DatasetStore(alignment=alignment)
+    play(Recorder(Told(Counting(LENGTHS, "vector")), other, infos=True), 1, seed=None)
+    assert {row["metadata_infos_lake_prob"] for row in other} == {1.0, 0.5}
+    assert [name for name in other.columns if "infos" in name] == ["metadata_infos_lake_prob"]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -356,8 +396,8 @@ def test_what_cannot_be_recorded_is_refused() -> None:
         VectorRecorder(gym.make("CartPole-v1"), DatasetStore())
     with pytest.raises(ConfigError, match="expected a DatasetStore, found list"):
         Recorder(gym.make("CartPole-v1"), [])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="found True; the columns of a store are settled by its first rows"):
-        Recorder(gym.make("CartPole-v1"), DatasetStore(), infos=True)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="infos: expected names of infos, found 'x_position'"):
+        Recorder(gym.make("CartPole-v1"), DatasetStore(), infos="x_position")
     with pytest.raises(ConfigError, match="images: expected one of"):
         Recorder(gym.make("CartPole-v1"), DatasetStore(), images="jpeg")
     with pytest.raises(ConfigError, match="on_interrupted: expected one of"):

@@ -10,15 +10,18 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, DatasetStore, PrefetchBatchifier
 from mouse_core.errors import StateError
 from mouse_core.store.disk.leases import Lease, Leases
-from mouse_core.store.disk.manifest import Sealed
+from mouse_core.store.disk.manifest import Manifest, Sealed, parse_manifest
+from mouse_core.store.disk.sealed import SealedFile
 from mouse_core.store.disk.upkeep import ALL, Limits, small_run
 from tests.core.disk_cases import check_batches, leftovers, numbers_in, rows_of, table_of
 
@@ -379,3 +382,70 @@ def test_rows_without_their_manifest_are_not_removed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"manifest.json: expected the manifest of the rows in .*arrow"):
         DatasetStore.open(folder, "a")
     assert files(folder)
+
+
+@settings(max_examples=50)
+@given(before=st.lists(st.integers(0, 5), max_size=6), after=st.lists(st.integers(0, 5), max_size=6))
+def test_a_manifest_says_the_same_to_who_knows_an_earlier_one(before: list[int], after: list[int]) -> None:
+    """Whatever the two have in common: segments of one number may be others, as after a repair."""
+
+    def manifest(values: list[int]) -> Manifest:
+        segments = [Sealed(number, 1 + value, 100, f"{value:032d}", 0) for number, value in enumerate(values)]
+        return Manifest(schemas=(pa.schema({"a": pa.int64()}),), segments=tuple(segments), next_number=len(values))
+
+    file, earlier, later = Path("manifest.json"), manifest(before), manifest(after)
+    known = parse_manifest(file, earlier.to_bytes())
+    found = parse_manifest(file, later.to_bytes(), known)
+    assert (found, found.to_bytes()) == (later, later.to_bytes())
+    assert found.lists == later.lists
+
+
+def small_files(folder: Path, count: int, first: int = 0, rows: int = 10) -> None:
+    """So many more files of a few rows, of which none are put together."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mouse_core.store.disk.sealing.small_run", lambda *_: range(0))
+        for number in range(first, first + count):
+            with DatasetStore.open(folder, "a") as store:
+                store.extend(rows_of("numbers", rows * number, rows))
+
+
+def test_beside_a_damaged_file_others_are_put_together(tmp_path: Path) -> None:
+    small_files(tmp_path, 4)
+    hurt = tmp_path / "segments" / files(tmp_path)[2]
+    hurt.write_bytes(hurt.read_bytes()[:-1] + b"?")
+    small_files(tmp_path, 14, first=4)
+    with DatasetStore.open(tmp_path, "a") as store:
+        store.flush()
+        store._rows.seal_waiting()
+        assert len(files(tmp_path)) <= 3 + 8
+    assert hurt.exists()
+    with pytest.raises(DataError, match=str(hurt)):
+        numbers_in(DatasetStore.open(tmp_path))
+
+
+def test_what_is_put_together_stays_until_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are dropped after the files were chosen, and before they are opened."""
+    small_files(tmp_path, 10, rows=4)
+    chosen, read = threading.Event(), threading.Event()
+    real: Any = SealedFile.table
+
+    def late(self: SealedFile) -> Any:
+        if threading.current_thread().name == "mouse-sealing" and not chosen.is_set():
+            chosen.set()
+            assert read.wait(20)
+            assert self.path.exists()
+        return real.fget(self)
+
+    monkeypatch.setattr(SealedFile, "table", property(late))
+    with DatasetStore.open(tmp_path, "a", max_rows=400) as store:
+        try:
+            assert chosen.wait(20)
+            store.from_dataset(table_of("numbers", 40, 600))
+        finally:
+            read.set()
+        store._rows._wait_for_sealing()
+        assert 300 < len(store) <= 400
+        assert numbers_in(store) == range(640 - len(store), 640)
+        store.flush()
+        assert not store._rows._damaged
+    assert not leftovers(tmp_path)

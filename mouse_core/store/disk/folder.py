@@ -6,7 +6,8 @@ import json
 import os
 import re
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,15 @@ CLIENTS = "clients.log"
 # What a writer makes: a crash may leave some that no manifest names.
 _OURS = re.compile(r"tail-(\d{6,})\..*|(\d{6,})\.arrow")
 _SEGMENTS = "segments"
+
+
+@contextmanager
+def repairable(folder: Path) -> Iterator[None]:
+    """Say in errors over damaged files what to do about them."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{error}; mouse repair {folder} keeps what is whole") from error
 
 
 class ReadFolder(Descriptor):
@@ -94,7 +104,7 @@ class ReadFolder(Descriptor):
             opened = os.open(file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
         try:
             with reading(file), os.fdopen(os.dup(opened), "rb") as stream:
-                manifest = parse_manifest(file, stream.read())
+                manifest = parse_manifest(file, stream.read(), self.manifest)
         except BaseException:
             os.close(opened)
             raise

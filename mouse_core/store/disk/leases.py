@@ -65,6 +65,17 @@ class Lease(Descriptor):
         return Lease, ()
 
 
+class Shared:
+    """A lease that the files of one state share: whoever looks at a later state has another for all of them at once.
+
+    Args:
+        lease: The first.
+    """
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+
+
 class Leases(Descriptor):
     """Who looks at a folder, as its one writer asks.
 

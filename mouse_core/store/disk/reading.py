@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Set
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -11,14 +10,15 @@ from typing import Any, Self
 import pyarrow as pa
 
 from mouse_core._arrow.dense_copies import DenseBudget
+from mouse_core._base.identity import common_start
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import check_alignment
 from mouse_core.store._intake import Rows
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
-from mouse_core.store.disk.folder import ReadFolder
-from mouse_core.store.disk.leases import Lease
-from mouse_core.store.disk.manifest import Manifest, Sealed, repairable
+from mouse_core.store.disk.folder import ReadFolder, repairable
+from mouse_core.store.disk.leases import Lease, Shared
+from mouse_core.store.disk.manifest import Manifest, Sealed
 from mouse_core.store.disk.sealed import SealedFile
 from mouse_core.store.disk.segments import SealedSegment, SealedSegments, TailSegment, together
 from mouse_core.store.disk.tail import TailReader
@@ -84,6 +84,8 @@ class FolderRows(Rows):
         # How many rows were before the first that is in no sealed segment, those included that were dropped.
         self._end = 0
         self._together: list[SealedSegments] = []
+        # The manifest that segments were taken over from last, and what keeps their files.
+        self._taken, self._shared = Manifest(), Shared(Lease())
 
     def shown(self) -> list[Segment]:
         """See ``Rows``; of many sealed files one."""
@@ -95,26 +97,38 @@ class FolderRows(Rows):
     def _adopt(self, manifest: Manifest, lease: Lease) -> None:
         """Take over what a manifest says of columns and sealed segments, with those that are known already."""
         self.schema = settled(self._told, manifest, f"store {self.path}")
-        known = {one.place: one for one in self.segments if isinstance(one, SealedSegment)}
-        segments, first = [], manifest.dropped
-        for sealed in manifest.segments:
+        self._take_over(manifest, lease)
+
+    def _take_over(self, manifest: Manifest, lease: Lease) -> None:
+        """Have the sealed segments of a manifest; those that it has as the one before are not looked at."""
+        before, self._taken = self._taken, manifest
+        same = common_start(before.segments, manifest.segments) if before.dropped == manifest.dropped else 0
+        last = self.segments[same - 1].place if same else None
+        first = manifest.dropped if last is None else last[1] + self.segments[same - 1].num_rows
+        known = {one.place: one for one in self.segments[same:] if isinstance(one, SealedSegment)}
+        segments: list[Segment] = self.segments[:same]
+        for sealed in manifest.segments[same:]:
             one = known.get((self._token, first))
             segments.append(one if one and one.file.sealed == sealed else self.sealed_segment(manifest, sealed, first))
             first += sealed.rows
+        self._have(lease, before, manifest)
         self.segments[:] = segments
         self._end, self.count, self._kept = first, first - manifest.dropped, None
-        self._have(lease, manifest.file_numbers())
 
-    def _have(self, lease: Lease, named: Set[int]) -> None:
-        """Keep the files that a state names; those of older ones are kept by whoever still has their rows."""
-        for segment in self.segments:
-            if isinstance(segment, SealedSegment) and segment.file.sealed.number in named:
-                segment.file.lease = lease
+    def _have(self, lease: Lease, before: Manifest, now: Manifest) -> None:
+        """Keep the files of a state; those that only the one before named are kept by whoever still has their rows."""
+        if now.segments[: len(before.segments)] != before.segments:
+            shared, named = Shared(self._shared.lease), now.file_numbers()
+            for segment in self.segments:
+                if isinstance(segment, SealedSegment) and segment.file.sealed.number not in named:
+                    segment.file.kept = shared
+        self._shared.lease = lease
 
     def sealed_segment(self, manifest: Manifest, sealed: Sealed, first: int) -> SealedSegment:
         """A sealed segment, of which ``first`` rows were before."""
         schema = manifest.schemas[sealed.schema]
         file = SealedFile(self.folder_path, sealed, schema, first, manifest.identity, verify=self._verify)
+        file.kept = self._shared
         return SealedSegment(file, self.schema.image_roots, self._token)
 
     def recount(self) -> None:

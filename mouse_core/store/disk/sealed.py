@@ -26,7 +26,7 @@ from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import remove, storing, sync_files, sync_folders
 from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import ReadFolder
-from mouse_core.store.disk.leases import Lease
+from mouse_core.store.disk.leases import Shared
 from mouse_core.store.disk.manifest import Sealed, bare_schema, check_identity
 
 if TYPE_CHECKING:  # loaded where it is used
@@ -160,8 +160,8 @@ class SealedFile:
         verify: Whether every byte is read before any is believed, which takes as long as reading the file once.
     """
 
-    # Keeps the file where it lies, for as long as this object may be asked for rows. One for all that have none.
-    lease = Lease()
+    # Keeps the file where it lies, for as long as this object may be asked for rows.
+    kept: Shared | None = None
 
     def __init__(
         self, folder: Path, sealed: Sealed, schema: pa.Schema, first: int, identity: str = "", *, verify: bool

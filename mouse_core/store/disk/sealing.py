@@ -18,8 +18,8 @@ from mouse_core.errors import DataError, StorageError
 from mouse_core.files.writing import remove
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
-from mouse_core.store.disk.folder import WrittenFolder
-from mouse_core.store.disk.manifest import Manifest, Sealed, Tail, repairable
+from mouse_core.store.disk.folder import WrittenFolder, repairable
+from mouse_core.store.disk.manifest import Manifest, Sealed, Tail
 from mouse_core.store.disk.reading import FolderRows
 from mouse_core.store.disk.sealed import MOST_BYTES, SealedFile, pieces_of, write_segment
 from mouse_core.store.disk.segments import SealedSegment, TailSegment
@@ -54,8 +54,9 @@ class SealingRows(FolderRows):
         # Files that take no more rows and are not sealed yet, in their order, with their segments.
         self._waiting: list[tuple[TailFile, TailSegment]] = []
         self._sealing: threading.Thread | None = None
-        self.merges = True
         self._looked_at: tuple[Sequence[Sealed], range] = (), range(0)
+        # The numbers of files that were found damaged, which nothing is put together with.
+        self._damaged: set[int] = set()
         try:
             self._adopt(self._folder.manifest, self._folder.lease)
             self._recover()
@@ -87,8 +88,9 @@ class SealingRows(FolderRows):
 
     def _replace(self, manifest: Manifest) -> None:
         """Have another manifest, whose files are kept from now on; who has others' rows keeps those."""
+        before = self._folder.manifest
         self._folder.replace(manifest)
-        self._have(self._folder.lease, self._folder.manifest.file_numbers())
+        self._have(self._folder.lease, before, self._folder.manifest)
         for _, segment in self._waiting:
             segment.lease = self._folder.lease
 
@@ -134,7 +136,6 @@ class SealingRows(FolderRows):
 
         Raises:
             StorageError: It cannot be written; the rows are where they are.
-            DataError: A small file is damaged, and no more are put together.
         """
         if self._seal_next():
             return True
@@ -181,20 +182,6 @@ class SealingRows(FolderRows):
         tail.close()
         self.drop()
         self._folder.clean()
-
-    def name_behind(self, sealed: Sequence[Sealed], manifest: Manifest) -> None:
-        """Have segments that no manifest names yet behind all others.
-
-        Args:
-            sealed: Them.
-            manifest: Which knows their schemas.
-        """
-        first = self.end
-        self._name_sealed(sealed, manifest.schemas)
-        self.segments += self._segments_of(sealed, first)
-        self.count += sum(one.rows for one in sealed)
-        self._kept = None
-        self.drop()
 
     def room_of_open(self) -> tuple[int, int]:
         """How many rows, and bytes, the file that is appended to has room for."""
@@ -254,40 +241,46 @@ class SealingRows(FolderRows):
 
     def _small(self) -> range:
         """Which neighbours are to be put together."""
-        if not self.merges:
-            return range(0)
         segments = self._folder.manifest.segments
         if segments is not self._looked_at[0]:  # every flush asks
-            self._looked_at = segments, small_run(segments, *self.limits.of_a_file(MOST_BYTES))
+            self._looked_at = segments, small_run(segments, *self.limits.of_a_file(MOST_BYTES), self._damaged)
         return self._looked_at[1]
 
     def _merge_next(self) -> bool:
         """Put small neighbours together; whether there were some."""
-        if run := self._small():
-            before = self._folder.manifest
-            parts, firsts = before.segments[run.start : run.stop], before.firsts()[run.start :]
-            schema = before.schemas[parts[0].schema]
-            # What is damaged must not get checksums of its own.
-            files = [
-                SealedFile(self.folder_path, one, schema, first, verify=True)
-                for one, first in zip(parts, firsts, strict=False)
-            ]
-            table = pa.concat_tables([file.table for file in files])
-            sealed, _ = write_segment(self.folder_path, self._folder.take_number(), table, self._layout)
-            sealed = sealed._replace(schema=parts[0].schema, appended=parts[0].appended)
-            with self.lock:
-                now = self._folder.manifest
-                at = next((place for place, one in enumerate(now.segments) if one == parts[0]), -1)
-                if at < 0 or now.segments[at : at + len(parts)] != parts:  # some were dropped meanwhile
-                    self._remove([sealed])
-                    return True
-                first = now.firsts()[at]
-                segments = (*now.segments[:at], sealed, *now.segments[at + len(parts) :])
-                self._replace(replace(now, segments=segments))
-                self.segments[at : at + len(parts)] = self._segments_of([sealed], first)
-                self._kept = None
-                self._folder.clean()
-        return bool(run)
+        with self.lock:
+            run, before = self._small(), self._folder.manifest
+            # As long as these are here their files are, though they may be dropped meanwhile.
+            segments = [one for one in self.segments[run.start : run.stop] if isinstance(one, SealedSegment)]
+        if not run:
+            return False
+        parts = before.segments[run.start : run.stop]
+        tables = [table for _ in run if (table := self._whole(segments.pop(0).file)) is not None]
+        if len(tables) < len(run):
+            return True  # whoever reads the damaged file is told, and nobody else
+        sealed, _ = write_segment(self.folder_path, self._folder.take_number(), pa.concat_tables(tables), self._layout)
+        sealed = sealed._replace(schema=parts[0].schema, appended=parts[0].appended)
+        with self.lock:
+            now = self._folder.manifest
+            at = next((place for place, one in enumerate(now.segments) if one == parts[0]), -1)
+            if at < 0 or now.segments[at : at + len(parts)] != parts:  # some were dropped meanwhile
+                self._remove([sealed])
+                return True
+            first = now.firsts()[at]
+            self._replace(replace(now, segments=(*now.segments[:at], sealed, *now.segments[at + len(parts) :])))
+            self.segments[at : at + len(parts)] = self._segments_of([sealed], first)
+            self._kept = None
+            self._folder.clean()
+        return True
+
+    def _whole(self, file: SealedFile) -> pa.Table | None:
+        """The rows of a file; None where it is damaged, which must not get checksums of its own."""
+        try:
+            return SealedFile(self.folder_path, file.sealed, file.schema, file.first, verify=True).table
+        except DataError:
+            self._damaged.add(file.sealed.number)
+            self._looked_at = (), range(0)
+            return None
 
     def _pieces_of(self, segments: Sequence[Segment]) -> Iterator[pa.Table]:
         """The rows of segments as those of the files that they are to be in."""
@@ -326,7 +319,6 @@ class SealingRows(FolderRows):
         for one in sealed:
             made.append(self.sealed_segment(self._folder.manifest, self._named(one), first))
             first += one.rows
-            made[-1].file.lease = self._folder.lease
         return made
 
     def _named(self, sealed: Sealed) -> Sealed:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +105,9 @@ ALL = Limits()
 """Where all rows stay."""
 
 
-def small_run(segments: Sequence[Sealed], most_bytes: int, most_rows: int | None = None) -> range:
+def small_run(
+    segments: Sequence[Sealed], most_bytes: int, most_rows: int | None = None, damaged: Set[int] = frozenset()
+) -> range:
     """Which neighbours are to be one segment; an empty range where none are.
 
     Only the newest are looked at, as far as they would go into one segment.
@@ -114,13 +116,14 @@ def small_run(segments: Sequence[Sealed], most_bytes: int, most_rows: int | None
         segments: Those there are.
         most_bytes: How large a segment may be.
         most_rows: How many rows a segment may have; None: any number.
+        damaged: The numbers of segments that stay as they are.
     """
     found, size, rows, largest = range(0), 0, 0, 0
     for first in range(len(segments) - 1, -1, -1):
         one, last = segments[first], segments[-1]
         size, rows, largest = size + one.bytes, rows + one.rows, max(largest, one.bytes)
         unlike = one.schema != last.schema or one.appended != last.appended
-        if unlike or size > most_bytes or (most_rows is not None and rows > most_rows):
+        if unlike or one.number in damaged or size > most_bytes or (most_rows is not None and rows > most_rows):
             break
         if len(segments) - first >= _FEWEST and 2 * largest <= size:
             found = range(first, len(segments))
@@ -157,10 +160,7 @@ def _seal_quietly(rows_of: weakref.ref[Any]) -> None:
         try:
             if not rows.seal_one():
                 return
-        except DataError:
-            rows.merges = False  # whoever reads the damaged file is told, and nobody else
-            return
-        except (StorageError, MemoryError):
+        except (DataError, StorageError, MemoryError):
             return  # the rows are where they are; the next flush tries again, and closing says what is wrong
         finally:
             del rows

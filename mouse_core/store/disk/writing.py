@@ -139,6 +139,20 @@ class WrittenRows(SealingRows):
             raise
         self.appender = self._new_appender()
 
+    def name_behind(self, sealed: Sequence[Sealed], manifest: Manifest) -> None:
+        """Have segments that no manifest names yet behind all others.
+
+        Args:
+            sealed: Them.
+            manifest: Which knows their schemas.
+        """
+        first = self.end
+        self._name_sealed(sealed, manifest.schemas)
+        self.segments += self._segments_of(sealed, first)
+        self.count += sum(one.rows for one in sealed)
+        self._kept = None
+        self.drop()
+
     def clear(self) -> None:
         """Forget all rows; the files go once the manifest no longer names them."""
         with self.lock:
