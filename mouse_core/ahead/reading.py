@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakMethod
 
 import numpy as np
 import numpy.typing as npt
@@ -187,3 +188,14 @@ class ReadAhead(Generic[BlockT]):
         except (DataError, IndexError):
             pass  # whoever reads damaged rows is told
         return nbytes
+
+
+def weakly(method: Callable[..., Any], gone: Any) -> Callable[..., Any]:
+    """A method that does not keep its object alive, and gives ``gone`` once that is not there."""
+    reference = WeakMethod(method)
+
+    def call(*given: Any) -> Any:
+        alive = reference()
+        return gone if alive is None else alive(*given)
+
+    return call

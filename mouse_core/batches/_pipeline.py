@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakMethod
 
 import numpy as np
 import numpy.typing as npt
@@ -304,10 +303,10 @@ class Pipeline:
         snapshot = self.planner.snapshot
         if not snapshot.backings and not any(one.is_mapped or one.sealed_bytes for one in snapshot.segments):
             return None
-        from mouse_core.ahead.reading import ReadAhead  # loaded where there is something to ask for
+        from mouse_core.ahead.reading import ReadAhead, weakly  # loaded where there is something to ask for
 
         # It must not keep this alive, and with it the files that rows lie in, until Python looks for such circles.
-        views, gathered = _weakly(self._byte_views, None), _weakly(self._gathered, ())
+        views, gathered = weakly(self._byte_views, None), weakly(self._gathered, ())
         blocks, opened = self.blocks, self.planner.opened
         return ReadAhead.of(snapshot.segments, snapshot.backings, blocks, views, gathered, opened)
 
@@ -343,14 +342,3 @@ class Pipeline:
         if byte_views is not None and len(byte_views.fields) == len(self._fields):
             block.windows.forget()
         return byte_views
-
-
-def _weakly(method: Callable[..., Any], gone: Any) -> Callable[..., Any]:
-    """A method that does not keep its object alive, and gives ``gone`` once that is not there."""
-    reference = WeakMethod(method)
-
-    def call(*given: Any) -> Any:
-        alive = reference()
-        return gone if alive is None else alive(*given)
-
-    return call
