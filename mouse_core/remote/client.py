@@ -26,6 +26,9 @@ class ObjectInfo:
 class ObjectClient(Protocol):
     """Reads objects by ranges of bytes. Several threads may use one at once.
 
+    A client may have a third method, ``get_all(wanted, versions)``: ranges of several objects at once, each a path, its
+    first byte and its end, and the versions by path. A mirror calls it instead of ``get_ranges`` for each object.
+
     What a call raises says whether it may help to try again:
 
     - ``StorageError``: the object was not reached, which may pass: a time-out, a connection that was dropped, an

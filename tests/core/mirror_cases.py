@@ -71,6 +71,9 @@ class Objects:
             self.fetched += sum(ends) - sum(begins)
             return [memoryview(self.piece(int(path), *one)) for one in zip(begins, ends, strict=True)]
 
+    def get_all(self, wanted: Sequence[tuple[str, int, int]], versions: dict[str, str]) -> Sequence[memoryview]:
+        return [self.get_ranges(path, [begin], [end], versions[path])[0] for path, begin, end in wanted]
+
     def infos(self) -> list[ObjectInfo]:
         return [self.head(str(number)) for number in range(self.count)]
 

@@ -95,6 +95,20 @@ def test_errors_that_pass_are_tried_again(tmp_path: Path) -> None:
         mirror.add(objects, [*objects.infos(), *Objects().infos()[3:]])[3].read(0, 4)
 
 
+def test_what_is_wrong_with_one_object_is_said_of_that_one(tmp_path: Path) -> None:
+    """Several objects are asked for with one call."""
+    objects, mirror = Objects(), Mirror(tmp_path)
+    there = mirror.add(objects, objects.infos())
+    objects.count = 3
+    for batch, number in enumerate([0, 1, 2, 3]):
+        there[0].backing.ask(*ranges(there, [(number, 70_000, 70_010), (3, 5, 9)]), batch)
+    with pytest.raises(DataError, match="3: expected an object, found none"):
+        there[0].backing.wait(*ranges(there, [(0, 70_000, 70_010), (3, 5, 9)]))
+    for number in range(3):
+        there[0].backing.wait(*ranges(there, [(number, 70_000, 70_010)]))
+        assert there[number].read(70_000, 70_010) == objects.piece(number, 70_000, 70_010)
+
+
 def test_many_objects_that_come_one_after_the_other(tmp_path: Path) -> None:
     mirror, there = Mirror(tmp_path), []
     for number in range(5):

@@ -8,13 +8,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from mouse_core.errors import ClosedError, DataError, StorageError
-from mouse_core.remote.mirror.keeping import Keeper, longer
+from mouse_core.remote.mirror.keeping import Arrival, Keeper, longer
 from mouse_core.remote.mirror.objects import Placed
 from mouse_core.remote.mirror.pages import Int64s, pages_of, runs
 
@@ -34,13 +35,12 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 
 @dataclass(order=True)
 class Task:
-    """Pages of an object that are to come.
+    """Pages that are to come with one call of a client.
 
     Args:
         when: When they are read; what is waited for has a time before all others.
         number: Counts tasks.
-        placed: The object.
-        blocks: Blocks of it, ascending, int64 ``[n]``.
+        blocks: Blocks, ascending, int64 ``[n]``.
         masks: Pages of each, int64 ``[n]``.
         urgent: Whether somebody waits for them.
         steal: Whether to take over what another process has been fetching for too long.
@@ -48,7 +48,6 @@ class Task:
 
     when: int
     number: int
-    placed: Placed = field(compare=False)
     blocks: Int64s = field(compare=False)
     masks: Int64s = field(compare=False)
     urgent: bool = field(default=False, compare=False)
@@ -183,13 +182,22 @@ class Fetcher:
             with self.changed:
                 self._coming = longer(self._coming, len(self._table.rows))
 
-    def _push(self, blocks: Int64s, masks: Int64s, when: int, *, urgent: bool = False, steal: bool = False) -> None:
-        """Queue what is to come, object by object; ``changed`` is held."""
-        for placed, part in self.keeper.known.of(blocks):
-            for first in range(part.start, part.stop, _MOST_BLOCKS):
-                some = slice(first, min(first + _MOST_BLOCKS, part.stop))
+    def _push(
+        self,
+        blocks: Int64s,
+        masks: Int64s,
+        when: int,
+        *,
+        urgent: bool = False,
+        steal: bool = False,
+        alone: bool = False,
+    ) -> None:
+        """Queue what is to come, a task for what one call brings; ``changed`` is held."""
+        for some in self.keeper.known.calls(blocks, alone=alone):
+            for first in range(some.start, some.stop, _MOST_BLOCKS):
+                part = slice(first, min(first + _MOST_BLOCKS, some.stop))
                 self._tasks += 1
-                heapq.heappush(self._heap, Task(when, self._tasks, placed, blocks[some], masks[some], urgent, steal))
+                heapq.heappush(self._heap, Task(when, self._tasks, blocks[part], masks[part], urgent, steal))
                 self._start()
 
     def _start(self) -> None:
@@ -238,11 +246,15 @@ class Fetcher:
             else:
                 held = claimed[0]
                 if len(held):
-                    self._fetch(task.placed, *claimed)
+                    self._fetch(*claimed)
             again = bool((task.masks & ~self._table.state[task.blocks]).any()) and not task.urgent
         except Exception as error:
             with self.changed:
-                self.errors.update(dict.fromkeys((held if len(held) else task.blocks).tolist(), error))
+                if isinstance(error, DataError) and len(self.keeper.known.of(task.blocks)) > 1:
+                    # It is wrong with one of the objects; each by itself says with which.
+                    self._push(task.blocks, task.masks, task.when, urgent=True, alone=True)
+                else:
+                    self.errors.update(dict.fromkeys((held if len(held) else task.blocks).tolist(), error))
         finally:
             with self.changed:
                 if len(held):
@@ -256,48 +268,64 @@ class Fetcher:
                 self.changed.notify_all()
             self.reach()
 
-    def _fetch(self, placed: Placed, held: Int64s, masks: Int64s) -> None:
+    def _fetch(self, held: Int64s, masks: Int64s) -> None:
         """Fetch pages of blocks that are claimed."""
-        failed = True
         try:
-            firsts, behind = runs(pages_of(held, masks))
-            contents = self._get(placed, firsts, behind)
-            self.keeper.store(placed, held, firsts, behind, contents)
-            failed = False
-        finally:
-            self.keeper.done(held, masks, failed=failed)
+            wanted: list[tuple[Placed, int, int]] = []
+            for placed, some in self.keeper.known.of(held):
+                firsts, behind = runs(pages_of(held[some], masks[some]))
+                wanted += [(placed, *run) for run in zip(firsts.tolist(), behind.tolist(), strict=True)]
+            contents = self._get(wanted)
+            arrivals = [Arrival(*run, content) for run, content in zip(wanted, contents, strict=True)]
+            self.keeper.store(held, masks, arrivals)
+        except BaseException:
+            self.keeper.failed(held, masks)
+            raise
         with self.changed:
             for block in held.tolist():
                 self.errors.pop(block, None)
 
-    def _get(self, placed: Placed, firsts: Int64s, behind: Int64s) -> list[memoryview]:
-        """The bytes of runs of pages, tried again as long as that is of use."""
-        ranges = [placed.bytes_of(*run) for run in zip(firsts.tolist(), behind.tolist(), strict=True)]
-        begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
+    def _get(self, wanted: Sequence[tuple[Placed, int, int]]) -> list[memoryview]:
+        """The bytes of runs of pages, tried again as long as that is of use.
+
+        Args:
+            wanted: Of each the object, the first page, and the one behind the last.
+        """
+        objects = list(dict.fromkeys(placed for placed, _, _ in wanted))
+        ranges = [(placed.info.path, *placed.bytes_of(first, end)) for placed, first, end in wanted]
         until, pause = time.monotonic() + self._limits.patience, _FIRST_PAUSE
         while True:
-            if placed.error is not None:
-                raise placed.error
+            for placed in objects:
+                if placed.error is not None:
+                    raise placed.error
             try:
-                found = placed.client.get_ranges(placed.info.path, begins, ends, placed.info.version)
-                contents = [memoryview(one).cast("B") for one in found]
-                if [len(one) for one in contents] != [end - begin for begin, end in ranges]:
-                    raise StorageError(
-                        f"{placed.info.path}: expected {[end - begin for begin, end in ranges][:3]} bytes of some "
-                        f"ranges, found {[len(one) for one in contents][:3]}"
-                    )
-                self._counters.add(requests=len(ranges), fetched=sum(map(len, contents)))
-                return contents
+                return self._got(objects, ranges)
             except StorageError:
                 if self._closed or (self._limits.fail == "raise" and time.monotonic() + pause > until):
                     raise
             except DataError as error:
-                placed.error = error  # another object, or none: it stays so
+                if len(objects) == 1:
+                    placed.error = error  # another object, or none: it stays so
                 raise
             self._counters.add(retries=1)
             with self.changed:
                 self.changed.wait_for(lambda: self._closed, pause * (0.5 + random.random()))
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _got(self, objects: Sequence[Placed], ranges: Sequence[tuple[str, int, int]]) -> list[memoryview]:
+        """Ranges of objects, asked for once."""
+        client: Any = objects[0].client
+        if len(objects) > 1:
+            found = client.get_all(ranges, {placed.info.path: placed.info.version for placed in objects})
+        else:
+            begins, ends = [begin for _, begin, _ in ranges], [end for _, _, end in ranges]
+            found = client.get_ranges(objects[0].info.path, begins, ends, objects[0].info.version)
+        contents = [memoryview(one).cast("B") for one in found]
+        for content, (path, begin, end) in zip(contents, ranges, strict=True):
+            if len(content) != end - begin:
+                raise StorageError(f"{path}: expected the bytes {begin}..{end - 1}, found {len(content)} of them")
+        self._counters.add(requests=len(ranges), fetched=sum(map(len, contents)))
+        return contents
 
 
 def _work(reference: Callable[[], Fetcher | None]) -> None:

@@ -8,14 +8,14 @@ import mmap
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from mouse_core.errors import StorageError
 from mouse_core.remote.mirror.counters import Counters
 from mouse_core.remote.mirror.objects import Known, Placed
-from mouse_core.remote.mirror.pages import ALL_PAGES, PAGE, PAGES, Int64s, by_block
+from mouse_core.remote.mirror.pages import ALL_PAGES, PAGE, PAGES, Int64s
 from mouse_core.remote.mirror.sharers import Sharer
 from mouse_core.remote.mirror.sparse import SparseFile, is_full
 from mouse_core.remote.mirror.table import Table
@@ -46,6 +46,15 @@ class Limits:
     fail: Fail
     patience: float
     full: Full
+
+
+class Arrival(NamedTuple):
+    """A run of pages that came: of which object, the first, the one behind the last, and their bytes."""
+
+    placed: Placed
+    first: int
+    end: int
+    content: memoryview
 
 
 class Keeper:
@@ -157,43 +166,45 @@ class Keeper:
             with self.table.lock:
                 self.table.unclaim(self.sharer.number, blocks)
 
-    def done(self, held: Int64s, masks: Int64s, *, failed: bool) -> None:
+    def failed(self, held: Int64s, masks: Int64s) -> None:
         """Fetch no more what was claimed."""
         with self.table.lock:
             self._in_flight -= self.table.count(masks)
-            if failed:
-                self.table.unclaim(self.sharer.number, held)
+            self.table.unclaim(self.sharer.number, held)
 
     # ------------------------------------------------------------------ bytes
 
-    def store(
-        self, placed: Placed, held: Int64s, firsts: Int64s, behind: Int64s, contents: Sequence[memoryview]
-    ) -> None:
-        """Write what came into its place, as far as its blocks are claimed, and say that it is there."""
+    def store(self, held: Int64s, masks: Int64s, arrivals: Sequence[Arrival]) -> None:
+        """Write what came into its place, as far as its blocks are claimed, and say that it is there.
+
+        Args:
+            held: Blocks that ``claim`` gave, ascending, int64 ``[n]``.
+            masks: The pages that it gave.
+            arrivals: What came.
+        """
         self._follow()
         before = self.table.state[held]
-        masks, totals = np.zeros(len(held), np.int64), np.zeros(len(held), np.uint64)
-        for first, end, content in zip(firsts.tolist(), behind.tolist(), contents, strict=True):
-            blocks, there = by_block(np.arange(first, end))
-            position = np.minimum(np.searchsorted(held, blocks), len(held) - 1)
-            mine = held[position] == blocks
-            blocks, position = blocks[mine], position[mine]
-            fresh = there[mine] & ~before[position] & ~masks[position]
-            for block in blocks.tolist():
+        there = dict(zip(held.tolist(), before.tolist(), strict=True))
+        came, totals = dict.fromkeys(there, 0), dict.fromkeys(there, 0)
+        for placed, first, end, content in arrivals:
+            for block in range(first // PAGES, (end - 1) // PAGES + 1):
+                if block not in there:
+                    continue
                 # As much of the run as lies in this block.
                 begin, stop = max(first, block * PAGES), min(end, (block + 1) * PAGES)
                 self._write(content[(begin - first) * PAGE : (stop - first) * PAGE], begin * PAGE)
-            for number, block, mask in zip(position.tolist(), blocks.tolist(), fresh.tolist(), strict=True):
-                pages = [block * PAGES + page for page in range(PAGES) if mask >> page & 1]
-                digests = (
-                    placed.digest(content[(page - first) * PAGE : (page + 1 - first) * PAGE], page) for page in pages
-                )
-                totals[number] += np.uint64(sum(digests) & _WORD)
-            masks[position] |= fresh
+                for page in range(begin, stop):
+                    bit = 1 << page % PAGES
+                    if not (there[block] | came[block]) & bit:
+                        totals[block] += placed.digest(content[(page - first) * PAGE : (page + 1 - first) * PAGE], page)
+                        came[block] |= bit
+        fresh = np.array(list(came.values()), np.int64)
+        sums = np.array([total & _WORD for total in totals.values()], np.uint64)
         with self.table.lock:
-            after = self.table.arrived(self.sharer.number, held, masks, totals)
+            after = self.table.arrived(self.sharer.number, held, fresh, sums)
+            self._in_flight -= self.table.count(masks)
         known = (self._verified[held] == before) | ((before & ALL_PAGES) == 0)
-        known &= after == (before | masks)
+        known &= after == (before | fresh)
         self._verified[held[known]] = after[known]
 
     def _write(self, content: memoryview, begin: int) -> None:

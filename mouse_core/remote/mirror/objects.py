@@ -155,3 +155,26 @@ class Known:
         numbers = np.searchsorted(begins, blocks, side="right") - 1
         cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(blocks)]
         return [(objects[int(numbers[first])], slice(first, end)) for first, end in pairwise(cuts) if end > first]
+
+    def calls(self, blocks: Int64s, *, alone: bool) -> list[slice]:
+        """Which of some blocks one call brings: those of objects that follow each other, with a client that takes
+        several.
+
+        Args:
+            blocks: Blocks, ascending, int64 ``[n]``.
+            alone: Whether each object is asked for by itself.
+        """
+        found: list[slice] = []
+        before: Placed | None = None
+        paths: set[str] = set()
+        for placed, part in self.of(blocks):
+            path = placed.info.path
+            joins = before is not None and before.client is placed.client and path not in paths
+            if joins and not alone and hasattr(placed.client, "get_all"):
+                found[-1] = slice(found[-1].start, part.stop)
+            else:
+                found.append(part)
+                paths = set()
+            paths.add(path)
+            before = placed
+        return found
