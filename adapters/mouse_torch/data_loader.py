@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler
 
 from mouse_core import BatchSource, ConfigError, Snapshot
+from mouse_core.mixtures import MixtureSource
 from mouse_core.prefetch import Source
 from mouse_core.ranks import Shard, find_ranks
 from mouse_core.sampling import Sampling
@@ -42,8 +43,9 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
     Args:
         store, sequence_length, batch_size, sampling: As in ``mouse_core.prefetch.Batchifier``.
         shard: ``(rank, count)``, or "auto": which process this is is found, at the latest when the first batch is asked
-            for; a trainer may start the processes after the loader was made. A ``BatchSource`` that is whole is cut
-            like a store with "auto"; a replay buffer or a source of one's own gives every process what it gives.
+            for; a trainer may start the processes after the loader was made. A ``BatchSource`` that is whole and a
+            ``MixtureSource`` are cut like a store with "auto"; a replay buffer or a source of one's own gives every
+            process what it gives, unless a shard is said in numbers.
         as_dict: Whether a batch is a dict of tensors instead of a TensorDict, as Transformers needs it.
         options: The other arguments of ``PrefetchBatchifier``.
 
@@ -75,7 +77,7 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
         **options: Any,
     ) -> None:
         whole = isinstance(store, BatchSource) and store.shard == (0, 1)
-        unsettled = shard == "auto" and (whole or isinstance(store, Store | Snapshot))
+        unsettled = shard == "auto" and (whole or isinstance(store, Store | Snapshot | MixtureSource))
         first = {"sequence_length": sequence_length, "batch_size": batch_size, "sampling": sampling}
         self._asked, self.as_dict = (store, {**first, **options}), as_dict
         if shard == "auto":

@@ -102,6 +102,8 @@ class LoaderOptions:
                 raise ConfigError(f"shard: expected a source that is sharded once, found shard {source.shard} of it")
             options |= {"replace_dtypes": replace_dtypes} if replace_dtypes else {}
             return source.with_options(**options) if options else source
+        if self.shard is None and hasattr(source, "members") and getattr(self.sharding, "is_fully_addressable", True):
+            _warn_of_others(source.batch_size, stacklevel=5)  # a mixture's batches are whole
         made = RecastSource(checked_source(source), replace_dtypes) if replace_dtypes else checked_source(source)
         return ShardSource(made, **options) if options else made
 
@@ -117,7 +119,7 @@ class LoaderOptions:
                 raise ConfigError(f"{name}: expected none for {what}, found {value!r}")
 
 
-def _warn_of_others(size: int) -> None:
+def _warn_of_others(size: int, stacklevel: int = 4) -> None:
     """Say that every one of several processes is about to get whole batches, where nobody has said that it is to."""
     from mouse_core.ranks import find_ranks  # loaded where a loader is made
 
@@ -131,5 +133,5 @@ def _warn_of_others(size: int) -> None:
             f"a step sees {found.count} times as many, all of them alike where the seeds are; shard='auto' gives each "
             "its rows, and shard=(0, 1) says that this is meant",
             UserWarning,
-            stacklevel=4,
+            stacklevel=stacklevel,
         )

@@ -170,6 +170,10 @@ class ShardSource:
             size = len(next(iter((whole[0] if isinstance(whole, tuple) else whole).values())))
         return self._own(size)
 
+    def with_options(self, *, shard: Shard) -> ShardSource:
+        """Another shard's rows of the same source."""
+        return ShardSource(self.source, shard, self.uneven)
+
     def _own(self, size: int) -> range:
         rank, count = self.shard
         return range(size * rank // count, size * (rank + 1) // count)

@@ -14,6 +14,7 @@ import pytest
 from datasets.distributed import split_dataset_by_node
 
 from mouse_core import BatchSource, ConfigError, PrefetchBatchifier
+from mouse_core.mixtures import MixtureSource
 from mouse_core.ranks import Ranks, find_ranks
 from mouse_core.testing import example_store
 from tests.core.augment_cases import full_config, make_store
@@ -140,6 +141,11 @@ def test_whole_batches_in_each_of_several_processes_are_warned_of(monkeypatch: p
     assert warned[0].filename == __file__
     assert loader.source.shard == (0, 1)
     loader.close()
+    mixture = MixtureSource([BatchSource(store, 8, 4)])
+    with pytest.warns(UserWarning, match=r"each of 3 processes .* gets whole batches of 4") as warned:
+        PrefetchBatchifier(mixture).close()
+    assert warned[0].filename == __file__
+    PrefetchBatchifier(mixture, shard=(0, 1)).close()
     for given, options in ((store, {"shard": (0, 1)}), (store, {"shard": (0, 2)}), (BatchSource(store, 8, 4), {})):
         PrefetchBatchifier(given, **({"sequence_length": 8, "batch_size": 4} if options else {}), **options).close()
     PrefetchBatchifier(BatchSource(store, 8, 4), shard=(0, 1)).close()

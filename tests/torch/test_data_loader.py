@@ -16,6 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from mouse_core import BatchSource, ConfigError, DatasetStore
 from mouse_core.digest import StreamDigest, whole_state
+from mouse_core.mixtures import MixtureSource
 from mouse_core.replay import ArrayStorage
 from mouse_core.testing import AdapterConformance, example_store, stream_digest
 from mouse_torch import DataLoader, PrefetchBatchifier, ReplayBuffer
@@ -142,6 +143,18 @@ def test_every_process_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
             with DataLoader(given, **options) as loader:
                 parts.append(loader.next_batch()["reward"])
         np.testing.assert_array_equal(torch.cat(parts), whole[0]["reward"])
+    mixture = MixtureSource({"a": whole, "b": BatchSource(store, **{**OPTIONS, "seed": 1})})
+    for late in (False, True):
+        parts = []
+        for rank in range(2):
+            with DataLoader(mixture) as loader:
+                ranks(monkeypatch, rank, 2)
+                loader = loader if late else DataLoader(mixture)
+                parts.append(loader.next_batch()["reward"])
+                loader.close()
+            monkeypatch.delenv("RANK")
+            monkeypatch.delenv("WORLD_SIZE")
+        np.testing.assert_array_equal(torch.cat(parts), mixture[0]["reward"])
     with DataLoader(BatchSource(store, **OPTIONS, shard=(3, 4))) as loader:
         np.testing.assert_array_equal(loader.next_batch()["reward"], whole[0]["reward"][6:])
     with DataLoader(store, **OPTIONS, shard=(0, 1)) as loader:
