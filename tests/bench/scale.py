@@ -21,7 +21,7 @@ import numpy as np
 
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.bench import Contender, interleave, machine, progress_bar
-from tests.bench import generate
+from tests.bench import generate, larger
 from tests.bench.floor import Addresses, check_floor, floor, floor_name
 from tests.bench.loaders import fresh_report
 from tests.bench.pages import drop, read_whole
@@ -104,6 +104,7 @@ def run(folder: Path, rows: int) -> Results:
         for table in results.tables[-2:]:
             show_table(console, table)
         drop(data)
+    results.figures += larger.figures(folder / f"larger-{rows // 6}", rows // 6)
     show_figures(console, results)
     return results
 
