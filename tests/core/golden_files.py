@@ -27,7 +27,10 @@ from tests.core.groups_cases import group
 from tests.core.killing import forked
 
 DATA = Path(__file__).resolve().parent.parent / "data"
-ARCHIVE, STORES = DATA / "written_by_0.1.tar.xz", DATA / "store_format_1.tar.xz"
+ARCHIVE = DATA / "written_by_0.1.tar.xz"
+# Rows of a dataset in the stores of each format, and the layout of those that have one.
+FORMATS: dict[int, tuple[int, Any]] = {1: (60, None), 2: (600, "windows")}
+STORES = {version: DATA / f"store_format_{version}.tar.xz" for version in FORMATS}
 
 
 def left_in(archive: Path) -> dict[str, Any]:
@@ -36,7 +39,7 @@ def left_in(archive: Path) -> dict[str, Any]:
     return json.loads(said.read_text(encoding="utf-8")) if archive.exists() else {}
 
 
-LEFT, LEFT_STORES = left_in(ARCHIVE), left_in(STORES)
+LEFT, LEFT_STORES = left_in(ARCHIVE), {version: left_in(archive) for version, archive in STORES.items()}
 FIELDS = ("action", "reward", "done", "time", "q_star", "obs_continuous", "obs_discrete")
 
 
@@ -88,13 +91,14 @@ def store_digest(store: DatasetStore) -> str:
     return stream_digest(BatchSource(store, 9, 8), 20)
 
 
-def write_stores(folder: Path) -> dict[str, Any]:
-    """Write stores with files of every kind, as a process leaves them that is killed; what is in them.
+def write_stores(folder: Path, version: int) -> dict[str, Any]:
+    """Write stores of a format with files of every kind, as a process leaves them that is killed; what is in them.
 
     Each has rows that were dropped, sealed rows that were appended, others of a dataset, and a file of appended rows
     with several commits, in blocks of checksums that are full and one that is not.
     """
     left: dict[str, Any] = {}
+    rows, layout = FORMATS[version]
     for kind in KINDS:
         path = folder / kind
 
@@ -102,10 +106,10 @@ def write_stores(folder: Path) -> dict[str, Any]:
             for first, count in ((0, 90), (90, 300)):
                 with DatasetStore.open(path, "a", max_rows=200) as store:
                     store.extend(rows_of(kind, first, count))
-            with DatasetStore.open(path, "a") as store:
-                store.from_dataset(table_of(kind, 390, 60))
+            with DatasetStore.open(path, "a", layout=layout) as store:
+                store.from_dataset(table_of(kind, 390, rows))
             store = DatasetStore.open(path, "a", sync="flush")
-            for first, count in ((450, 50), (500, 1500)):
+            for first, count in ((390 + rows, 50), (440 + rows, 1500)):
                 store.extend(rows_of(kind, first, count))
                 store.flush()
 
@@ -122,11 +126,11 @@ def write_stores(folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     archive = DATA / f"{sys.argv[1]}.tar.xz"
-    make = write_stores if archive.name.startswith("store_format_") else write
+    _, _, version = sys.argv[1].partition("store_format_")
     if archive.exists():
         sys.exit(f"{archive} is there, and stays as it is")
     with tempfile.TemporaryDirectory() as folder:
-        left = make(Path(folder))
+        left = write_stores(Path(folder), int(version)) if version else write(Path(folder))
         with tarfile.open(archive, "w:xz") as target:
             target.add(folder, arcname=".")
     archive.with_suffix("").with_suffix(".json").write_text(json.dumps(left, indent=1) + "\n", encoding="utf-8")

@@ -85,13 +85,14 @@ def test_groups_of_earlier_versions_are_read(written: Path) -> None:
         assert sorted(one.rollout_uid for one in buffer.rollouts()) == LEFT["uids"]
 
 
-@pytest.mark.parametrize("mode", ["r", "a"])
+@pytest.mark.parametrize(("version", "mode"), [(1, "r"), (1, "a"), (2, "a")])
 @pytest.mark.parametrize("kind", KINDS)
-def test_stores_of_the_first_format_are_read_and_written_on(tmp_path: Path, kind: str, mode: str) -> None:
+def test_stores_of_every_format_are_read_and_written_on(tmp_path: Path, kind: str, version: int, mode: str) -> None:
     """Also what a writer left that was killed."""
-    with tarfile.open(STORES) as archive:
+    with tarfile.open(STORES[version]) as archive:
         archive.extractall(tmp_path, filter="data")
-    left, folder = LEFT_STORES[kind], tmp_path / kind
+    left, folder = LEFT_STORES[version][kind], tmp_path / kind
+    assert f'"format": {version}' in (folder / "manifest.json").read_text()
     first, stop = left["rows"]
     with DatasetStore.open(folder, mode) as store:
         assert numbers_in(store) == range(first, stop)
