@@ -394,7 +394,7 @@ def test_what_cannot_be_recorded_is_refused() -> None:
         Recorder(gym.make_vec("CartPole-v1", 2), DatasetStore())
     with pytest.raises(ConfigError, match="Recorder records one environment"):
         VectorRecorder(gym.make("CartPole-v1"), DatasetStore())
-    with pytest.raises(ConfigError, match="expected a DatasetStore, found list"):
+    with pytest.raises(ConfigError, match="expected a DatasetStore, or a client of one, found list"):
         Recorder(gym.make("CartPole-v1"), [])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="infos: expected names of infos, found 'x_position'"):
         Recorder(gym.make("CartPole-v1"), DatasetStore(), infos="x_position")
