@@ -160,7 +160,10 @@ class Fetcher:
     def queued(self) -> int:
         """How many pages are asked for, and not there yet."""
         with self.changed:
-            return self._table.count(self._coming & ~self._table.state[: len(self._coming)])
+            tasks = [*self._heap, *(task for _, task in self._later)]
+            wanted = [(task.blocks, task.masks) for task in tasks] + [some[2:] for some in self._asked]
+        lacking = (self._table.count(masks & ~self._table.state[blocks]) for blocks, masks in wanted)
+        return sum(lacking) + self.keeper.in_flight
 
     def in_time(self) -> None:
         """Something was there when it was to be read: less far ahead may do."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -26,8 +27,8 @@ Full = Literal["shrink", "raise"]
 _SPARE = 128
 # Where something must go for what comes, no more than this part of all is on its way.
 _COMING = 32
-# Where the disk is full, so much is let go of at once.
-_MANY = 128 * PAGES
+# Where the disk is full, at least so many pages are let go of at once; if there are none, somebody else may be at it.
+_FEW, _TRIES, _PAUSE = 64, 20, 0.02
 _WORD = 0xFFFFFFFFFFFFFFFF
 
 
@@ -83,7 +84,9 @@ class Keeper:
         self.table, self._file, self.memory, self.known = table, file, memory, known
         self.sharer, self.limits, self.counters = sharer, limits, counters
         self._lock = threading.Lock()
-        self._most, self._in_flight = limits.pages, 0
+        self._most = limits.pages
+        self.in_flight = 0
+        """How many pages are being fetched."""
         self.whole = False
         """Whether blocks are brought whole where something must go for them."""
         self._verified = np.zeros(0, np.int64)  # states in which blocks were found to be what had been written
@@ -91,7 +94,7 @@ class Keeper:
     def is_full(self) -> bool:
         """Whether something must go for what comes, or must soon."""
         # By so much that it is full also after some was let go of.
-        return self.table.pages + self._in_flight > self._most - self._most // 8
+        return self.table.pages + self.in_flight > self._most - self._most // 8
 
     def pages(self, blocks: Int64s, masks: Int64s) -> int:
         """How many pages are kept for some that are asked for."""
@@ -129,7 +132,7 @@ class Keeper:
             if gone is None:
                 table.unclaim(me, held)
                 return None
-            self._in_flight += count
+            self.in_flight += count
         self.counters.add(wanted=wanted * PAGE)
         self._empty(gone)
         return held, masks
@@ -145,10 +148,10 @@ class Keeper:
         Returns:
             Blocks that are to be emptied; None where too few may go.
         """
-        over = self.table.pages + self._in_flight + pages - self._most
+        over = self.table.pages + self.in_flight + pages - self._most
         if over <= 0 or not pages:
             return np.empty(0, np.int64)
-        if all_or_none and self._in_flight > self._most // _COMING:
+        if all_or_none and self.in_flight > self._most // _COMING:
             return None  # what was let go of for more would be fetched again
         blocks = self.table.needed_last(self.sharer.number, over + self._most // _SPARE, before, self.sharer.lives)
         freed = self.table.count(self.table.state[blocks] & ALL_PAGES)
@@ -169,7 +172,7 @@ class Keeper:
     def failed(self, held: Int64s, masks: Int64s) -> None:
         """Fetch no more what was claimed."""
         with self.table.lock:
-            self._in_flight -= self.table.count(masks)
+            self.in_flight -= self.table.count(masks)
             self.table.unclaim(self.sharer.number, held)
 
     # ------------------------------------------------------------------ bytes
@@ -202,27 +205,32 @@ class Keeper:
         sums = np.array([total & _WORD for total in totals.values()], np.uint64)
         with self.table.lock:
             after = self.table.arrived(self.sharer.number, held, fresh, sums)
-            self._in_flight -= self.table.count(masks)
+            self.in_flight -= self.table.count(masks)
         known = (self._verified[held] == before) | ((before & ALL_PAGES) == 0)
         known &= after == (before | fresh)
         self._verified[held[known]] = after[known]
 
     def _write(self, content: memoryview, begin: int) -> None:
         """Write some bytes into their place; where the disk is full, less is kept."""
+        tries = _TRIES if self.limits.full == "shrink" else 0
         while True:
             try:
                 return self._file.write(content, begin)
             except OSError as error:
                 if not is_full(error):
                     raise StorageError(f"cache: expected to write into it, found {error}") from error
-                gone: Int64s | None = None
-                if self.limits.full == "shrink":
-                    with self.table.lock:
-                        self._most = self.table.pages
-                        gone = self._let_go(_MANY, self.table.clock + 1, all_or_none=False)
-                if gone is None or not len(gone):
+                if not tries:
                     raise StorageError(f"cache: expected room on its disk, found it full: {error}") from error
+            with self.table.lock:
+                # Some room is left: in a file system in memory even reading what is not there takes some.
+                self._most = min(self._most, self.table.pages) * 7 // 8
+                gone = self._let_go(max(_FEW, self._most // 8), self.table.clock + 1, all_or_none=False)
+            if gone is not None and len(gone):
                 self._empty(gone)
+            else:
+                # What others let go of is being given back, or nothing is left.
+                tries -= 1
+                time.sleep(_PAUSE)
 
     def unverified(self, blocks: Int64s, states: Int64s) -> Int64s:
         """Those of some blocks that were not looked at since they had other states."""
