@@ -113,8 +113,12 @@ class Loader(Generic[T]):
             self._failure = WorkerError(message)
             raise self._failure from error
         self._feed.delivered(self._next_index)
-        if self._counts is not None:
-            self._counts.delivered(began, took, batch)
+        if (counts := self._counts) is not None:
+            counts.ended = ended = perf_counter()
+            counts.waited += ended - began
+            counts.batches = number = counts.batches + 1
+            if took is not None or ended - began > counts.slow or number % counts.weighed_every == 1:
+                counts.add(ended - began, took, batch)
         self._next_index += 1
         if digest is not None and self._digest is not None:
             self._digest += digest

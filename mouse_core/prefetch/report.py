@@ -168,7 +168,10 @@ class Counts:
 
     Args:
         source: Where batches come from.
+        began: When the first one was asked for.
     """
+
+    slow, weighed_every = _SLOW, _WEIGHED
 
     __slots__ = (
         *("began", "ended", "looked", "waited", "making", "still", "still_for_disk"),
@@ -186,28 +189,26 @@ class Counts:
         """See what this thread has used so far, before it makes a batch itself."""
         self.looked, self._usage = now, _usage()
 
-    def delivered(self, began: float, took: float | Took | None, batch: Any) -> None:
-        """A batch is with the caller, who asked for it at ``began``; ``took`` is None where the caller made it."""
-        self.ended = ended = perf_counter()
-        self.waited += (seconds := ended - began)
-        self.batches = batches = self.batches + 1
+    def add(self, seconds: float, took: float | Took | None, batch: Any) -> None:
+        """What is to be known of a batch besides that it took the caller so many seconds, and ``took`` to make.
+
+        None is the caller's own time, of which only the slow ones and those that are weighed come here.
+        """
         if took is None:
-            if seconds >= _SLOW:
+            if seconds > self.slow:
                 before = self._usage
-                self.look(ended)
+                self.look(self.ended)
                 self._add(_took(seconds, before, self._usage))
-            else:
-                self.making += seconds
-        elif type(took) is float:
-            self.making += took
-        else:
+        elif isinstance(took, Took):
             self._add(took)
-        if batches % _WEIGHED == 1:
+            self.making += took.seconds
+        else:
+            self.making += took
+        if self.batches % self.weighed_every == 1:
             self.weighed += 1
             self.weighed_bytes += _bytes_of(batch)
 
-    def _add(self, took: Any) -> None:
-        self.making += took.seconds
+    def _add(self, took: Took) -> None:
         self.still += took.still
         self.still_for_disk += took.still if took.disk else 0.0
 
@@ -222,8 +223,9 @@ class Counts:
         """
         before, said = self._elsewhere, counters_of(source)
         elsewhere = {name: max(0.0, value - before.get(name, 0.0)) for name, value in said.items()}
-        network = min(elsewhere.get("seconds", 0.0), self.making)
-        decode = min(decoding, self.making - network)
+        making = self.making if ready_at_most else self.waited  # in the caller's own time
+        network = min(elsewhere.get("seconds", 0.0), making)
+        decode = min(decoding, making - network)
         # Waiting for the network, and for processes that decode, is standing still, too.
         disk = min(self.still_for_disk, max(0.0, self.still - network - decode))
         delivered = self.weighed_bytes / self.weighed * self.batches if self.weighed else 0.0
@@ -236,7 +238,7 @@ class Counts:
             disk,
             network,
             decode,
-            self.making - network - decode - disk,
+            making - network - decode - disk,
             delivered,
             None if stored is None else stored * delivered,
             None if disk_bytes is None or self._disk_bytes is None else disk_bytes - self._disk_bytes,
