@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 
@@ -146,7 +147,7 @@ def test_objects_that_changed_are_refused(server, options, written):
 
 
 def test_what_is_no_store_or_not_whole_is_said(server, options, written):
-    with pytest.raises(ConfigError, match=r"s3://data/nothing: expected a store \(manifest.json\), found none"):
+    with pytest.raises(ConfigError, match=r"s3://data/nothing: expected a store \(manifest.json\) or a dataset"):
         DatasetStore.open("s3://data/nothing", **options)
     with pytest.raises(ConfigError, match="expected the mode 'r'"):
         DatasetStore.open("s3://data/runs", "a", **options)
@@ -235,3 +236,45 @@ def test_an_upload_never_takes_the_place_of_another_store(server, options, tmp_p
     file.write_bytes(file.read_bytes()[:-9] + b"\0" * 9)
     with pytest.raises(DataError, match="damaged"):
         upload(tmp_path / "one", "s3://data/damaged", reaching=reaching)
+
+
+# ---------------------------------------------------------------------- datasets that were saved
+
+
+def test_a_saved_dataset_is_read_like_its_folder(server, options, tmp_path):
+    features = datasets.Features(
+        {
+            "action": datasets.Value("int64"),
+            "reward": datasets.Value("float64"),
+            "done": datasets.Value("int64"),
+            "observation": datasets.List(datasets.Value("float32")),
+            "some": datasets.Value("float64"),
+            "square": datasets.Array2D((2, 2), "float32"),
+        }
+    )
+    parts = {}
+    for name, begin in (("train", 0), ("more", 2 * ROWS)):
+        made = {column: values for column, values in rows(begin, 2 * ROWS).items() if column in features}
+        made = {column: list(values) for column, values in made.items()} | {"square": [[[1.0, 2], [3, 4]]] * 2 * ROWS}
+        parts[name] = datasets.Dataset.from_dict(made, features=features)
+    saved = datasets.DatasetDict(parts)
+    saved.save_to_disk(tmp_path / "saved", num_shards={"train": 3, "more": 1})
+    server.put_folder("data/saved", tmp_path / "saved")
+    server.asked.clear()
+    fields = [Field("some", fill=-1), Field("square", shape=(2, 2))]
+    here = DatasetStore(fields=fields).from_dataset(datasets.load_from_disk(tmp_path / "saved"))
+    there = DatasetStore.open("s3://data/saved", fields=fields, **options)
+    assert (len(there), there.columns, there.about) == (4 * ROWS, here.columns, here.about)
+    assert there.snapshot().fingerprint == here.snapshot().fingerprint
+    assert there.snapshot().rows([0, ROWS, 4 * ROWS - 1]) == here.snapshot().rows([0, ROWS, 4 * ROWS - 1])
+    same_batches(here, there)
+    server.asked.clear()
+    DatasetStore.open("s3://data/saved", **options)
+    assert server.sent("arrow$") == 0  # the index was kept
+    path = next(path for path in server.objects if path.endswith(".arrow"))
+    server.put(path, server.objects[path].read(0, 1 << 30)[:-9])
+    with pytest.raises(DataError, match=r"s3://data/saved/.*\.arrow: expected"):
+        DatasetStore.open("s3://data/saved", **options)
+    server.put("data/saved/dataset_dict.json", b'{"splits": ["../../secrets"]}')
+    with pytest.raises(DataError, match="names of files in the same folder"):
+        DatasetStore.open("s3://data/saved", **options)

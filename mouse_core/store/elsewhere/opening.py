@@ -6,9 +6,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
+from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core.errors import ConfigError
 from mouse_core.remote.clients import Reaching
 from mouse_core.store._intake import Rows
+from mouse_core.store._schema import StoreSchema
+from mouse_core.store.disk.manifest import NAME
 from mouse_core.store.elsewhere.objects import Place
 from mouse_core.store.elsewhere.rows import ElsewhereRows
 
@@ -44,5 +47,17 @@ def open_elsewhere(make: Callable[..., Store], url: str, mode: str, options: Map
         )
     reaching = Reaching(**{name: value for name, value in options.items() if name in _OPTIONS})
     store = make(**{name: value for name, value in options.items() if name not in _OPTIONS})
-    store._rows = ElsewhereRows(Place.of(url, reaching), store._rows.schema, store._rows.budget)
+    store._rows = _rows_at(Place.of(url, reaching), store._rows.schema, store._rows.budget)
     return store
+
+
+def _rows_at(place: Place, told: StoreSchema, budget: DenseBudget) -> Rows:
+    """The rows of whichever kind."""
+    from mouse_core.store.elsewhere import saved
+
+    client = place.client
+    if not client.exists(NAME):
+        found = saved.files_saved(client)
+        if found is not None:
+            return saved.SavedRows(place, told, budget, *found)
+    return ElsewhereRows(place, told, budget)

@@ -179,7 +179,9 @@ def read_manifest(client: FolderClient, known: str = "") -> tuple[bytes | None, 
             return None, known
         return client.read(NAME, most_bytes=MOST_BYTES)
     except MissingObject as error:
-        raise ConfigError(f"{client.url}: expected a store ({NAME}), found none") from error
+        raise ConfigError(
+            f"{client.url}: expected a store ({NAME}) or a dataset of save_to_disk (state.json), found none"
+        ) from error
 
 
 def infos_of(client: FolderClient, names: Sequence[str]) -> list[ObjectInfo]:

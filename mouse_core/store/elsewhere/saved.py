@@ -1,0 +1,275 @@
+"""Datasets elsewhere that ``save_to_disk`` wrote: which files, and where their record batches lie."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from mouse_core._arrow.dense_copies import DenseBudget
+from mouse_core._arrow.windows import Int64s
+from mouse_core.about.dataset import About, joined, read_about
+from mouse_core.errors import ConfigError, DataError, SchemaError, StorageError
+from mouse_core.files.ipc.batches import Message
+from mouse_core.files.reading import MOST_JSON
+from mouse_core.files.writing import make_folder, write_file
+from mouse_core.remote.client import ObjectInfo
+from mouse_core.store._schema import StoreSchema
+from mouse_core.store.disk.manifest import Manifest, bare_schema
+from mouse_core.store.disk.reading import settled
+from mouse_core.store.elsewhere.asking import Asking, Range, run, together
+from mouse_core.store.elsewhere.files import ArrowFile, message_at, read_with
+from mouse_core.store.elsewhere.objects import Place
+from mouse_core.store.elsewhere.rows import ReadOnlyRows, infos_of
+from mouse_core.store.elsewhere.segment import ElsewhereSegment, Files
+
+if TYPE_CHECKING:
+    from mouse_core.remote.clients.objects import FolderClient
+
+STATE, SPLITS, INFO = "state.json", "dataset_dict.json", "dataset_info.json"
+# Heads that are looked for at once, where those before were as far from each other.
+_MOST_AHEAD = 256
+# Files whose record batches are looked for at once.
+_TOGETHER = 64
+_SCHEMA_BYTES = 1 << 14
+
+
+class SavedRows(ReadOnlyRows):
+    """Rows of a dataset, all splits one after the other; they are what they were when they were opened.
+
+    Args:
+        place: Where the objects are.
+        told: What the store was told of the rows, which are to fit.
+        budget: Of the memory for dense copies.
+        paths: The Arrow files, streams all of them, in their order.
+        said: What is said of each beside what its schema says.
+    """
+
+    def __init__(
+        self, place: Place, told: StoreSchema, budget: DenseBudget, paths: Sequence[str], said: Mapping[str, About]
+    ) -> None:
+        super().__init__(place.client.url, told, budget)
+        self._again = place, told, budget, paths, said
+        infos = infos_of(place.client, paths)
+        found = indexes(place, infos)
+        schema = bare_schema(found[0].schema)
+        abouts = []
+        for info, index in zip(infos, found, strict=True):
+            where = place.client.shown(info.path)
+            if not bare_schema(index.schema).equals(schema):
+                raise SchemaError(
+                    f"{where}: expected the columns of {infos[0].path}, {schema.names}, found {index.schema.names}"
+                )
+            about = joined([(where, read_about(index.schema, where=where)), (where, said.get(info.path, About()))])
+            abouts.append((where, about))
+        about = joined(abouts)
+        self.schema = settled(told, Manifest(about, (schema,)), str(self.path))
+        files = [ArrowFile(info, one.rows, one.begins) for info, one in zip(infos, found, strict=True) if len(one.rows)]
+        if files:
+            place_of_rows = (object(), 0)
+            segment = ElsewhereSegment(Files(place, files, schema), self.schema.image_roots, place_of_rows)
+            self.segments[:] = [segment]
+            self.count = segment.num_rows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SavedRows, self._again
+
+
+def files_saved(client: FolderClient) -> tuple[list[str], dict[str, About]] | None:
+    """The Arrow files that a saved dataset, or a dict of them, names, and what is said of each; None: there is none.
+
+    Raises:
+        ConfigError: Its rows are found through row numbers.
+        DataError: What it says of itself is damaged.
+    """
+    splits = _json(client, SPLITS)
+    if splits is None:
+        return _files_in(client, "")
+    names = _plain(splits.get("splits"), client.shown(SPLITS))
+    paths: list[str] = []
+    said: dict[str, About] = {}
+    for name in names:
+        found = _files_in(client, f"{name}/")
+        if found is None:
+            raise DataError(f"{client.shown(name)}: expected {STATE} of a split, found none")
+        paths += found[0]
+        said |= found[1]
+    return paths, said
+
+
+def _files_in(client: FolderClient, folder: str) -> tuple[list[str], dict[str, About]] | None:
+    state = _json(client, folder + STATE)
+    if state is None:
+        return None
+    if state.get("_indices_data_files"):
+        raise ConfigError(
+            f"{client.shown(folder)}: expected a dataset without an indices mapping; save it with flatten_indices()"
+        )
+    listed = state.get("_data_files")
+    entries = [one.get("filename") if isinstance(one, Mapping) else None for one in listed or ()]
+    paths = [folder + name for name in _plain(entries, client.shown(folder + STATE))]
+    info = _json(client, folder + INFO) or {}
+    about = read_about(str(info.get("description", "")), where=client.shown(folder + INFO))
+    return paths, dict.fromkeys(paths, about)
+
+
+def _plain(names: Any, where: str) -> list[str]:
+    """Names of files or folders; a dataset must not reach for anything outside of its folder."""
+    plain = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
+    if not plain or any(name in ("", ".", "..") or os.path.basename(name) != name or "\\" in name for name in names):
+        raise DataError(f"{where}: expected names of files in the same folder, found {names!r:.200}")
+    return list(names)
+
+
+def _json(client: FolderClient, path: str) -> dict[str, Any] | None:
+    from mouse_core.remote.clients.failing import MissingObject
+
+    try:
+        content, _ = client.read(path, most_bytes=MOST_JSON)
+    except MissingObject:
+        return None
+    try:
+        found = json.loads(content)
+    except ValueError as error:
+        raise DataError(f"{client.shown(path)}: expected JSON, found {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{client.shown(path)}: expected a JSON object, found {type(found).__name__}")
+    return found
+
+
+# ---------------------------------------------------------------------- where record batches lie
+
+
+class Index:
+    """Where the record batches of a stream lie.
+
+    Args:
+        schema: Its columns.
+        begins: At which byte each begins, int64 ``[n]``.
+        rows: How many rows each has, int64 ``[n]``.
+    """
+
+    def __init__(self, schema: pa.Schema, begins: Int64s, rows: Int64s) -> None:
+        self.schema, self.begins, self.rows = schema, begins, rows
+
+    def to_bytes(self) -> bytes:
+        """What ``of_bytes`` takes."""
+        file = io.BytesIO()
+        schema = np.frombuffer(self.schema.serialize(), np.uint8)
+        np.savez(file, schema=schema, begins=self.begins, rows=self.rows)
+        content = file.getvalue()
+        return xxhash.xxh3_128_digest(content) + content
+
+    @classmethod
+    def of_bytes(cls, content: bytes) -> Index | None:
+        """An index that was kept; None where it is damaged."""
+        if xxhash.xxh3_128_digest(content[16:]) != content[:16]:
+            return None
+        with np.load(io.BytesIO(content[16:]), allow_pickle=False) as found:
+            return cls(pa.ipc.read_schema(pa.py_buffer(found["schema"].tobytes())), found["begins"], found["rows"])
+
+
+def indexes(place: Place, infos: Sequence[ObjectInfo]) -> list[Index]:
+    """The indexes of streams: those that the cache has, and others, which it has from then on."""
+    folder = place.mirror.folder / "index-1"
+    known = [_kept(_file_of(folder, place, info)) for info in infos]
+    missing = [number for number, one in enumerate(known) if one is None]
+    client = place.client
+
+    def read(ranges: Sequence[Range]) -> Sequence[Any]:
+        wanted = [(infos[one.object].path, one.begin, one.end) for one in ranges]
+        return client.get_all(wanted, {infos[one.object].path: infos[one.object].version for one in ranges})
+
+    for at in range(0, len(missing), _TOGETHER):
+        some = missing[at : at + _TOGETHER]
+        readers = [_named(client.shown(infos[number].path), _index_of(number, infos[number].size)) for number in some]
+        for number, found in zip(some, run(together(readers), read), strict=True):
+            known[number] = found
+            _keep(_file_of(folder, place, infos[number]), found)
+    return [one for one in known if one is not None]
+
+
+def _file_of(folder: Path, place: Place, info: ObjectInfo) -> Path:
+    said = "\0".join([place.client.url, info.path, info.version, str(info.size)])
+    return folder / f"{xxhash.xxh3_128_hexdigest(said.encode())}.npz"
+
+
+def _kept(file: Path) -> Index | None:
+    try:
+        return Index.of_bytes(file.read_bytes())
+    except (OSError, ValueError, KeyError, pa.ArrowException):
+        return None
+
+
+def _keep(file: Path, index: Index) -> None:
+    try:
+        make_folder(file.parent, sync=False)
+        write_file(file, index.to_bytes(), sync=False)
+    except StorageError:
+        pass  # it is found again
+
+
+def _named(where: str, reader: Asking[Index]) -> Asking[Index]:
+    try:
+        return (yield from reader)
+    except DataError as error:
+        raise error if where in str(error) else DataError(f"{where}: {error}") from error
+
+
+def _index_of(number: int, size: int) -> Asking[Index]:
+    """The index of a stream: heads one after the other, and many at once while they are as far from each other."""
+    schema, first = yield from read_with(number, 0, min(size, _SCHEMA_BYTES), lambda read: _schema(read, size))
+    begins: list[int] = []
+    rows: list[int] = []
+    begin, stride, guess, ahead = first, 0, 1 << 12, 1
+    while True:
+        wanted = [begin + step * stride for step in range(ahead) if step == 0 or begin + step * stride + 8 <= size]
+        found = yield from together([_maybe(number, one, size, guess) for one in wanted])
+        for at, message in zip(wanted, found, strict=True):
+            if at != begin:
+                break  # those before went another way
+            if isinstance(message, DataError):
+                raise message
+            if message is None:
+                if begin + 8 != size:
+                    raise DataError(f"expected the end of the stream at byte {size}, found its end mark at {begin}")
+                return Index(schema, np.array(begins, np.int64), np.array(rows, np.int64))
+            if message.head is not None:
+                begins.append(begin)
+                rows.append(message.head.rows)
+            guess = message.body - message.begin + 8
+            ahead = min(2 * ahead, _MOST_AHEAD) if message.end - begin == stride else 2
+            stride, begin = message.end - begin, message.end
+
+
+def _maybe(number: int, begin: int, size: int, guess: int) -> Asking[Message | DataError | None]:
+    """A message where there may be one."""
+    try:
+        return (yield from message_at(number, begin, size, guess))
+    except DataError as error:
+        return error
+
+
+def _schema(read: Any, size: int) -> tuple[pa.Schema, int]:
+    """The schema that a stream begins with, and where its message ends."""
+    head = bytes(read(0, 8))
+    length = int.from_bytes(head[4:8], "little")
+    if head[:4] != b"\xff\xff\xff\xff" or not 0 < length < size:
+        raise DataError("expected a stream of Arrow, as save_to_disk writes it, found other bytes")
+    try:
+        content = pa.py_buffer(bytes(read(0, 8 + length)))
+        schema = pa.ipc.read_schema(content)
+        if any(b"ARROW:extension:name" in (field.metadata or {}) for field in schema):
+            import datasets.features  # noqa: F401  which knows what these types are
+
+            schema = pa.ipc.read_schema(content)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"expected a schema of Arrow, found a damaged one: {error}") from error
+    return schema, 8 + length
