@@ -18,6 +18,7 @@ from mouse_core.errors import ConfigError, MouseError
 from mouse_core.formats.converting import convert
 from mouse_core.images.files import check_roots
 from mouse_core.inspect.layout import costs, layout_of
+from mouse_core.remote.clients import is_url
 from mouse_core.spec import Alignment
 from mouse_core.store.dataset_store import DatasetStore
 
@@ -37,6 +38,7 @@ class Opened:
         image_roots: Folders in which images may lie that rows name by path.
         costs: What the layout of the files costs, in sentences.
         folder: That of a store of many small record batches, which is read as it lies.
+        store: The rows of data elsewhere, which are no datasets.
     """
 
     name: str
@@ -46,14 +48,19 @@ class Opened:
     image_roots: Sequence[str] = ()
     costs: Sequence[str] = ()
     folder: str | None = None
+    store: DatasetStore | None = None
 
     @property
     def rows(self) -> int:
         """Steps in all."""
-        return sum(len(part) for part in self.parts.values()) if self.folder is None else len(self.to_store())
+        if self.store is not None or self.folder is not None:
+            return len(self.to_store())
+        return sum(len(part) for part in self.parts.values())
 
     def to_store(self) -> DatasetStore:
         """A store of all parts, by reference."""
+        if self.store is not None:
+            return self.store
         if self.folder is not None:
             return DatasetStore.open(self.folder, image_roots=self.image_roots)
         return DatasetStore(alignment=self.alignment, image_roots=self.image_roots).from_dataset(dict(self.parts))
@@ -79,6 +86,11 @@ def opened(
         DataError: The data are damaged.
     """
     path = Path(path_or_name)
+    if is_url(path_or_name):
+        began = time.perf_counter()
+        store = formats.open(path_or_name, splits=splits, **options).to_store()
+        yield Opened(path_or_name, {}, time.perf_counter() - began, store.alignment, store=store)
+        return
     if not path.exists():
         yield _from_hub(path_or_name, splits, check_roots(options.get("image_roots", ()), where="--image-root"))
         return

@@ -237,6 +237,8 @@ def _floor(opened: Opened, source: BatchSource) -> Callable[[int], None] | None:
     if opened.folder is not None:
         return None
     tables = [part.data.table for part in opened.parts.values()]
+    if not tables:
+        return None  # they are elsewhere
     rng = np.random.default_rng(0)
     rows = sum(table.num_rows for table in tables)
     columns = []

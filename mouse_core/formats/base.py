@@ -75,6 +75,7 @@ class RowStream:
         notes: What the reader had to decide, a sentence each.
         metadata: What the format says of the whole.
         mapped: Gives all rows as a ``datasets.Dataset`` that stays on disk; None where they do not lie there as such.
+        opened: Gives all rows as a store that stays where it is; None where there is none.
         about: What the data say of themselves, and what the reader knows of them. Its alignment is None where "arrived"
             is only taken for granted.
         image_roots: Folders (absolute, without links) in which images may lie that rows name by path, beside those that
@@ -91,6 +92,7 @@ class RowStream:
     notes: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
     mapped: Callable[[], Any] | None = field(default=None, repr=False)
+    opened: Callable[..., DatasetStore] | None = field(default=None, repr=False)
     about: About = field(default_factory=About)
     image_roots: tuple[str, ...] = ()
 
@@ -118,7 +120,7 @@ class RowStream:
         if "alignment" in changes and "about" not in changes:
             changes["about"] = self.about.replace(alignment=changes["alignment"])
         if "batches" in changes:
-            changes = {"mapped": None, **changes}
+            changes = {"mapped": None, "opened": None, **changes}
         return replace(self, **changes)
 
     def image_folders(self) -> tuple[str, ...]:
@@ -139,7 +141,7 @@ class RowStream:
                 watch(batch)
                 yield batch
 
-        return self.replace(batches=batches, mapped=self.mapped)
+        return self.replace(batches=batches, mapped=self.mapped, opened=self.opened)
 
     def to_table(self) -> pa.Table:
         """All rows, in memory, with what they say of themselves."""
@@ -155,8 +157,8 @@ class RowStream:
                 ``image_roots``.
         """
         options["image_roots"] = [*self.image_folders(), *options.get("image_roots", ())]
-        if self.format == "store" and self.mapped:
-            opened = DatasetStore.open(self.path, **options)
+        if self.opened is not None and (self.rows or not self.mapped):
+            opened = self.opened(**options)
             if opened.about == self.about:
                 return opened
         rows = self.mapped() if self.mapped else self.to_table()

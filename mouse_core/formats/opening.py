@@ -18,6 +18,7 @@ from mouse_core.formats import _recognising as signs
 from mouse_core.formats._files.on_disk import is_there
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged
 from mouse_core.images.files import check_roots
+from mouse_core.remote.clients import is_url
 from mouse_core.spec import Alignment, check_alignment
 from mouse_core.store.disk.manifest import looks_like_store
 
@@ -69,7 +70,7 @@ def open(
     """Open recorded data of any format that this library reads.
 
     Args:
-        path: A file or folder.
+        path: A file or folder; or an address, as ``DatasetStore.open`` takes it.
         format: The format's name, for what is not recognised: "d4rl", "dopamine", "lerobot", "minari", "ogbench",
             "rows" (datasets on disk, Arrow, Parquet), "store" (``DatasetStore.open``), "ted" or "tfds".
         final: "drop" or "mark", for formats that lack the observation that an episode ends in.
@@ -89,7 +90,7 @@ def open(
         DataError: The data are damaged.
         SchemaError: Another alignment than the data say, or than a format has.
     """
-    root = Path(path)
+    root: Any = path if is_url(path) else Path(path)
     roots = check_roots(image_roots, where="image_roots (--image-root)")
     if alignment is not None:
         check_alignment(alignment)
@@ -109,12 +110,14 @@ def open(
     if roots:
         opened = opened.replace(image_roots=roots)
     if opened.rows is not None:
-        opened = opened.replace(batches=partial(_all_rows, opened), mapped=opened.mapped)
+        opened = opened.replace(batches=partial(_all_rows, opened), mapped=opened.mapped, opened=opened.opened)
     return opened if alignment is None else _with_alignment(opened, alignment, root, found)
 
 
-def _format_at(root: Path, name: str | None) -> _Format:
-    """The format of that name, or the one that is recognised."""
+def _format_at(root: Any, name: str | None) -> _Format:
+    """The format of that name, or the one that is recognised; of what is elsewhere stores and datasets are read."""
+    if is_url(root):
+        return _FORMATS[0]
     if not root.exists():
         raise ConfigError(f"{root}: expected a file or folder, found none")
     if not root.is_file() and not root.is_dir():  # a pipe would be waited for

@@ -16,8 +16,9 @@ from mouse_core.formats import opening
 from mouse_core.formats._files.parquet import has_checksums
 from mouse_core.formats.base import RowStream, rows_digest
 from mouse_core.formats.columns.embedding import embedded
-from mouse_core.store.disk.checking import check_store
-from mouse_core.store.disk.manifest import looks_like_store
+from mouse_core.remote.clients import is_url
+from mouse_core.store.disk.checking import Checked, check_store
+from mouse_core.store.disk.manifest import NAME, looks_like_store
 
 # What a format itself keeps to tell damage, which its reader compares.
 _KEPT = {
@@ -73,8 +74,8 @@ def verify(
         ConfigError: As ``open``.
         DataError: Something is not what was written; the message names the file, or all of them.
     """
-    root = Path(path)
-    if looks_like_store(root):
+    root: Any = path if is_url(path) else Path(path)
+    if is_url(root) or looks_like_store(root):
         return _verify_store(root, digest, progress, options)
     known = _all_noted(root)
     sealed = _check_files(root, known, progress)
@@ -94,11 +95,17 @@ def verify(
     return Verified(os.fspath(path), rows, found, compared, left)
 
 
-def _verify_store(root: Path, digest: str | None, progress: bool, options: dict[str, Any]) -> Verified:
-    """The same for a folder that a store writes."""
-    found = check_store(root, progress=progress)
+def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[str, Any]) -> Verified:
+    """The same for a folder that a store writes, or one that is elsewhere."""
+    found = _check_elsewhere(root, progress, options) if is_url(root) else check_store(root, progress=progress)
+    if found is None:
+        rows, seen = _read_through(opening.open(root, **options), progress)
+        if digest is not None and seen != digest.strip().lower():
+            raise DataError(f"{root}: expected rows with the digest {digest}, found {seen}")
+        return Verified(str(root), rows, seen, "" if digest is None else "the rows have the digest that was given")
     if found.wrong:
-        raise DataError(f"{'; '.join(found.wrong.values())}; mouse repair {root} keeps what is whole")
+        mend = "" if is_url(root) else f"; mouse repair {root} keeps what is whole"
+        raise DataError(f"{'; '.join(found.wrong.values())}{mend}")
     rows, known = found.rows, None
     if digest is not None:
         rows, known = _read_through(opening.open(root, **options), progress)
@@ -106,6 +113,17 @@ def _verify_store(root: Path, digest: str | None, progress: bool, options: dict[
             raise DataError(f"{root}: expected rows with the digest {digest}, found {known}")
     files = "its only file has" if found.files == 1 else f"each of {found.files} files has"
     return Verified(str(root), rows, known, f"{files} the checksums that were noted when it was written")
+
+
+def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Checked | None:
+    """What was found of the files of a store elsewhere; None where it is none, but a dataset."""
+    from mouse_core.remote.clients import Reaching
+    from mouse_core.store.elsewhere.checking import check_elsewhere
+    from mouse_core.store.elsewhere.objects import Place
+
+    said = {name: options[name] for name in ("storage_options", "cache", "cache_bytes", "fail") if name in options}
+    place = Place.of(url, Reaching(**said))
+    return check_elsewhere(place, progress=progress) if place.client.exists(NAME) else None
 
 
 def _check_files(root: Path, known: dict[Path, Noted], progress: bool) -> set[Path]:

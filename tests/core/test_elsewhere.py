@@ -12,7 +12,8 @@ import datasets
 import numpy as np
 import pytest
 
-from mouse_core import BatchSource, DatasetStore, Field
+from mouse_core import BatchSource, DatasetStore, Field, formats
+from mouse_core.bench.opening import opened
 from mouse_core.cli import main
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError, StoreWarning
 from mouse_core.remote import Reaching
@@ -278,3 +279,24 @@ def test_a_saved_dataset_is_read_like_its_folder(server, options, tmp_path):
     server.put("data/saved/dataset_dict.json", b'{"splits": ["../../secrets"]}')
     with pytest.raises(DataError, match="names of files in the same folder"):
         DatasetStore.open("s3://data/saved", **options)
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def test_commands_take_addresses(server, options, written, tmp_path, monkeypatch, capsys):
+    server.put_folder("data/runs", written)
+    monkeypatch.setenv("MOUSE_CACHE", str(tmp_path / "cache"))
+    for name, value in server.options.items():
+        monkeypatch.setenv(name.upper(), value)
+    url = "s3://data/runs"
+    assert main(["inspect", url]) == 0
+    assert main(["verify", url, "--strict"]) == 0
+    assert formats.open(url).digest() == formats.open(written).digest()
+    with opened(url) as found:
+        assert found.rows == len(found.to_store()) == 3 * ROWS
+    path = next(path for path in server.objects if path.endswith(".arrow"))
+    content = server.objects[path].read(0, 1 << 30)
+    server.put(path, content[:5000] + bytes([content[5000] ^ 1]) + content[5001:])
+    assert main(["verify", url]) == 2
+    assert f"{path[5:]}: expected the" in capsys.readouterr().err

@@ -5,31 +5,35 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
 from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
 from mouse_core.formats.columns.blocks import blocks
+from mouse_core.remote.clients import is_url
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
 
 _ROWS = 1 << 16
 
 
-def read_store(path: str | os.PathLike[str], *, batch_rows: int = BATCH_ROWS) -> RowStream:
-    """Read the rows that the writer of a folder has flushed by now; see ``DatasetStore.open``.
+def read_store(path: str | os.PathLike[str], *, batch_rows: int = BATCH_ROWS, **reaching: Any) -> RowStream:
+    """Read the rows that the writer of a folder has flushed by now, or those behind an address; see
+    ``DatasetStore.open``.
 
-    Every file is held against its digest before anything looks into it, and every batch is validated.
+    In a folder every file is held against its digest before anything looks into it. Every batch is validated.
 
     Args:
-        path: The folder.
+        path: The folder, or the address.
         batch_rows: How many rows a batch has, at most.
+        **reaching: Of an address, as ``mouse_core.remote.Reaching`` takes them.
 
     Raises:
         ConfigError: There is no store.
         DataError: A file is damaged or missing, or a newer release wrote it.
     """
-    store = DatasetStore.open(path)
+    store = DatasetStore.open(path, **reaching)
     snapshot, about = store.snapshot(), store.about
     schema = pa.schema([pa.field(name, data_type) for name, data_type in store.columns.items()])
     return RowStream(
@@ -39,7 +43,8 @@ def read_store(path: str | os.PathLike[str], *, batch_rows: int = BATCH_ROWS) ->
         batches=partial(_batches, snapshot, schema, str(path), batch_rows),
         alignment=store.alignment,
         rows=snapshot.num_rows,
-        mapped=store.to_dataset if snapshot.num_rows else None,
+        mapped=store.to_dataset if snapshot.num_rows and not is_url(path) else None,
+        opened=partial(DatasetStore.open, path, **reaching),
         about=about,
     )
 

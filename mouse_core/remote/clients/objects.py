@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -33,6 +34,7 @@ _RETRY = {
 _TIMES = {"connect_timeout": "5s", "timeout": "30s"}
 # Of a folder, not of the objects in it.
 _OURS = ("client_options", "retry_config", "credential_provider")
+_ENDPOINT = re.compile(r"(aws_|google_|azure_)?(storage_)?endpoint(_url)?$")
 _HTTP = re.compile(r"(\w+_)?allow_http$", re.IGNORECASE)
 
 
@@ -173,7 +175,8 @@ class FolderClient:
         # obstore takes "allow_http" for one of the client's, but by its own name alone.
         config = {name: value for name, value in self._options.items() if name not in _OURS and not _HTTP.match(name)}
         allowed = [value for name, value in self._options.items() if _HTTP.match(name)]
-        endpoints = [self.url, *(value for name, value in config.items() if name.endswith("endpoint"))]
+        said = {**{name.lower(): value for name, value in os.environ.items()}, **config}
+        endpoints = [self.url, *(value for name, value in said.items() if _ENDPOINT.match(name))]
         if allowed or any(str(one).startswith("http://") for one in endpoints):
             times["allow_http"] = str((allowed or [True])[0]).lower() == "true"
         more: dict[str, Any] = {"retry_config": self._options.get("retry_config", _RETRY)}
