@@ -17,7 +17,7 @@ from mouse_core.bench.opening import opened
 from mouse_core.cli import main
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError, StoreWarning
 from mouse_core.remote import Reaching
-from mouse_core.store.elsewhere.upload import upload
+from mouse_core.store.elsewhere import upload
 from tests.core.object_server import Fault, ObjectServer
 
 pytest.importorskip("obstore")
