@@ -10,9 +10,12 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, Field, formats
+from mouse_core.about import About, with_about
 from mouse_core.bench.opening import opened
 from mouse_core.cli import main
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError, StoreWarning
@@ -148,7 +151,7 @@ def test_objects_that_changed_are_refused(server, options, written):
 
 
 def test_what_is_no_store_or_not_whole_is_said(server, options, written):
-    with pytest.raises(ConfigError, match=r"s3://data/nothing: expected a store \(manifest.json\) or a dataset"):
+    with pytest.raises(ConfigError, match=r"s3://data/nothing: expected a store \(manifest.json\), a dataset"):
         DatasetStore.open("s3://data/nothing", **options)
     with pytest.raises(ConfigError, match="expected the mode 'r'"):
         DatasetStore.open("s3://data/runs", "a", **options)
@@ -279,6 +282,27 @@ def test_a_saved_dataset_is_read_like_its_folder(server, options, tmp_path):
     server.put("data/saved/dataset_dict.json", b'{"splits": ["../../secrets"]}')
     with pytest.raises(DataError, match="names of files in the same folder"):
         DatasetStore.open("s3://data/saved", **options)
+
+
+def test_parquet_files_are_read_row_group_by_row_group(server, options, tmp_path):
+    columns = {name: list(values) for name, values in rows(0, 2 * ROWS).items()}
+    table = with_about(pa.table(columns), About("outgoing"))
+    (tmp_path / "parquet").mkdir()
+    for part in range(2):
+        target = tmp_path / "parquet" / f"part-{part}.parquet"
+        pq.write_table(table.slice(part * ROWS, ROWS), target, row_group_size=250)
+    server.put_folder("data/parquet", tmp_path / "parquet")
+    here = DatasetStore(fields=FIELDS, alignment="outgoing").from_dataset(table)
+    there = DatasetStore.open("s3://data/parquet", fields=FIELDS, **options)
+    assert (len(there), there.columns, there.alignment) == (2 * ROWS, here.columns, "outgoing")
+    assert there.snapshot().fingerprint == here.snapshot().fingerprint
+    same_batches(here, there)
+    one = DatasetStore.open(f"{server.url}/data/parquet/part-1.parquet", fields=FIELDS, cache=options["cache"])
+    assert one.snapshot().rows([3]) == here.snapshot().rows([ROWS + 3])
+    assert pickle.loads(pickle.dumps(one.snapshot())).rows([3]) == one.snapshot().rows([3])
+    server.put("data/parquet/part-1.parquet", b"PAR1" * 9)
+    with pytest.raises(DataError, match=r"part-1.parquet: expected a Parquet file"):
+        DatasetStore.open("s3://data/parquet", **options)
 
 
 # ---------------------------------------------------------------------- the command

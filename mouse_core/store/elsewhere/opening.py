@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit, urlunsplit
 
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core.errors import ConfigError
@@ -47,17 +48,26 @@ def open_elsewhere(make: Callable[..., Store], url: str, mode: str, options: Map
         )
     reaching = Reaching(**{name: value for name, value in options.items() if name in _OPTIONS})
     store = make(**{name: value for name, value in options.items() if name not in _OPTIONS})
-    store._rows = _rows_at(Place.of(url, reaching), store._rows.schema, store._rows.budget)
+    parts, file = urlsplit(url), ""
+    if parts.path.endswith(".parquet"):
+        folder, _, file = parts.path.rpartition("/")
+        url = urlunsplit(parts._replace(path=folder))
+    store._rows = _rows_at(Place.of(url, reaching), file, store._rows.schema, store._rows.budget)
     return store
 
 
-def _rows_at(place: Place, told: StoreSchema, budget: DenseBudget) -> Rows:
-    """The rows of whichever kind."""
-    from mouse_core.store.elsewhere import saved
+def _rows_at(place: Place, file: str, told: StoreSchema, budget: DenseBudget) -> Rows:
+    """The rows of whichever kind, or of one Parquet file."""
+    from mouse_core.store.elsewhere import parquet, saved
 
     client = place.client
+    if file:
+        return parquet.ParquetRows(place, told, budget, [file])
     if not client.exists(NAME):
         found = saved.files_saved(client)
         if found is not None:
             return saved.SavedRows(place, told, budget, *found)
+        paths = parquet.parquet_files(client)
+        if paths:
+            return parquet.ParquetRows(place, told, budget, paths)
     return ElsewhereRows(place, told, budget)

@@ -49,6 +49,11 @@ class Files:
         """The first row of every record batch, and the end, int64 ``[batches + 1]``."""
         return np.concatenate([[0], np.cumsum(np.concatenate([one.rows for one in self.files]))]).astype(np.int64)
 
+    @property
+    def backing(self) -> Backing | None:
+        """What stands behind the addresses of ``lying``."""
+        return self.objects.backing
+
     def of(self, chunk: int) -> tuple[int, int]:
         """The number of the file that a record batch is in, and its own there."""
         file = int(np.searchsorted(self._first, chunk, side="right")) - 1
@@ -151,7 +156,7 @@ class ElsewhereSegment(Segment):
         self, files: Files, image_roots: tuple[str, ...], place: tuple[object, int] | None, *, appended: bool = False
     ) -> None:
         self.files, self.place = files, place
-        self.backing = files.objects.backing
+        self.backing = files.backing
         self.extent = object() if appended else None
         self.num_rows = int(files.starts[-1])
         self._appended, self._named_roots = appended, image_roots
@@ -292,7 +297,7 @@ class _PartElsewhere(ColumnPart):
         others: Callable[[], Sequence[_PartElsewhere]],
     ) -> None:
         super().__init__(_no_column, files.starts, same_chunks=True, image_roots=image_roots)
-        self.backing: Backing | None = files.objects.backing
+        self.backing: Backing | None = files.backing
         self._files, self._name, self._others = files, name, others
         self._located: dict[int, tuple[int, tuple[int, ...]] | None] = {}
 

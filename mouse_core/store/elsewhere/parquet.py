@@ -1,0 +1,231 @@
+"""Parquet files elsewhere: a row group is a chunk, read and decoded when a row of it is wanted.
+
+Values of Parquet lie encoded, so that none is copied from where it lies: decoded columns of row groups are kept in
+memory, the last ones used, and windows are cut from them. That is far slower than Arrow files where windows lie all over.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from mouse_core._arrow.dense_copies import DenseBudget
+from mouse_core._base.memo import memo
+from mouse_core.about.dataset import joined, read_about
+from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
+from mouse_core.store._schema import StoreSchema
+from mouse_core.store.disk.manifest import Manifest, bare_schema
+from mouse_core.store.disk.reading import settled
+from mouse_core.store.elsewhere.asking import Asking, Range
+from mouse_core.store.elsewhere.files import ArrowFile
+from mouse_core.store.elsewhere.objects import Objects, Place
+from mouse_core.store.elsewhere.rows import ReadOnlyRows, infos_of
+from mouse_core.store.elsewhere.segment import ElsewhereSegment, Files
+
+if TYPE_CHECKING:
+    from mouse_core.remote.clients.objects import FolderClient
+
+SUFFIX = ".parquet"
+# Decoded columns of row groups that are kept, of each segment.
+_KEPT_BYTES = 256 << 20
+# What a footer may claim to hold, so that a damaged one asks for no gigabytes.
+_MOST_STRING, _MOST_ITEMS = 64 << 20, 1 << 22
+# What is read at once of a file that is read from its beginning on.
+_READ_AHEAD = 1 << 20
+
+
+def parquet_files(client: FolderClient) -> list[str]:
+    """The Parquet files in a folder, or in a folder ``data`` in it, in the order of names; none on a web server."""
+    try:
+        listed = [one.path for one in client.listed()]
+    except ConfigError:
+        return []
+    for folder in ("", "data/"):
+        inside = [path for path in listed if path.startswith(folder) and "/" not in path[len(folder) :]]
+        found = sorted(path for path in inside if path.endswith(SUFFIX))
+        if found:
+            return found
+    return []
+
+
+class ParquetRows(ReadOnlyRows):
+    """The rows of Parquet files, one after the other; they are what they were when they were opened.
+
+    Args:
+        place: Where the objects are.
+        told: What the store was told of the rows, which are to fit.
+        budget: Of the memory for dense copies.
+        paths: The files.
+    """
+
+    def __init__(self, place: Place, told: StoreSchema, budget: DenseBudget, paths: Sequence[str]) -> None:
+        super().__init__(place.client.url, told, budget)
+        self._again = place, told, budget, paths
+        infos = infos_of(place.client, paths)
+        found = _Opened(Objects(place, infos))
+        schemas = [found.file(number).schema_arrow for number in range(len(infos))]
+        abouts = []
+        for info, schema in zip(infos, schemas, strict=True):
+            where = place.client.shown(info.path)
+            if not bare_schema(schema).equals(bare_schema(schemas[0])):
+                raise SchemaError(
+                    f"{where}: expected the columns of {infos[0].path}, {schemas[0].names}, found {schema.names}"
+                )
+            abouts.append((where, read_about(schema, where=where)))
+        self.schema = settled(told, Manifest(joined(abouts), (bare_schema(schemas[0]),)), str(self.path))
+        files = []
+        for number, info in enumerate(infos):
+            said = found.file(number).metadata
+            rows = np.array([said.row_group(group).num_rows for group in range(said.num_row_groups)], np.int64)
+            files.append(ArrowFile(info, rows))
+        if sum(int(one.rows.sum()) for one in files):
+            whole = _ParquetFiles(place, files, bare_schema(schemas[0]))
+            self.segments[:] = [ElsewhereSegment(whole, self.schema.image_roots, (object(), 0))]
+            self.count = self.segments[0].num_rows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ParquetRows, self._again
+
+
+class _Opened:
+    """Parquet files, opened when they are asked for; one thread at a time reads a file.
+
+    Args:
+        objects: What they lie in.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self.objects = objects
+        self._files: dict[int, Any] = {}
+
+    def file(self, number: int) -> Any:
+        """One of them; its footer is read."""
+        import pyarrow.parquet as pq
+
+        if number not in self._files:
+            source = pa.PythonFile(_Stream(self.objects, number), mode="r")
+            try:
+                self._files[number] = pq.ParquetFile(
+                    source,
+                    pre_buffer=False,
+                    page_checksum_verification=True,
+                    thrift_string_size_limit=_MOST_STRING,
+                    thrift_container_size_limit=_MOST_ITEMS,
+                )
+            except MouseError:
+                raise
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(f"{self.objects.shown(number)}: expected a Parquet file, found: {error}") from error
+        return self._files[number]
+
+
+class _ParquetFiles(Files):
+    """See ``Files``; no column lies where it could be copied from."""
+
+    def __init__(self, place: Place, files: Sequence[ArrowFile], schema: pa.Schema) -> None:
+        super().__init__(place, files, schema)
+        self._kept: OrderedDict[tuple[int, str], pa.Array] = OrderedDict()
+        self._lock = threading.RLock()
+
+    @memo
+    def _opened(self) -> _Opened:
+        return _Opened(self.objects)
+
+    @property
+    def backing(self) -> None:
+        """None: decoded values are in memory."""
+        return None
+
+    def place(self, chunk: int, name: str) -> Asking[None]:
+        """Nowhere."""
+        yield from ()
+        return None
+
+    def lying(self, chunk: int, name: str) -> Asking[None]:
+        """Nowhere."""
+        yield from ()
+        return None
+
+    def rows(self, chunk: int, name: str, row: int, count: int) -> Asking[pa.Array]:
+        """See ``Files``."""
+        yield from ()
+        return self._decoded(chunk, name).slice(row, count)
+
+    def column(self, chunk: int, name: str) -> Asking[pa.Array]:
+        """See ``Files``."""
+        yield from ()
+        return self._decoded(chunk, name)
+
+    def _decoded(self, chunk: int, name: str) -> pa.Array:
+        with self._lock:
+            key = chunk, name
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            number, group = self.of(chunk)
+            try:
+                found = self._opened.file(number).read_row_group(group, columns=[name]).column(0)
+            except MouseError:
+                raise
+            except (pa.ArrowException, OSError) as error:
+                where = self.objects.shown(number)
+                raise DataError(f"{where}: expected row group {group} of column {name!r}, found: {error}") from error
+            made = found.combine_chunks()
+            array = made.chunk(0) if isinstance(made, pa.ChunkedArray) else made
+            if len(array) != self.files[number].rows[group]:
+                raise DataError(f"{self.objects.shown(number)}: expected other rows in row group {group}")
+            self._kept[key] = array
+            while sum(one.nbytes for one in self._kept.values()) > _KEPT_BYTES and len(self._kept) > 1:
+                self._kept.popitem(last=False)
+            return array
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ParquetFiles, (self.objects.place, self.files, self.schema)
+
+
+class _Stream(io.RawIOBase):
+    """An object as a file, for Arrow's reader of Parquet."""
+
+    def __init__(self, objects: Objects, number: int) -> None:
+        self._objects, self._number, self._at = objects, number, 0
+        self._size = objects.infos[number].size
+        self._ahead, self._begin = b"", 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next byte is read."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """See ``io.IOBase``."""
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def size(self) -> int:
+        """How many bytes there are."""
+        return self._size
+
+    def read(self, size: int | None = -1) -> bytes:
+        """See ``io.RawIOBase``."""
+        end = self._size if size is None or size < 0 else min(self._at + size, self._size)
+        begin = min(self._at, end)
+        if not self._begin <= begin <= end <= self._begin + len(self._ahead):
+            # Column chunks are read in small steps.
+            last = min(self._size, max(end, begin + _READ_AHEAD))
+            self._ahead = bytes(self._objects.read([Range(self._number, begin, last)])[0]) if last > begin else b""
+            self._begin = begin
+        self._at = end
+        return self._ahead[begin - self._begin : end - self._begin]
