@@ -21,6 +21,7 @@ from mouse_core.cli import main
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError, StoreWarning
 from mouse_core.remote import Reaching
 from mouse_core.store.elsewhere import upload
+from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
 from tests.core.object_server import Fault, ObjectServer
 
 pytest.importorskip("obstore")
@@ -108,6 +109,18 @@ def test_rows_and_batches_are_those_of_the_folder(server, options, written):
     same_batches(here, there, fields=plain)
     snapshot = pickle.loads(pickle.dumps(there.snapshot()))
     assert snapshot.rows([7]) == here.snapshot().rows([7])
+
+
+def test_a_store_on_the_hub_is_read_where_it_lies(options, written):
+    with running_hub() as hub:
+        repo = hub.create(f"{USER}/runs")
+        files = [file for file in written.rglob("*") if file.suffix in (".json", ".arrow")]
+        found = {f"store/{file.relative_to(written)}": File(file.read_bytes(), lfs=True) for file in files}
+        repo.add("main", "a store", found)
+        told = {**options, "storage_options": {"endpoint": hub.endpoint, "token": READ_TOKEN}}
+        there = DatasetStore.open(f"hf://datasets/{USER}/runs/store", **told)
+        assert there.snapshot().fingerprint == DatasetStore.open(written).snapshot().fingerprint
+        same_batches(DatasetStore.open(written), there, fields=["reward", "obs_continuous"])
 
 
 def test_opening_reads_no_rows_and_a_batch_reads_few(server, options, written):

@@ -1,7 +1,7 @@
 """Parquet files elsewhere: a row group is a chunk, read and decoded when a row of it is wanted.
 
 Values of Parquet lie encoded, so that none is copied from where it lies: decoded columns of row groups are kept in
-memory, the last ones used, and windows are cut from them. That is far slower than Arrow files where windows lie all over.
+memory, the last ones used, and windows are cut from them. Where windows lie all over, Arrow files are far faster.
 """
 
 from __future__ import annotations
