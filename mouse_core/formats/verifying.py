@@ -118,8 +118,8 @@ def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[s
 def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Checked | None:
     """What was found of the files of a store elsewhere; None where it is none, but a dataset."""
     from mouse_core.remote.clients import Reaching
-    from mouse_core.store.elsewhere.checking import check_elsewhere
     from mouse_core.store.elsewhere.objects import Place
+    from mouse_core.store.elsewhere.uploading import check_elsewhere
 
     said = {name: options[name] for name in ("storage_options", "cache", "cache_bytes", "fail") if name in options}
     place = Place.of(url, Reaching(**said))

@@ -135,13 +135,18 @@ def test_nobody_is_shown_how_a_client_got_there(server, data):
 
 
 def _read_elsewhere(client, sender):
-    sender.send(bytes(client.get_ranges("a", [1], [4], "")[0]))
+    with pytest.raises(DataError, match="found none"):
+        client.head("nothing")
+    sender.send(bytes(client.get_ranges("a", [1], [4], client.head("a").version)[0]))
 
 
-def test_a_process_that_is_started_has_the_options(server, data):
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_processes_read_what_their_parent_reads(server, data, method):
     client = open_client("s3://data/runs", server.options)
-    receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
-    child = multiprocessing.get_context("spawn").Process(target=_read_elsewhere, args=(client, sender))
+    client.head("a")  # from here on a forked process lacks threads
+    context = multiprocessing.get_context(method)
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_read_elsewhere, args=(client, sender))
     child.start()
     try:
         assert receiver.poll(30)

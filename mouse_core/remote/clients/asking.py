@@ -23,6 +23,13 @@ GROUP = 10
 _SECONDS, _NOTICED = 1.0, 0.1
 
 _T = TypeVar("_T")
+# How many forks lay between the first process and the one in which the client's threads began: one set for all clients.
+_begun: list[int] = []
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that had made requests, whose threads it lacks."""
+    return bool(_begun) and _begun[0] != forks()
 
 
 class Asking:
@@ -42,8 +49,7 @@ class Asking:
             in_groups: Whether each of them is one of up to ``GROUP`` ranges.
 
         Raises:
-            ForkError: Requests were made in the process that this one was forked from. The client's threads are not
-                here, and what they held when it was forked cannot be let go.
+            ForkError: Requests were made in the process that this one was forked from; see ``helping``.
         """
         loop = self._running()
         try:
@@ -55,14 +61,11 @@ class Asking:
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
-            if self._loop is not None and self._forks != forks():
-                raise ForkError(
-                    f"{self._name}: expected a process that was started afresh, found one forked from a process that "
-                    "had read it; start workers with the method 'spawn' or 'forkserver' "
-                    "(multiprocessing_context='forkserver' of a DataLoader)"
-                )
+            if is_forked():
+                raise ForkError(f"{self._name}: expected a process of which no parent had made requests, found another")
             if self._loop is None:
                 self._loop, self._forks = asyncio.new_event_loop(), forks()
+                _begun[:] = _begun or [self._forks]
                 self._turns = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(2 * AT_ONCE // GROUP)
                 threading.Thread(target=_run, args=(self._loop,), name="mouse-remote", daemon=True).start()
                 weakref.finalize(self, _end, self._loop, self._forks)

@@ -10,16 +10,20 @@ from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from mouse_core._base.locks import ProcessLock, forks
 from mouse_core._base.memo import memo
 from mouse_core.errors import ChangedError, ConfigError, DataError, MouseError
 from mouse_core.files.writing import storing
 from mouse_core.remote.client import ObjectInfo
-from mouse_core.remote.clients.asking import GROUP, Asking
+from mouse_core.remote.clients.asking import GROUP, Asking, is_forked
 from mouse_core.remote.clients.failing import MissingObject, error_of, first_line, imported
 from mouse_core.remote.clients.options import StorageOptions, public_url
+
+if TYPE_CHECKING:
+    from mouse_core.remote.clients.helping import Helper
 
 # Of so many ranges each is asked for on the condition that the object is the one that was opened.
 _FEW = 3
@@ -50,6 +54,8 @@ class FolderClient:
         self.url, self._query = public_url(url), _query_of(url)
         self._options = options
         self._asking = Asking(self.url)
+        self._lock = ProcessLock()
+        self._helper: tuple[int, Helper] | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -67,6 +73,9 @@ class FolderClient:
 
     def heads(self, paths: Sequence[str]) -> list[ObjectInfo]:
         """What several objects are now; see ``head``."""
+        if is_forked():
+            infos: list[ObjectInfo] = self._helped("heads", list(paths))
+            return infos
         return self._ask([(path, partial(self._head, path)) for path in paths])
 
     def get_ranges(
@@ -83,6 +92,9 @@ class FolderClient:
             wanted: The path, first byte and end of each.
             versions: That the objects must have, by path.
         """
+        if is_forked():
+            contents: list[bytes | memoryview] = self._helped("get_all", list(wanted), versions)
+            return contents
         pieces: dict[str, list[tuple[int, int, int]]] = {}
         for number, (path, begin, end) in enumerate(wanted):
             edges = [*range(begin, end, _MOST_BYTES), end]
@@ -129,6 +141,9 @@ class FolderClient:
         """
         if self.url.startswith(("http://", "https://")):
             raise ConfigError(f"{self.shown(path)}: expected a storage that lists what it has, found a web server")
+        if is_forked():
+            infos: list[ObjectInfo] = self._helped("listed", path)
+            return infos
         (found,) = self._ask([(path, partial(self._list, path))])
         return sorted(found, key=lambda one: one.path)
 
@@ -267,6 +282,15 @@ class FolderClient:
             f"{self.shown(path)}: expected the object that was there when it was opened, found another: it was "
             "written since"
         )
+
+    def _helped(self, method: str, *arguments: Any) -> Any:
+        """What a method returns in a process that can make requests, where this one cannot."""
+        with self._lock:
+            if self._helper is None or self._helper[0] != forks():
+                from mouse_core.remote.clients.helping import Helper
+
+                self._helper = forks(), Helper(type(self), self.url + self._query, dict(self._options))
+        return self._helper[1].call(method, *arguments)
 
     def _ask(
         self, requests: Sequence[tuple[str, Callable[[], Awaitable[Any]]]], *, in_groups: bool = False
