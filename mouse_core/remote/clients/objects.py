@@ -104,7 +104,7 @@ class FolderClient:
             (path, partial(self._get_some, path, [one[1:] for one in some], versions.get(path, "")))
             for path, some in groups
         ]
-        parts: list[list[memoryview]] = [[] for _ in wanted]
+        parts: list[list[bytes | memoryview]] = [[] for _ in wanted]
         for (_, some), contents in zip(groups, self._ask(asked, in_groups=True), strict=True):
             for (number, _, _), content in zip(some, contents, strict=True):
                 parts[number].append(content)

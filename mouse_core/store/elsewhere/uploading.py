@@ -1,4 +1,4 @@
-"""A store's files as wholes: sent to object storage, new ones first and then the manifest; and held against checksums."""
+"""A store's files as wholes: sent to object storage, then the manifest; and held against their checksums there."""
 
 from __future__ import annotations
 
