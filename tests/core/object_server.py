@@ -66,6 +66,7 @@ class Fault:
         method: Of requests.
         status: Answered.
         seconds: Of delay.
+        every: Of how many requests one goes wrong.
     """
 
     pattern: str
@@ -74,6 +75,8 @@ class Fault:
     method: str = "GET"
     status: int = 503
     seconds: float = 0.0
+    every: int = 1
+    met: int = 0
 
 
 class Asked(NamedTuple):
@@ -215,8 +218,10 @@ class _Connection(asyncio.Protocol):
     def _fault(self, method: str, path: str) -> Fault | None:
         for fault in self.server.faults:
             if fault.times and fault.method == method and re.search(fault.pattern, path):
-                fault.times -= 1
-                return fault
+                fault.met += 1
+                if fault.met % fault.every == 0:
+                    fault.times -= 1
+                    return fault
         return None
 
     def _answer(

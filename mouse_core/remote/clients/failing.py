@@ -62,6 +62,8 @@ def _said(error: Exception) -> str:
     for sign, words in (("timed out", "no answer in time"), ("timedout", "no answer in time"), ("dns", "no such host")):
         if sign in lowered:
             return words
+    if any(sign in lowered for sign in ("decoding", "end of file", "reset", "incomplete", "closed")):
+        return "the connection ended in between"
     if "connect" in lowered or "sending request" in lowered:
         return "no connection"
     return f"{type(error).__name__} of the client"
