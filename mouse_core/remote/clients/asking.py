@@ -20,7 +20,7 @@ GROUP = 10
 """Ranges that obstore asks for together in one call; of calls with several, so many fewer are under way."""
 
 # How long to wait for requests that were given up, and for the client's own threads behind them.
-_SECONDS, _NOTICED = 1.0, 0.1
+_SECONDS, _NOTICED = 2.0, 0.4
 
 _T = TypeVar("_T")
 # How many forks lay between the first process and the one in which the client's threads began: one set for all clients.
@@ -39,6 +39,8 @@ class Asking:
         self._name, self._lock = name, ProcessLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._forks = -1
+        # Those that wait for their turn, and those that are under way.
+        self._tasks: tuple[set[Any], set[Any]] = (set(), set())
         self._turns: tuple[asyncio.Semaphore, asyncio.Semaphore] | None = None
 
     def all(self, requests: Sequence[Callable[[], Awaitable[_T]]], *, in_groups: bool = False) -> list[_T]:
@@ -68,7 +70,7 @@ class Asking:
                 _begun[:] = _begun or [self._forks]
                 self._turns = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(2 * AT_ONCE // GROUP)
                 threading.Thread(target=_run, args=(self._loop,), name="mouse-remote", daemon=True).start()
-                weakref.finalize(self, _end, self._loop, self._forks)
+                weakref.finalize(self, _end, self._loop, self._forks, self._tasks)
             return self._loop
 
     async def _gather(self, requests: Sequence[Callable[[], Awaitable[_T]]], turns: int) -> list[_T]:
@@ -82,14 +84,23 @@ class Asking:
 
     async def _in_turn(self, request: Callable[[], Awaitable[_T]], turns: int) -> _T:
         assert self._turns is not None
-        async with self._turns[turns]:
-            return await request()
+        waiting, under_way = self._tasks
+        task = asyncio.current_task()
+        waiting.add(task)
+        try:
+            async with self._turns[turns]:
+                waiting.discard(task)
+                under_way.add(task)
+                return await request()
+        finally:
+            waiting.discard(task)
+            under_way.discard(task)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Asking, (self._name,)
 
 
-def _end(loop: asyncio.AbstractEventLoop, known: int) -> None:
+def _end(loop: asyncio.AbstractEventLoop, known: int, tasks: tuple[set[Any], set[Any]]) -> None:
     """Give up what is under way, and wait until the client has noticed: its threads must not come back to an
     interpreter that has ended.
     """
@@ -99,16 +110,19 @@ def _end(loop: asyncio.AbstractEventLoop, known: int) -> None:
         loop.stop()
         return
     with suppress(Exception):
-        asyncio.run_coroutine_threadsafe(_give_up(), loop).result(_SECONDS + 1)
+        asyncio.run_coroutine_threadsafe(_give_up(*tasks), loop).result(_SECONDS + 1)
     loop.call_soon_threadsafe(loop.stop)
 
 
-async def _give_up() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
+async def _give_up(waiting: Any, under_way: Any) -> None:
+    # The client's own threads come back once for each that is given up.
+    left = [task for task in under_way if not task.done()]
+    for task in list(waiting):
         task.cancel()
-    if tasks:
-        await asyncio.wait(tasks, timeout=_SECONDS)
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=_SECONDS)
         await asyncio.sleep(_NOTICED)
 
 
