@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
     """The arguments that say which data a command works on, and how they are read."""
     more = ", or namespace/name of a dataset on the Hub" if hub else ""
-    parser.add_argument(
-        "source", metavar="SOURCE", help=f"a file or folder of any format that is read, or an address{more}"
-    )
+    parser.add_argument("source", metavar="SOURCE", help=f"a file or folder of any format, or an address{more}")
     parser.add_argument(
         "--format",
         metavar="NAME",
