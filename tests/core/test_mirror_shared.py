@@ -23,7 +23,7 @@ KEPT = 4 << 20
 
 def read_in_a_process(folder: str, seed: int, first: int, last: int, cache_bytes: int | None, said: str) -> None:
     """Read batches, and write down how many bytes were fetched."""
-    objects, mirror = Objects(latency=0.001), Mirror(folder, cache_bytes=cache_bytes)
+    objects, mirror = Objects(size=3_000_000, latency=0.001), Mirror(folder, cache_bytes=cache_bytes)
     read_batches(mirror, objects, seed, first, last)
     Path(said).write_text(str(objects.fetched))
 
@@ -38,8 +38,8 @@ def started(folder: Path, number: int, *, seed: int, last: int, cache_bytes: int
 
 @pytest.mark.slow
 def test_each_byte_is_fetched_once_by_all_processes(tmp_path: Path) -> None:
-    alone = Objects()
-    read_batches(Mirror(tmp_path / "alone"), alone, seed=4, first=0, last=40)
+    alone = Objects(size=3_000_000)
+    read_batches(Mirror(tmp_path / "alone"), alone, seed=4, first=0, last=60)
     there = [started(tmp_path, number, seed=4, last=60) for number in range(3)]
     for process in there:
         process.join()
@@ -60,13 +60,13 @@ def test_killed_processes_leave_nothing_wrong(tmp_path: Path) -> None:
         there[victim].join()
         there[victim] = started(tmp_path, victim, seed=kill, last=10**6, cache_bytes=KEPT)
     mirror = Mirror(tmp_path, cache_bytes=KEPT)
-    read_batches(mirror, Objects(), seed=9, first=0, last=40)
+    read_batches(mirror, Objects(size=3_000_000), seed=9, first=0, last=40)
     for process in there.values():
         assert process.exitcode is None, "a batch was wrong"
         process.kill()
         process.join()
     # What they claimed or were letting go of is taken over, and no room is lost.
-    read_batches(mirror, Objects(), seed=10, first=0, last=40)
+    read_batches(mirror, Objects(size=3_000_000), seed=10, first=0, last=40)
     assert mirror.counters()["damaged"] == 0
     assert next(tmp_path.glob("*/bytes")).stat().st_blocks * 512 <= KEPT + (1 << 20)
 
