@@ -26,8 +26,8 @@ _PROCESS_MADVISE, _MOST_RANGES = 440, 1024
 # So many page faults that wait for a disk, in so many batches, are a reason to ask ahead; and that no block was read
 # from a disk for so many batches is one not to.
 _FAULTS, _BATCHES_WATCHED, _BATCHES_READ = 3, 16, 48
-
-
+# The room in memory is looked at again when so many bytes, and one in so many, have come since it was last.
+_MORE_BYTES, _MORE_SHARE = 64 << 20, 8
 # Ranges are looked at so many at a time, and fewer at first.
 _TOGETHER, _TRIED = 64, 8
 
@@ -82,14 +82,22 @@ class LocalFiles:
     @classmethod
     def of(cls, segments: Sequence[Any]) -> LocalFiles | None:
         """Of the files of some ``Segment``s; None where there are none, or where the system takes no advice."""
-        later = sum(one.sealed_bytes for one in segments)
-        data = [one.origin.data for one in segments if one.is_mapped and one.origin is not None]
-        if resource is None or not hasattr(mmap.mmap, "madvise") or not (data or later):
+        begins, sizes, later = _files_of(segments)
+        if resource is None or not hasattr(mmap.mmap, "madvise") or not (len(begins) or later):
             return None
-        found = dict(pair for one in data for pair in _mapped_by(one))
-        begins, sizes = np.array([*found.items()], np.int64).reshape(-1, 2).T
-        pages = begins & ~(_PAGE - 1)
-        return cls(pages, sizes + begins - pages, later)
+        return cls(begins, sizes, later)
+
+    def grow(self, appended: Sequence[Any], replaced: Sequence[Any]) -> None:
+        """Some ``Segment``s have come, and others are not read any more.
+
+        How much memory there is takes as long to find out as some batches, so it is asked where they are many more.
+        """
+        for sign, segments in ((1, appended), (-1, replaced)):
+            _, sizes, later = _files_of(segments)
+            self._bytes += sign * (int(sizes.sum()) + later)
+        if not self._is_short and self._bytes - self._fitting > max(_MORE_BYTES, self._fitting // _MORE_SHARE):
+            self._is_short = self._exceed_room()
+            self.is_on = self.is_on or self._is_short
 
     def look(self, batches: int) -> bool:
         """Whether it is worth asking, where so many batches are copied now."""
@@ -109,6 +117,7 @@ class LocalFiles:
 
     def _exceed_room(self) -> bool:
         """Whether the files do not fit in what memory there is now."""
+        self._fitting = self._bytes  # those that were there when it was looked at
         room = room_for_files()
         return room is not None and self._bytes > room
 
@@ -135,6 +144,15 @@ class LocalFiles:
     def still(self, token: object) -> bool:
         """See ``Backing``: what goes away comes back when it is read."""
         return True
+
+
+def _files_of(segments: Sequence[Any]) -> tuple[Int64s, Int64s, int]:
+    """Where files of some ``Segment``s are mapped and their bytes, int64 ``[files]``; bytes of those mapped later."""
+    data = [one.origin.data for one in segments if one.is_mapped and one.origin is not None]
+    found = dict(pair for one in data for pair in _mapped_by(one))
+    begins, sizes = np.array([*found.items()], np.int64).reshape(-1, 2).T
+    pages = begins & ~(_PAGE - 1)
+    return pages, sizes + begins - pages, sum(one.sealed_bytes for one in segments)
 
 
 def _mapped_by(data: Any) -> Iterator[tuple[int, int]]:

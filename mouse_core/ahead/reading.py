@@ -88,17 +88,19 @@ class ReadAhead(Generic[BlockT]):
         self._lock = threading.Lock()
 
     @classmethod
-    def of(
-        cls,
-        segments: Sequence[Any],
-        backings: Sequence[Backing],
-        blocks: Blocks[BlockT],
-        views: Callable[[BlockT], Views | None],
-        gathered: Callable[[BlockT, int], Iterator[tuple[Int64s, Int64s]]],
-        opened: Callable[[BlockT], BlockT | None],
-    ) -> ReadAhead[BlockT]:
-        """Of batches from some ``Segment``s."""
-        return cls(backings, LocalFiles.of(segments), blocks, views, gathered, opened)
+    def of(cls, snapshot: Any, *planned: Any) -> ReadAhead[BlockT]:
+        """Of batches from a ``Snapshot``; ``planned`` is what the constructor takes behind the files."""
+        return cls(snapshot.backings, LocalFiles.of(snapshot.segments), *planned)
+
+    def forward(self, growth: Any, snapshot: Any, *planned: Any) -> ReadAhead[BlockT]:
+        """The same for a snapshot that has grown by a ``Growth``, which goes on with what is known of the files."""
+        files = self._files
+        if files is None:
+            files = LocalFiles.of(growth.appended)
+        else:
+            files.grow(growth.appended, growth.replaced)
+        elsewhere = self._always or any(one.backing is not None for one in growth.appended)
+        return type(self)(snapshot.backings if elsewhere else (), files, *planned)
 
     def is_on(self, batches: int = 0) -> bool:
         """Whether it is worth asking, where so many batches are copied now."""

@@ -104,16 +104,11 @@ class Pipeline:
         fields = [field._replace(column=columns[field.name]) for field in self._fields]
         with self._lock:  # which both have from now on
             chunks = None if self._chunks is None else self._chunks.forward(fields, growth)
-        return Pipeline(
-            planner,
-            readers,
-            self.form,
-            fields=fields,
-            chunks=chunks,
-            memory=self._memory,
-            lock=self._lock,
-            blocks=blocks,
-        )
+        known: dict[str, Any] = {"chunks": chunks, "memory": self._memory, "lock": self._lock}
+        pipeline = Pipeline(planner, readers, self.form, fields=fields, blocks=blocks, **known)
+        if (ahead := self.__dict__.get("_ahead")) is not None:  # otherwise it is looked at where the rows lie
+            pipeline.__dict__["_ahead"] = ahead.forward(growth, snapshot, *pipeline._planned())
+        return pipeline
 
     def begin_with(self, batches: int) -> None:
         """Plan so many batches at once where a block stands alone, instead of one."""
@@ -301,14 +296,19 @@ class Pipeline:
     def _ahead(self) -> ReadAhead[Block] | None:
         """Asks for what is read, ahead of it; None where all of it is in memory."""
         snapshot = self.planner.snapshot
-        if not snapshot.backings and not any(one.is_mapped or one.sealed_bytes for one in snapshot.segments):
+        if not any(one.backing is not None or one.is_mapped or one.sealed_bytes for one in snapshot.segments):
             return None
-        from mouse_core.ahead.reading import ReadAhead, weakly  # loaded where there is something to ask for
+        from mouse_core.ahead.reading import ReadAhead
+
+        return ReadAhead.of(snapshot, *self._planned())
+
+    def _planned(self) -> tuple[Any, ...]:
+        """What ``ReadAhead`` takes behind the files."""
+        from mouse_core.ahead.reading import weakly  # loaded where there is something to ask for
 
         # It must not keep this alive, and with it the files that rows lie in, until Python looks for such circles.
         views, gathered = weakly(self._byte_views, None), weakly(self._gathered, ())
-        blocks, opened = self.blocks, self.planner.opened
-        return ReadAhead.of(snapshot.segments, snapshot.backings, blocks, views, gathered, opened)
+        return self.blocks, views, gathered, self.planner.opened
 
     def _gathered(self, block: Block, number: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Where the bytes lie that are read of a batch and are not copied; see ``ReadAhead``."""

@@ -24,7 +24,7 @@ from mouse_core.ahead.room import room_for_files
 from mouse_core.sampling import Blocks
 from mouse_core.store._segments import Segment
 from mouse_core.store.snapshot import Snapshot
-from tests.core.disk_cases import table_of
+from tests.core.disk_cases import rows_of, table_of
 
 Int64s = npt.NDArray[np.int64]
 GARBAGE = 0xA5
@@ -253,6 +253,49 @@ def test_batches_of_files_that_do_not_fit_are_the_same(tmp_path: Path, monkeypat
                     assert_array_equal(source[index][name], values, err_msg=f"{name} of batch {index}")
             assert {mmap.MADV_RANDOM, mmap.MADV_WILLNEED} == set(advised)
             assert len(advised) > 10
+
+
+@pytest.mark.skipif(not hasattr(mmap.mmap, "madvise"), reason="no advice is taken here")
+def test_a_store_that_grows_is_measured_against_memory_when_it_has_grown_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for every few rows, which takes longer than all else that new rows take; nor never."""
+    asked, advised, room = list[int](), set[int](), [1 << 50]
+    monkeypatch.setattr(local, "room_for_files", lambda: asked.append(1) or room[0])
+    give = local._Advice.give
+    monkeypatch.setattr(local._Advice, "give", lambda self, *of: (advised.add(of[2]), give(self, *of)))
+    memory = DatasetStore().from_dataset(table_of("numbers", 0, 1_000))
+    with DatasetStore.open(tmp_path, "a") as writer:
+        writer.from_dataset(table_of("numbers", 0, 1_000))
+        stores = [DatasetStore.open(tmp_path), memory]
+        sources = [BatchSource(store, 20, 8, seed=4) for store in stores]
+
+        def refresh(start: int) -> None:
+            for store in (writer, memory):
+                store.extend(rows_of("numbers", start, 200))
+            writer.flush()
+            for number, store in enumerate(stores):
+                sources[number] = sources[number].with_snapshot(store.snapshot(), epoch_start=start)
+            for index in range(start, start + 3):
+                for name, values in sources[1][index].items():
+                    assert_array_equal(sources[0][index][name], values)
+
+        for source in sources:
+            source[0]
+        for start in range(1_000, 2_000, 200):
+            refresh(start)
+        assert len(asked) == 1
+        assert not advised
+        sealed = [one for one in stores[0].snapshot().segments if one.sealed_bytes]
+        files = local.LocalFiles.of(sealed)
+        assert files is not None
+        room[0] = 0
+        files.grow(sealed, sealed)
+        files.grow(sealed, [])
+        assert not files.is_on
+        monkeypatch.setattr(local, "_MORE_BYTES", 1)
+        files.grow(sealed, sealed)
+        assert files.is_on
 
 
 def test_room_for_files_is_what_the_narrowest_group_leaves(tmp_path: Path) -> None:
