@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mouse_core.errors import ConfigError, DataError, StorageError
-from mouse_core.files.locking import Descriptor, Held
+from mouse_core.files.locking import Descriptor, Held, is_at
 from mouse_core.files.log import Log
 from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import make_folder, remove_leftovers, storing, sync_folders
@@ -131,7 +131,7 @@ class WrittenFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._lock_path = path, str(path / LOCK)
         self.manifest = Manifest()
         # The number of the next file, and who may take it.
         self._next, self._numbers = 0, threading.Lock()
@@ -172,6 +172,7 @@ class WrittenFolder:
                 be this one.
         """
         before = self.manifest
+        self.check_there()
         if self._doubted:
             # A manifest may be on the disk that is not the one that memory has; from here on it is.
             write_manifest(self.path, before)
@@ -210,10 +211,28 @@ class WrittenFolder:
 
     def clean(self) -> None:
         """Remove files that no manifest names any more, and whose rows nobody has any more."""
-        self._unneeded.remove_free()
+        if self._is_there():
+            self._unneeded.remove_free()
+
+    def check_there(self) -> None:
+        """Raise StorageError where the folder was removed or moved, and another writer may have one in its place."""
+        if not self._is_there():
+            found = "another one" if os.path.exists(self.path) else "none"
+            raise StorageError(
+                f"store {self.path}: expected the folder that was opened to be written, found {found} there; rows are in "
+                "it where it was moved, and lost where it was removed"
+            )
+
+    def _is_there(self) -> bool:
+        return is_at(self._lock_path, self._lock.file)
 
     def take_number(self) -> int:
-        """A number that no file has had that was ever named."""
+        """A number that no file has had that was ever named.
+
+        Raises:
+            StorageError: The folder is not there any more; a file of this number may be another writer's.
+        """
+        self.check_there()
         with self._numbers:
             number = max(self._next, self.manifest.next_number)
             self._next = number + 1
@@ -258,6 +277,8 @@ class WrittenFolder:
 
     def close(self) -> None:
         """Let others write."""
+        if not self._is_there():
+            self._unneeded.forget()
         self._unneeded.close()
         self._lock.close()
 

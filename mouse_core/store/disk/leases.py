@@ -126,6 +126,10 @@ class Unneeded:
                 remove(file)
                 del self._files[file]
 
+    def forget(self) -> None:
+        """Have none of them removed: where the folder was, another writer may have files of the same names."""
+        self._files.clear()
+
     def close(self) -> None:
         """Remove what nobody needs; the next writer sees to the rest."""
         self.remove_free()

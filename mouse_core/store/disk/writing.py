@@ -190,6 +190,7 @@ class WrittenRows(SealingRows):
         super().commit(sync=sync)
         if isinstance(self.appender, FolderAppender) and self.appender.tail is not None:
             self.appender.tail.commit(sync=sync)
+        self._folder.check_there()
 
     def new_tail(self) -> tuple[int, Path]:
         """The number and the path of another file of rows."""
