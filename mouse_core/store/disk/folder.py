@@ -219,8 +219,8 @@ class WrittenFolder:
         if not self._is_there():
             found = "another one" if os.path.exists(self.path) else "none"
             raise StorageError(
-                f"store {self.path}: expected the folder that was opened to be written, found {found} there; rows are in "
-                "it where it was moved, and lost where it was removed"
+                f"store {self.path}: expected the folder that was opened to be written, found {found} there; rows are "
+                "in it where it was moved, and lost where it was removed"
             )
 
     def _is_there(self) -> bool:
