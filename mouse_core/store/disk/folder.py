@@ -224,7 +224,8 @@ class WrittenFolder:
             )
 
     def _is_there(self) -> bool:
-        return is_at(self._lock_path, self._lock.file)
+        # One that was closed writes nothing any more.
+        return self._lock.file < 0 or is_at(self._lock_path, self._lock.file)
 
     def take_number(self) -> int:
         """A number that no file has had that was ever named.
