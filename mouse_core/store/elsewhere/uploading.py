@@ -116,7 +116,7 @@ def follow(
         rounds: How often; None: until it is interrupted.
 
     Raises:
-        As ``upload``.
+        ConfigError, ChangedError, DataError, StorageError: As ``upload``.
     """
     number = 0
     while rounds is None or number < rounds:
