@@ -9,7 +9,7 @@ import pytest
 
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError
 from mouse_core.remote.mirror import Mirror, cache_folder
-from tests.core.mirror_cases import Objects, ranges, read_batches
+from tests.core.mirror_cases import Objects, places, ranges, read_batches
 
 
 def on_disk(folder: Path) -> int:
@@ -146,3 +146,11 @@ def test_what_is_read_last_is_let_go_of_first(tmp_path: Path) -> None:
     read_batches(mirror, objects, seed=0, first=60, last=200, ahead=24)
     read, wanted = (mirror.counters()[name] - before[name] for name in ("read", "wanted"))
     assert 1 - wanted / read > 0.6
+
+
+def test_a_cache_that_is_smaller_than_what_is_asked_for_ahead_does_not_thrash(tmp_path: Path) -> None:
+    """64 batches are asked for ahead, of which a dozen fit; of 24 MB of objects, nearly every block is among them."""
+    objects, mirror = Objects(count=8, size=3_000_000), Mirror(tmp_path, cache_bytes=4 << 20)
+    read_batches(mirror, objects, seed=0, first=0, last=120, ahead=64)
+    needed = sum(-(-end // 4096) - begin // 4096 for n in range(120) for _, begin, end in places(objects, 0, n)) * 4096
+    assert objects.fetched < 1.5 * needed

@@ -17,6 +17,7 @@ import numpy as np
 from mouse_core.errors import ClosedError, DataError, StorageError
 from mouse_core.remote.mirror.keeping import Arrival, Keeper, longer
 from mouse_core.remote.mirror.objects import Placed
+from mouse_core.remote.mirror.pace import Pace
 from mouse_core.remote.mirror.pages import Int64s, pages_of, runs
 
 # Most requests wait for the network, in which Python takes no part.
@@ -28,8 +29,8 @@ _MOST_BLOCKS = 64
 _AGAIN_SECONDS = 0.01
 # How far ahead things come where others must go for them, in the table's time.
 _FIRST_HORIZON, _LONGEST_HORIZON, _SHRINKING = 2.0, 4096.0, 0.95
-# What is begun with and not read yet is at most this part of all that is kept.
-_AHEAD_PART = 4
+# What is begun with and not read yet is at most this part of all that is kept: as long as there is room, and then.
+_ROOM_PART, _AHEAD_PART = 2, 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 
 
@@ -59,10 +60,11 @@ class Fetcher:
 
     Args:
         keeper: Puts into the mirror what they bring.
+        pace: Knows what was read meanwhile.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
-        self.keeper, self._table = keeper, keeper.table
+    def __init__(self, keeper: Keeper, pace: Pace) -> None:
+        self.keeper, self._table, self._pace = keeper, keeper.table, pace
         self._limits, self._counters, self._sharer = keeper.limits, keeper.counters, keeper.sharer
         lock = threading.RLock()
         self._more = threading.Condition(lock)  # told when there is something to do
@@ -91,17 +93,21 @@ class Fetcher:
     def reach(self) -> None:
         """Begin with what was asked for, as far ahead as it pays.
 
-        As long as there is room, that is all of it. Then what comes takes the place of something else, and the earlier
-        it comes, the sooner that has to go: so it comes just in time. Whatever had to be waited for doubles the time,
-        as far as a part of all that is kept goes: of the rest what is there may have to go before it is read.
+        As long as there is room, that is up to half of what is kept. Then what comes takes the place of something else,
+        and the earlier it comes, the sooner that has to go: so it comes just in time. Whatever had to be waited for
+        doubles the time, as far as a part of all that is kept goes: of the rest what is there may have to go too soon.
         """
         self._follow()
         with self.changed:
             is_full, until = self.keeper.is_full(), self._table.clock + self._horizon
             while self._begun and self._begun[0][0] <= self._table.clock:
                 self._begun.popleft()
-            while self._asked and not (is_full and (self._asked[0][0] > until or self._is_busy())):
+            while self._asked and not self._is_begun_with(_ROOM_PART):
+                if is_full and (self._asked[0][0] > until or self._is_busy()):
+                    break
                 when, _, blocks, masks = heapq.heappop(self._asked)
+                if when <= self._table.clock and not self._pace.awaits(blocks):
+                    continue  # it was read meanwhile
                 self._begun.append((when, self.keeper.pages(blocks, masks)))
                 state = self._table.state[blocks]
                 wanted = masks & ~state & ~self._coming[blocks]
@@ -114,14 +120,14 @@ class Fetcher:
     def _is_busy(self) -> bool:
         """Whether enough is on its way, or asked for and not read yet."""
         tasks = len(self._heap) + len(self._later) + self._threads - self._idle
-        return tasks >= _THREADS or sum(pages for _, pages in self._begun) > self._limits.pages // _AHEAD_PART
+        return tasks >= _THREADS or self._is_begun_with(_AHEAD_PART)
+
+    def _is_begun_with(self, part: int) -> bool:
+        """Whether more than one of so many parts of all that is kept is begun with and not read yet."""
+        return sum(pages for _, pages in self._begun) > self._limits.pages // part
 
     def bring(self, blocks: Int64s, masks: Int64s) -> None:
-        """Wait until pages of some blocks are there.
-
-        Raises:
-            Exception: They could not be had.
-        """
+        """Wait until pages of some blocks are there; raises what went wrong with them."""
         self._follow()
         table, began, pushed = self._table, time.monotonic(), -np.inf
         table.ask(blocks, table.clock + 1)

@@ -22,7 +22,7 @@ from mouse_core.remote.mirror.fetching import Fetcher
 from mouse_core.remote.mirror.keeping import Fail, Full, Keeper, Limits
 from mouse_core.remote.mirror.objects import Known, Placed, Places, key_of
 from mouse_core.remote.mirror.pace import Pace
-from mouse_core.remote.mirror.pages import BLOCK, PAGE, Int64s, ascending, touched
+from mouse_core.remote.mirror.pages import BLOCK, PAGE, PAGES, Int64s, ascending, touched
 from mouse_core.remote.mirror.sharers import Sharer
 from mouse_core.remote.mirror.sparse import SparseFile, address_of
 from mouse_core.remote.mirror.table import FORMAT, Table
@@ -31,7 +31,8 @@ from mouse_core.remote.mirror.table import FORMAT, Table
 _PIECE = 8 << 20
 _LEAST_BYTES = 4 << 20
 # Where every other block is asked for, blocks are brought whole: what else is in them will be read before long.
-_DENSE = 0.5
+# Not so where less of all is kept than a part, or less than some times what is read at once: it would go before that.
+_DENSE, _KEPT, _TIMES = 0.5, 0.25, 4
 VARIABLE = "MOUSE_CACHE"
 """The variable of the environment that names the folder."""
 
@@ -111,10 +112,7 @@ class Mirror:
 
         Args:
             client: Who reads them.
-            infos: What they are, as ``client.head`` says.
-
-        Returns:
-            One for each.
+            infos: What they are, as ``client.head`` says; what is returned has one for each.
 
         Raises:
             StorageError: The cache has no room for the list of objects.
@@ -180,7 +178,9 @@ class Mirror:
         blocks, masks = touched(begins, ends)
         when = process.pace.ahead(batch, blocks, self._table.clock)
         self._table.ask(blocks, when)
-        process.keeper.whole = process.pace.blocks_ahead > self._known.blocks * _DENSE
+        is_dense = process.pace.blocks_ahead > self._known.blocks * _DENSE
+        least = max(self._known.blocks * _KEPT, _TIMES * max(len(blocks), process.together))
+        process.keeper.whole = is_dense and self._limits.pages > PAGES * least
         process.fetcher.ask(blocks, masks, when)
 
     def _wait(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
@@ -192,6 +192,7 @@ class Mirror:
             lacking = (masks & ~states) != 0
             if lacking.any():
                 waited = True
+                table.ask(blocks, table.clock + 1)  # what is there of the same batches stays, too
                 process.fetcher.bring(blocks[lacking], masks[lacking])
                 continue
             unverified = process.keeper.unverified(blocks, states)
@@ -200,6 +201,7 @@ class Mirror:
             process.keeper.verify(unverified)
         if not len(blocks):
             return blocks, blocks
+        process.together = max(process.together, len(blocks))
         count, again = process.pace.read(blocks, table.clock)
         table.tick(count)
         table.when[blocks] = np.maximum(again, table.clock)
@@ -335,8 +337,8 @@ class _Process:
     def __init__(self, inside: Path, table: Table, file: SparseFile, memory: Any, known: Known, limits: Limits) -> None:
         self.sharer, self.counters, self.pace = Sharer(inside / "sharers"), Counters(), Pace()
         self.keeper = Keeper(table, file, memory, known, self.sharer, limits, self.counters)
-        self.fetcher = Fetcher(self.keeper)
-        self._forks = forks()
+        self.fetcher = Fetcher(self.keeper, self.pace)
+        self._forks, self.together = forks(), 0  # how many blocks were read at once, at most
 
     def end(self) -> None:
         """Fetch nothing more, and share nothing; of a parent's, a forked child has nothing to end."""

@@ -57,6 +57,11 @@ class Pace:
                 uses.append(when)
             return when
 
+    def awaits(self, blocks: Int64s) -> bool:
+        """Whether a batch is still to be read that was asked for with this very array of blocks."""
+        with self._lock:
+            return any(asked is blocks for _, asked in self._asked)
+
     def read(self, blocks: Int64s, now: int) -> tuple[int, Int64s]:
         """Note that some blocks (ascending, int64 ``[n]``) are read, at a time.
 
