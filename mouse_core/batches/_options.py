@@ -150,7 +150,9 @@ def _check_parts(snapshot: Snapshot, reader: FieldReader, option: str) -> None:
 
 def ranks_and_shard(shard: Any, batch_size: int, uneven: Uneven) -> tuple[Ranks | None, tuple[int, int]]:
     """Who a shard is of, where that was found, and the shard as a pair of numbers; see ``ranks.check_shard``."""
-    from mouse_core.ranks import check_shard, ranks_of  # loaded where there is a source
+    if type(shard) is tuple and uneven == "refuse" and shard == (0, 1) and all(type(part) is int for part in shard):
+        return None, shard
+    from mouse_core.ranks import check_shard, ranks_of  # loaded where there are others
 
     ranks = ranks_of(shard)
     return ranks, check_shard(shard if ranks is None else ranks.shard, batch_size, uneven)
