@@ -169,7 +169,7 @@ class BaseBuffer:
         next sample goes on, and batches depend on where between two samples this was called, as they do on writes.
 
         Raises:
-        ConfigError: No store: rows that are written, a snapshot or a dataset; of an ensemble, in all members.
+            ConfigError: No store: rows that are written, a snapshot or a dataset; of an ensemble, in all members.
         """
         with self._lock, self._shared():
             self._refresh()
