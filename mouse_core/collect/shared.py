@@ -134,7 +134,8 @@ class SharedStore:
             elif call.get("call") == "describe":
                 self.store.describe(About.from_json(str(call.get("about")), where=f"client {client!r}"))
             elif call.get("call") not in ("hello", "look"):
-                raise ConfigError(f"call: expected 'hello', 'write', 'flush', 'describe' or 'look', found {call.get('call')!r:.80}")
+                known = "'hello', 'write', 'flush', 'describe' or 'look'"
+                raise ConfigError(f"call: expected {known}, found {call.get('call')!r:.80}")
             return {"count": self._count(client)} | (self._look() if call.get("call") == "look" else {})
         except MouseError as error:
             return self._refusal(client, type(error).__name__, str(error))
