@@ -136,13 +136,14 @@ class ReadAhead(Generic[BlockT]):
         if block.kind < 0:
             return  # in no order
         index, current = block.first + number * block.step, block
-        for old in [one for one in self._asked if one < index]:
+        # Other threads take out what they copy meanwhile, so that only copies can be gone through.
+        for old in [one for one in list(self._asked) if one < index]:
             self._asked.pop(old, None)
         if self._next is not None and self._asked:
             block, number = self._next
         else:
             self._asked.clear()
-        asked, most = sum(self._asked.values()), _FAR_BYTES if self._always else _AHEAD_BYTES
+        asked, most = sum(list(self._asked.values())), _FAR_BYTES if self._always else _AHEAD_BYTES
         while asked < most and len(self._asked) < _AHEAD_BATCHES:
             if number == len(block.sizes):
                 behind = self._block_behind(block) if block is current else None

@@ -77,6 +77,7 @@ def facts(report: BenchReport) -> list[str]:
         lines.append(f"decoding images: {report.decoding_share:.0%} of the time of a batch")
     if all(line.floor_share is None for line in report.lines):
         lines.append(
-            "no floor: some fields are encoded or of varying length, so there is no plain copy to compare with"
+            "no floor: some fields are encoded or of varying length, or rows lie in small record batches or elsewhere, "
+            "so there is no plain copy to compare with"
         )
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,19 @@ def test_batches_to_come_are_asked_for_in_their_order() -> None:
             batch = ours.next_batch()
             for name, values in theirs.next_batch().items():
                 assert_array_equal(batch[name], values)
+
+
+def test_threads_that_copy_different_batches_ask_ahead_without_harm() -> None:
+    """Each takes out what it copies, of what another one goes through."""
+    _, _, backed = both()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with PrefetchBatchifier(backed, 2, 2, seed=1, num_workers=4, prefetch=16, fields=["reward"]) as loader:
+            for _ in range(1_000):
+                loader.next_batch()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_worker_asks_for_its_own_batches() -> None:
