@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from mouse_core.record.recorder import Recorder
 from mouse_core.record.vector import VectorRecorder
 from mouse_core.spec import check_count
 from mouse_core.store.dataset_store import DatasetStore
+
+_SECONDS_BETWEEN_FLUSHES = 1.0
 
 
 def record(
@@ -42,7 +45,8 @@ def record(
         until: Instead of ``episodes``: how many there are to be in the store. The same call goes on after whatever
             ended it: where n are there, the next one is reset with ``seed + n``.
         store: Where they go, behind the rows that are there: a ``DatasetStore``, or a
-            ``mouse_core.collect.StoreClient``; by default a new store in memory.
+            ``mouse_core.collect.StoreClient``; by default a new store in memory. A store in a folder is flushed after
+            an episode, at most once a second, and at the end, so that its readers see the episodes as they come.
         seed: Episode i is reset with ``seed + i``; of a vector, the first episode of environment i. Random actions are
             drawn from it, too. It has no meaning for dm_env, whose environments are seeded when they are made.
         infos, images, on_interrupted: See ``Recorder``. An episode is broken off where the policy or the environment
@@ -55,6 +59,7 @@ def record(
 
     Raises:
         ConfigError, SchemaError, DataError: As ``Recorder``, and ``episodes`` or ``until`` below 1, or both, or none.
+        StorageError: Rows cannot be written.
     """
     count = _how_many(episodes, until, store)
     by_name = isinstance(env, str)
@@ -74,13 +79,31 @@ def record(
         with progress_bar("recording", total=count, unit="episodes", enabled=shown) as advance:
             play = _play_vector if is_vector else _play_dm_env if not hasattr(env, "action_space") else _play
             try:
-                play(recorder, act, count, seed, advance)
+                play(recorder, act, count, seed, _shown_to_readers(store, advance))
             finally:
                 recorder.interrupt()
+                if isinstance(store, DatasetStore):
+                    store.flush()
     finally:
         if by_name:
             env.close()
     return store
+
+
+def _shown_to_readers(store: Any, advance: Callable[[int], None]) -> Callable[[int], None]:
+    """``advance``, which then flushes a store of one's own, unless that was less than a second ago."""
+    if not isinstance(store, DatasetStore):
+        return advance  # the process that has the store open flushes it
+    flushed = float("-inf")
+
+    def advance_and_flush(episodes: int) -> None:
+        nonlocal flushed
+        advance(episodes)
+        if episodes and time.monotonic() - flushed >= _SECONDS_BETWEEN_FLUSHES:
+            store.flush()
+            flushed = time.monotonic()
+
+    return advance_and_flush
 
 
 def _how_many(episodes: int | None, until: int | None, store: Any) -> int:

@@ -367,6 +367,28 @@ def test_recorders_are_closed_at_the_end_of_a_with_block(tmp_path: Path) -> None
         assert [row["done"] for row in store] == [0, 2, 0, 2]
 
 
+@pytest.mark.parametrize("vector", [False, True])
+def test_readers_see_episodes_while_others_are_recorded(vector: bool, tmp_path: Path) -> None:
+    envs = [Counting(lengths) for lengths in ([3, 2, 4], [5, 3, 2])]
+    env: Any = gym.vector.SyncVectorEnv([lambda: envs[0], lambda: envs[1]]) if vector else envs[0]
+    seen = []
+
+    with DatasetStore.open(tmp_path, "a") as store:
+
+        def policy(observation: Any) -> Any:
+            reader = DatasetStore.open(tmp_path)
+            seen.append(reader.episodes["done"].to_pylist() if len(reader) else [])
+            return env.action_space.sample()
+
+        record(env, policy, episodes=3, store=store)
+        at_the_end = DatasetStore.open(tmp_path)
+        assert at_the_end[:] == store[:]
+        assert at_the_end.episodes.num_rows == 3
+    whole = [done for episodes in seen for done in episodes]
+    assert whole
+    assert 0 not in whole
+
+
 def test_what_a_policy_raises_leaves_whole_episodes() -> None:
     asked = 0
 
