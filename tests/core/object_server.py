@@ -2,8 +2,8 @@
 
 It speaks what clients of S3 use: ranges, ETags, conditions, lists by page, uploads whole and in parts. A plain HTTP
 client reads the same objects. ``python -m tests.core.object_server FOLDER`` serves the files of a folder from a process
-of its own, for measurements: it prints its port, and ends with the end of its standard input. Clients that look into the
-environment find it by the names of ``options`` in capitals, such as ``AWS_ENDPOINT``::
+of its own, for measurements: it prints its port, and ends with the end of its standard input. Clients that look into
+the environment find it by the names of ``options`` in capitals, such as ``AWS_ENDPOINT``::
 
     with ObjectServer(latency=0.02) as server:
         server.put("data/a.arrow", b"...")
