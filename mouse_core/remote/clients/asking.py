@@ -41,6 +41,8 @@ class Asking:
         self._forks = -1
         # Those that wait for their turn, and those that are under way.
         self._tasks: tuple[set[Any], set[Any]] = (set(), set())
+        # Set when the program ends: whoever asks for more from then on is refused.
+        self._ended = threading.Event()
         self._turns: tuple[asyncio.Semaphore, asyncio.Semaphore] | None = None
 
     def all(self, requests: Sequence[Callable[[], Awaitable[_T]]], *, in_groups: bool = False) -> list[_T]:
@@ -70,7 +72,7 @@ class Asking:
                 _begun[:] = _begun or [self._forks]
                 self._turns = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(2 * AT_ONCE // GROUP)
                 threading.Thread(target=_run, args=(self._loop,), name="mouse-remote", daemon=True).start()
-                weakref.finalize(self, _end, self._loop, self._forks, self._tasks)
+                weakref.finalize(self, _end, self._loop, self._forks, self._tasks, self._ended)
             return self._loop
 
     async def _gather(self, requests: Sequence[Callable[[], Awaitable[_T]]], turns: int) -> list[_T]:
@@ -84,6 +86,8 @@ class Asking:
 
     async def _in_turn(self, request: Callable[[], Awaitable[_T]], turns: int) -> _T:
         assert self._turns is not None
+        if self._ended.is_set():
+            raise asyncio.CancelledError
         waiting, under_way = self._tasks
         task = asyncio.current_task()
         waiting.add(task)
@@ -100,7 +104,7 @@ class Asking:
         return Asking, (self._name,)
 
 
-def _end(loop: asyncio.AbstractEventLoop, known: int, tasks: tuple[set[Any], set[Any]]) -> None:
+def _end(loop: asyncio.AbstractEventLoop, known: int, tasks: tuple[set[Any], set[Any]], ended: threading.Event) -> None:
     """Give up what is under way, and wait until the client has noticed: its threads must not come back to an
     interpreter that has ended.
     """
@@ -109,6 +113,7 @@ def _end(loop: asyncio.AbstractEventLoop, known: int, tasks: tuple[set[Any], set
     if asyncio._get_running_loop() is loop:  # the last who had it was a request
         loop.stop()
         return
+    ended.set()
     with suppress(Exception):
         asyncio.run_coroutine_threadsafe(_give_up(*tasks), loop).result(_SECONDS + 1)
     loop.call_soon_threadsafe(loop.stop)
