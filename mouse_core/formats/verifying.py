@@ -45,6 +45,8 @@ class Verified:
         compared: With what the data were compared, in words; empty where there was nothing, so that a changed value
             would not have been seen.
         left: What was not compared beside it, in words; empty where nothing was left.
+        not_flushed: How many rows more were written to a store's folder; readers see them after the writer's next
+            ``flush()``, or once the folder was opened with mode "a".
     """
 
     path: str
@@ -52,6 +54,7 @@ class Verified:
     digest: str | None
     compared: str
     left: str = ""
+    not_flushed: int = 0
 
 
 def verify(
@@ -112,7 +115,8 @@ def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[s
         if known != digest.strip().lower():
             raise DataError(f"{root}: expected rows with the digest {digest}, found {known}")
     files = "its only file has" if found.files == 1 else f"each of {found.files} files has"
-    return Verified(str(root), rows, known, f"{files} the checksums that were noted when it was written")
+    compared = f"{files} the checksums that were noted when it was written"
+    return Verified(str(root), rows, known, compared, not_flushed=found.not_flushed)
 
 
 def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Checked | None:

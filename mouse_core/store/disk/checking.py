@@ -46,11 +46,13 @@ class Checked:
         rows: How many are whole.
         files: How many were looked at.
         wrong: What is wrong with each that is damaged, by its name in the folder.
+        not_flushed: How many rows are written behind those, and not shown to readers yet.
     """
 
     rows: int
     files: int
     wrong: dict[str, str]
+    not_flushed: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def check_store(folder: Path, *, progress: bool = False) -> Checked:
         DataError: The manifest is damaged, without which nothing is known of the other files.
     """
     read = ReadFolder(folder)
-    manifest, rows, wrong = read.manifest, 0, {}
+    manifest, rows, not_flushed, wrong = read.manifest, 0, 0, {}
     total = sum(one.bytes for one in manifest.segments)
     with progress_bar("verifying", total=total, unit="bytes", enabled=progress and total > 0) as advance:
         for number, one in enumerate(manifest.segments):
@@ -95,12 +97,13 @@ def check_store(folder: Path, *, progress: bool = False) -> Checked:
         try:
             reader = TailReader(folder / tail.name, identity=tail.identity)
             rows += reader.committed()
+            not_flushed += reader.not_flushed()
             reader.close()
         except MouseError as error:
             wrong[tail.name] = str(error)
     # Until here nobody may remove what the manifest names.
     read.close()
-    return Checked(rows, len(manifest.segments) + len(manifest.tails), wrong)
+    return Checked(rows, len(manifest.segments) + len(manifest.tails), wrong, not_flushed)
 
 
 def _wrong_with(folder: Path, manifest: Manifest, number: int) -> str:

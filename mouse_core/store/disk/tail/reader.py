@@ -16,6 +16,7 @@ from mouse_core.files.reading import reading
 from mouse_core.store._tail.columns import ColumnExtent
 from mouse_core.store.disk.tail.commits import (
     COMMITTED,
+    COUNTED,
     ORIGIN,
     SYNCED,
     check_not_fewer,
@@ -136,6 +137,14 @@ class TailReader:
         with suppress(DataError):
             numbers.append(told(str(self.path), self._live, COMMITTED))
         return min(max(numbers, default=0), self.layout.rows)
+
+    def not_flushed(self) -> int:
+        """How many rows were written behind those ``committed`` speaks of; 0 for a copy, of which that is not known."""
+        with reading(self.path):
+            if self._origin == 0 or told(str(self.path), self._live, ORIGIN) != self._origin:
+                return 0
+            written = min(told(str(self.path), self._live, COUNTED), self.layout.rows)
+            return max(0, written - self._look())
 
     def extent(self, rows: int) -> TailExtent:
         """The first ``rows`` rows, of those ``committed`` spoke of."""
