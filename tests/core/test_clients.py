@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import traceback
 
 import pytest
@@ -184,3 +186,35 @@ def test_files_of_the_hub_are_those_of_one_commit():
         assert "SECRET" not in str(caught.value)
         with pytest.raises(ConfigError, match="mouse push"):
             client.put("x", b"")
+
+
+_LATE = """
+import os, sys, threading, time
+from asyncio.selector_events import BaseSelectorEventLoop as Loop
+from mouse_core.remote.clients import open_client
+
+wake = Loop._write_to_self
+
+def late(self):
+    wake(self)
+    if threading.current_thread().name not in ("MainThread", "mouse-remote"):
+        time.sleep(0.3)  # a thread of the client's that the machine lets wait here
+
+class Long:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.5)  # the interpreter takes so long to end
+
+Loop._write_to_self, sys.at_the_end = late, Long()
+client = open_client("s3://data/runs")
+client.put("a", b"12345")
+print("sent", flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="another kind of loop")
+def test_a_program_that_ends_waits_for_the_thread_that_brought_its_last_result(server):
+    told = {name.upper(): value for name, value in server.options.items()}
+    done = subprocess.run(
+        [sys.executable, "-c", _LATE], env={**os.environ, **told}, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "sent\n", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError
@@ -19,8 +20,9 @@ AT_ONCE = 128
 GROUP = 10
 """Ranges that obstore asks for together in one call; of calls with several, so many fewer are under way."""
 
-# How long to wait for requests that were given up, and for the client's own threads behind them.
-_SECONDS, _NOTICED = 2.0, 0.4
+# How long to wait for requests that were given up, for the client's own threads behind them, and for those that have
+# told what a request gave.
+_SECONDS, _NOTICED, _TOLD = 2.0, 0.4, 0.01
 
 _T = TypeVar("_T")
 # How many forks lay between the first process and the one in which the client's threads began: one set for all clients.
@@ -43,6 +45,8 @@ class Asking:
         self._tasks: tuple[set[Any], set[Any]] = (set(), set())
         # Set when the program ends: whoever asks for more from then on is refused.
         self._ended = threading.Event()
+        # One for each thread that tells the loop something now.
+        self._telling: list[None] = []
         self._turns: tuple[asyncio.Semaphore, asyncio.Semaphore] | None = None
 
     def all(self, requests: Sequence[Callable[[], Awaitable[_T]]], *, in_groups: bool = False) -> list[_T]:
@@ -68,11 +72,11 @@ class Asking:
             if is_forked():
                 raise ForkError(f"{self._name}: expected a process of which no parent had made requests, found another")
             if self._loop is None:
-                self._loop, self._forks = asyncio.new_event_loop(), forks()
+                self._loop, self._forks = _counted(asyncio.new_event_loop(), self._telling), forks()
                 _begun[:] = _begun or [self._forks]
                 self._turns = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(2 * AT_ONCE // GROUP)
                 threading.Thread(target=_run, args=(self._loop,), name="mouse-remote", daemon=True).start()
-                weakref.finalize(self, _end, self._loop, self._forks, self._tasks, self._ended)
+                weakref.finalize(self, _end, self._loop, self._forks, self._tasks, self._ended, self._telling)
             return self._loop
 
     async def _gather(self, requests: Sequence[Callable[[], Awaitable[_T]]], turns: int) -> list[_T]:
@@ -104,9 +108,34 @@ class Asking:
         return Asking, (self._name,)
 
 
-def _end(loop: asyncio.AbstractEventLoop, known: int, tasks: tuple[set[Any], set[Any]], ended: threading.Event) -> None:
+def _counted(loop: asyncio.AbstractEventLoop, telling: list[None]) -> asyncio.AbstractEventLoop:
+    """The loop, with an entry in ``telling`` for each thread that is in its ``call_soon_threadsafe``.
+
+    The client's threads call it with what a request gave. It wakes the loop before it returns: the program may have its
+    result, and end, while the thread that brought it is still there, and waits for the interpreter.
+    """
+    tell = loop.call_soon_threadsafe
+
+    def call_soon_threadsafe(*arguments: Any, **how: Any) -> asyncio.Handle:
+        telling.append(None)
+        try:
+            return tell(*arguments, **how)
+        finally:
+            telling.pop()
+
+    loop.call_soon_threadsafe = call_soon_threadsafe  # type: ignore[assignment, method-assign]
+    return loop
+
+
+def _end(
+    loop: asyncio.AbstractEventLoop,
+    known: int,
+    tasks: tuple[set[Any], set[Any]],
+    ended: threading.Event,
+    telling: list[None],
+) -> None:
     """Give up what is under way, and wait until the client has noticed: its threads must not come back to an
-    interpreter that has ended.
+    interpreter that has ended, neither for what was given up nor from telling what was asked for last.
     """
     if known != forks() or not loop.is_running():
         return
@@ -116,6 +145,10 @@ def _end(loop: asyncio.AbstractEventLoop, known: int, tasks: tuple[set[Any], set
     ended.set()
     with suppress(Exception):
         asyncio.run_coroutine_threadsafe(_give_up(*tasks), loop).result(_SECONDS + 1)
+    latest = time.monotonic() + _SECONDS
+    while telling and time.monotonic() < latest:
+        time.sleep(_TOLD)
+    time.sleep(_TOLD)  # from the last line of Python that they run to where they need no interpreter
     loop.call_soon_threadsafe(loop.stop)
 
 
