@@ -99,6 +99,7 @@ class ObjectServer:
         connection_bandwidth: Bytes a second of one connection; 0: any.
         bandwidth: Bytes a second of all; 0: any.
         can_condition: Whether conditions (``If-Match``, ``If-None-Match``) are looked at.
+        versions: Whether it says which version of an object it sends.
 
     Attributes:
         objects: By path, bucket first.
@@ -110,6 +111,7 @@ class ObjectServer:
     connection_bandwidth: float = 0.0
     bandwidth: float = 0.0
     can_condition: bool = True
+    versions: bool = True
     port: int = 0
     objects: dict[str, Object] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
@@ -315,7 +317,9 @@ class _Connection(asyncio.Protocol):
         if found is None:
             raise _Refused(404, "NoSuchKey")
         self._hold_to(found, headers)
-        more = {"ETag": f'"{found.etag}"', "Last-Modified": _DATE, "Accept-Ranges": "bytes"}
+        more = {"Accept-Ranges": "bytes"}
+        if self.server.versions:
+            more |= {"ETag": f'"{found.etag}"', "Last-Modified": _DATE}
         begin, end, status = 0, found.size, 200
         asked = re.fullmatch(r"bytes=(\d*)-(\d*)", headers.get("range", ""))
         if asked:

@@ -163,6 +163,21 @@ def test_objects_that_changed_are_refused(server, options, written):
         there.snapshot().rows([0])
 
 
+def test_users_in_addresses_and_objects_without_versions_are_refused(server, options, written):
+    for address in ("s3://me:password@data/runs", "http://me@127.0.0.1/runs", "az://me:password@data/runs"):
+        with pytest.raises(ConfigError, match=r"^\w+://[^@]*: expected an address without a user") as caught:
+            DatasetStore.open(address, **options)
+        assert "me:" not in str(caught.value)
+        assert "password" not in str(caught.value)
+    server.put_folder("data/runs", written)
+    server.versions = False
+    try:
+        with pytest.raises(DataError, match=r"expected a server that says which version of it there is"):
+            DatasetStore.open(f"{server.url}/data/runs", cache=options["cache"])
+    finally:
+        server.versions = True
+
+
 def test_what_is_no_store_or_not_whole_is_said(server, options, written):
     with pytest.raises(ConfigError, match=r"s3://data/nothing: expected a store \(manifest.json\), a dataset"):
         DatasetStore.open("s3://data/nothing", **options)

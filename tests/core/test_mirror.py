@@ -64,6 +64,9 @@ def test_a_damaged_cache_is_not_believed(tmp_path: Path) -> None:
     with next(tmp_path.glob("*/objects")).open("ab") as lines:
         lines.write(b"3f 2a torn by a power c")
     read_batches(Mirror(tmp_path), objects, seed=3, first=0, last=5)
+    # Somebody needed room.
+    next(tmp_path.glob("*/bytes")).unlink()
+    read_batches(Mirror(tmp_path), objects, seed=3, first=0, last=5)
 
 
 def test_an_object_that_changed_is_said_and_is_another_one(tmp_path: Path) -> None:
@@ -125,8 +128,9 @@ def test_many_objects_that_come_one_after_the_other(tmp_path: Path) -> None:
 
 
 def test_options_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="cache_bytes: expected 4194304 or more, found 5"):
-        Mirror(tmp_path, cache_bytes=5)
+    for wrong in (5, "1GB", 1e9):
+        with pytest.raises(ConfigError, match=f"cache_bytes: expected an integer of 4194304 or more, found {wrong!r}"):
+            Mirror(tmp_path, cache_bytes=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="fail: expected 'raise' or 'retry', found 'never'"):
         Mirror(tmp_path, fail="never")  # type: ignore[arg-type]
     (tmp_path / "file").touch()

@@ -47,6 +47,8 @@ def error_of(error: Exception, shown: str, changed: str) -> MouseError:
         return DataError(f"{shown}: expected leave to read it, found none ({said})")
     if re.match(r"401|403", said):
         return DataError(f"{shown}: expected leave to read it, found none ({said})")
+    if isinstance(error, exceptions.NotSupportedError | NotImplementedError):
+        return DataError(f"{shown}: expected a server that answers ranges of bytes, found one that does not")
     if "416" in said:
         return DataError(f"{shown}: expected more bytes, found an object that ends before ({said})")
     return StorageError(f"{shown}: not reached: {said}")

@@ -212,6 +212,11 @@ class FolderClient:
 
     async def _head(self, path: str) -> ObjectInfo:
         found = await imported().head_async(self._store, path)
+        if not _version(found):
+            raise DataError(
+                f"{self.shown(path)}: expected a server that says which version of it there is (ETag, Last-Modified), "
+                "found one that does not; what was read of another could not be told from it"
+            )
         return ObjectInfo(path, found["size"], _version(found))
 
     async def _get(self, path: str, begin: int, end: int, version: str) -> memoryview:
@@ -335,4 +340,5 @@ def _version(found: Any) -> str:
     if found.get("e_tag"):
         return str(found["e_tag"])
     changed = found.get("last_modified")
-    return "" if changed is None else f"{changed.isoformat()} {found['size']}"
+    # obstore gives an object without a time the beginning of time.
+    return "" if changed is None or not changed.timestamp() else f"{changed.isoformat()} {found['size']}"

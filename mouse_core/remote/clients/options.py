@@ -32,10 +32,12 @@ def public_url(url: str) -> str:
         ConfigError: It has a user or a password, which would be seen by everyone who sees the address.
     """
     parts = urlsplit(url)
-    if parts.scheme in ("http", "https") and "@" in parts.netloc:
+    user, mark, _ = parts.netloc.rpartition("@")
+    # Of Azure's addresses, abfss://container@account, the part before the @ is no user.
+    if mark and (parts.scheme.lower() in ("http", "https", "s3", "s3a", "gs", "hf") or ":" in user):
         raise ConfigError(
-            f"{without_secrets(url)}: expected an address without a user, found one; storage_options="
-            "{'client_options': {'default_headers': {'authorization': ...}}} say who asks"
+            f"{without_secrets(url)}: expected an address without a user, found one; the environment or "
+            "storage_options= say who asks, those of a web server {'client_options': {'default_headers': {'authorization': ...}}}"
         )
     return urlunsplit((parts.scheme.lower(), parts.netloc, parts.path.rstrip("/"), "", ""))
 

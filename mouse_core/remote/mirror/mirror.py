@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mouse_core._base.checks import is_whole
 from mouse_core._base.locks import ProcessLock, forks
 from mouse_core.errors import ConfigError, StorageError
 from mouse_core.files.writing import make_folder
@@ -85,8 +86,8 @@ class Mirror:
             raise ConfigError(f"fail: expected 'raise' or 'retry', found {fail!r}")
         if full not in ("shrink", "raise"):
             raise ConfigError(f"full: expected 'shrink' or 'raise', found {full!r}")
-        if cache_bytes is not None and cache_bytes < _LEAST_BYTES:
-            raise ConfigError(f"cache_bytes: expected {_LEAST_BYTES} or more, found {cache_bytes}")
+        if cache_bytes is not None and not (is_whole(cache_bytes) and cache_bytes >= _LEAST_BYTES):
+            raise ConfigError(f"cache_bytes: expected an integer of {_LEAST_BYTES} or more, found {cache_bytes!r}")
         self.folder = cache_folder(cache).absolute()
         self._options = {"cache_bytes": cache_bytes, "fail": fail, "patience": patience, "full": full}
         inside = self.folder / f"mirror-{FORMAT}"
@@ -126,6 +127,8 @@ class Mirror:
                 if self._places.blocks > self._table.blocks:
                     self._table.grow(self._places.blocks, lambda blocks: self._file.lengthen(blocks * BLOCK))
                 self._table.follow()
+                # Of a file that somebody removed or cut off, to have room, the table still knows the length.
+                self._file.lengthen(self._table.room * BLOCK)
                 placed = [
                     self._known.get(begin) or Placed(client, info, begin * BLOCK, key & 0xFFFFFFFFFFFFFFFF)
                     for begin, key, info in zip(begins, keys, infos, strict=True)
