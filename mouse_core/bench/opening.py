@@ -18,7 +18,7 @@ from mouse_core.errors import ConfigError, MouseError
 from mouse_core.formats.converting import convert
 from mouse_core.images.files import check_roots
 from mouse_core.inspect.layout import costs, layout_of
-from mouse_core.remote.clients import is_url
+from mouse_core.remote.clients import is_url, public_url
 from mouse_core.spec import Alignment
 from mouse_core.store.dataset_store import DatasetStore
 
@@ -89,7 +89,7 @@ def opened(
     if is_url(path_or_name):
         began = time.perf_counter()
         store = formats.open(path_or_name, splits=splits, **options).to_store()
-        yield Opened(path_or_name, {}, time.perf_counter() - began, store.alignment, store=store)
+        yield Opened(public_url(path_or_name), {}, time.perf_counter() - began, store.alignment, store=store)
         return
     if not path.exists():
         yield _from_hub(path_or_name, splits, check_roots(options.get("image_roots", ()), where="--image-root"))

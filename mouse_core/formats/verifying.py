@@ -16,7 +16,7 @@ from mouse_core.formats import opening
 from mouse_core.formats._files.parquet import has_checksums
 from mouse_core.formats.base import RowStream, rows_digest
 from mouse_core.formats.columns.embedding import embedded
-from mouse_core.remote.clients import is_url
+from mouse_core.remote.clients import is_url, public_url
 from mouse_core.store.disk.checking import Checked, check_store
 from mouse_core.store.disk.manifest import NAME, looks_like_store
 
@@ -100,12 +100,13 @@ def verify(
 
 def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[str, Any]) -> Verified:
     """The same for a folder that a store writes, or one that is elsewhere."""
+    shown = public_url(root) if is_url(root) else str(root)
     found = _check_elsewhere(root, progress, options) if is_url(root) else check_store(root, progress=progress)
     if found is None:
         rows, seen = _read_through(opening.open(root, **options), progress)
         if digest is not None and seen != digest.strip().lower():
-            raise DataError(f"{root}: expected rows with the digest {digest}, found {seen}")
-        return Verified(str(root), rows, seen, "" if digest is None else "the rows have the digest that was given")
+            raise DataError(f"{shown}: expected rows with the digest {digest}, found {seen}")
+        return Verified(shown, rows, seen, "" if digest is None else "the rows have the digest that was given")
     if found.wrong:
         mend = "" if is_url(root) else f"; mouse repair {root} keeps what is whole"
         raise DataError(f"{'; '.join(found.wrong.values())}{mend}")
@@ -113,10 +114,10 @@ def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[s
     if digest is not None:
         rows, known = _read_through(opening.open(root, **options), progress)
         if known != digest.strip().lower():
-            raise DataError(f"{root}: expected rows with the digest {digest}, found {known}")
+            raise DataError(f"{shown}: expected rows with the digest {digest}, found {known}")
     files = "its only file has" if found.files == 1 else f"each of {found.files} files has"
     compared = f"{files} the checksums that were noted when it was written"
-    return Verified(str(root), rows, known, compared, not_flushed=found.not_flushed)
+    return Verified(shown, rows, known, compared, not_flushed=found.not_flushed)
 
 
 def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Checked | None:

@@ -19,6 +19,7 @@ from mouse_core.about import About, with_about
 from mouse_core.bench.opening import opened
 from mouse_core.cli import main
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError, StoreWarning
+from mouse_core.formats.verifying import verify
 from mouse_core.remote import Reaching
 from mouse_core.store.elsewhere import upload
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
@@ -170,6 +171,11 @@ def test_users_in_addresses_and_objects_without_versions_are_refused(server, opt
         assert "me:" not in str(caught.value)
         assert "password" not in str(caught.value)
     server.put_folder("data/runs", written)
+    signed = f"{server.url}/data/runs?signature=password"
+    assert "password" not in repr(verify(signed, cache=options["cache"]))
+    assert "password" not in formats.open(signed, cache=options["cache"]).path
+    with opened(signed, cache=options["cache"]) as found:
+        assert "password" not in repr(found)
     server.versions = False
     try:
         with pytest.raises(DataError, match=r"expected a server that says which version of it there is"):

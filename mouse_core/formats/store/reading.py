@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
 from mouse_core.formats.columns.blocks import blocks
-from mouse_core.remote.clients import is_url
+from mouse_core.remote.clients import is_url, public_url
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
 
@@ -34,13 +34,14 @@ def read_store(path: str | os.PathLike[str], *, batch_rows: int = BATCH_ROWS, **
         DataError: A file is damaged or missing, or a newer release wrote it.
     """
     store = DatasetStore.open(path, **reaching)
+    shown = public_url(str(path)) if is_url(path) else os.fspath(path)
     snapshot, about = store.snapshot(), store.about
     schema = pa.schema([pa.field(name, data_type) for name, data_type in store.columns.items()])
     return RowStream(
-        path=os.fspath(path),
+        path=shown,
         format="store",
         schema=schema,
-        batches=partial(_batches, snapshot, schema, str(path), batch_rows),
+        batches=partial(_batches, snapshot, schema, shown, batch_rows),
         alignment=store.alignment,
         rows=snapshot.num_rows,
         mapped=store.to_dataset if snapshot.num_rows and not is_url(path) else None,

@@ -37,7 +37,7 @@ def public_url(url: str) -> str:
     if mark and (parts.scheme.lower() in ("http", "https", "s3", "s3a", "gs", "hf") or ":" in user):
         raise ConfigError(
             f"{without_secrets(url)}: expected an address without a user, found one; the environment or "
-            "storage_options= say who asks, those of a web server {'client_options': {'default_headers': {'authorization': ...}}}"
+            "storage_options= say who asks, as {'client_options': {'default_headers': {'authorization': ...}}}"
         )
     return urlunsplit((parts.scheme.lower(), parts.netloc, parts.path.rstrip("/"), "", ""))
 
