@@ -91,9 +91,10 @@ def test_what_fails_is_said_and_what_may_pass_is_tried_again(server, data):
         server.faults.append(fault)
         with pytest.raises(StorageError, match=said):
             client.get_ranges("a", [0], [10], "")
-    server.faults.append(Fault("runs/a", status=403))
-    with pytest.raises(DataError, match="expected leave to read it, found none"):
-        client.get_ranges("a", [0], [10], "")
+    for status, said in ((403, "expected leave to read it, found none"), (400, "found a refusal .400"), (410, "refusal")):
+        server.faults.append(Fault("runs/a", status=status))
+        with pytest.raises(DataError, match=said):
+            client.get_ranges("a", [0], [10], "")
     patient = open_client("s3://data/runs", server.options)
     server.faults += [Fault("runs/a", status=503), Fault("runs/a", "drop")]
     assert bytes(patient.get_ranges("a", [0], [100_000], "")[0]) == data

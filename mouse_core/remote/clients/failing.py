@@ -51,6 +51,8 @@ def error_of(error: Exception, shown: str, changed: str) -> MouseError:
         return DataError(f"{shown}: expected a server that answers ranges of bytes, found one that does not")
     if "416" in said:
         return DataError(f"{shown}: expected more bytes, found an object that ends before ({said})")
+    if re.match(r"4\d\d(?<!408)(?<!429)", said):  # a second try is answered alike
+        return DataError(f"{shown}: expected an answer, found a refusal ({said})")
     return StorageError(f"{shown}: not reached: {said}")
 
 

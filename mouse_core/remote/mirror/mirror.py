@@ -127,8 +127,7 @@ class Mirror:
                 if self._places.blocks > self._table.blocks:
                     self._table.grow(self._places.blocks, lambda blocks: self._file.lengthen(blocks * BLOCK))
                 self._table.follow()
-                # Of a file that somebody removed or cut off, to have room, the table still knows the length.
-                self._file.lengthen(self._table.room * BLOCK)
+                self._file.lengthen(self._table.room * BLOCK)  # which somebody may have removed or cut off
                 placed = [
                     self._known.get(begin) or Placed(client, info, begin * BLOCK, key & 0xFFFFFFFFFFFFFFFF)
                     for begin, key, info in zip(begins, keys, infos, strict=True)
