@@ -91,7 +91,11 @@ def test_what_fails_is_said_and_what_may_pass_is_tried_again(server, data):
         server.faults.append(fault)
         with pytest.raises(StorageError, match=said):
             client.get_ranges("a", [0], [10], "")
-    for status, said in ((403, "expected leave to read it, found none"), (400, "found a refusal .400"), (410, "refusal")):
+    for status, said in (
+        (403, "expected leave to read it, found none"),
+        (400, "found a refusal .400"),
+        (410, "refusal"),
+    ):
         server.faults.append(Fault("runs/a", status=status))
         with pytest.raises(DataError, match=said):
             client.get_ranges("a", [0], [10], "")
