@@ -83,15 +83,12 @@ def verify(
     known = _all_noted(root)
     sealed = _check_files(root, known, progress)
     stream = opening.open(path, **options)
-    rows, found, compared, left = stream.rows, None, "", ""
-    if known and set(known) == {file.parent for file in _files(stream)}:
-        compared = "every file has the SHA-256 that was noted when it was written"
-        found = next(iter(known.values())).digest if len(known) == 1 and not options.get("splits") else None
+    rows, left = stream.rows, ""
+    compared, found = _by_files(stream, known, some=bool(options.get("splits")))
     if rows is None or not compared or (digest is not None and found is None):
         rows, found = _read_through(stream, progress)
     if digest is not None:
-        if found != digest.strip().lower():
-            raise DataError(f"{path}: expected rows with the digest {digest}, found {found}")
+        _check_digest(path, digest, found)
         compared = compared or "the rows have the digest that was given"
     if not compared:
         compared, left = _kept_by_format(stream, sealed)
@@ -104,8 +101,8 @@ def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[s
     found = _check_elsewhere(root, progress, options) if is_url(root) else check_store(root, progress=progress)
     if found is None:
         rows, seen = _read_through(opening.open(root, **options), progress)
-        if digest is not None and seen != digest.strip().lower():
-            raise DataError(f"{shown}: expected rows with the digest {digest}, found {seen}")
+        if digest is not None:
+            _check_digest(shown, digest, seen)
         return Verified(shown, rows, seen, "" if digest is None else "the rows have the digest that was given")
     if found.wrong:
         mend = "" if is_url(root) else f"; mouse repair {root} keeps what is whole"
@@ -113,11 +110,16 @@ def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[s
     rows, known = found.rows, None
     if digest is not None:
         rows, known = _read_through(opening.open(root, **options), progress)
-        if known != digest.strip().lower():
-            raise DataError(f"{shown}: expected rows with the digest {digest}, found {known}")
+        _check_digest(shown, digest, known)
     files = "its only file has" if found.files == 1 else f"each of {found.files} files has"
     compared = f"{files} the checksums that were noted when it was written"
     return Verified(shown, rows, known, compared, not_flushed=found.not_flushed)
+
+
+def _check_digest(path: Any, digest: str, found: str | None) -> None:
+    """Raise DataError unless rows have the digest that was given."""
+    if found != digest.strip().lower():
+        raise DataError(f"{path}: expected rows with the digest {digest}, found {found}")
 
 
 def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Checked | None:
@@ -129,6 +131,20 @@ def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Check
     said = {name: options[name] for name in ("storage_options", "cache", "cache_bytes", "fail") if name in options}
     place = Place.of(url, Reaching(**said))
     return check_elsewhere(place, progress=progress) if place.client.exists(NAME) else None
+
+
+def _by_files(stream: RowStream, known: dict[Path, Noted], *, some: bool) -> tuple[str, str | None]:
+    """What comparing files with what was noted said of all rows, and the digest noted; "" and None: of other files.
+
+    Args:
+        stream: The rows.
+        known: What was noted, by folder.
+        some: Whether they are those of some splits alone, whose digest is another one.
+    """
+    if not known or set(known) != {file.parent for file in _files(stream)}:
+        return "", None
+    digest = next(iter(known.values())).digest if len(known) == 1 and not some else None
+    return "every file has the SHA-256 that was noted when it was written", digest
 
 
 def _check_files(root: Path, known: dict[Path, Noted], progress: bool) -> set[Path]:

@@ -91,12 +91,7 @@ class LoaderOptions:
     def _of_source(self, source: Any, replace_dtypes: Mapping[Any, npt.DTypeLike]) -> Any:
         """A source in other dtypes, or one shard's rows of it, where that is asked for."""
         self._refuse("a source, which gives its batches as they are", "batch_size", but=("shard", "uneven"))
-        options: dict[str, Any] = {}
-        if self.shard not in (None, _WHOLE) or self.uneven != "refuse":
-            if self.sharding is not None:
-                raise ConfigError(f"shard, uneven: expected none with a sharding of a source, found {self.shard!r}")
-            options["shard"] = _WHOLE if self.shard is None else self.shard
-            options |= {} if self.uneven == "refuse" else {"uneven": self.uneven}
+        options = self._of_shard()
         if isinstance(source, BatchSource):
             if options and source.shard != _WHOLE:
                 raise ConfigError(f"shard: expected a source that is sharded once, found shard {source.shard} of it")
@@ -106,6 +101,15 @@ class LoaderOptions:
             _warn_of_others(source.batch_size, stacklevel=5)  # a mixture's batches are whole
         made = RecastSource(checked_source(source), replace_dtypes) if replace_dtypes else checked_source(source)
         return ShardSource(made, **options) if options else made
+
+    def _of_shard(self) -> dict[str, Any]:
+        """Which rows of a source's batches are asked for, by option; nothing where they are to be whole."""
+        if self.shard in (None, _WHOLE) and self.uneven == "refuse":
+            return {}
+        if self.sharding is not None:
+            raise ConfigError(f"shard, uneven: expected none with a sharding of a source, found {self.shard!r}")
+        shard = _WHOLE if self.shard is None else self.shard
+        return {"shard": shard} if self.uneven == "refuse" else {"shard": shard, "uneven": self.uneven}
 
     def _of_batches(self) -> dict[str, Any]:
         given = {option.name: getattr(self, option.name) for option in fields(self) if option.name not in _DELIVERING}

@@ -186,14 +186,8 @@ class FolderClient:
     @memo
     def _store(self) -> Any:
         obstore = imported()
-        times = {**_TIMES, **dict(self._options.get("client_options", {}))}
-        # obstore takes "allow_http" for one of the client's, but by its own name alone.
         config = {name: value for name, value in self._options.items() if name not in _OURS and not _HTTP.match(name)}
-        allowed = [value for name, value in self._options.items() if _HTTP.match(name)]
-        said = {**{name.lower(): value for name, value in os.environ.items()}, **config}
-        endpoints = [self.url, *(value for name, value in said.items() if _ENDPOINT.match(name))]
-        if allowed or any(str(one).startswith("http://") for one in endpoints):
-            times["allow_http"] = str((allowed or [True])[0]).lower() == "true"
+        times = self._client_options(config)
         more: dict[str, Any] = {"retry_config": self._options.get("retry_config", _RETRY)}
         if "credential_provider" in self._options:
             more["credential_provider"] = self._options["credential_provider"]
@@ -209,6 +203,17 @@ class FolderClient:
                 raise
             failed = first_line(error, {str(value) for value in self._options.values()})
         raise ConfigError(f"{self.url}: expected an address and options that obstore takes, found: {failed}")
+
+    def _client_options(self, config: dict[str, Any]) -> dict[str, Any]:
+        """What obstore's HTTP client is told: how long it waits, and whether it may ask without TLS."""
+        told = {**_TIMES, **dict(self._options.get("client_options", {}))}
+        # obstore takes "allow_http" for one of the client's, but by its own name alone.
+        allowed = [value for name, value in self._options.items() if _HTTP.match(name)]
+        said = {**{name.lower(): value for name, value in os.environ.items()}, **config}
+        endpoints = [self.url, *(value for name, value in said.items() if _ENDPOINT.match(name))]
+        if allowed or any(str(one).startswith("http://") for one in endpoints):
+            told["allow_http"] = str((allowed or [True])[0]).lower() == "true"
+        return told
 
     async def _head(self, path: str) -> ObjectInfo:
         found = await imported().head_async(self._store, path)

@@ -114,11 +114,8 @@ class ArrowFile:
             return first._replace(begin=first.begin + ahead, body=first.body + ahead, end=first.end + ahead)
         found = None
         if self._begins is None and batch == 0 and hint.begin:
-            try:
-                found = yield from message_at(number, hint.begin, self.info.size, hint.head)
-            except DataError:
-                found = None  # of another writer; its footer says where it is
-        if found is None or found.head is None or found.head.rows != self.rows[batch]:
+            found = yield from self._hinted(number, hint)
+        if found is None:
             if self._begins is None:
                 self._begins = yield from self._footer(number)
             found = yield from message_at(number, int(self._begins[batch]), self.info.size, hint.head)
@@ -130,6 +127,14 @@ class ArrowFile:
         hint.head = max(hint.head, found.body - found.begin)
         self._messages[batch] = found
         return found
+
+    def _hinted(self, number: int, hint: Hint) -> Asking[Message | None]:
+        """The first record batch where other files have it; None where it is of another writer, as its footer says."""
+        try:
+            found = yield from message_at(number, hint.begin, self.info.size, hint.head)
+        except DataError:
+            return None
+        return found if found is not None and found.head is not None and found.head.rows == self.rows[0] else None
 
     def _footer(self, number: int) -> Asking[Int64s]:
         footer = yield from footer_of(number, self.info.size)

@@ -85,14 +85,7 @@ class _Part:
             )
         if pa.types.is_null(data_type):
             return pa.nulls(count)
-        wanted = [self._bits(level.memory[0], row, count)] if level.nulls else []
-        rest = level.memory[1:]
-        if pa.types.is_boolean(data_type):
-            wanted.append(self._bits(rest[0], row, count))
-        elif len(rest) == 1 and not _is_list(data_type):
-            wanted.append(self._items(rest[0], data_type.bit_width // 8, row, count))
-        elif rest:
-            wanted.append(self._items(rest[0], _ends_dtype(data_type).itemsize, row, count + 1))
+        wanted, rest = self._wanted(level, row, count), level.memory[1:]
         found = iter((yield wanted) if wanted else ())
         valid = _shifted(next(found), row, count) if level.nulls else None
         nulls = -1 if level.nulls else 0
@@ -112,6 +105,18 @@ class _Part:
             return pa.Array.from_buffers(data_type, count, [valid, own], nulls, 0, [values])
         (content,) = yield [self._items(rest[1], 1, first, last - first)]
         return pa.Array.from_buffers(data_type, count, [valid, own, pa.py_buffer(content)], nulls)
+
+    def _wanted(self, level: _Described, row: int, count: int) -> list[Range]:
+        """What of a level's own memory some rows have: which are null, and their values or ends."""
+        wanted = [self._bits(level.memory[0], row, count)] if level.nulls else []
+        data_type, rest = level.type, level.memory[1:]
+        if pa.types.is_boolean(data_type):
+            wanted.append(self._bits(rest[0], row, count))
+        elif len(rest) == 1 and not _is_list(data_type):
+            wanted.append(self._items(rest[0], data_type.bit_width // 8, row, count))
+        elif rest:
+            wanted.append(self._items(rest[0], _ends_dtype(data_type).itemsize, row, count + 1))
+        return wanted
 
     def _items(self, piece: Memory, size: int, first: int, count: int) -> Range:
         if (first + count) * size > piece.size:
@@ -182,12 +187,7 @@ def lying(place: ColumnPlace, number: int) -> Asking[tuple[int, tuple[int, ...]]
             size = data_type.list_size
             first *= size
         else:
-            piece, item = next(memory), _ends_dtype(data_type).itemsize
-            if (first + count + 1) * item > piece.size:
-                raise DataError(f"expected the ends of {count} rows, found {piece.size} bytes; it is damaged")
-            begin = piece.begin + first * item
-            (content,) = yield [Range(number, begin, begin + (count + 1) * item)]
-            ends = ends_of(content, data_type)
+            ends = yield from _ends_at(data_type, number, next(memory), first, count)
             size = int(ends[1] - ends[0])
             if not (np.diff(ends) == size).all():
                 return None
@@ -209,6 +209,16 @@ def lying(place: ColumnPlace, number: int) -> Asking[tuple[int, tuple[int, ...]]
     if name == "bool":
         return piece.begin * 8 + first, tuple(shape)
     return piece.begin + first * bits // 8, tuple(shape)
+
+
+def _ends_at(data_type: pa.DataType, number: int, piece: Memory, first: int, count: int) -> Asking[npt.NDArray[Any]]:
+    """Where ``count`` lists from a ``first`` one on begin, and the last ends."""
+    item = _ends_dtype(data_type).itemsize
+    if (first + count + 1) * item > piece.size:
+        raise DataError(f"expected the ends of {count} rows, found {piece.size} bytes; it is damaged")
+    begin = piece.begin + first * item
+    (content,) = yield [Range(number, begin, begin + (count + 1) * item)]
+    return ends_of(content, data_type)
 
 
 def whole(place: ColumnPlace, number: int) -> Asking[pa.Array]:
