@@ -180,9 +180,7 @@ class Pipeline:
         if out is None:
             if allowed and form.is_copied[stored] and len(copied) == len(self.readers):
                 return copied
-            names = [name for name in self.readers if name not in copied or name in form.converted[stored]]
-            size = block.windows.bounds[number + 1] - block.windows.bounds[number], block.windows.length
-            out = self._memory.arrays(layout_of(names, size, form.shapes, form.dtypes[stored]))
+            out = self._memory_for(block, number, copied, stored)
         batch: Batch = {}
         for name, reader in self.readers.items():
             values, target, dtype = copied.get(name), out.get(name), form.dtypes[stored][name]
@@ -199,6 +197,12 @@ class Pipeline:
         if not copied.keys() & self._masks:
             self._settle_absent(batch, block, number)
         return batch
+
+    def _memory_for(self, block: Block, number: int, copied: Batch, stored: bool) -> Batch:
+        """Memory for those fields of a batch that are converted or read."""
+        names = [name for name in self.readers if name not in copied or name in self.form.converted[stored]]
+        size = block.windows.bounds[number + 1] - block.windows.bounds[number], block.windows.length
+        return self._memory.arrays(layout_of(names, size, self.form.shapes, self.form.dtypes[stored]))
 
     def _converted(
         self, values: npt.NDArray[Any], name: str, batch: tuple[Block, int], dtype: np.dtype[Any], target: Any
