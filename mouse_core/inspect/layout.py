@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +50,8 @@ def layout_of(stream: RowStream) -> FileLayout | None:
     try:
         if stream.format == "store" and (path / NAME).is_file():
             return _of_store(path, stream.rows or 0)
-        files = [Path(name) for names in stream.metadata.get("splits", {}).values() for name in names]
+        splits = stream.metadata.get("splits")  # of other formats, names of files alone
+        files = [Path(name) for names in splits.values() for name in names] if isinstance(splits, Mapping) else []
         if stream.format == "datasets" and files and all(file.suffix == ".arrow" for file in files):
             return _of_files(files, stream.rows or 0)
     except (MouseError, OSError):

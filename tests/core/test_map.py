@@ -77,6 +77,10 @@ class TestWholeBatches(SourceConformance):
     def make(self) -> Any:
         return mapped()
 
+    def test_other_numbers_of_processes_go_on_with_it(self) -> None:
+        with pytest.raises(ConfigError, match="found per='batch' with shard"):
+            PrefetchBatchifier(self.make(), shard=(0, 3), uneven="pad")
+
 
 class TestWindows(SourceConformance):
     def make(self) -> Any:

@@ -36,7 +36,8 @@ def store_of(rows: int = 200) -> DatasetStore:
 
 
 def our_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("mouse-")]
+    # One that was interrupted before it began is listed for ever, and runs never.
+    return [thread for thread in threading.enumerate() if thread.name.startswith("mouse-") and thread.is_alive()]
 
 
 def wait_until(reached: Callable[[], bool], seconds: float = 60) -> bool:
