@@ -100,6 +100,9 @@ def fence() -> None:
 def origin(file: int) -> int:
     """What tells an open file from a copy of it, and from itself after a restart of the machine, in 31 bits; 0: nothing
     does.
+
+    A copy that was given the number of the file it is a copy of, once that was removed, is not told from it until the
+    machine is restarted.
     """
     boot, found = this_boot(), os.fstat(file)
     return boot and max(1, xxhash.xxh3_64_intdigest(f"{boot} {found.st_dev} {found.st_ino}".encode()) >> 33)

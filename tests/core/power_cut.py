@@ -13,6 +13,7 @@ import os
 import pickle
 import random
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,8 +51,10 @@ class Disk:
         self._promised: list[Any] = []
         self._contents: dict[int, bytes] = {}
         self._names: dict[int, dict[str, tuple[int, bool]]] = {}
-        # A file that is open keeps its number for itself, also when it is removed.
+        # A file that is open keeps its number for itself, also when it is removed: no machine's copy of a file may get
+        # the number of the file that it is a copy of, as long as there are machines.
         self._open: list[int] = []
+        weakref.finalize(self, _close, self._open)
         self._lock = threading.RLock()
         self._rng = random.Random(0)
         for folder, _, names in os.walk(root):
@@ -114,14 +117,10 @@ class Disk:
 
             return followed
 
-        try:
-            with pytest.MonkeyPatch.context() as patch:
-                for name in CHANGES:
-                    patch.setattr(os, name, following(name, getattr(os, name)))
-                yield
-        finally:
-            for file in self._open:
-                os.close(file)
+        with pytest.MonkeyPatch.context() as patch:
+            for name in CHANGES:
+                patch.setattr(os, name, following(name, getattr(os, name)))
+            yield
 
     def machines(self, folder: Path) -> Iterator[tuple[Moment, Path]]:
         """Every moment, and the folder as each machine finds it when it is switched on again; the same ones once."""
@@ -135,6 +134,11 @@ class Disk:
                     path = folder / str(len(seen))
                     _write(path, tree)
                     yield moment, path
+
+
+def _close(files: list[int]) -> None:
+    for file in files:
+        os.close(file)
 
 
 def _write(path: Path, tree: Any) -> None:
