@@ -17,7 +17,7 @@ _QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 _ATTRIBUTE = re.compile(rf"@attribute\s+({_QUOTED}|[^\s{{]+)\s*(.+?)\s*", re.IGNORECASE)
 _VALUE = re.compile(rf"\s*({_QUOTED}|[^,'\"]*?)\s*(?:,|$)")
 _NUMERIC = ("numeric", "real", "integer")
-_MOST_HEADER = 16 << 20
+_MOST_HEADER = _MOST_LINE = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,18 @@ def read_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     with _text(path) as file:
         count = len(_header(file, path))
         number = -1
-        for number, line in enumerate(file):
+        for number, line in enumerate(iter(lambda: file.readline(_MOST_LINE), "")):
+            if len(line) == _MOST_LINE:
+                raise DataError(f"{path}, line {number} of the data: expected fewer than {_MOST_LINE} characters")
             text = line.strip()
             if not text or text.startswith("%"):
                 continue
             if text.startswith("{"):
                 raise DataError(f"{path}, line {number} of the data: expected all values, found a sparse one")
-            values = _values(text)
+            try:
+                values = _values(text)
+            except DataError as error:
+                raise DataError(f"{path}, line {number} of the data: {error}") from None
             if len(values) != count:
                 raise DataError(f"{path}, line {number} of the data: expected {count} values, found {len(values)}")
             yield number, values
@@ -107,7 +112,10 @@ def _attribute(text: str, path: Path) -> Attribute:
 
 def _values(text: str) -> list[str]:
     if "'" not in text and "\\" not in text:  # the csv module is fast, and knows " alone
-        return [value.strip() for value in next(csv.reader([text], skipinitialspace=True))]
+        try:
+            return [value.strip() for value in next(csv.reader([text], skipinitialspace=True))]
+        except csv.Error as error:
+            raise DataError(f"expected values with commas between them, found a {error}") from None
     found: list[str] = []
     place = 0
     while place <= len(text):
