@@ -9,7 +9,7 @@ from jax.sharding import Sharding
 
 from mouse_core import ConfigError, groups
 from mouse_core.groups import RLExample
-from mouse_core.groups.batches import Arrays
+from mouse_core.groups.examples.batches import Arrays
 from mouse_jax.placement import Placement, find_device
 
 

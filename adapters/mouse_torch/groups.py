@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from mouse_core import groups
 from mouse_core.groups import RLExample
-from mouse_core.groups.batches import Arrays
+from mouse_core.groups.examples.batches import Arrays
 from mouse_torch.placement import check_device
 
 

@@ -1,11 +1,11 @@
 """Groups of language-model rollouts that are scored against each other, and batches made of them."""
 
-from mouse_core.groups.advantages import advantages
-from mouse_core.groups.batches import concatenate, examples_digest, make_examples, pack, pad
+from mouse_core.groups._files.reading import StoredGroup, StoredRollouts, open_rollouts
 from mouse_core.groups.buffer import RolloutBuffer
-from mouse_core.groups.grpo import GrpoBatchMaker
-from mouse_core.groups.protocol import BatchMaker, ResumableBatchMaker
-from mouse_core.groups.reading import StoredGroup, StoredRollouts, open_rollouts
+from mouse_core.groups.examples.batches import concatenate, examples_digest, make_examples, pack, pad
+from mouse_core.groups.making.advantages import advantages
+from mouse_core.groups.making.grpo import GrpoBatchMaker
+from mouse_core.groups.making.protocol import BatchMaker, ResumableBatchMaker
 from mouse_core.groups.types.records import GroupKey, RLExample, RolloutGroup, RolloutRecord, Turn
 
 __all__ = [

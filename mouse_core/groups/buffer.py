@@ -21,12 +21,12 @@ from mouse_core.groups._files.index import encode_parts, open_index
 from mouse_core.groups._files.names import BATCHES, STATE
 from mouse_core.groups._files.owner import Owner
 from mouse_core.groups._files.parts import check_codec
+from mouse_core.groups._files.reading import StoredRollouts, select_rollouts
 from mouse_core.groups._files.waiting import Plan, Rules, Waiting
 from mouse_core.groups._files.writing import write_groups
-from mouse_core.groups._making import Making
-from mouse_core.groups.batches import examples_digest
-from mouse_core.groups.protocol import BatchMaker
-from mouse_core.groups.reading import StoredRollouts, select_rollouts
+from mouse_core.groups.examples.batches import examples_digest
+from mouse_core.groups.making.feeding import Making
+from mouse_core.groups.making.protocol import BatchMaker
 from mouse_core.groups.types.records import RLExample, RolloutRecord
 from mouse_core.spec import check_count
 

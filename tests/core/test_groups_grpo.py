@@ -33,7 +33,7 @@ from mouse_core.groups import (
     examples_digest,
     make_examples,
 )
-from mouse_core.groups.grpo import share_out
+from mouse_core.groups.making.grpo import share_out
 from tests.core.groups_cases import group, rollout
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.groups.advantages import advantages
+from mouse_core.groups.making.advantages import advantages
 from mouse_core.groups.types.records import RolloutRecord
 
 _FIRST_ROWS = 1024

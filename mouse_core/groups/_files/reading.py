@@ -17,7 +17,7 @@ from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.groups._files.index import read_index
 from mouse_core.groups._files.parts import Part, read_groups
 from mouse_core.groups.types.records import RolloutGroup, RolloutRecord
-from mouse_core.groups.versions import version_order
+from mouse_core.groups.types.versions import version_order
 
 # Files that are read in one go.
 _TOGETHER = 32

@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.groups._pool import Pool
-from mouse_core.groups.advantages import check_options
-from mouse_core.groups.batches import make_examples
-from mouse_core.groups.reading import StoredGroup, read_ahead
+from mouse_core.groups._files.reading import StoredGroup, read_ahead
+from mouse_core.groups.examples.batches import make_examples
+from mouse_core.groups.making.advantages import check_options
+from mouse_core.groups.making.pool import Pool
+from mouse_core.groups.making.wanted import WantedGroups
 from mouse_core.groups.types.records import RLExample, RolloutRecord
-from mouse_core.groups.versions import WantedGroups, version_number, version_order
+from mouse_core.groups.types.versions import version_number, version_order
 from mouse_core.randomness import Key, Purpose, check_seed
 from mouse_core.spec import check_count
 

@@ -1,49 +1,18 @@
-"""The order of policy versions, and which groups of a problem are wanted."""
+"""Which groups of a problem are wanted, where policies of several versions answer it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from mouse_core.errors import ConfigError
+from mouse_core.groups.types.versions import version_order
 
 OLDER_GROUPS = ("drop", "until_as_large", "keep")
 """What becomes of a problem's group of an older policy version when rollouts of a newer one come."""
 
 Problem = tuple[str, str]
-
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-
-
-def version_number(version: str) -> Decimal | None:
-    """The number that a version is, or None if it is not one."""
-    text = version.strip()
-    if not _NUMBER.fullmatch(text):
-        return None
-    try:
-        return Decimal(text)
-    except InvalidOperation:  # an exponent beyond all measure
-        return None
-
-
-def version_order(version: str) -> tuple[Any, ...]:
-    """A key to sort versions by: numbers as numbers, and before them those that are not.
-
-    In other versions the digits compare as numbers too: "step-9" comes before "step-10".
-
-    Example:
-        >>> sorted(["10", "9", "step-10", "step-9", "9.5"], key=version_order)
-        ['step-9', 'step-10', '9', '9.5', '10']
-    """
-    number = version_number(version)
-    if number is not None:
-        return (1, number)
-    pieces = re.split(r"([0-9]+)", version)
-    # Text and digits take turns, beginning with text, so like is compared with like.
-    return (0, tuple(int(piece) if index % 2 else piece for index, piece in enumerate(pieces)), version)
 
 
 @dataclass(slots=True)

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from mouse_core.errors import DataError
 from mouse_core.groups._files.index import StoredBatch
 from mouse_core.groups._files.parts import Part
-from mouse_core.groups.grpo import GrpoBatchMaker
-from mouse_core.groups.protocol import BatchMaker, ResumableBatchMaker
-from mouse_core.groups.reading import StoredGroup, read_ahead
+from mouse_core.groups._files.reading import StoredGroup, read_ahead
+from mouse_core.groups.making.grpo import GrpoBatchMaker
+from mouse_core.groups.making.protocol import BatchMaker, ResumableBatchMaker
 from mouse_core.groups.types.records import RLExample, RolloutRecord
 
 UIDS = "rollout_uids"

@@ -1,0 +1,1 @@
+"""Examples to train on: made of rollouts, and put side by side in arrays."""
