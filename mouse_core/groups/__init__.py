@@ -6,10 +6,12 @@ from mouse_core.groups.examples.batches import concatenate, examples_digest, mak
 from mouse_core.groups.making.advantages import advantages
 from mouse_core.groups.making.grpo import GrpoBatchMaker
 from mouse_core.groups.making.protocol import BatchMaker, ResumableBatchMaker
+from mouse_core.groups.types.columns import Column
 from mouse_core.groups.types.records import GroupKey, RLExample, RolloutGroup, RolloutRecord, Turn
 
 __all__ = [
     "BatchMaker",
+    "Column",
     "GroupKey",
     "GrpoBatchMaker",
     "RLExample",

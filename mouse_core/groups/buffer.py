@@ -27,6 +27,7 @@ from mouse_core.groups._files.writing import write_groups
 from mouse_core.groups.examples.batches import examples_digest
 from mouse_core.groups.making.feeding import Making
 from mouse_core.groups.making.protocol import BatchMaker
+from mouse_core.groups.types.columns import Columns
 from mouse_core.groups.types.records import RLExample, RolloutRecord
 from mouse_core.spec import check_count
 
@@ -82,11 +83,9 @@ class RolloutBuffer:
         most = None if capacity is None else check_count("capacity", capacity)
         rules = Rules(full, enough, float(seal_timeout), most)
         self._compression = check_codec(compression)
-        self._sync = bool(sync)
-        self._root = Path(root_path)
+        self._sync, self._root = bool(sync), Path(root_path)
         self._making = None if batch_maker is None else Making(batch_maker)
-        self._lock = ProcessLock()
-        self._requests = Requests()
+        self._columns, self._lock, self._requests = Columns(), ProcessLock(), Requests()
         with storing(f"folder {self._root}"):
             make_folder(self._root / STATE, sync=self._sync)
             make_folder(self._root / BATCHES, sync=self._sync)
@@ -195,6 +194,7 @@ class RolloutBuffer:
         for number, rollout in enumerate(given):
             if not isinstance(rollout, RolloutRecord):
                 raise DataError(f"add_rollouts: expected a RolloutRecord at {number}, found {rollout!r:.100}")
+            self._columns.check_names(rollout)
         if not given:
             return 0
         new: int = self._requests.serve(given, self._add)

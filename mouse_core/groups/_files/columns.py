@@ -213,6 +213,7 @@ def _batch_to_rollouts(batch: pa.RecordBatch, known: dict[str, Sequence[Any]]) -
     names = turns.type.names
     values["reward"] = turns.field("reward").to_pylist() if "reward" in names else [None] * len(turns)
     values["metadata"] = _dicts(turns.field("metadata")) if "metadata" in names else [{} for _ in range(len(turns))]
+    values["columns"] = [{} for _ in range(len(turns))]
     columns = known | {
         name: batch.column(name).to_pylist() for name in batch.schema.names if name not in ("turns", "metadata")
     }
@@ -224,6 +225,7 @@ def _batch_to_rollouts(batch: pa.RecordBatch, known: dict[str, Sequence[Any]]) -
     count, names = batch.num_rows, batch.schema.names
     columns["metadata"] = _dicts(batch.column("metadata")) if "metadata" in names else [{} for _ in range(count)]
     columns.setdefault("replica_id", [""] * count)
+    columns["columns"] = [{} for _ in range(count)]
     return list(map(make_rollout, *(columns[name] for name in RolloutRecord.__dataclass_fields__)))
 
 

@@ -74,6 +74,7 @@ def make_examples(rollouts: Sequence[RolloutRecord], advantages: npt.ArrayLike) 
             rollout.rollout_uid,
             rollout.environment,
             rollout.policy_version,
+            {},
         )
         for rollout, a, b in bounds
     ]

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError
+from mouse_core.groups.types.columns import checked_columns
 from mouse_core.groups.types.metadata import checked_metadata
 
 _MAX_TOKEN = 2**31 - 1
@@ -57,6 +58,7 @@ class Turn(_ByValue):
         reward: For this turn alone, where there is one.
         metadata: Anything else: None, bool, int, float, str, bytes, NumPy numbers and arrays, and lists, tuples and
             dicts (with str keys) of these. It is copied.
+        columns: By name what a ``Column`` declares for each token, ``[n, *shape]``, or for each turn, ``shape``.
 
     Raises:
         DataError: Another type; tokens or logprobs out of range; logprobs of another length than tokens; NaN.
@@ -68,6 +70,7 @@ class Turn(_ByValue):
     logprobs: npt.NDArray[np.float32] | None = None
     reward: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("message", "role"):
@@ -80,6 +83,7 @@ class Turn(_ByValue):
         if self.reward is not None:
             object.__setattr__(self, "reward", _finite(self.reward, "turn: expected reward"))
         object.__setattr__(self, "metadata", checked_metadata(self.metadata, "turn"))
+        object.__setattr__(self, "columns", checked_columns(self.columns, "turn"))
 
     @property
     def is_trained(self) -> bool:
@@ -101,6 +105,7 @@ class RolloutRecord(_ByValue):
         created: When, in seconds since 1970; by default now.
         replica_id: Who sampled it.
         metadata: As in ``Turn``.
+        columns: By name what a ``Column`` declares for each example, ``shape``.
 
     Raises:
         DataError: Another type, an empty name, no turns, NaN or infinity, or no reward at all.
@@ -115,6 +120,7 @@ class RolloutRecord(_ByValue):
     created: float = field(default_factory=time.time)
     replica_id: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -128,6 +134,7 @@ class RolloutRecord(_ByValue):
         object.__setattr__(self, "reward", _finite(reward, f"{where} reward"))
         object.__setattr__(self, "created", _finite(self.created, f"{where} created"))
         object.__setattr__(self, "metadata", checked_metadata(self.metadata, f"rollout {self.rollout_uid!r}"))
+        object.__setattr__(self, "columns", checked_columns(self.columns, f"rollout {self.rollout_uid!r}"))
 
     def _check_names(self) -> None:
         for name in ("example_id", "policy_version"):
@@ -192,6 +199,8 @@ class RLExample(_ByValue):
         generator_log_probs: Log-probabilities under the policy that sampled the tokens, float32 ``[L]``, 0 outside of
             the loss mask.
         rollout_uid, environment, policy_version: The rollout that it was made of, where it was made of one.
+        columns: By name what a ``Column`` declares: ``[L, *shape]`` with a value for each token, ``[T, *shape]`` for
+            each of T turns, ``shape`` for the example.
 
     Raises:
         DataError: Arrays of another type or of differing lengths, or NaN.
@@ -204,6 +213,7 @@ class RLExample(_ByValue):
     rollout_uid: str = ""
     environment: str = ""
     policy_version: str = ""
+    columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         tokens = _tokens(self.tokens)
@@ -218,6 +228,7 @@ class RLExample(_ByValue):
         for name in ("advantage", "generator_log_probs"):
             values = _floats(getattr(self, name), len(tokens), f"example {self.rollout_uid!r}: expected {name}")
             object.__setattr__(self, name, values)
+        object.__setattr__(self, "columns", checked_columns(self.columns, f"example {self.rollout_uid!r}"))
 
     def __len__(self) -> int:
         return len(self.tokens)

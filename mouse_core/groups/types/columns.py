@@ -1,0 +1,204 @@
+"""Columns of one's own: what is known of every token, turn or rollout beside what all rollouts have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError, DataError
+
+PER = ("token", "turn", "example")
+"""What a column may have a value for each of."""
+
+_OF_ROLLOUTS = (
+    "environment",
+    "example_id",
+    "policy_version",
+    "rollout_uid",
+    "turns",
+    "created",
+    "replica_id",
+    "metadata",
+)
+_OF_PARTS = ("message", "role", "tokens", "logprobs", "columns")
+_OF_BATCHES = ("loss_mask", "advantage", "generator_log_probs", "mask", "segment_ids", "positions", "cu_seqlens")
+_OWN = {*_OF_ROLLOUTS, *_OF_PARTS, *_OF_BATCHES, "turn_ids", "staleness"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column that rollouts have beside those that all have.
+
+    Args:
+        name: Of letters, digits and "_", and none that rollouts, examples or batches have already.
+        per: "token": a value for each token; "turn": one a turn; "example": one a rollout.
+        dtype: Of the values: bool, an integer or a float of NumPy's.
+        shape: Of one value; () is a number, (64, 64, 3) an image.
+        late: Whether it is written after the rollout was added; a group waits until all its rollouts have it.
+        fill: The value where none was given, and where batches are filled up.
+
+    Raises:
+        ConfigError: One of them cannot be used.
+    """
+
+    name: str
+    per: str = "token"
+    dtype: str = "float32"
+    shape: tuple[int, ...] = ()
+    late: bool = False
+    fill: float = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.isidentifier() or not self.name.isascii():
+            raise ConfigError(f"column: expected a name of letters, digits and '_', found {self.name!r:.80}")
+        if self.name in _OWN:
+            raise ConfigError(f"column: expected another name than those of all rollouts, found {self.name!r}")
+        if self.per not in PER:
+            raise ConfigError(f"column {self.name!r}: expected per among {list(PER)}, found {self.per!r:.80}")
+        try:
+            kind = np.dtype(self.dtype)
+        except TypeError:
+            kind = np.dtype(object)
+        if kind.kind not in "biuf" or kind.itemsize > 8:
+            raise ConfigError(f"column {self.name!r}: expected the dtype of numbers or bool, found {self.dtype!r:.80}")
+        object.__setattr__(self, "dtype", kind.name)
+        shape = tuple(self.shape) if isinstance(self.shape, Iterable) else (self.shape,)
+        if not all(isinstance(size, int | np.integer) and size > 0 for size in shape):
+            raise ConfigError(f"column {self.name!r}: expected a shape of sizes from 1, found {self.shape!r:.80}")
+        object.__setattr__(self, "shape", tuple(map(int, shape)))
+        object.__setattr__(self, "late", bool(self.late))
+        if kind.kind == "b" and self.fill in (0, 1):
+            object.__setattr__(self, "fill", bool(self.fill))
+        if not isinstance(self.fill, bool | int | float | np.generic) or _converted(self.fill, kind) is None:
+            raise ConfigError(f"column {self.name!r}: expected fill as a value of {kind.name}, found {self.fill!r:.80}")
+
+    def values(self, given: Any, count: int | None, where: str) -> npt.NDArray[Any]:
+        """Values as an array of this column's dtype that cannot be written to.
+
+        Args:
+            given: ``[count, *shape]``, or one value, ``shape``.
+            count: How many there are to be; None: one value.
+            where: Begins the message of an error.
+
+        Raises:
+            DataError: Another shape or type, or values that the dtype does not have.
+        """
+        array, shape = np.asarray(given), self.shape if count is None else (count, *self.shape)
+        if array.shape != shape:
+            what = "one value" if count is None else f"a value for each of {count} {self.per}s"
+            raise DataError(
+                f"{where}: expected column {self.name!r} as {what}, {list(shape)}, found shape {list(array.shape)}"
+            )
+        converted = _converted(array, np.dtype(self.dtype))
+        if converted is None:
+            raise DataError(
+                f"{where}: expected column {self.name!r} as {self.dtype}, found {array.dtype} {_shown(array)}"
+            )
+        if np.shares_memory(converted, array) and array.flags.writeable and not isinstance(given, list | tuple):
+            converted = converted.copy()
+        converted.flags.writeable = False
+        return converted
+
+
+def checked_columns(values: Any, where: str) -> dict[str, npt.NDArray[Any]]:
+    """Columns of a turn, a rollout or an example as arrays of its own that cannot be written to.
+
+    Which of them may be there, and of what shape and dtype, is said where they are taken in.
+
+    Raises:
+        DataError: Something else than a dict of arrays of numbers or bool by name; ``where`` begins the message.
+    """
+    if not isinstance(values, Mapping):
+        raise DataError(f"{where}: expected columns as a dict, found {values!r:.100}")
+    own: dict[str, npt.NDArray[Any]] = {}
+    for name, given in values.items():
+        array = np.asarray(given)
+        if not isinstance(name, str) or (array.size and array.dtype.kind not in "biuf"):
+            raise DataError(f"{where}: expected columns of numbers by name, found {name!r:.80}: {given!r:.80}")
+        if array.flags.writeable and isinstance(given, np.ndarray):
+            array = array.copy()
+        array.flags.writeable = False
+        own[name] = array
+    return own
+
+
+def _converted(given: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+    """Values in a dtype; None where they are not the same in it. Floats may lose precision, but not become infinite."""
+    array = np.asarray(given)
+    if array.dtype == dtype:
+        return array
+    if array.size and (array.dtype.kind not in "biuf" or (array.dtype.kind == "b") != (dtype.kind == "b")):
+        return None
+    with np.errstate(all="ignore"):
+        converted = array.astype(dtype)
+        if dtype.kind == "f":
+            same = np.isfinite(converted) == np.isfinite(array) if array.dtype.kind == "f" else np.isfinite(converted)
+        else:
+            same = converted == array
+            if array.dtype.kind == "f":
+                same &= converted.astype(array.dtype) == array
+    return converted if bool(np.all(same)) else None
+
+
+def _shown(array: npt.NDArray[Any]) -> str:
+    return f"{array.reshape(-1)[:4].tolist()!r:.80}"
+
+
+class Columns(Mapping[str, Column]):
+    """The columns that were declared, by name, in the order in which they were.
+
+    Args:
+        declared: Each name once.
+
+    Raises:
+        ConfigError: Something else than columns, or a name that is there twice.
+    """
+
+    def __init__(self, declared: Iterable[Column] = ()) -> None:
+        columns = tuple(declared)
+        for column in columns:
+            if not isinstance(column, Column):
+                raise ConfigError(f"columns: expected Column(...), found {column!r:.100}")
+        self._columns = {column.name: column for column in columns}
+        if len(self._columns) < len(columns):
+            raise ConfigError(f"columns: expected each name once, found {[column.name for column in columns]}")
+
+    def __getitem__(self, name: str) -> Column:
+        return self._columns[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"Columns({list(self._columns.values())!r})"
+
+    def of(self, per: str) -> list[Column]:
+        """Those with a value for each token, turn or example."""
+        return [column for column in self._columns.values() if column.per == per]
+
+    @property
+    def late(self) -> list[Column]:
+        """Those that are written after a rollout was added."""
+        return [column for column in self._columns.values() if column.late]
+
+    def check_names(self, rollout: Any) -> None:
+        """Raise DataError if a rollout or one of its turns has a column that is not declared for it."""
+        self._refuse_others(rollout.columns, ("example",), rollout)
+        for turn in rollout.turns:
+            self._refuse_others(turn.columns, ("token", "turn"), rollout)
+
+    def _refuse_others(self, names: Iterable[str], pers: Sequence[str], rollout: Any) -> None:
+        for name in names:
+            if name not in self._columns or self._columns[name].per not in pers:
+                known = [column.name for column in self._columns.values() if column.per in pers]
+                raise DataError(
+                    f"rollout {rollout.rollout_uid!r}: expected columns that were declared for each "
+                    f"{' or '.join(pers)}, {known}, found {name!r}"
+                )
