@@ -6,17 +6,17 @@ from mouse_core.groups.examples.batches import concatenate, examples_digest, mak
 from mouse_core.groups.making.advantages import advantages
 from mouse_core.groups.making.grpo import GrpoBatchMaker
 from mouse_core.groups.making.protocol import BatchMaker, ResumableBatchMaker
-from mouse_core.groups.types.columns import Column
+from mouse_core.groups.types.columns import RolloutColumn
 from mouse_core.groups.types.records import GroupKey, RLExample, RolloutGroup, RolloutRecord, Turn
 
 __all__ = [
     "BatchMaker",
-    "Column",
     "GroupKey",
     "GrpoBatchMaker",
     "RLExample",
     "ResumableBatchMaker",
     "RolloutBuffer",
+    "RolloutColumn",
     "RolloutGroup",
     "RolloutRecord",
     "StoredGroup",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.groups import Column, RLExample, RolloutBuffer, RolloutRecord, Turn
+from mouse_core.groups import RLExample, RolloutBuffer, RolloutColumn, RolloutRecord, Turn
 
 
 @pytest.mark.parametrize(
@@ -28,32 +28,32 @@ from mouse_core.groups import Column, RLExample, RolloutBuffer, RolloutRecord, T
 )
 def test_columns_that_cannot_be(options: dict[str, Any], wanted: str) -> None:
     with pytest.raises(ConfigError, match=wanted):
-        Column(**{"name": "x", **options})
+        RolloutColumn(**{"name": "x", **options})
 
 
 @pytest.mark.parametrize(
     ("column", "given", "count", "wanted"),
     [
-        (Column("x"), [1.0, 2.0], 3, r"a value for each of 3 tokens, \[3\], found shape \[2\]"),
-        (Column("x", per="example", shape=(2,)), [1.0], None, r"as one value, \[2\], found shape \[1\]"),
-        (Column("x", dtype="int32"), [0.5], 1, r"as int32, found float64 \[0.5\]"),
-        (Column("x", dtype="uint8"), [-1, 3], 2, r"as uint8, found int64 \[-1, 3\]"),
-        (Column("x", dtype="float16"), [1e9], 1, "as float16"),
-        (Column("x", dtype="bool"), [2], 1, "as bool"),
+        (RolloutColumn("x"), [1.0, 2.0], 3, r"a value for each of 3 tokens, \[3\], found shape \[2\]"),
+        (RolloutColumn("x", per="example", shape=(2,)), [1.0], None, r"as one value, \[2\], found shape \[1\]"),
+        (RolloutColumn("x", dtype="int32"), [0.5], 1, r"as int32, found float64 \[0.5\]"),
+        (RolloutColumn("x", dtype="uint8"), [-1, 3], 2, r"as uint8, found int64 \[-1, 3\]"),
+        (RolloutColumn("x", dtype="float16"), [1e9], 1, "as float16"),
+        (RolloutColumn("x", dtype="bool"), [2], 1, "as bool"),
     ],
 )
-def test_values_that_a_column_does_not_have(column: Column, given: Any, count: int | None, wanted: str) -> None:
+def test_values_that_a_column_does_not_have(column: RolloutColumn, given: Any, count: int | None, wanted: str) -> None:
     with pytest.raises(DataError, match=wanted):
         column.values(given, count, "turn 1")
 
 
 def test_values_are_a_columns_own() -> None:
     given = np.arange(3, dtype=np.int32)
-    values = Column("x", dtype="int32").values(given, 3, "")
+    values = RolloutColumn("x", dtype="int32").values(given, 3, "")
     given[:] = 9
     assert values.tolist() == [0, 1, 2]
     assert not values.flags.writeable
-    assert Column("x", dtype="float16").values([1, 2], 2, "").dtype == np.float16
+    assert RolloutColumn("x", dtype="float16").values([1, 2], 2, "").dtype == np.float16
 
 
 def test_records_hold_copies_and_compare_by_value() -> None:

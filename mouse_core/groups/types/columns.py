@@ -30,7 +30,7 @@ _OWN = {*_OF_ROLLOUTS, *_OF_PARTS, *_OF_BATCHES, "turn_ids", "staleness"}
 
 
 @dataclass(frozen=True)
-class Column:
+class RolloutColumn:
     """A column that rollouts have beside those that all have.
 
     Args:
@@ -148,7 +148,7 @@ def _shown(array: npt.NDArray[Any]) -> str:
     return f"{array.reshape(-1)[:4].tolist()!r:.80}"
 
 
-class Columns(Mapping[str, Column]):
+class Columns(Mapping[str, RolloutColumn]):
     """The columns that were declared, by name, in the order in which they were.
 
     Args:
@@ -158,16 +158,16 @@ class Columns(Mapping[str, Column]):
         ConfigError: Something else than columns, or a name that is there twice.
     """
 
-    def __init__(self, declared: Iterable[Column] = ()) -> None:
+    def __init__(self, declared: Iterable[RolloutColumn] = ()) -> None:
         columns = tuple(declared)
         for column in columns:
-            if not isinstance(column, Column):
-                raise ConfigError(f"columns: expected Column(...), found {column!r:.100}")
+            if not isinstance(column, RolloutColumn):
+                raise ConfigError(f"columns: expected RolloutColumn(...), found {column!r:.100}")
         self._columns = {column.name: column for column in columns}
         if len(self._columns) < len(columns):
             raise ConfigError(f"columns: expected each name once, found {[column.name for column in columns]}")
 
-    def __getitem__(self, name: str) -> Column:
+    def __getitem__(self, name: str) -> RolloutColumn:
         return self._columns[name]
 
     def __iter__(self) -> Any:
@@ -179,12 +179,12 @@ class Columns(Mapping[str, Column]):
     def __repr__(self) -> str:
         return f"Columns({list(self._columns.values())!r})"
 
-    def of(self, per: str) -> list[Column]:
+    def of(self, per: str) -> list[RolloutColumn]:
         """Those with a value for each token, turn or example."""
         return [column for column in self._columns.values() if column.per == per]
 
     @property
-    def late(self) -> list[Column]:
+    def late(self) -> list[RolloutColumn]:
         """Those that are written after a rollout was added."""
         return [column for column in self._columns.values() if column.late]
 

@@ -58,7 +58,7 @@ class Turn(_ByValue):
         reward: For this turn alone, where there is one.
         metadata: Anything else: None, bool, int, float, str, bytes, NumPy numbers and arrays, and lists, tuples and
             dicts (with str keys) of these. It is copied.
-        columns: By name what a ``Column`` declares for each token, ``[n, *shape]``, or for each turn, ``shape``.
+        columns: By name what a ``RolloutColumn`` declares for each token, ``[n, *shape]``, or for each turn, ``shape``.
 
     Raises:
         DataError: Another type; tokens or logprobs out of range; logprobs of another length than tokens; NaN.
@@ -105,7 +105,7 @@ class RolloutRecord(_ByValue):
         created: When, in seconds since 1970; by default now.
         replica_id: Who sampled it.
         metadata: As in ``Turn``.
-        columns: By name what a ``Column`` declares for each example, ``shape``.
+        columns: By name what a ``RolloutColumn`` declares for each example, ``shape``.
 
     Raises:
         DataError: Another type, an empty name, no turns, NaN or infinity, or no reward at all.
@@ -199,7 +199,7 @@ class RLExample(_ByValue):
         generator_log_probs: Log-probabilities under the policy that sampled the tokens, float32 ``[L]``, 0 outside of
             the loss mask.
         rollout_uid, environment, policy_version: The rollout that it was made of, where it was made of one.
-        columns: By name what a ``Column`` declares: ``[L, *shape]`` with a value for each token, ``[T, *shape]`` for
+        columns: By name what a ``RolloutColumn`` declares: ``[L, *shape]`` with a value for each token, ``[T, *shape]`` for
             each of T turns, ``shape`` for the example.
 
     Raises:
