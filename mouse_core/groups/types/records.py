@@ -199,8 +199,8 @@ class RLExample(_ByValue):
         generator_log_probs: Log-probabilities under the policy that sampled the tokens, float32 ``[L]``, 0 outside of
             the loss mask.
         rollout_uid, environment, policy_version: The rollout that it was made of, where it was made of one.
-        columns: By name what a ``RolloutColumn`` declares: ``[L, *shape]`` with a value for each token, ``[T, *shape]`` for
-            each of T turns, ``shape`` for the example.
+        columns: By name what a ``RolloutColumn`` declares: ``[L, *shape]`` with a value for each token, ``[T, *shape]``
+            for each of T turns, ``shape`` for the example.
 
     Raises:
         DataError: Arrays of another type or of differing lengths, or NaN.
