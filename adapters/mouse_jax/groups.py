@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.sharding import Sharding
 
 from mouse_core import ConfigError, groups
 from mouse_core.groups import RLExample
-from mouse_core.groups.examples.batches import Arrays
+from mouse_core.groups.examples.declared import Arrays
 from mouse_jax.placement import Placement, find_device
 
 
@@ -18,6 +19,7 @@ def pad(
     length: int | None = None,
     *,
     pad_token: int = 0,
+    pad_to_multiple_of: int = 1,
     truncate: bool = False,
     device: jax.Device | str | None = None,
     sharding: Sharding | None = None,
@@ -25,8 +27,8 @@ def pad(
     """One example a row, filled up at the end; see ``mouse_core.groups.pad``.
 
     Args:
-        examples, length, pad_token, truncate: As there. A jitted step compiles anew for every ``length`` and number of
-            examples.
+        examples, length, pad_token, pad_to_multiple_of, truncate: As there. A jitted step compiles anew for every
+            ``length`` and number of examples.
         device: Where the arrays go; None: JAX's default.
         sharding: How they are laid out ``[B, L]`` over devices of this process; None: on ``device``.
 
@@ -37,7 +39,8 @@ def pad(
         ConfigError, DataError: As there; a device that is not there, or both arguments.
     """
     placement = _placement(device, sharding)
-    return _placed(groups.pad(examples, length, pad_token=pad_token, truncate=truncate), placement)
+    options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
+    return _placed(groups.pad(examples, length, **options), placement)
 
 
 def pack(
@@ -46,6 +49,7 @@ def pack(
     *,
     num_rows: int | None = None,
     pad_token: int = 0,
+    pad_to_multiple_of: int = 1,
     truncate: bool = False,
     device: jax.Device | str | None = None,
     sharding: Sharding | None = None,
@@ -53,8 +57,8 @@ def pack(
     """Several examples a row, one behind the other; see ``mouse_core.groups.pack``.
 
     Args:
-        examples, length, num_rows, pad_token, truncate: As there. A jitted step compiles anew for every ``length`` and
-            number of rows.
+        examples, length, num_rows, pad_token, pad_to_multiple_of, truncate: As there. A jitted step compiles anew
+            for every ``length`` and number of rows.
         device, sharding: As in ``pad``.
 
     Returns:
@@ -64,7 +68,8 @@ def pack(
         ConfigError, DataError: As ``pad``.
     """
     placement = _placement(device, sharding)
-    return _placed(groups.pack(examples, length, num_rows=num_rows, pad_token=pad_token, truncate=truncate), placement)
+    options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
+    return _placed(groups.pack(examples, length, num_rows=num_rows, **options), placement)
 
 
 def concatenate(

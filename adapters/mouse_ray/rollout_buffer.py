@@ -10,7 +10,7 @@ import ray
 
 from mouse_core import groups
 from mouse_core.digest import StreamDigest
-from mouse_core.groups import BatchMaker, RLExample, RolloutRecord, StoredRollouts
+from mouse_core.groups import BatchMaker, RLExample, RolloutColumn, RolloutRecord, StoredRollouts
 
 
 class RolloutBufferActor:
@@ -27,7 +27,8 @@ class RolloutBufferActor:
 
     Args:
         root_path: The folder; on a disk that every node sees if the actor may be started on another one.
-        group_size, min_group_size, seal_timeout, compression, batch_maker, capacity, sync, digest: As there.
+        group_size, min_group_size, seal_timeout, compression, batch_maker, capacity, columns, sync,
+            digest: As there.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class RolloutBufferActor:
         batch_maker: BatchMaker | None = None,
         capacity: int | None = None,
         *,
+        columns: Sequence[RolloutColumn] | None = None,
         sync: bool = True,
         digest: bool = False,
     ) -> None:
@@ -51,6 +53,7 @@ class RolloutBufferActor:
             compression,
             batch_maker,
             capacity,
+            columns=columns,
             sync=sync,
             digest=digest,
         )

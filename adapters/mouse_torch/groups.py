@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from mouse_core import groups
 from mouse_core.groups import RLExample
-from mouse_core.groups.examples.batches import Arrays
+from mouse_core.groups.examples.declared import Arrays
 from mouse_torch.placement import check_device
 
 
@@ -18,23 +19,25 @@ def pad(
     length: int | None = None,
     *,
     pad_token: int = 0,
+    pad_to_multiple_of: int = 1,
     truncate: bool = False,
     device: str | torch.device | None = None,
 ) -> TensorDict:
     """One example a row, filled up at the end; see ``mouse_core.groups.pad``.
 
     Args:
-        examples, length, pad_token, truncate: As there.
+        examples, length, pad_token, pad_to_multiple_of, truncate: As there.
         device: Where the tensors go; None: the CPU.
 
     Returns:
-        The same arrays as tensors, batch size ``[B, L]``.
+        The same arrays as tensors, batch size ``[B, L]``, or ``[B]`` where a column has a value per turn or example.
 
     Raises:
         ConfigError, DataError: As there; a device that is not there.
     """
     target = check_device(device)
-    return _tensors(groups.pad(examples, length, pad_token=pad_token, truncate=truncate), target)
+    options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
+    return _tensors(groups.pad(examples, length, **options), target)
 
 
 def pack(
@@ -43,23 +46,25 @@ def pack(
     *,
     num_rows: int | None = None,
     pad_token: int = 0,
+    pad_to_multiple_of: int = 1,
     truncate: bool = False,
     device: str | torch.device | None = None,
 ) -> TensorDict:
     """Several examples a row, one behind the other; see ``mouse_core.groups.pack``.
 
     Args:
-        examples, length, num_rows, pad_token, truncate: As there.
+        examples, length, num_rows, pad_token, pad_to_multiple_of, truncate: As there.
         device: Where the tensors go; None: the CPU.
 
     Returns:
-        The same arrays as tensors, batch size ``[R, L]``.
+        The same arrays as tensors, batch size ``[R, L]``, or ``[R]`` where a column has a value per turn or example.
 
     Raises:
         ConfigError, DataError: As there; a device that is not there.
     """
     target = check_device(device)
-    packed = groups.pack(examples, length, num_rows=num_rows, pad_token=pad_token, truncate=truncate)
+    options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
+    packed = groups.pack(examples, length, num_rows=num_rows, **options)
     return _tensors(packed, target)
 
 
@@ -92,4 +97,6 @@ def _tensors(arrays: Arrays, device: torch.device) -> TensorDict:
     # The arrays are fresh, so the tensors take their memory over.
     tensors = {name: torch.from_numpy(values).to(device) for name, values in arrays.items()}
     size = () if "cu_seqlens" in arrays else arrays["tokens"].shape
+    if any(values.shape[: len(size)] != size for values in arrays.values()):
+        size = size[:1]
     return TensorDict(tensors, batch_size=size, device=device)

@@ -7,7 +7,8 @@ from mouse_core.groups.making.advantages import advantages
 from mouse_core.groups.making.grpo import GrpoBatchMaker
 from mouse_core.groups.making.protocol import BatchMaker, ResumableBatchMaker
 from mouse_core.groups.types.columns import RolloutColumn
-from mouse_core.groups.types.records import GroupKey, RLExample, RolloutGroup, RolloutRecord, Turn
+from mouse_core.groups.types.example import RLExample
+from mouse_core.groups.types.records import GroupKey, RolloutGroup, RolloutRecord, Turn
 
 __all__ = [
     "BatchMaker",

@@ -14,21 +14,20 @@ from mouse_core._base.threads import Alarm
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.digest import StreamDigest
 from mouse_core.digest.states import asked_for
-from mouse_core.errors import ConfigError, DataError, StorageError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import make_folder, storing
-from mouse_core.groups._files.batches import BatchFiles
-from mouse_core.groups._files.index import encode_parts, open_index
+from mouse_core.groups._files.declared import declare
 from mouse_core.groups._files.names import BATCHES, STATE
 from mouse_core.groups._files.owner import Owner
 from mouse_core.groups._files.parts import check_codec
 from mouse_core.groups._files.reading import StoredRollouts, select_rollouts
-from mouse_core.groups._files.waiting import Plan, Rules, Waiting
-from mouse_core.groups._files.writing import write_groups
-from mouse_core.groups.examples.batches import examples_digest
+from mouse_core.groups._files.waiting import Rules
+from mouse_core.groups._folder import Folder
 from mouse_core.groups.making.feeding import Making
 from mouse_core.groups.making.protocol import BatchMaker
-from mouse_core.groups.types.columns import Columns
-from mouse_core.groups.types.records import RLExample, RolloutRecord
+from mouse_core.groups.types.columns import RolloutColumn
+from mouse_core.groups.types.example import RLExample
+from mouse_core.groups.types.records import RolloutRecord, with_columns
 from mouse_core.spec import check_count
 
 # How long to wait before sealing is tried again, after the disk was full.
@@ -54,6 +53,8 @@ class RolloutBuffer:
         compression: Of messages, tokens and what else can be long: "zstd", "snappy", "gzip", "brotli", "lz4", "none".
         batch_maker: What batches are made by; without, there are none.
         capacity: The most rollouts that may wait for their groups; with more, the oldest groups are sealed as they are.
+        columns: What rollouts may have beside what all have; None: what was declared for the folder. More may be
+            declared when it is opened again.
         sync: Whether to wait for the disk. Without, a crash of the process loses nothing; one of the machine does.
         digest: Whether a digest of the batches runs along, off by default: some 60 us an example; see ``digest``.
 
@@ -73,6 +74,7 @@ class RolloutBuffer:
         batch_maker: BatchMaker | None = None,
         capacity: int | None = None,
         *,
+        columns: Iterable[RolloutColumn] | None = None,
         sync: bool = True,
         digest: bool = False,
     ) -> None:
@@ -82,50 +84,38 @@ class RolloutBuffer:
             raise ConfigError(f"seal_timeout: expected seconds, at least 0, found {seal_timeout!r}")
         most = None if capacity is None else check_count("capacity", capacity)
         rules = Rules(full, enough, float(seal_timeout), most)
-        self._compression = check_codec(compression)
-        self._sync, self._root = bool(sync), Path(root_path)
+        check_codec(compression)
+        self._root = Path(root_path)
         self._making = None if batch_maker is None else Making(batch_maker)
-        self._columns, self._lock, self._requests = Columns(), ProcessLock(), Requests()
+        self._lock, self._requests = ProcessLock(), Requests()
         with storing(f"folder {self._root}"):
-            make_folder(self._root / STATE, sync=self._sync)
-            make_folder(self._root / BATCHES, sync=self._sync)
+            make_folder(self._root / STATE, sync=bool(sync))
+            make_folder(self._root / BATCHES, sync=bool(sync))
         self._owner = Owner(self._root / STATE / "owner")
         try:
             with self._owner.taking():
-                self._open(rules, digest)
+                self._columns = declare(self._root, columns, sync=bool(sync))
+                options: dict[str, Any] = {"compression": compression, "sync": bool(sync)}
+                self._folder = Folder(self._root, rules, self._making, self._columns, digest=digest, **options)
         except BaseException:
             self._owner.close()
             raise
         self._alarm = Alarm(self, RolloutBuffer._seal_due, "rollout-buffer-timeout")
-        self._alarm.set(self._waiting.next_due())
-
-    def _open(self, rules: Rules, digest: bool) -> None:
-        index, self._index_log = open_index(self._root)
-        self._parts = index.parts
-        options: dict[str, Any] = {"compression": self._compression, "sync": self._sync}
-        options["digest"] = examples_digest if digest else None
-        self._batches = BatchFiles(self._root, index.batches, self._index_log, **options)
-        self._uids = {uid for part in self._parts for uid in part.uids}
-        self._number = max((part.number for part in self._parts), default=-1) + 1
-        self._waiting = Waiting(self._root, rules, self._uids)
-        self._uids.update(r.rollout_uid for group in self._waiting.groups.values() for r in group.rollouts)
-        self._waiting.tidy()
-        if self._making is not None:
-            self._making.resume(self._root, self._parts, self._batches.stored)
+        self._alarm.set(self._folder.waiting.next_due())
 
     # ------------------------------------------------------------------ what is there
 
     def __len__(self) -> int:
         """Rollouts, sealed or waiting."""
-        return len(self._uids)
+        return len(self._folder.uids)
 
     def __contains__(self, rollout_uid: object) -> bool:
-        return rollout_uid in self._uids
+        return rollout_uid in self._folder.uids
 
     def __repr__(self) -> str:
         return (
-            f"RolloutBuffer({str(self._root)!r}, groups={len(self._parts)}, rollouts={len(self)}, "
-            f"waiting={self.num_waiting}, batches={len(self._batches.stored)})"
+            f"RolloutBuffer({str(self._root)!r}, groups={len(self._folder.parts)}, rollouts={len(self)}, "
+            f"waiting={self.num_waiting}, batches={len(self._folder.batches.stored)})"
         )
 
     @property
@@ -141,12 +131,12 @@ class RolloutBuffer:
     @property
     def num_groups(self) -> int:
         """Sealed groups."""
-        return len(self._parts)
+        return len(self._folder.parts)
 
     @property
     def num_waiting(self) -> int:
         """Rollouts whose groups are not sealed yet."""
-        return self._waiting.count
+        return self._folder.waiting.count
 
     @property
     def digest(self) -> StreamDigest:
@@ -155,7 +145,7 @@ class RolloutBuffer:
         It is kept with them, and begins anew after one that was stored without or whose file is gone. ConfigError: The
         buffer was made without ``digest=True``.
         """
-        return asked_for(self._batches.digest, "buffer")
+        return asked_for(self._folder.batches.digest, "buffer")
 
     def rollouts(
         self,
@@ -167,7 +157,7 @@ class RolloutBuffer:
     ) -> StoredRollouts:
         """The rollouts sealed so far; see ``open_rollouts``."""
         with self._lock:
-            parts = list(self._parts)
+            parts = list(self._folder.parts)
         return select_rollouts(self._root, parts, environment, policy_version, since, until)
 
     # ------------------------------------------------------------------ adding
@@ -186,7 +176,8 @@ class RolloutBuffer:
             How many were new.
 
         Raises:
-            DataError: Something else than a rollout, or text that is not Unicode; nothing was added.
+            DataError: Something else than a rollout, text that is not Unicode, or a column that was not declared or has
+                other values; nothing was added.
             StorageError: They cannot be written. Those that were there before are still there; nothing was added.
             ClosedError, ForkError: The buffer is closed, or this is a forked child.
         """
@@ -194,7 +185,7 @@ class RolloutBuffer:
         for number, rollout in enumerate(given):
             if not isinstance(rollout, RolloutRecord):
                 raise DataError(f"add_rollouts: expected a RolloutRecord at {number}, found {rollout!r:.100}")
-            self._columns.check_names(rollout)
+            given[number] = with_columns(rollout, self._columns)
         if not given:
             return 0
         new: int = self._requests.serve(given, self._add)
@@ -203,18 +194,9 @@ class RolloutBuffer:
     def _add(self, requests: Sequence[Sequence[RolloutRecord]]) -> list[int]:
         """Add what several callers gave, with one wait for the disk; how many of each were new."""
         with self._step():
-            new: dict[str, RolloutRecord] = {}
-            counts = []
-            for given in requests:
-                before = len(new)
-                for rollout in given:
-                    if rollout.rollout_uid not in self._uids:
-                        new.setdefault(rollout.rollout_uid, rollout)
-                counts.append(len(new) - before)
-            if new:
-                plan = self._waiting.plan(list(new.values()), time.time())
-                self._carry_out(plan)
-                self._alarm.set(self._waiting.next_due(plan.groups))
+            counts, plan = self._folder.add(requests)
+            if plan is not None:
+                self._alarm.set(self._folder.waiting.next_due(plan.groups))
         return counts
 
     def flush(self) -> int:
@@ -225,8 +207,8 @@ class RolloutBuffer:
             ClosedError, ForkError: As ``add_rollouts``.
         """
         with self._step():
-            plan = self._waiting.all()
-            self._carry_out(plan)
+            plan = self._folder.waiting.all()
+            self._folder.carry_out(plan)
         return len(plan.sealed)
 
     def _seal_due(self) -> None:
@@ -234,42 +216,14 @@ class RolloutBuffer:
         try:
             with self._step():
                 try:
-                    self._carry_out(self._waiting.due(time.time()))
+                    self._folder.carry_out(self._folder.waiting.due(time.time()))
                 finally:
                     retry = time.time() + _RETRY_SECONDS
-                    due = self._waiting.next_due()
+                    due = self._folder.waiting.next_due()
                     self._alarm.set(due if due > time.time() else retry)
         except Exception:
             # Nobody is there to be told. The rollouts are in the log; whoever adds to a full disk is told.
             return
-
-    def _carry_out(self, plan: Plan) -> None:
-        """Write what a plan says, then let it be so; after an error everything is as it was."""
-        if not plan.sealed and not plan.logged:
-            return
-        size = self._waiting.log(plan, sync=self._sync)
-        parts = []
-        if plan.sealed:
-            try:
-                parts = write_groups(
-                    self._root, plan.sealed, number=self._number, compression=self._compression, sync=self._sync
-                )
-            except BaseException:
-                self._waiting.undo(size)
-                raise
-        self._waiting.apply(plan)
-        self._uids.update(rollout.rollout_uid for rollout in plan.logged)
-        self._uids.update(uid for part in parts for uid in part.uids)
-        self._parts.extend(parts)
-        self._number += len(parts)
-        if parts:
-            # The files say the same, and a log can be made smaller another time.
-            with contextlib.suppress(StorageError):
-                self._index_log.append(encode_parts(parts), sync=False)
-            if self._making is not None:
-                self._making.feed(rollout for group in plan.sealed for rollout in group)
-            with contextlib.suppress(StorageError):
-                self._waiting.tidy()
 
     # ------------------------------------------------------------------ batches
 
@@ -295,10 +249,10 @@ class RolloutBuffer:
         if self._making is None:
             raise ConfigError("create_and_store_batch: expected a buffer with a batch_maker, found none")
         with self._step():
-            made = self._making.batch(size, self._uids)
+            made = self._making.batch(size, self._folder.uids)
             if made is None:
                 return None
-            batch_id = self._batches.store(made.examples, made.metadata, made.uids)
+            batch_id = self._folder.batches.store(made.examples, made.metadata, made.uids)
             self._making.stored(made)
         return batch_id
 
@@ -306,7 +260,7 @@ class RolloutBuffer:
     def batches(self) -> list[str]:
         """The ids of all stored batches, in order; old files may have been deleted since."""
         with self._lock:
-            return [batch.batch_id for batch in self._batches.stored]
+            return [batch.batch_id for batch in self._folder.batches.stored]
 
     def read_batch(self, batch_id: str) -> list[RLExample]:
         """A stored batch.
@@ -316,7 +270,7 @@ class RolloutBuffer:
             DataError: Its file is damaged.
             StorageError: It cannot be read.
         """
-        return self._batches.read(batch_id)
+        return self._folder.batches.read(batch_id)
 
     def batch_metadata(self, batch_id: str) -> dict[str, Any]:
         """What the batch maker said of a stored batch.
@@ -324,7 +278,7 @@ class RolloutBuffer:
         Raises:
             MissingFieldError, DataError, StorageError: As ``read_batch``.
         """
-        return self._batches.metadata(batch_id)
+        return self._folder.batches.metadata(batch_id)
 
     # ------------------------------------------------------------------ end
 
@@ -333,8 +287,7 @@ class RolloutBuffer:
         self._alarm.close()
         with self._lock:
             self._owner.close()
-            self._waiting.close()
-            self._index_log.close()
+            self._folder.close()
 
     def __enter__(self) -> Self:
         return self

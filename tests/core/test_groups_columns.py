@@ -6,10 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.groups import RLExample, RolloutBuffer, RolloutColumn, RolloutRecord, Turn
+from mouse_core.groups import (
+    GrpoBatchMaker,
+    RLExample,
+    RolloutBuffer,
+    RolloutColumn,
+    RolloutRecord,
+    Turn,
+    concatenate,
+    open_rollouts,
+    pack,
+    pad,
+)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +77,130 @@ def test_records_hold_copies_and_compare_by_value() -> None:
     given[:] = 7
     assert turns[0].columns["seen"].max() == 1
     assert turns[0] != Turn("", "user", [1, 2], columns={"seen": given})
-    assert RLExample([1], [True], [0.0], [0.0], columns={"x": 3}).columns["x"] == 3
+    example = RLExample([1], [True], [0.0], [0.0], columns={"x": 3}, declared=[RolloutColumn("x", "example")])
+    assert example.columns["x"] == 3
     with pytest.raises(DataError, match="expected columns of numbers by name, found 'x'"):
         Turn("", "user", [1], columns={"x": ["a"]})
     with pytest.raises(DataError, match="expected columns as a dict"):
         Turn("", "user", [1], columns=[1])  # type: ignore[arg-type]
+
+
+COLUMNS = [
+    RolloutColumn("reference", fill=-1.0),
+    RolloutColumn("version", dtype="int32"),
+    RolloutColumn("route", dtype="uint8", shape=(2,), fill=9),
+    RolloutColumn("image", "turn", "uint8", (2, 3)),
+    RolloutColumn("tool", "turn", "bool"),
+    RolloutColumn("temperature", "example", "float16", fill=1),
+    RolloutColumn("place", "example", "float64", (3,)),
+]
+
+
+def some_value(column: RolloutColumn, rng: np.random.Generator, count: int | None) -> npt.NDArray[Any]:
+    shape = column.shape if count is None else (count, *column.shape)
+    return rng.integers(0, 2 if column.dtype == "bool" else 100, shape).astype(column.dtype)
+
+
+def some_rollout(seed: int, uid: str) -> RolloutRecord:
+    """One whose turns and itself have some of the columns."""
+    rng = np.random.default_rng(seed)
+
+    def columns(pers: tuple[str, ...], count: int) -> dict[str, Any]:
+        return {
+            column.name: some_value(column, rng, count if column.per == "token" else None)
+            for column in COLUMNS
+            if column.per in pers and rng.random() < 0.7
+        }
+
+    turns = []
+    for number in range(int(rng.integers(1, 4))):
+        count = int(rng.integers(not number, 5))  # one that no loss has is not drawn
+        logprobs = -rng.random(count) if number % 2 == 0 else None
+        tokens = rng.integers(0, 50, count)
+        turns.append(Turn("", "assistant", tokens, logprobs, columns=columns(("token", "turn"), count)))
+    return RolloutRecord("e", "1", 1, uid, turns, float(rng.integers(0, 3)), columns=columns(("example",), 0))
+
+
+def told(rollout: RolloutRecord, name: str) -> Any:
+    """What an example made of a rollout has of a column, one value after the other."""
+    column = next(column for column in COLUMNS if column.name == name)
+    fill = np.full(column.shape, column.fill, column.dtype)
+    if column.per == "example":
+        return rollout.columns.get(name, fill)
+    values = []
+    for turn in rollout.turns:
+        if column.per == "turn":
+            values.append(turn.columns.get(name, fill))
+        else:
+            values += list(turn.columns.get(name, [fill] * len(turn.tokens)))
+    return np.array(values, column.dtype).reshape(-1, *column.shape)
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=15, deadline=None)
+def test_whatever_is_declared_comes_back(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """From the log, from files, from batches; each value where an oracle says, padded, packed and concatenated."""
+    root = tmp_path_factory.mktemp("rollouts")
+    added = [some_rollout(seed + number, f"{number}") for number in range(5)]
+    maker = GrpoBatchMaker(filter_zero_variance=False)
+    with RolloutBuffer(root, 9, batch_maker=maker, columns=COLUMNS[:4], sync=False) as buffer:
+        assert not buffer.add_rollouts([])
+    with RolloutBuffer(root, 9, batch_maker=maker, columns=COLUMNS, sync=False) as buffer:
+        buffer.add_rollouts(added)
+    with RolloutBuffer(root, 9, batch_maker=GrpoBatchMaker(filter_zero_variance=False), sync=False) as buffer:
+        assert buffer.num_waiting == 5
+        buffer.flush()
+        assert list(buffer.rollouts()) == added == list(open_rollouts(root))
+        batch_id = buffer.create_and_store_batch(5)
+        assert batch_id is not None
+        examples = buffer.read_batch(batch_id)
+    rollouts = [added[int(example.rollout_uid)] for example in examples]
+    for example, rollout in zip(examples, rollouts, strict=True):
+        assert example.columns.keys() == {column.name for column in COLUMNS}
+        for name, values in example.columns.items():
+            np.testing.assert_array_equal(values, told(rollout, name), strict=True)
+    whole = [flat(example, example.columns) for example in examples if len(example)]
+    padded = pad(examples, pad_to_multiple_of=8)
+    assert padded["tokens"].shape[1] % 8 == 0
+    rows = [{name: values[row] for name, values in padded.items()} for row in range(len(examples))]
+    assert sorted(seen(row, row["mask"], row) for row in rows if row["mask"].any()) == sorted(whole)
+    packed = pack(examples, 32)
+    found = []
+    for row in range(len(packed["tokens"])):
+        values = {name: array[row] for name, array in packed.items()}
+        for segment in range(1, int(values["segment_ids"].max()) + 1):
+            own = {column.name: values[column.name][segment - 1] for column in COLUMNS if column.per == "example"}
+            where = values["segment_ids"] == segment
+            found += [seen(values, where, own)] if where.any() else []
+    assert sorted(found) == sorted(whole)
+    joined = concatenate(examples, 99)
+    of_examples = [column.name for column in COLUMNS if column.per == "example"]
+    pieces = [
+        seen(joined, joined["sequence_id"] == number, {name: joined[name][number] for name in of_examples})
+        for number, example in enumerate(examples)
+        if len(example)
+    ]
+    assert pieces == whole
+    assert (joined["reference"][~joined["mask"]] == -1).all()
+    assert (joined["turn_ids"][~joined["mask"]] == -1).all()
+
+
+def flat(example: RLExample, own: Any) -> tuple[bytes, ...]:
+    return seen({"tokens": example.tokens, "turn_ids": example.turn_ids, **example.columns}, slice(None), own)
+
+
+def seen(arrays: Any, where: Any, own: Any) -> tuple[bytes, ...]:
+    """What the tokens at some places have of every column: their own values, those of their turns, their example's."""
+    found = [arrays["tokens"][where].tobytes()]
+    for column in COLUMNS:
+        values = arrays[column.name]
+        if column.per == "example":
+            found.append(own[column.name].tobytes())
+        else:
+            places = where if column.per == "token" else arrays["turn_ids"][where]
+            found.append(values[places].tobytes())
+            assert values.dtype == column.dtype
+    return tuple(found)
 
 
 def test_what_is_not_declared_is_refused(tmp_path: Path) -> None:
@@ -76,3 +209,48 @@ def test_what_is_not_declared_is_refused(tmp_path: Path) -> None:
             with pytest.raises(DataError, match=r"'u': expected columns that were declared for .*, \[\], found 'x'"):
                 buffer.add_rollout(RolloutRecord("e", "1", 1, "u", [turn], 1.0, columns=columns))
         assert not len(buffer)
+
+
+def test_declarations_of_a_folder(tmp_path: Path) -> None:
+    first = [RolloutColumn("x"), RolloutColumn("y", "example", "int64")]
+    with RolloutBuffer(tmp_path, columns=first) as buffer:
+        for columns, wanted in (
+            ({"y": 0.5}, r"'u': expected column 'y' as int64, found float64 \[0.5\]"),
+            ({"y": [1]}, r"'u': expected column 'y' as one value, \[\], found shape \[1\]"),
+        ):
+            with pytest.raises(DataError, match=wanted):
+                buffer.add_rollout(RolloutRecord("e", "1", 1, "u", [Turn("", "user", [1])], 1.0, columns=columns))
+        turn = Turn("", "user", [1, 2], columns={"x": [1.0]})
+        with pytest.raises(DataError, match="'u', turn 0: expected column 'x' as a value for each of 2 tokens"):
+            buffer.add_rollout(RolloutRecord("e", "1", 1, "u", [turn], 1.0))
+        assert not len(buffer)
+    for columns, wanted in (
+        ([RolloutColumn("x", dtype="int8")], "expected 'x' as the folder has it, .*float32.*, found .*int8"),
+        ([RolloutColumn("z"), RolloutColumn("z")], "expected each name once"),
+        (["z"], "expected RolloutColumn"),
+        ("z", "expected a list of RolloutColumn, found 'z'"),
+    ):
+        with pytest.raises(ConfigError, match=wanted):
+            RolloutBuffer(tmp_path, columns=columns)  # type: ignore[arg-type]
+    with RolloutBuffer(tmp_path) as buffer:
+        known = RolloutRecord("e", "1", 1, "u", [Turn("", "user", [1])], 1.0, columns={"y": 3})
+        buffer.add_rollout(known)
+        buffer.flush()
+    note = tmp_path / ".state" / "columns.json"
+    note.write_text(note.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(DataError, match="expected columns of version 1 or older, found 2: a newer release wrote it"):
+        RolloutBuffer(tmp_path)
+    note.write_text("{}")
+    with pytest.raises(DataError, match="expected the columns of rollouts, found"):
+        open_rollouts(tmp_path)[0]
+
+
+def test_a_batch_of_differing_columns_is_refused() -> None:
+    plain = RLExample([1], [True], [0.0], [0.0])
+    own = RLExample([1], [True], [0.0], [0.0], columns={"x": [1.0]}, declared=[RolloutColumn("x")])
+    for call in (pad, concatenate, lambda some: pack(some, 4)):
+        with pytest.raises(DataError, match=r"expected the same columns, \[\] as the first has, found \['x'\] at 1"):
+            call([plain, own])
+    declared = [RolloutColumn("t", "turn")]
+    with pytest.raises(DataError, match="expected turn_ids below 1, as 't' has so many turns"):
+        RLExample([1], [True], [0.0], [0.0], columns={"t": [1.0]}, turn_ids=[1], declared=declared)

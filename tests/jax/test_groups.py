@@ -12,6 +12,7 @@ from mouse_jax.groups import concatenate, pack, pad
 from tests.core.groups_cases import rollout
 
 EXAMPLES = groups.make_examples([rollout(number, tokens=number) for number in range(6)], np.arange(6.0))
+DECLARED = [groups.RolloutColumn(f"per_{per}", per, "float32", (2,)) for per in ("token", "turn", "example")]
 
 
 def test_values_are_those_of_numpy() -> None:
@@ -45,3 +46,22 @@ def test_refusals() -> None:
         pad(EXAMPLES, device="cpu", sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
     with pytest.raises(DataError, match="expected at most 4 tokens"):
         pack(EXAMPLES, 4)
+
+
+def test_columns_that_were_declared() -> None:
+    def example(length: int) -> groups.RLExample:
+        columns = {"per_token": np.ones((length, 2)), "per_turn": np.ones((2, 2)), "per_example": [length, 1.0]}
+        ids, nothing = np.arange(length) % 2, np.zeros(length)
+        return groups.RLExample(
+            nothing.astype(int), ids > 0, nothing, nothing, columns=columns, turn_ids=ids, declared=DECLARED
+        )
+
+    examples = [example(3), example(2)]
+    for found, expected in (
+        (pad(examples, pad_to_multiple_of=4), groups.pad(examples, pad_to_multiple_of=4)),
+        (pack(examples, 8), groups.pack(examples, 8)),
+        (concatenate(examples, 9), groups.concatenate(examples, 9)),
+    ):
+        assert set(found.keys()) == set(expected)
+        for name, values in expected.items():
+            np.testing.assert_array_equal(np.asarray(found[name]), values)

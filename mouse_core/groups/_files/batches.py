@@ -15,13 +15,21 @@ from mouse_core.digest import StreamDigest
 from mouse_core.errors import MissingFieldError, StorageError
 from mouse_core.files.log import Log
 from mouse_core.files.writing import remove, write_file
-from mouse_core.groups._files.columns import EXAMPLES, examples_to_table, table_to_examples
+from mouse_core.groups._files.examples import examples_to_table, examples_with, table_to_examples
 from mouse_core.groups._files.index import USED, StoredBatch, encode_batches
 from mouse_core.groups._files.names import BATCHES
-from mouse_core.groups._files.parts import digest_of, encode_table, read_metadata, read_table, writing_options
-from mouse_core.groups.types.records import RLExample
+from mouse_core.groups._files.parts import (
+    digest_of,
+    encode_table,
+    read_metadata,
+    read_part,
+    read_table,
+    writing_options,
+)
+from mouse_core.groups.types.columns import NO_COLUMNS, Columns, common_columns
+from mouse_core.groups.types.example import RLExample
 
-_METADATA = b"mouse_batch_metadata"
+_METADATA, _COLUMNS = b"mouse_batch_metadata", b"mouse_batch_columns"
 _DIGEST, _BATCHES = b"mouse_batches_digest", "batches"
 # Two batches may be of the same rollouts and are two batches all the same.
 _TIME = b"mouse_batch_time"
@@ -74,8 +82,11 @@ class BatchFiles:
             noted[_DIGEST] = json.dumps({**digest.state_dict(), _BATCHES: number + 1}).encode()
         if uids != tuple(example.rollout_uid for example in batch):
             noted[USED] = json.dumps(uids).encode()
-        rows = pa.Table.from_batches([examples_to_table(batch)])
-        content = encode_table(rows, writing_options(EXAMPLES, self._compression), noted)
+        declared = common_columns(batch)
+        if declared:
+            noted[_COLUMNS] = declared.to_json().encode()
+        rows = pa.Table.from_batches([examples_to_table(batch, declared)])
+        content = encode_table(rows, writing_options(rows.schema, self._compression, declared), noted)
         batch_id = str(digest_of(content))
         name = f"batch_{batch_id}_{int(time.time())}.parquet"
         stored = StoredBatch(name, uids)
@@ -107,7 +118,11 @@ class BatchFiles:
             DataError: Its file is damaged.
             StorageError: It cannot be read.
         """
-        return table_to_examples(read_table(self._path(batch_id), EXAMPLES))
+        path = self._path(batch_id)
+        content = read_part(path)
+        said = read_metadata(path, content).get(_COLUMNS)
+        declared = NO_COLUMNS if said is None else Columns.from_json(said, f"batch {path}")
+        return table_to_examples(read_table(path, examples_with(declared), content), declared)
 
     def metadata(self, batch_id: str) -> dict[str, Any]:
         """What was stored with a batch.

@@ -1,4 +1,4 @@
-"""Rollouts and examples as Arrow tables, and back. One row is one rollout, or one example."""
+"""Rollouts as Arrow tables, and back. One row is one rollout."""
 
 from __future__ import annotations
 
@@ -14,38 +14,41 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mouse_core.errors import DataError
+from mouse_core.groups._files.declared import declared_array, declared_field, dicts_of, stored
+from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.metadata import NODE, Node, decode, encode
-from mouse_core.groups.types.records import RLExample, RolloutRecord, Turn, unchecked
+from mouse_core.groups.types.records import RolloutRecord, Turn, unchecked
 
 
-def _field(name: str, kind: pa.DataType, nullable: bool = False) -> pa.Field:
+def field_of(name: str, kind: pa.DataType, nullable: bool = False) -> pa.Field:
+    """A field that has no nulls, unless it is said to."""
     return pa.field(name, kind, nullable=nullable)
 
 
-_TOKENS = pa.list_(_field("element", pa.int32()))
-_FLOATS = pa.list_(_field("element", pa.float32()))
-_METADATA = pa.list_(_field("element", NODE))
+TOKENS = pa.list_(field_of("element", pa.int32()))
+FLOATS = pa.list_(field_of("element", pa.float32()))
+_METADATA = pa.list_(field_of("element", NODE))
 _TURN = pa.struct(
     [
-        _field("message", pa.string()),
-        _field("role", pa.string()),
-        _field("tokens", _TOKENS),
-        _field("logprobs", _FLOATS, nullable=True),
-        _field("reward", pa.float64(), nullable=True),
-        _field("metadata", _METADATA),
+        field_of("message", pa.string()),
+        field_of("role", pa.string()),
+        field_of("tokens", TOKENS),
+        field_of("logprobs", FLOATS, nullable=True),
+        field_of("reward", pa.float64(), nullable=True),
+        field_of("metadata", _METADATA),
     ]
 )
 ROLLOUTS = pa.schema(
     [
-        _field("environment", pa.string()),
-        _field("example_id", pa.string()),
-        _field("policy_version", pa.string()),
-        _field("rollout_uid", pa.string()),
-        _field("turns", pa.list_(_field("element", _TURN))),
-        _field("reward", pa.float64()),
-        _field("created", pa.float64()),
-        _field("replica_id", pa.string()),
-        _field("metadata", _METADATA),
+        field_of("environment", pa.string()),
+        field_of("example_id", pa.string()),
+        field_of("policy_version", pa.string()),
+        field_of("rollout_uid", pa.string()),
+        field_of("turns", pa.list_(field_of("element", _TURN))),
+        field_of("reward", pa.float64()),
+        field_of("created", pa.float64()),
+        field_of("replica_id", pa.string()),
+        field_of("metadata", _METADATA),
     ]
 )
 """The columns of rollouts, all of them."""
@@ -56,62 +59,74 @@ _OPTIONAL = ("replica_id", "metadata", "turns.reward", "turns.metadata")
 
 
 @cache
-def _schema_for(present: frozenset[str]) -> pa.Schema:
-    """The columns of a file that has some of the optional ones."""
-    left_out = set(_OPTIONAL).difference(present)
-    turn = pa.struct([field for field in _TURN if f"turns.{field.name}" not in left_out])
-    kinds = {"turns": pa.list_(_field("element", turn))}
-    fields = [_field(field.name, kinds.get(field.name, field.type)) for field in ROLLOUTS]
+def rollouts_with(declared: Columns) -> pa.Schema:
+    """The columns of rollouts, all of them, where others were declared."""
+    turn = pa.struct([*_TURN, *map(declared_field, stored(declared, "token", "turn"))])
+    turns = field_of("turns", pa.list_(field_of("element", turn)))
+    own = [turns if field.name == "turns" else field for field in ROLLOUTS]
+    return pa.schema([*own, *map(declared_field, stored(declared, "example"))])
+
+
+@cache
+def _schema_for(present: frozenset[str], declared: Columns) -> pa.Schema:
+    """The columns of a file that has some of the optional ones, and some that were declared."""
+    whole = rollouts_with(declared)
+    left_out = _optional(declared).difference(present)
+    inner = whole.field("turns").type.value_type
+    turn = pa.struct([field for field in inner if f"turns.{field.name}" not in left_out])
+    turns = field_of("turns", pa.list_(field_of("element", turn)))
+    fields = [turns if field.name == "turns" else field for field in whole]
     return pa.schema([field for field in fields if field.name not in left_out])
 
 
-def rollout_schema(found: pa.Schema) -> pa.Schema:
+def _optional(declared: Columns) -> set[str]:
+    prefix = {"example": "", "turn": "turns.", "token": "turns."}
+    return {*_OPTIONAL, *(prefix[column.per] + column.name for column in declared.values())}
+
+
+def rollout_schema(found: pa.Schema, declared: Columns) -> pa.Schema:
     """The columns that a file of rollouts is to have, if it has these."""
     turns = [kind for name, kind in zip(found.names, found.types, strict=True) if name == "turns"]
     turn = turns[0].value_type if turns and pa.types.is_list(turns[0]) else _TURN
     inner = turn.names if pa.types.is_struct(turn) else _TURN.names
-    return _schema_for(frozenset([*found.names, *(f"turns.{name}" for name in inner)]).intersection(_OPTIONAL))
+    names = frozenset([*found.names, *(f"turns.{name}" for name in inner)])
+    return _schema_for(names.intersection(_optional(declared)), declared)
 
 
-EXAMPLES = pa.schema(
-    [
-        _field("rollout_uid", pa.string()),
-        _field("environment", pa.string()),
-        _field("policy_version", pa.string()),
-        _field("tokens", _TOKENS),
-        _field("loss_mask", pa.list_(_field("element", pa.bool_()))),
-        _field("advantage", _FLOATS),
-        _field("generator_log_probs", _FLOATS),
-    ]
-)
-"""The columns of a batch."""
-
-
-def rollouts_to_table(rollouts: Sequence[RolloutRecord]) -> pa.RecordBatch:
-    """Rollouts as columns.
+def rollouts_to_table(rollouts: Sequence[RolloutRecord], declared: Columns = NO_COLUMNS) -> pa.RecordBatch:
+    """Rollouts as columns, also those that were declared.
 
     Raises:
         DataError: Text that is not Unicode.
     """
     try:
-        return pa.RecordBatch.from_arrays(_columns(rollouts, ROLLOUTS), schema=ROLLOUTS)
+        schema = rollouts_with(declared)
+        return pa.RecordBatch.from_arrays(columns_of(rollouts, schema, declared), schema=schema)
     except UnicodeEncodeError as error:
         raise DataError(f"rollouts: expected text in Unicode, found {error.object!r:.100}") from error
 
 
-def _columns(objects: Sequence[Any], fields: Iterable[pa.Field]) -> list[pa.Array]:
+def columns_of(objects: Sequence[Any], fields: Iterable[pa.Field], declared: Columns) -> list[pa.Array]:
     """Some fields of rollouts, turns or examples, a row for each."""
-    return [_column(field, [getattr(item, field.name) for item in objects]) for field in fields]
+    columns = []
+    for field in fields:
+        if field.name in declared:
+            values = [item.columns.get(field.name) for item in objects]
+            columns.append(declared_array(declared[field.name], values))
+        else:
+            columns.append(_column(field, [getattr(item, field.name) for item in objects], declared))
+    return columns
 
 
-def _column(field: pa.Field, values: Sequence[Any]) -> pa.Array:
+def _column(field: pa.Field, values: Sequence[Any], declared: Columns) -> pa.Array:
     if field.name == "turns":
-        turns = _columns(list(chain.from_iterable(values)), _TURN)
-        rows = pa.StructArray.from_arrays(turns, fields=list(_TURN))
+        fields = list(field.type.value_type)
+        turns = columns_of(list(chain.from_iterable(values)), fields, declared)
+        rows = pa.StructArray.from_arrays(turns, fields=fields)
         return _nested(field.type, list(map(len, values)), rows)
     if field.name == "metadata":
         return _metadata(values)
-    return _lists(field.type, values) if pa.types.is_list(field.type) else pa.array(values, field.type)
+    return lists_of(field.type, values) if pa.types.is_list(field.type) else pa.array(values, field.type)
 
 
 def _offsets(lengths: Sequence[int]) -> npt.NDArray[np.int32]:
@@ -127,7 +142,8 @@ def _nested(kind: pa.DataType, lengths: Sequence[int], values: pa.Array, missing
     return pa.ListArray.from_arrays(offsets, values, type=kind, mask=missing)
 
 
-def _lists(kind: pa.DataType, arrays: Sequence[npt.NDArray[Any] | None]) -> pa.Array:
+def lists_of(kind: pa.DataType, arrays: Sequence[npt.NDArray[Any] | None]) -> pa.Array:
+    """Arrays as lists of this type."""
     there = [array for array in arrays if array is not None]
     values = pa.array(np.concatenate(there) if there else [], kind.value_type)
     lengths = [0 if array is None else len(array) for array in arrays]
@@ -147,12 +163,13 @@ def _metadata(dicts: Sequence[Any]) -> pa.Array:
     return _nested(_METADATA, np.diff(ends, prepend=0).tolist(), rows)
 
 
-def split_rows(rows: pa.RecordBatch, ends: Sequence[int]) -> Iterator[pa.Table]:
+def split_rows(rows: pa.RecordBatch, ends: Sequence[int], declared: Columns = NO_COLUMNS) -> Iterator[pa.Table]:
     """Rows ``ends[0]`` to ``ends[1]``, ``ends[1]`` to ``ends[2]`` and so on, each without columns that say nothing.
 
     Args:
         rows: What ``rollouts_to_table`` made.
         ends: Where they are to be cut.
+        declared: Its columns that were declared.
     """
     turns, cuts = rows.column("turns"), np.asarray(ends)
     turn_cuts = turns.offsets.to_numpy()[cuts]
@@ -163,11 +180,15 @@ def split_rows(rows: pa.RecordBatch, ends: Sequence[int]) -> Iterator[pa.Table]:
         "turns.reward": _anything(inner.field("reward").is_valid(), turn_cuts),
         "turns.metadata": _anything(inner.field("metadata").value_lengths(), turn_cuts),
     }
+    for column in stored(declared, "example"):
+        there[column.name] = _anything(rows.column(column.name).is_valid(), cuts)
+    for column in stored(declared, "token", "turn"):
+        there[f"turns.{column.name}"] = _anything(inner.field(column.name).is_valid(), turn_cuts)
     made: dict[frozenset[str], pa.Table] = {}
     for place, (begin, end) in enumerate(pairwise(ends)):
         present = frozenset(name for name, values in there.items() if values[place])
         if present not in made:
-            made[present] = pa.Table.from_batches([_only(rows, _schema_for(present))])
+            made[present] = pa.Table.from_batches([_only(rows, _schema_for(present, declared))])
         yield made[present].slice(begin, end - begin)
 
 
@@ -188,13 +209,16 @@ def _only(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def table_to_rollouts(
-    table: pa.Table | pa.RecordBatch, known: Mapping[str, Sequence[Any]] | None = None
+    table: pa.Table | pa.RecordBatch,
+    known: Mapping[str, Sequence[Any]] | None = None,
+    declared: Columns = NO_COLUMNS,
 ) -> list[RolloutRecord]:
     """The rollouts that ``rollouts_to_table`` made columns of; their arrays share the table's memory.
 
     Args:
         table: The columns.
         known: Columns that the table may lack, as Python values.
+        declared: Columns that the rollouts may have beside those of all.
     """
     batches = table.to_batches() if isinstance(table, pa.Table) else [table]
     ends = accumulate(map(len, batches), initial=0)
@@ -202,21 +226,25 @@ def table_to_rollouts(
     return [
         rollout
         for batch, (begin, end) in pieces
-        for rollout in _batch_to_rollouts(batch, {name: values[begin:end] for name, values in (known or {}).items()})
+        for rollout in _batch_to_rollouts(
+            batch, {name: values[begin:end] for name, values in (known or {}).items()}, declared
+        )
     ]
 
 
-def _batch_to_rollouts(batch: pa.RecordBatch, known: dict[str, Sequence[Any]]) -> list[RolloutRecord]:
+def _batch_to_rollouts(
+    batch: pa.RecordBatch, known: dict[str, Sequence[Any]], declared: Columns
+) -> list[RolloutRecord]:
     turns, bounds = _inner(batch.column("turns"))
     values: dict[str, Sequence[Any]] = {name: turns.field(name).to_pylist() for name in ("message", "role")}
-    values |= {name: _arrays(turns.field(name)) for name in ("tokens", "logprobs")}
+    values |= {name: arrays_of(turns.field(name)) for name in ("tokens", "logprobs")}
     names = turns.type.names
     values["reward"] = turns.field("reward").to_pylist() if "reward" in names else [None] * len(turns)
     values["metadata"] = _dicts(turns.field("metadata")) if "metadata" in names else [{} for _ in range(len(turns))]
-    values["columns"] = [{} for _ in range(len(turns))]
-    columns = known | {
-        name: batch.column(name).to_pylist() for name in batch.schema.names if name not in ("turns", "metadata")
-    }
+    own = [(column, turns.field(column.name)) for column in stored(declared, "token", "turn") if column.name in names]
+    values["columns"] = dicts_of(own, len(turns))
+    simple = [name for name in batch.schema.names if name in ROLLOUTS.names and name not in ("turns", "metadata")]
+    columns = known | {name: batch.column(name).to_pylist() for name in simple}
     # Each object's own checks take most of the time, and find nothing that these do not.
     sound = _are_sound_turns(turns) and _are_sound(columns, bounds)
     make_turn, make_rollout = (_make_turn, _make_rollout) if sound else (Turn, RolloutRecord)
@@ -225,7 +253,8 @@ def _batch_to_rollouts(batch: pa.RecordBatch, known: dict[str, Sequence[Any]]) -
     count, names = batch.num_rows, batch.schema.names
     columns["metadata"] = _dicts(batch.column("metadata")) if "metadata" in names else [{} for _ in range(count)]
     columns.setdefault("replica_id", [""] * count)
-    columns["columns"] = [{} for _ in range(count)]
+    own = [(column, batch.column(column.name)) for column in stored(declared, "example") if column.name in names]
+    columns["columns"], columns["declared"] = dicts_of(own, count), [declared] * count
     return list(map(make_rollout, *(columns[name] for name in RolloutRecord.__dataclass_fields__)))
 
 
@@ -266,7 +295,8 @@ def _inner(lists: pa.Array) -> tuple[pa.Array, list[int]]:
     return lists.values.slice(begin, int(offsets[-1]) - begin), (offsets - begin).tolist()
 
 
-def _arrays(lists: pa.Array) -> list[npt.NDArray[Any] | None]:
+def arrays_of(lists: pa.Array) -> list[npt.NDArray[Any] | None]:
+    """The lists as arrays that share memory, None where there is none."""
     values, bounds = _inner(lists)
     flat = values.to_numpy(zero_copy_only=not pa.types.is_boolean(values.type))
     arrays: list[npt.NDArray[Any] | None] = [flat[a:b] for a, b in pairwise(bounds)]
@@ -282,21 +312,3 @@ def _dicts(lists: pa.Array) -> list[dict[str, Any]]:
         return [{} for _ in range(len(lists))]
     rows = nodes.to_pylist()
     return [decode(rows[a:b]) for a, b in pairwise(bounds)]
-
-
-def examples_to_table(examples: Sequence[RLExample]) -> pa.RecordBatch:
-    """Examples as columns."""
-    return pa.RecordBatch.from_arrays(_columns(examples, EXAMPLES), schema=EXAMPLES)
-
-
-def table_to_examples(table: pa.Table) -> list[RLExample]:
-    """The examples that ``examples_to_table`` made columns of."""
-    rows: list[RLExample] = []
-    for batch in table.to_batches():
-        lists = [pa.types.is_list(column.type) for column in batch.schema]
-        values = [
-            _arrays(column) if nested else column.to_pylist()
-            for column, nested in zip(batch.columns, lists, strict=True)
-        ]
-        rows += [RLExample(**dict(zip(EXAMPLES.names, row, strict=True))) for row in zip(*values, strict=True)]
-    return rows

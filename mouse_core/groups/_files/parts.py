@@ -15,7 +15,9 @@ import pyarrow as pa
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import storing
 from mouse_core.groups._files.columns import ROLLOUTS, rollout_schema, table_to_rollouts
+from mouse_core.groups._files.declared import read_declared, stored
 from mouse_core.groups._files.names import folder_name
+from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import GroupKey, RolloutRecord
 
 NUMBER = b"mouse_group_number"
@@ -59,14 +61,14 @@ def check_codec(compression: str) -> str:
     return compression
 
 
-def writing_options(schema: pa.Schema, compression: str) -> dict[str, Any]:
-    """How a file of these columns is written.
+def writing_options(schema: pa.Schema, compression: str, declared: Columns = NO_COLUMNS) -> dict[str, Any]:
+    """How a file of these columns is written, some of which were declared.
 
     A file is a few rows: dictionaries, statistics, and compressing what is short, would cost more than they save. The
     first bytes of numbers beside each other, then the second ones, and so on, are smaller and faster to compress.
     """
     columns = _columns(schema)
-    large = [path for path, name in columns.items() if name in _LARGE]
+    large = [path for path, name in columns.items() if name in _LARGE or name in declared]
     return {
         "compression": dict.fromkeys(large, compression),
         "use_dictionary": False,
@@ -142,7 +144,11 @@ def read_part(path: Path) -> bytes:
 
 
 def read_table(
-    path: Path, schema: pa.Schema, content: bytes | None = None, columns: Sequence[str] | None = None
+    path: Path,
+    schema: pa.Schema,
+    content: bytes | None = None,
+    columns: Sequence[str] | None = None,
+    declared: Columns = NO_COLUMNS,
 ) -> pa.Table:
     """A file's rows.
 
@@ -151,6 +157,7 @@ def read_table(
         schema: The columns it must have; of ``ROLLOUTS`` those of metadata may be missing.
         content: The file's content, if it has been read.
         columns: Only these.
+        declared: Columns that rollouts may have beside those of ``ROLLOUTS``.
 
     Raises:
         DataError: The file is not what was written.
@@ -165,7 +172,7 @@ def read_table(
     try:
         with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
             table = file.read(columns, use_threads=False)
-        expected = rollout_schema(table.schema) if schema is ROLLOUTS else schema
+        expected = rollout_schema(table.schema, declared) if schema is ROLLOUTS else schema
         if columns is not None:
             expected = pa.schema([field for field in expected if field.name in columns])
         if not table.schema.equals(expected):
@@ -185,20 +192,22 @@ def read_groups(parts: Sequence[Part], root: Path) -> list[list[RolloutRecord]]:
         StorageError: It cannot be read.
     """
     paths = [part.path(root) for part in parts]
-    tables = [_read_unknown(part, path) for part, path in zip(parts, paths, strict=True)]
+    declared = read_declared(root)
+    tables = [_read_unknown(part, path, declared) for part, path in zip(parts, paths, strict=True)]
     try:
         # Most of the time goes into calls, and one for all columns of several files is as long as one of a file.
-        whole = table_to_rollouts(pa.concat_tables(tables).combine_chunks(), _known(parts))
+        whole = table_to_rollouts(pa.concat_tables(tables).combine_chunks(), _known(parts), declared)
     except (pa.ArrowException, DataError):
-        return [_rollouts_of(*item) for item in zip(tables, parts, paths, strict=True)]
+        return [_rollouts_of(*item, declared) for item in zip(tables, parts, paths, strict=True)]
     ends = accumulate((table.num_rows for table in tables), initial=0)
     return [whole[begin:end] for begin, end in pairwise(ends)]
 
 
-def _read_unknown(part: Part, path: Path) -> pa.Table:
+def _read_unknown(part: Part, path: Path, declared: Columns) -> pa.Table:
     """The columns of a group's file that ``part`` does not have."""
     # If the name promises the content, it is that which the part was made of. Else all of it could have been replaced.
-    table = read_table(path, ROLLOUTS, columns=_UNKNOWN if _promised(path) else None)
+    unknown = [*_UNKNOWN, *(column.name for column in stored(declared, "example"))]
+    table = read_table(path, ROLLOUTS, columns=unknown if _promised(path) else None, declared=declared)
     if table.num_rows != len(part.uids) and _promised(path):
         raise DataError(f"part file {path}: expected {len(part.uids)} rollouts, found {table.num_rows}")
     return table
@@ -218,9 +227,9 @@ def _known(parts: Sequence[Part]) -> dict[str, list[Any]]:
     return columns
 
 
-def _rollouts_of(table: pa.Table, part: Part, path: Path) -> list[RolloutRecord]:
+def _rollouts_of(table: pa.Table, part: Part, path: Path, declared: Columns) -> list[RolloutRecord]:
     try:
-        return table_to_rollouts(table, _known([part]))
+        return table_to_rollouts(table, _known([part]), declared)
     except (pa.ArrowException, DataError) as error:
         raise DataError(f"part file {path}: expected rollouts, found: {error}") from error
 

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core.files.log import Log
-from mouse_core.groups._files.columns import ROLLOUTS, rollouts_to_table, table_to_rollouts
+from mouse_core.groups._files.columns import rollouts_to_table, rollouts_with, table_to_rollouts
 from mouse_core.groups._files.names import STATE
+from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import GroupKey, RolloutRecord
 
 # A log larger than this is written anew once most of it is about rollouts that have left.
@@ -72,21 +73,22 @@ class Waiting:
         root: The buffer's folder.
         rules: When a group is sealed.
         sealed: Uids of rollouts that have been sealed, which the log may still have.
+        declared: Columns that the rollouts may have beside those of all.
 
     Raises:
         DataError: The log is damaged.
         StorageError: It cannot be read.
     """
 
-    def __init__(self, root: Path, rules: Rules, sealed: Iterable[str] = ()) -> None:
-        self.rules = rules
+    def __init__(self, root: Path, rules: Rules, sealed: Iterable[str] = (), declared: Columns = NO_COLUMNS) -> None:
+        self.rules, self._declared = rules, declared
         self.groups: dict[GroupKey, WaitingGroup] = {}
         self.count = 0
         self._log = Log(root / STATE / "waiting.log")
         self._logged = 0
         gone = set(sealed)
         for record in self._log.records:
-            times, rollouts = _decode(record)
+            times, rollouts = _decode(record, declared)
             self._logged += len(rollouts)
             for time, rollout in zip(times, rollouts, strict=True):
                 if rollout.rollout_uid not in gone:
@@ -161,7 +163,7 @@ class Waiting:
         before = self._log.size
         if plan.logged:
             times = [plan.groups[rollout.key].since for rollout in plan.logged]
-            self._log.append(_encode(times, plan.logged), sync=sync)
+            self._log.append(_encode(times, plan.logged, self._declared), sync=sync)
         return before
 
     def undo(self, size: int) -> None:
@@ -190,7 +192,7 @@ class Waiting:
         elif self._log.size > _REWRITE_BYTES and 2 * self.count < self._logged:
             pairs = [(group.since, rollout) for group in self.groups.values() for rollout in group.rollouts]
             times, rollouts = zip(*pairs, strict=True)
-            self._log.rewrite([_encode(times, rollouts)])
+            self._log.rewrite([_encode(times, rollouts, self._declared)])
             self._logged = self.count
 
     def close(self) -> None:
@@ -198,12 +200,16 @@ class Waiting:
         self._log.close()
 
 
-def _encode(times: Sequence[float], rollouts: Sequence[RolloutRecord]) -> bytes:
+def _encode(times: Sequence[float], rollouts: Sequence[RolloutRecord], declared: Columns) -> bytes:
+    # Columns are only ever added: how many there were says which.
     since = np.asarray(times, "<f8")
-    return len(since).to_bytes(8, "little") + since.tobytes() + bytes(rollouts_to_table(rollouts).serialize())
+    head = len(since).to_bytes(4, "little") + len(declared).to_bytes(4, "little")
+    return head + since.tobytes() + bytes(rollouts_to_table(rollouts, declared).serialize())
 
 
-def _decode(record: bytes) -> tuple[list[float], list[RolloutRecord]]:
-    begin = 8 + 8 * int.from_bytes(record[:8], "little")
-    rows = pa.ipc.read_record_batch(pa.py_buffer(record[begin:]), ROLLOUTS)
-    return np.frombuffer(record[8:begin], "<f8").tolist(), table_to_rollouts(rows)
+def _decode(record: bytes, declared: Columns) -> tuple[list[float], list[RolloutRecord]]:
+    begin = 8 + 8 * int.from_bytes(record[:4], "little")
+    known = declared.first(int.from_bytes(record[4:8], "little"))
+    rows = pa.ipc.read_record_batch(pa.py_buffer(record[begin:]), rollouts_with(known))
+    times = np.frombuffer(record[8:begin], "<f8").tolist()
+    return times, table_to_rollouts(rows, declared=declared)

@@ -23,9 +23,10 @@ from mouse_core.files.writing import (
     sync_folders,
     write_partial,
 )
-from mouse_core.groups._files.columns import ROLLOUTS, rollouts_to_table, split_rows
+from mouse_core.groups._files.columns import rollouts_to_table, rollouts_with, split_rows
 from mouse_core.groups._files.names import folder_name
 from mouse_core.groups._files.parts import NUMBER, Part, digest_of, encode_table, writing_options
+from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import RolloutRecord
 
 # Groups whose columns are made together, and whose files are synced together: enough to spread what that costs, few
@@ -41,7 +42,13 @@ _Written = tuple[Part, str]
 
 
 def write_groups(
-    root: Path, groups: Sequence[Sequence[RolloutRecord]], *, number: int, compression: str, sync: bool
+    root: Path,
+    groups: Sequence[Sequence[RolloutRecord]],
+    *,
+    number: int,
+    compression: str,
+    sync: bool,
+    declared: Columns = NO_COLUMNS,
 ) -> list[Part]:
     """Write every group to a file of its own, all of them or none.
 
@@ -51,20 +58,21 @@ def write_groups(
         number: Of the first group.
         compression: Of the pages.
         sync: Whether to wait until all is on the disk.
+        declared: Columns that the rollouts may have beside those of all.
 
     Raises:
         StorageError: They cannot be written; no file is left.
     """
     environments = dict.fromkeys(group[0].environment for group in groups)
     folders = {environment: str(root / folder_name(environment)) for environment in environments}
-    write = partial(_write, folders=folders, options=writing_options(ROLLOUTS, compression))
+    write = partial(_write, folders=folders, options=writing_options(rollouts_with(declared), compression, declared))
     written: list[_Written] = []
     with storing(f"groups in {root}"):
         try:
             made = [folder for folder in folders.values() if not os.path.isdir(folder)]
             for folder in made:
                 os.makedirs(folder, exist_ok=True)
-            _write_all(write, groups, number, written, sync=sync)
+            _write_all(write, _pieces(groups, number, declared), len(groups), written, sync=sync)
             # From here on the rollouts are stored: readers see the files, and a restart finds them.
             publish(path for _, path in written)
             if sync:
@@ -78,14 +86,14 @@ def write_groups(
     return [part for part, _ in written]
 
 
-def _pieces(groups: Sequence[Sequence[RolloutRecord]], number: int) -> Iterator[list[_Group]]:
+def _pieces(groups: Sequence[Sequence[RolloutRecord]], number: int, declared: Columns) -> Iterator[list[_Group]]:
     """The groups with their numbers and columns, some at a time."""
     times = -(-len(groups) // _TOGETHER)
     for turn in range(times):
         begin, end = (len(groups) * place // times for place in (turn, turn + 1))
         together = groups[begin:end]
-        rows = rollouts_to_table(list(chain.from_iterable(together)))
-        split = split_rows(rows, list(accumulate(map(len, together), initial=0)))
+        rows = rollouts_to_table(list(chain.from_iterable(together)), declared)
+        split = split_rows(rows, list(accumulate(map(len, together), initial=0)), declared)
         numbered = list(zip(count(number + begin), together, split, strict=False))
         for first in range(0, len(numbered), _PIECE):
             yield numbered[first : first + _PIECE]
@@ -93,15 +101,15 @@ def _pieces(groups: Sequence[Sequence[RolloutRecord]], number: int) -> Iterator[
 
 def _write_all(
     write: Callable[[list[_Group]], list[_Written]],
-    groups: Sequence[Sequence[RolloutRecord]],
-    number: int,
+    pieces: Iterator[list[_Group]],
+    groups: int,
     written: list[_Written],
     *,
     sync: bool,
 ) -> None:
     """Write groups beside where they belong; many in threads, and what has been written reaches the disk meanwhile."""
-    if len(groups) < _FEW:
-        written += chain.from_iterable(map(write, _pieces(groups, number)))
+    if groups < _FEW:
+        written += chain.from_iterable(map(write, pieces))
         if sync:
             sync_files([beside(path) for _, path in written])
         return
@@ -114,7 +122,7 @@ def _write_all(
 
     with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(1) as disk:
         synced = 0
-        for some in in_order(pool, write, _pieces(groups, number)):
+        for some in in_order(pool, write, pieces):
             written += some
             if len(written) - synced >= _TOGETHER:
                 synced = sync_from(synced)

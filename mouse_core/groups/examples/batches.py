@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,12 +12,18 @@ import numpy.typing as npt
 
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import DataError
-from mouse_core.groups.types.records import RLExample, RolloutRecord, unchecked
+from mouse_core.groups.examples.declared import (
+    Arrays,
+    columns_of_examples,
+    concatenate_columns,
+    place_columns,
+    turn_ids_of,
+)
+from mouse_core.groups.types.columns import common_columns
+from mouse_core.groups.types.example import RLExample
+from mouse_core.groups.types.records import RolloutRecord, unchecked
 from mouse_core.sampling.lengths import sequence_fields
 from mouse_core.spec import check_count
-
-Arrays = dict[str, npt.NDArray[Any]]
-"""Arrays by name."""
 
 _FIELDS: dict[str, type[np.generic]] = {
     "tokens": np.int32,
@@ -55,6 +61,7 @@ def make_examples(rollouts: Sequence[RolloutRecord], advantages: npt.ArrayLike) 
     ends = turn_ends[np.concatenate([[0], last_turns])]
     trained = np.fromiter((turn.is_trained for turn in turns), np.bool_, len(turns))
     nothing = np.zeros(int(sizes.max()), np.float32)
+    declared = common_columns(rollouts)
 
     tokens = np.concatenate([turn.tokens for turn in turns])
     mask = np.repeat(trained, sizes)
@@ -64,7 +71,9 @@ def make_examples(rollouts: Sequence[RolloutRecord], advantages: npt.ArrayLike) 
     advantage[~mask] = 0.0
     for values in (tokens, mask, advantage, logprobs):
         values.flags.writeable = False
-    bounds = zip(rollouts, ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+    own = columns_of_examples(rollouts, turns, sizes, declared)
+    turn_ids = turn_ids_of(rollouts, sizes) if declared.of("turn") else None
+    bounds = zip(rollouts, own, ends[:-1].tolist(), ends[1:].tolist(), strict=True)
     return [
         _example(
             tokens[a:b],
@@ -74,14 +83,21 @@ def make_examples(rollouts: Sequence[RolloutRecord], advantages: npt.ArrayLike) 
             rollout.rollout_uid,
             rollout.environment,
             rollout.policy_version,
-            {},
+            columns,
+            None if turn_ids is None else turn_ids[a:b],
+            declared,
         )
-        for rollout, a, b in bounds
+        for rollout, columns, a, b in bounds
     ]
 
 
 def pad(
-    examples: Sequence[RLExample], length: int | None = None, *, pad_token: int = 0, truncate: bool = False
+    examples: Sequence[RLExample],
+    length: int | None = None,
+    *,
+    pad_token: int = 0,
+    pad_to_multiple_of: int = 1,
+    truncate: bool = False,
 ) -> Arrays:
     """One example a row, filled up at the end.
 
@@ -89,23 +105,30 @@ def pad(
         examples: ``B`` of them.
         length: Tokens of a row, ``L``; by default those of the longest example. A fixed one spares compiling anew.
         pad_token: What rows are filled up with.
+        pad_to_multiple_of: ``L`` is the next multiple of it.
         truncate: Whether longer examples are cut off at the end; otherwise they are an error.
 
     Returns:
         ``tokens`` int32, ``loss_mask`` bool, ``advantage`` float32, ``generator_log_probs`` float32, and ``mask`` bool,
         which is True where there is a token; all ``[B, L]``. Beyond an example they are ``pad_token``, 0 and False.
+        Columns that were declared are ``[B, L, *shape]`` with a value per token, ``[B, T, *shape]`` per turn, beside
+        ``turn_ids`` int32 ``[B, L]``, which says of a token which turn it is of (-1: there is none), and
+        ``[B, *shape]`` per example; they are filled up with their fill.
 
     Raises:
-        ConfigError: ``length`` is below 1.
+        ConfigError: ``length`` or ``pad_to_multiple_of`` is below 1.
         DataError: No examples, something else, or one that is longer than ``length``.
     """
     sizes = _sizes(examples)
     longest = _length(sizes, length, truncate)
     taken = np.minimum(sizes, longest)
-    where = np.repeat(np.arange(len(examples)), taken), _count_up(taken)
-    arrays = _place(examples, sizes, taken, where, (len(examples), longest), pad_token)
+    longest = _multiple(longest, pad_to_multiple_of)
+    rows = np.arange(len(examples))
+    where = np.repeat(rows, taken), _count_up(taken)
+    place = _placing(sizes, taken, where, (len(examples), longest))
+    arrays = _placed(examples, place, pad_token)
     arrays["mask"] = np.arange(longest) < taken[:, None]
-    return arrays
+    return arrays | place_columns(examples, place, len(examples), rows)
 
 
 def pack(
@@ -114,6 +137,7 @@ def pack(
     *,
     num_rows: int | None = None,
     pad_token: int = 0,
+    pad_to_multiple_of: int = 1,
     truncate: bool = False,
 ) -> Arrays:
     """Several examples a row, one behind the other, so that little is left to fill up.
@@ -125,19 +149,21 @@ def pack(
         length: Tokens of a row, ``L``.
         num_rows: How many rows there are to be, ``R``; by default as many as are needed. A fixed one spares compiling
             anew.
-        pad_token, truncate: As in ``pad``.
+        pad_token, pad_to_multiple_of, truncate: As in ``pad``.
 
     Returns:
         The arrays of ``pad``, all ``[R, L]``, and ``segment_ids`` int32, which counts the examples of a row from 1 and
         is 0 where there is no token, and ``positions`` int32, the place of a token in its example. Tokens attend to
-        those of their own segment only.
+        those of their own segment only. Columns with a value per example are ``[R, E, *shape]``, of which a token has
+        that at ``segment_ids - 1``, and ``turn_ids`` count the turns of a row.
 
     Raises:
-        ConfigError: ``length`` or ``num_rows`` is below 1.
+        ConfigError: ``length``, ``num_rows`` or ``pad_to_multiple_of`` is below 1.
         DataError: As ``pad``; more rows are needed than there are to be.
     """
     sizes = _sizes(examples)
     taken = np.minimum(sizes, _length(sizes, check_count("length", length), truncate))
+    length = _multiple(length, pad_to_multiple_of)
     row_of, begin_of, segment_of = _best_fit(taken.tolist(), length)
     needed = max(row_of) + 1
     rows = needed if num_rows is None else check_count("num_rows", num_rows)
@@ -145,12 +171,13 @@ def pack(
         raise DataError(f"num_rows: expected at least {needed} rows of {length} for these examples, found {rows}")
     positions = _count_up(taken)
     where = np.repeat(np.asarray(row_of), taken), np.repeat(np.asarray(begin_of), taken) + positions
-    arrays = _place(examples, sizes, taken, where, (rows, length), pad_token)
+    place = _placing(sizes, taken, where, (rows, length))
+    arrays = _placed(examples, place, pad_token)
     for name, values in (("segment_ids", np.repeat(np.asarray(segment_of), taken)), ("positions", positions)):
         arrays[name] = np.zeros((rows, length), np.int32)
         arrays[name][where] = values
     arrays["mask"] = arrays["segment_ids"] > 0
-    return arrays
+    return arrays | place_columns(examples, place, rows, np.asarray(row_of), np.asarray(segment_of) - 1)
 
 
 def concatenate(examples: Sequence[RLExample], capacity: int | None = None, *, pad_token: int = 0) -> Arrays:
@@ -167,7 +194,8 @@ def concatenate(examples: Sequence[RLExample], capacity: int | None = None, *, p
         ``cu_seqlens[k] .. cu_seqlens[k + 1] - 1``, as in flash-attention. ``position`` int32 is the place of a token in
         its example, and ``sequence_id`` int32 the number of the example, from 0. With a capacity they are
         ``[capacity]``; then there is ``mask`` bool, False behind the last example, where the position is 0 and the
-        number n.
+        number n. Columns that were declared are ``[T, *shape]`` with a value per token, ``[n, *shape]`` per example,
+        and per turn those of all turns, of which ``turn_ids`` says which one a token is of.
 
     Raises:
         ConfigError: ``capacity`` is below 1.
@@ -186,21 +214,25 @@ def concatenate(examples: Sequence[RLExample], capacity: int | None = None, *, p
         arrays[name] = np.empty(len(where["position"]), dtype)
         np.concatenate([getattr(example, name) for example in examples], out=arrays[name][:total])
         arrays[name][total:] = pad_token if name == "tokens" else 0
-    return arrays | where
+    return arrays | where | concatenate_columns(examples, len(where["position"]))
 
 
 def examples_digest(index: int, examples: Sequence[RLExample], first_row: int = 0) -> StreamDigest:
     """The digest of a batch of examples, each a window: tokens, which are in the loss, advantages, log-probabilities.
 
     It is that of ``StreamDigest.of(index, arrays)`` where all are equally long, and does not depend on how they are
-    padded or packed. Uids, environments and versions are no part of it.
+    padded or packed. Columns that were declared are part of it; uids, environments and versions are not.
 
     Args:
         index: The batch's number.
         examples: All of it, or a rank's share.
         first_row: Which example of the whole batch the first one here is.
     """
-    windows = [{name: getattr(example, name)[None] for name in _FIELDS} for example in examples]
+    windows = [
+        {name: getattr(example, name)[None] for name in _FIELDS}
+        | {name: values[None] for name, values in example.columns.items()}
+        for example in examples
+    ]
     digests = [StreamDigest.of(index, window, first_row + row) for row, window in enumerate(windows)]
     return sum(digests, StreamDigest())
 
@@ -232,23 +264,38 @@ def _count_up(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.arange(int(ends[-1])) - np.repeat(ends - sizes, sizes)
 
 
-def _place(
-    examples: Sequence[RLExample],
+def _multiple(length: int, of: int) -> int:
+    """The next multiple."""
+    size = check_count("pad_to_multiple_of", of)
+    return -(-length // size) * size
+
+
+def _placing(
     sizes: npt.NDArray[np.int64],
     taken: npt.NDArray[np.int64],
     where: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
     shape: tuple[int, int],
-    pad_token: int,
-) -> Arrays:
-    """The examples' arrays with every token in its row and column."""
+) -> Callable[[npt.NDArray[Any], float], npt.NDArray[Any]]:
+    """What puts the values of all tokens into their rows and columns, and a fill elsewhere."""
     flat = where[0] * shape[1] + where[1]
     whole = None if np.array_equal(sizes, taken) else _count_up(sizes) < np.repeat(taken, sizes)
-    arrays: Arrays = {}
-    for name, dtype in _FIELDS.items():
-        values = np.concatenate([getattr(example, name) for example in examples])
-        arrays[name] = np.full(shape, pad_token if name == "tokens" else 0, dtype)
-        arrays[name].reshape(-1)[flat] = values if whole is None else values[whole]
-    return arrays
+
+    def place(values: npt.NDArray[Any], fill: float) -> npt.NDArray[Any]:
+        placed = np.full((shape[0] * shape[1], *values.shape[1:]), fill, values.dtype)
+        placed[flat] = values if whole is None else values[whole]
+        return placed.reshape(*shape, *values.shape[1:])
+
+    return place
+
+
+def _placed(
+    examples: Sequence[RLExample], place: Callable[[npt.NDArray[Any], float], npt.NDArray[Any]], pad_token: int
+) -> Arrays:
+    """What every example has, with every token in its row and column."""
+    return {
+        name: place(np.concatenate([getattr(example, name) for example in examples]), fill)
+        for name, fill in zip(_FIELDS, (pad_token, 0, 0, 0), strict=True)
+    }
 
 
 def _best_fit(sizes: Sequence[int], length: int) -> tuple[list[int], list[int], list[int]]:

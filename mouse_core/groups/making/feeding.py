@@ -17,7 +17,8 @@ from mouse_core.groups._files.parts import Part
 from mouse_core.groups._files.reading import StoredGroup, read_ahead
 from mouse_core.groups.making.grpo import GrpoBatchMaker
 from mouse_core.groups.making.protocol import BatchMaker, ResumableBatchMaker
-from mouse_core.groups.types.records import RLExample, RolloutRecord
+from mouse_core.groups.types.example import RLExample
+from mouse_core.groups.types.records import RolloutRecord
 
 UIDS = "rollout_uids"
 """What a batch maker's metadata may say: which rollouts a batch has used."""

@@ -17,7 +17,8 @@ from mouse_core.groups.examples.batches import make_examples
 from mouse_core.groups.making.advantages import check_options
 from mouse_core.groups.making.pool import Pool
 from mouse_core.groups.making.wanted import WantedGroups
-from mouse_core.groups.types.records import RLExample, RolloutRecord
+from mouse_core.groups.types.example import RLExample
+from mouse_core.groups.types.records import RolloutRecord
 from mouse_core.groups.types.versions import version_number, version_order
 from mouse_core.randomness import Key, Purpose, check_seed
 from mouse_core.spec import check_count

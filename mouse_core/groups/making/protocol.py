@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from mouse_core.groups._files.reading import StoredGroup
-from mouse_core.groups.types.records import RLExample, RolloutRecord
+from mouse_core.groups.types.example import RLExample
+from mouse_core.groups.types.records import RolloutRecord
 
 
 class BatchMaker(Protocol):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
 
+_VERSION = 1
 PER = ("token", "turn", "example")
 """What a column may have a value for each of."""
 
@@ -57,6 +59,8 @@ class RolloutColumn:
             raise ConfigError(f"column: expected a name of letters, digits and '_', found {self.name!r:.80}")
         if self.name in _OWN:
             raise ConfigError(f"column: expected another name than those of all rollouts, found {self.name!r}")
+        if self.name == "reward" and not (self.late and self.per == "example"):
+            raise ConfigError("column 'reward': expected a late one per example, as rollouts and turns have rewards")
         if self.per not in PER:
             raise ConfigError(f"column {self.name!r}: expected per among {list(PER)}, found {self.per!r:.80}")
         try:
@@ -75,6 +79,10 @@ class RolloutColumn:
             object.__setattr__(self, "fill", bool(self.fill))
         if not isinstance(self.fill, bool | int | float | np.generic) or _converted(self.fill, kind) is None:
             raise ConfigError(f"column {self.name!r}: expected fill as a value of {kind.name}, found {self.fill!r:.80}")
+
+    def filled(self, *counts: int) -> npt.NDArray[Any]:
+        """``[*counts, *shape]`` of the fill."""
+        return np.full((*counts, *self.shape), self.fill, self.dtype)
 
     def values(self, given: Any, count: int | None, where: str) -> npt.NDArray[Any]:
         """Values as an array of this column's dtype that cannot be written to.
@@ -188,17 +196,75 @@ class Columns(Mapping[str, RolloutColumn]):
         """Those that are written after a rollout was added."""
         return [column for column in self._columns.values() if column.late]
 
-    def check_names(self, rollout: Any) -> None:
-        """Raise DataError if a rollout or one of its turns has a column that is not declared for it."""
-        self._refuse_others(rollout.columns, ("example",), rollout)
-        for turn in rollout.turns:
-            self._refuse_others(turn.columns, ("token", "turn"), rollout)
-
-    def _refuse_others(self, names: Iterable[str], pers: Sequence[str], rollout: Any) -> None:
+    def refuse_others(self, names: Iterable[str], pers: Sequence[str], where: str) -> None:
+        """Raise DataError for a name that is not declared for one of these, or is of a late column."""
         for name in names:
-            if name not in self._columns or self._columns[name].per not in pers:
-                known = [column.name for column in self._columns.values() if column.per in pers]
+            column = self._columns.get(name)
+            if column is None or column.per not in pers:
+                known = [one.name for one in self._columns.values() if one.per in pers]
                 raise DataError(
-                    f"rollout {rollout.rollout_uid!r}: expected columns that were declared for each "
-                    f"{' or '.join(pers)}, {known}, found {name!r}"
+                    f"{where}: expected columns that were declared for each {' or '.join(pers)}, {known}, "
+                    f"found {name!r}"
                 )
+            if column.late:
+                raise DataError(f"{where}: expected the late column {name!r} by add_column, found it in the rollout")
+
+    def with_more(self, others: Columns) -> Columns:
+        """These, and behind them the others that are not among them.
+
+        Raises:
+            ConfigError: One of the others is declared otherwise.
+        """
+        for name, column in others.items():
+            if self.get(name, column) != column:
+                raise ConfigError(f"columns: expected {name!r} as the folder has it, {self[name]}, found {column}")
+        return Columns((self | others).values())
+
+    def __or__(self, others: Mapping[str, RolloutColumn]) -> dict[str, RolloutColumn]:
+        return {**self._columns, **others}
+
+    def first(self, count: int) -> Columns:
+        """The first so many of them."""
+        return self if count == len(self) else Columns(list(self._columns.values())[:count])
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._columns.values()))
+
+    def to_json(self) -> str:
+        """A text that ``from_json`` reads."""
+        return json.dumps({"version": _VERSION, "columns": [asdict(column) for column in self._columns.values()]})
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str) -> Columns:
+        """What ``to_json`` wrote; ``where`` begins the message of an error.
+
+        Raises:
+            DataError: Something else, or of a newer version.
+        """
+        try:
+            said = json.loads(text)
+            version = int(said["version"])
+            if version > _VERSION:
+                raise DataError(
+                    f"{where}: expected columns of version {_VERSION} or older, found {version}: a newer release "
+                    "wrote it"
+                )
+            return cls(RolloutColumn(**column) for column in said["columns"])
+        except (ValueError, KeyError, TypeError, ConfigError) as error:
+            raise DataError(f"{where}: expected the columns of rollouts, found: {error}") from error
+
+
+def common_columns(items: Sequence[Any]) -> Columns:
+    """What was declared for rollouts or examples; DataError where that differs among them."""
+    declared: Columns = items[0].declared if items else NO_COLUMNS
+    for place, item in enumerate(items):
+        if item.declared is not declared and item.declared != declared:
+            raise DataError(
+                f"examples: expected the same columns, {list(declared)} as the first has, "
+                f"found {list(item.declared)} at {place}"
+            )
+    return declared
+
+
+NO_COLUMNS = Columns()
+"""Where nothing was declared."""

@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError
-from mouse_core.groups.types.columns import checked_columns
+from mouse_core.groups.types.arrays import floats_of, tokens_of
+from mouse_core.groups.types.columns import NO_COLUMNS, Columns, checked_columns
 from mouse_core.groups.types.metadata import checked_metadata
-
-_MAX_TOKEN = 2**31 - 1
 
 
 class GroupKey(NamedTuple):
@@ -32,7 +31,7 @@ class GroupKey(NamedTuple):
     policy_version: str
 
 
-class _ByValue:
+class ByValue:
     """What is equal if all of its attributes are, arrays and metadata included."""
 
     __slots__ = ()
@@ -41,12 +40,13 @@ class _ByValue:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        names: Iterable[str] = self.__dataclass_fields__  # type: ignore[attr-defined]
+        fields: Mapping[str, Any] = self.__dataclass_fields__  # type: ignore[attr-defined]
+        names = [name for name, one in fields.items() if one.compare]
         return all(same_values(getattr(self, name), getattr(other, name)) for name in names)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Turn(_ByValue):
+class Turn(ByValue):
     """One message of a rollout.
 
     Args:
@@ -76,9 +76,9 @@ class Turn(_ByValue):
         for name in ("message", "role"):
             if not isinstance(getattr(self, name), str):
                 raise DataError(f"turn: expected {name} as a str, found {getattr(self, name)!r:.100}")
-        object.__setattr__(self, "tokens", _tokens(self.tokens))
+        object.__setattr__(self, "tokens", tokens_of(self.tokens))
         if self.logprobs is not None:
-            logprobs = _floats(self.logprobs, len(self.tokens), "turn: expected logprobs")
+            logprobs = floats_of(self.logprobs, len(self.tokens), "turn: expected logprobs")
             object.__setattr__(self, "logprobs", logprobs)
         if self.reward is not None:
             object.__setattr__(self, "reward", _finite(self.reward, "turn: expected reward"))
@@ -92,7 +92,7 @@ class Turn(_ByValue):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class RolloutRecord(_ByValue):
+class RolloutRecord(ByValue):
     """One rollout: a conversation, what it was for, which policy had it, and what it earned.
 
     Args:
@@ -106,6 +106,7 @@ class RolloutRecord(_ByValue):
         replica_id: Who sampled it.
         metadata: As in ``Turn``.
         columns: By name what a ``RolloutColumn`` declares for each example, ``shape``.
+        declared: What its columns and those of its turns are; set by the buffer that takes it in.
 
     Raises:
         DataError: Another type, an empty name, no turns, NaN or infinity, or no reward at all.
@@ -121,6 +122,7 @@ class RolloutRecord(_ByValue):
     replica_id: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    declared: Columns = field(default=NO_COLUMNS, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -153,7 +155,7 @@ class RolloutRecord(_ByValue):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class RolloutGroup(_ByValue):
+class RolloutGroup(ByValue):
     """Rollouts of one policy version on one problem, which are scored against each other.
 
     Args:
@@ -188,50 +190,42 @@ class RolloutGroup(_ByValue):
         return GroupKey(self.environment, self.example_id, self.policy_version)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class RLExample(_ByValue):
-    """One sequence to train on, L tokens long.
-
-    Args:
-        tokens: int32 ``[L]``.
-        loss_mask: Which tokens belong into the loss, bool ``[L]``: those that the policy wrote, never the prompt.
-        advantage: float32 ``[L]``, 0 outside of the loss mask.
-        generator_log_probs: Log-probabilities under the policy that sampled the tokens, float32 ``[L]``, 0 outside of
-            the loss mask.
-        rollout_uid, environment, policy_version: The rollout that it was made of, where it was made of one.
-        columns: By name what a ``RolloutColumn`` declares: ``[L, *shape]`` with a value for each token, ``[T, *shape]``
-            for each of T turns, ``shape`` for the example.
+def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
+    """A rollout with its columns as they were declared.
 
     Raises:
-        DataError: Arrays of another type or of differing lengths, or NaN.
+        DataError: A column that is not declared, or is late, or has other values.
     """
+    where = f"rollout {rollout.rollout_uid!r}"
+    declared.refuse_others(rollout.columns, ("example",), where)
+    for turn in rollout.turns:
+        declared.refuse_others(turn.columns, ("token", "turn"), where)
+    if not declared:
+        return rollout
+    own = {name: declared[name].values(given, None, where) for name, given in rollout.columns.items()}
+    turns = tuple(
+        [
+            _with(turn, columns=_of_turn(turn, declared, f"{where}, turn {place}")) if turn.columns else turn
+            for place, turn in enumerate(rollout.turns)
+        ]
+    )
+    made: RolloutRecord = _with(rollout, turns=turns, columns=own, declared=declared)
+    return made
 
-    tokens: npt.NDArray[np.int32]
-    loss_mask: npt.NDArray[np.bool_]
-    advantage: npt.NDArray[np.float32]
-    generator_log_probs: npt.NDArray[np.float32]
-    rollout_uid: str = ""
-    environment: str = ""
-    policy_version: str = ""
-    columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        tokens = _tokens(self.tokens)
-        mask = np.asarray(self.loss_mask)
-        if mask.dtype != bool or mask.shape != tokens.shape:
-            raise DataError(
-                f"example {self.rollout_uid!r}: expected loss_mask as bool {list(tokens.shape)}, "
-                f"found {mask.dtype} {list(mask.shape)}"
-            )
-        object.__setattr__(self, "tokens", tokens)
-        object.__setattr__(self, "loss_mask", _own(mask, np.bool_, self.loss_mask))
-        for name in ("advantage", "generator_log_probs"):
-            values = _floats(getattr(self, name), len(tokens), f"example {self.rollout_uid!r}: expected {name}")
-            object.__setattr__(self, name, values)
-        object.__setattr__(self, "columns", checked_columns(self.columns, f"example {self.rollout_uid!r}"))
+def _of_turn(turn: Turn, declared: Columns, where: str) -> dict[str, npt.NDArray[Any]]:
+    counts = {"token": len(turn.tokens), "turn": None}
+    columns = ((declared[name], given) for name, given in turn.columns.items())
+    return {column.name: column.values(given, counts[column.per], where) for column, given in columns}
 
-    def __len__(self) -> int:
-        return len(self.tokens)
+
+def _with(item: Any, **changed: Any) -> Any:
+    """A turn or a rollout with other values, which are not checked again."""
+    kind = type(item)
+    made = object.__new__(kind)
+    for name in kind.__dataclass_fields__:
+        object.__setattr__(made, name, changed[name] if name in changed else getattr(item, name))
+    return made
 
 
 def unchecked(kind: type[Any]) -> Callable[..., Any]:
@@ -259,39 +253,6 @@ def same_values(one: Any, other: Any) -> bool:
         a, b = np.asarray(one), np.asarray(other)
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     return bool(one == other or (one != one and other != other))
-
-
-def _tokens(values: Any) -> npt.NDArray[np.int32]:
-    tokens = np.asarray(values)
-    if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
-        raise DataError(f"tokens: expected integers [n], found {tokens.dtype} {list(tokens.shape)}")
-    if tokens.size and (tokens.min() < 0 or tokens.max() > _MAX_TOKEN):
-        wrong = int(np.flatnonzero((tokens < 0) | (tokens > _MAX_TOKEN))[0])
-        raise DataError(f"tokens: expected 0..{_MAX_TOKEN}, found {tokens[wrong]} at {wrong}")
-    return _own(tokens, np.int32, values)
-
-
-def _floats(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
-    floats = np.asarray(values)
-    if floats.shape != (length,):
-        raise DataError(f"{where} for each of {length} tokens, found shape {list(floats.shape)}")
-    if floats.size and floats.dtype.kind not in "iuf":
-        raise DataError(f"{where} as numbers, found {floats.dtype}")
-    narrow: npt.NDArray[np.float32] = _own(floats, np.float32, values)
-    finite = np.isfinite(narrow)
-    if not finite.all():
-        wrong = int(np.flatnonzero(~finite)[0])
-        raise DataError(f"{where} as finite float32 numbers, found {floats[wrong]} at {wrong}")
-    return narrow
-
-
-def _own(values: npt.NDArray[Any], dtype: Any, given: Any) -> npt.NDArray[Any]:
-    """The values in a dtype, in memory that what was given does not share unless nobody may write to it."""
-    shared = values.flags.writeable and not isinstance(given, list | tuple)
-    with np.errstate(over="ignore"):
-        own: npt.NDArray[Any] = values.astype(dtype, copy=shared)
-    own.flags.writeable = False
-    return own
 
 
 def _earned(turns: Iterable[Turn], where: str) -> float:
