@@ -22,7 +22,7 @@ from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import DataError
 from mouse_core.files.log import Log, read_log
 from mouse_core.files.writing import remove_leftovers, storing
-from mouse_core.groups._files.examples import EXAMPLES
+from mouse_core.groups._files.arrow.examples import EXAMPLES
 from mouse_core.groups._files.names import BATCHES, STATE, folder_name
 from mouse_core.groups._files.parts import Part, find_part, read_metadata, read_part, read_table
 from mouse_core.groups.types.records import GroupKey

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import storing
-from mouse_core.groups._files.columns import ROLLOUTS, rollout_schema, table_to_rollouts
-from mouse_core.groups._files.declared import read_declared, stored
+from mouse_core.groups._files.arrow.declared import stored
+from mouse_core.groups._files.arrow.rollouts import ROLLOUTS, rollout_schema, table_to_rollouts
+from mouse_core.groups._files.declared import read_declared
 from mouse_core.groups._files.names import folder_name
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import GroupKey, RolloutRecord

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core.files.log import Log
-from mouse_core.groups._files.columns import rollouts_to_table, rollouts_with, table_to_rollouts
+from mouse_core.groups._files.arrow.rollouts import rollouts_to_table, rollouts_with, table_to_rollouts
 from mouse_core.groups._files.names import STATE
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import GroupKey, RolloutRecord

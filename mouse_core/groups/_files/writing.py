@@ -23,7 +23,7 @@ from mouse_core.files.writing import (
     sync_folders,
     write_partial,
 )
-from mouse_core.groups._files.columns import rollouts_to_table, rollouts_with, split_rows
+from mouse_core.groups._files.arrow.rollouts import rollouts_to_table, rollouts_with, split_rows
 from mouse_core.groups._files.names import folder_name
 from mouse_core.groups._files.parts import NUMBER, Part, digest_of, encode_table, writing_options
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mouse_core.errors import DataError
-from mouse_core.groups._files.declared import declared_array, declared_field, dicts_of, stored
+from mouse_core.groups._files.arrow.declared import declared_array, declared_field, dicts_of, stored
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.metadata import NODE, Node, decode, encode
 from mouse_core.groups.types.records import RolloutRecord, Turn, unchecked

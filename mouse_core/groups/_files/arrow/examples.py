@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from mouse_core.groups._files.columns import FLOATS, TOKENS, arrays_of, columns_of, field_of, lists_of
-from mouse_core.groups._files.declared import declared_array, declared_field, dicts_of
+from mouse_core.groups._files.arrow.declared import declared_array, declared_field, dicts_of
+from mouse_core.groups._files.arrow.rollouts import FLOATS, TOKENS, arrays_of, columns_of, field_of, lists_of
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.example import RLExample
 

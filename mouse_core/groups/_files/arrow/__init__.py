@@ -1,0 +1,1 @@
+"""Rollouts and examples as Arrow columns."""
