@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +17,13 @@ from mouse_core.groups.examples.declared import (
     place_columns,
     turn_ids_of,
 )
+from mouse_core.groups.examples.placing import FIELDS, Layout, best_fit
 from mouse_core.groups.types.columns import common_columns
 from mouse_core.groups.types.example import RLExample
 from mouse_core.groups.types.records import RolloutRecord, unchecked
 from mouse_core.sampling.lengths import sequence_fields
 from mouse_core.spec import check_count
 
-_FIELDS: dict[str, type[np.generic]] = {
-    "tokens": np.int32,
-    "loss_mask": np.bool_,
-    "advantage": np.float32,
-    "generator_log_probs": np.float32,
-}
 _example = unchecked(RLExample)
 
 
@@ -124,11 +117,10 @@ def pad(
     taken = np.minimum(sizes, longest)
     longest = _multiple(longest, pad_to_multiple_of)
     rows = np.arange(len(examples))
-    where = np.repeat(rows, taken), _count_up(taken)
-    place = _placing(sizes, taken, where, (len(examples), longest))
-    arrays = _placed(examples, place, pad_token)
-    arrays["mask"] = np.arange(longest) < taken[:, None]
-    return arrays | place_columns(examples, place, len(examples), rows)
+    layout = Layout((len(examples), longest), rows, np.zeros_like(rows), taken, cut=bool((taken < sizes).any()))
+    arrays = layout.place_all(examples, pad_token, mask=np.bool_)
+    np.less(np.arange(longest), taken[:, None], out=arrays["mask"])
+    return arrays | place_columns(examples, layout.place, len(examples), rows)
 
 
 def pack(
@@ -164,20 +156,18 @@ def pack(
     sizes = _sizes(examples)
     taken = np.minimum(sizes, _length(sizes, check_count("length", length), truncate))
     length = _multiple(length, pad_to_multiple_of)
-    row_of, begin_of, segment_of = _best_fit(taken.tolist(), length)
-    needed = max(row_of) + 1
+    row_of, begin_of, segment_of = map(np.asarray, best_fit(taken.tolist(), length))
+    needed = int(row_of.max()) + 1
     rows = needed if num_rows is None else check_count("num_rows", num_rows)
     if rows < needed:
         raise DataError(f"num_rows: expected at least {needed} rows of {length} for these examples, found {rows}")
-    positions = _count_up(taken)
-    where = np.repeat(np.asarray(row_of), taken), np.repeat(np.asarray(begin_of), taken) + positions
-    place = _placing(sizes, taken, where, (rows, length))
-    arrays = _placed(examples, place, pad_token)
-    for name, values in (("segment_ids", np.repeat(np.asarray(segment_of), taken)), ("positions", positions)):
-        arrays[name] = np.zeros((rows, length), np.int32)
-        arrays[name][where] = values
-    arrays["mask"] = arrays["segment_ids"] > 0
-    return arrays | place_columns(examples, place, rows, np.asarray(row_of), np.asarray(segment_of) - 1)
+    layout = Layout((rows, length), row_of, begin_of, taken, cut=bool((taken < sizes).any()))
+    arrays = layout.place_all(examples, pad_token, segment_ids=np.int32, positions=np.int32, mask=np.bool_)
+    arrays["segment_ids"][:] = layout.repeat(segment_of.astype(np.int32))
+    count = np.arange(length, dtype=np.int32)
+    layout.place([count[:size] for size in taken.tolist()], 0, arrays["positions"])
+    np.greater(arrays["segment_ids"], 0, out=arrays["mask"])
+    return arrays | place_columns(examples, layout.place, rows, row_of, segment_of - 1)
 
 
 def concatenate(examples: Sequence[RLExample], capacity: int | None = None, *, pad_token: int = 0) -> Arrays:
@@ -210,7 +200,7 @@ def concatenate(examples: Sequence[RLExample], capacity: int | None = None, *, p
     where = sequence_fields(_sizes(examples), None if capacity is None else check_count("capacity", capacity))
     total = int(where["cu_seqlens"][-1])
     arrays: Arrays = {}
-    for name, dtype in _FIELDS.items():
+    for name, dtype in FIELDS.items():
         arrays[name] = np.empty(len(where["position"]), dtype)
         np.concatenate([getattr(example, name) for example in examples], out=arrays[name][:total])
         arrays[name][total:] = pad_token if name == "tokens" else 0
@@ -229,7 +219,7 @@ def examples_digest(index: int, examples: Sequence[RLExample], first_row: int = 
         first_row: Which example of the whole batch the first one here is.
     """
     windows = [
-        {name: getattr(example, name)[None] for name in _FIELDS}
+        {name: getattr(example, name)[None] for name in FIELDS}
         | {name: values[None] for name, values in example.columns.items()}
         for example in examples
     ]
@@ -258,57 +248,7 @@ def _length(sizes: npt.NDArray[np.int64], length: int | None, truncate: bool) ->
     return int(length)
 
 
-def _count_up(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """0, 1, 2 and so on within each example."""
-    ends = np.cumsum(sizes)
-    return np.arange(int(ends[-1])) - np.repeat(ends - sizes, sizes)
-
-
 def _multiple(length: int, of: int) -> int:
     """The next multiple."""
     size = check_count("pad_to_multiple_of", of)
     return -(-length // size) * size
-
-
-def _placing(
-    sizes: npt.NDArray[np.int64],
-    taken: npt.NDArray[np.int64],
-    where: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
-    shape: tuple[int, int],
-) -> Callable[[npt.NDArray[Any], float], npt.NDArray[Any]]:
-    """What puts the values of all tokens into their rows and columns, and a fill elsewhere."""
-    flat = where[0] * shape[1] + where[1]
-    whole = None if np.array_equal(sizes, taken) else _count_up(sizes) < np.repeat(taken, sizes)
-
-    def place(values: npt.NDArray[Any], fill: float) -> npt.NDArray[Any]:
-        placed = np.full((shape[0] * shape[1], *values.shape[1:]), fill, values.dtype)
-        placed[flat] = values if whole is None else values[whole]
-        return placed.reshape(*shape, *values.shape[1:])
-
-    return place
-
-
-def _placed(
-    examples: Sequence[RLExample], place: Callable[[npt.NDArray[Any], float], npt.NDArray[Any]], pad_token: int
-) -> Arrays:
-    """What every example has, with every token in its row and column."""
-    return {
-        name: place(np.concatenate([getattr(example, name) for example in examples]), fill)
-        for name, fill in zip(_FIELDS, (pad_token, 0, 0, 0), strict=True)
-    }
-
-
-def _best_fit(sizes: Sequence[int], length: int) -> tuple[list[int], list[int], list[int]]:
-    """For each example its row, where it begins there, and its number in the row from 1."""
-    row_of, begin_of, segment_of = [0] * len(sizes), [0] * len(sizes), [0] * len(sizes)
-    rooms: list[tuple[int, int]] = []  # what is left in a row and the row's number, in order
-    held: list[int] = []
-    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
-        found = bisect_left(rooms, (sizes[place], -1))
-        room, row = rooms.pop(found) if found < len(rooms) else (length, len(held))
-        if row == len(held):
-            held.append(0)
-        held[row] += 1
-        row_of[place], begin_of[place], segment_of[place] = row, length - room, held[row]
-        insort(rooms, (room - sizes[place], row))
-    return row_of, begin_of, segment_of

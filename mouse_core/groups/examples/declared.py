@@ -71,7 +71,7 @@ def turn_ids_of(rollouts: Sequence[RolloutRecord], sizes: npt.NDArray[np.int64])
 
 def place_columns(
     examples: Sequence[RLExample],
-    place: Callable[[npt.NDArray[Any], float], npt.NDArray[Any]],
+    place: Callable[[Sequence[npt.NDArray[Any]], float], npt.NDArray[Any]],
     rows: int,
     row_of: npt.NDArray[np.int64],
     segment_of: npt.NDArray[np.int64] | None = None,
@@ -80,7 +80,7 @@ def place_columns(
 
     Args:
         examples: ``n`` of them.
-        place: Puts values of all tokens where these stand, and a fill elsewhere: ``place(values, fill)``.
+        place: Puts the values of each example's tokens where these stand, and a fill elsewhere.
         rows: How many rows there are.
         row_of: In which row an example stands, ``[n]``.
         segment_of: Which of the examples of its row it is, from 0, ``[n]``; None: each row has one.
@@ -100,11 +100,11 @@ def place_columns(
     begins = np.empty(len(examples), np.int64)
     begins[order] = before[:-1] - before[first[row_of[order]]]
     if declared.of("turn"):
-        arrays["turn_ids"] = place(np.concatenate(_shifted_ids(examples, begins)), -1)
+        arrays["turn_ids"] = place(_shifted_ids(examples, begins), -1)
     for name, column in declared.items():
         own = [example.columns[name] for example in examples]
         if column.per == "token":
-            arrays[name] = place(np.concatenate(own), column.fill)
+            arrays[name] = place(own, column.fill)
         elif column.per == "turn":
             slots = np.arange(int(turns.sum())) + np.repeat(begins - (np.cumsum(turns) - turns), turns)
             arrays[name] = _in_slots(column, np.concatenate(own), np.repeat(row_of, turns), slots, rows)
