@@ -36,6 +36,7 @@ FLOORS = [
     {"batches", "collect"},
     {"groups", "record", "replay", "rollouts"},
     {"formats", "maps", "prefetch"},
+    {"text"},
     {"hub", "inspect", "mixtures", "trees"},
     {"bench", "testing"},
     {"cli"},

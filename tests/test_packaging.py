@@ -327,6 +327,7 @@ LEFT_OUT = {
         "inspect",
         "replay",
         "rollouts",
+        "text",
         "trees",
     ),
     *("files", "nested", "remote", "testing"),

@@ -1,0 +1,234 @@
+"""How far a policy is from the one that it must not leave: estimates, a penalty in rewards, and how much that weighs.
+
+The functions are pure, over the array API, for NumPy, torch and JAX, also under ``jax.jit``. Log-probabilities are
+those of the tokens that were sampled, ``[..., L]``, tokens along the last axis; results have their dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.dtypes import kind_of, namespace
+from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.spec import check_count
+
+Array = Any
+
+ESTIMATORS = ("k1", "k2", "k3")
+"""The estimates of a divergence that ``kl_estimates`` knows."""
+
+# How far the relative error counts in one update of the coefficient.
+_LARGEST_ERROR = 0.2
+
+
+def kl_estimates(
+    logprobs: Array, reference_logprobs: Array, mask: Array | None = None, *, estimator: str = "k1"
+) -> Array:
+    """Estimates of the divergence KL(policy, reference) from the tokens that the policy sampled, one for each token.
+
+    With d = log policy - log reference of a token:
+
+    == ================ ==============================================================================
+    k1 ``d``            unbiased; of single tokens it may be negative
+    k2 ``d * d / 2``    never negative, of little variance, biased; its gradient is that of the divergence
+    k3 ``e^-d - 1 + d`` unbiased and never negative; what GRPO adds to its loss
+    == ================ ==============================================================================
+
+    Schulman, "Approximating KL divergence" (2020); Shao et al., "DeepSeekMath" (2024), equation 4, for k3 in GRPO.
+
+    Args:
+        logprobs: Log-probabilities of the tokens under the policy, floating ``[..., L]``.
+        reference_logprobs: The same under the reference, ``[..., L]``.
+        mask: Which tokens the policy sampled, bool ``[..., L]``; the others may be anything, NaN too. None: all.
+        estimator: "k1", "k2" or "k3".
+
+    Returns:
+        ``[..., L]``; 0 outside of the mask, and so are gradients.
+
+    Raises:
+        ConfigError: Another estimator.
+        SchemaError: Shapes that differ, log-probabilities that are not floating, a mask that is not bool.
+
+    Example:
+        >>> import numpy as np
+        >>> from mouse_core.text import kl_estimates
+        >>> policy, reference = np.log([0.5, 0.25]), np.log([0.25, 0.5])
+        >>> for name in ("k1", "k2", "k3"):
+        ...     print(name, kl_estimates(policy, reference, estimator=name).round(3))
+        k1 [ 0.693 -0.693]
+        k2 [0.24 0.24]
+        k3 [0.193 0.307]
+    """
+    if estimator not in ESTIMATORS:
+        raise ConfigError(f"estimator: expected one of {list(ESTIMATORS)}, found {estimator!r}")
+    _check(logprobs, reference_logprobs, mask)
+    xp = namespace(logprobs)
+    ratio = logprobs - reference_logprobs
+    if mask is not None:
+        # Before they meet: the difference of two infinities is NaN, of which NumPy warns.
+        nothing = xp.zeros_like(logprobs)
+        ratio = xp.where(mask, logprobs, nothing) - xp.where(mask, reference_logprobs, nothing)
+    if estimator == "k1":
+        return ratio
+    return ratio * ratio / 2 if estimator == "k2" else xp.expm1(-ratio) + ratio
+
+
+def kl_penalized_rewards(
+    rewards: Array,
+    logprobs: Array,
+    reference_logprobs: Array,
+    mask: Array | None = None,
+    *,
+    coef: float | Array,
+    estimator: str = "k1",
+) -> Array:
+    """Rewards of tokens with the penalty for leaving the reference: ``reward - coef * kl``.
+
+    A reward for all of an answer is that of its last token in the mask, where the text ends. Ziegler et al.,
+    "Fine-tuning language models from human preferences" (2019), section 2.2; Stiennon et al., "Learning to summarize
+    from human feedback" (2020). The sum over the tokens is the reward of an answer that RLOO compares.
+
+    Args:
+        rewards: One for each answer, ``[...]``, or for each token, ``[..., L]``.
+        logprobs, reference_logprobs, mask: As in ``kl_estimates``. They count as given: no gradient is stopped.
+        coef: How much the divergence weighs; that of a controller.
+        estimator: As in ``kl_estimates``.
+
+    Returns:
+        Rewards of tokens, ``[..., L]``, 0 outside of the mask. An answer without a token in the mask has no reward.
+
+    Raises:
+        ConfigError, SchemaError: As ``kl_estimates``; SchemaError also for rewards of another shape.
+
+    Example:
+        Two tokens of which the first is likelier than before, and one that fills up:
+
+        >>> import numpy as np
+        >>> from mouse_core.text import kl_penalized_rewards
+        >>> logprobs, reference = np.log([[0.5, 0.5, 0.5]]), np.log([[0.25, 0.5, 0.5]])
+        >>> mask = np.array([[True, True, False]])
+        >>> print(kl_penalized_rewards(np.array([1.0]), logprobs, reference, mask, coef=0.1).round(3))
+        [[-0.069  1.     0.   ]]
+    """
+    kl = kl_estimates(logprobs, reference_logprobs, mask, estimator=estimator)
+    xp = namespace(kl)
+    shape = tuple(kl.shape)
+    if tuple(rewards.shape) not in (shape, shape[:-1]):
+        raise SchemaError(
+            f"rewards: expected one for each answer, {list(shape[:-1])}, or for each token, {list(shape)}, "
+            f"found {list(rewards.shape)}"
+        )
+    nothing = xp.zeros_like(kl)
+    given = xp.astype(rewards, kl.dtype)
+    counts = xp.ones_like(kl, dtype=xp.bool) if mask is None else mask
+    if tuple(rewards.shape) != shape:
+        # A mask's last token is where the count of its tokens is full: of [1 0 1 0], counts [1 1 2 2], the third.
+        so_far = xp.cumulative_sum(xp.astype(counts, xp.int32), axis=-1)
+        counts = counts & (so_far == so_far[..., -1:])
+        given = given[..., None]
+    return xp.where(counts, given, nothing) - coef * kl
+
+
+@dataclass(frozen=True)
+class ConstantKLController:
+    """A coefficient that stays as it is, whatever the divergence.
+
+    Args:
+        coef: How much the divergence weighs; 0 or more.
+
+    Raises:
+        ConfigError: Another coefficient.
+    """
+
+    coef: float
+
+    def __post_init__(self) -> None:
+        _number("coef", self.coef, least=0.0)
+
+    def update(self, kl: npt.ArrayLike, *, count: int | None = None) -> ConstantKLController:
+        """This controller; the arguments are those of ``AdaptiveKLController.update``."""
+        return self
+
+
+@dataclass(frozen=True)
+class AdaptiveKLController:
+    """A coefficient that grows while the divergence is above a target, and shrinks while it is below.
+
+    coef' = coef (1 + clip(kl / target - 1, -0.2, 0.2) count / horizon), from Ziegler et al., "Fine-tuning language
+    models from human preferences" (2019), section 2.2. The fields are all the state there is: ``dataclasses.asdict``
+    keeps it, and ``AdaptiveKLController(**kept)`` goes on.
+
+    Args:
+        coef: How much the divergence weighs now; above 0, as 0 would stay.
+        target: Which divergence is aimed at, in nats; above 0.
+        horizon: In how many answers the coefficient changes by the whole relative error; at least 1.
+
+    Raises:
+        ConfigError: A number out of its range.
+
+    Example:
+        Twice the target counts as 20% too much, and 10 answers of a horizon of 100 are a tenth of it:
+
+        >>> from mouse_core.text import AdaptiveKLController
+        >>> AdaptiveKLController(0.1, target=6.0, horizon=100).update(12.0, count=10)
+        AdaptiveKLController(coef=0.10200000000000001, target=6.0, horizon=100)
+    """
+
+    coef: float
+    target: float
+    horizon: int
+
+    def __post_init__(self) -> None:
+        _number("coef", self.coef)
+        _number("target", self.target)
+        check_count("AdaptiveKLController: horizon", self.horizon)
+
+    def update(self, kl: npt.ArrayLike, *, count: int | None = None) -> AdaptiveKLController:
+        """The controller after some answers.
+
+        Args:
+            kl: Their divergences in nats, one for each answer (the sum over its tokens, as a rule), or the mean of
+                them.
+            count: How many answers that is; None: as many as there are numbers.
+
+        Raises:
+            ConfigError: No number, one that is not finite, or a ``count`` that is below 1, or five horizons or more,
+                after which nothing might be left of the coefficient.
+        """
+        found = np.asarray(kl, np.float64)
+        if not found.size or not np.isfinite(found).all():
+            raise ConfigError(f"kl: expected one or more finite numbers, found {kl!r:.100}")
+        number = found.size if count is None else check_count("AdaptiveKLController.update: count", count)
+        if number * _LARGEST_ERROR >= self.horizon:
+            raise ConfigError(
+                f"count: expected fewer than 5 horizons of {self.horizon} answers at once, found {number}"
+            )
+        error = min(max(float(found.mean()) / self.target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
+        return replace(self, coef=self.coef * (1 + error * number / self.horizon))
+
+
+def _check(logprobs: Array, reference_logprobs: Array, mask: Array | None) -> None:
+    shape = tuple(logprobs.shape)
+    for name, values in (("logprobs", logprobs), ("reference_logprobs", reference_logprobs)):
+        if not shape or kind_of(values.dtype) != "f":
+            raise SchemaError(f"{name}: expected floats [..., L], found {values.dtype} {list(values.shape)}")
+    if tuple(reference_logprobs.shape) != shape:
+        raise SchemaError(
+            f"reference_logprobs: expected shape {list(shape)} as logprobs, found {list(reference_logprobs.shape)}"
+        )
+    if mask is not None and (tuple(mask.shape) != shape or kind_of(mask.dtype) != "b"):
+        raise SchemaError(f"mask: expected bool {list(shape)}, found {mask.dtype} {list(mask.shape)}")
+
+
+def _number(name: str, value: object, least: float | None = None) -> None:
+    """ConfigError unless it is a number from ``least``, or above 0."""
+    fits = isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+    if not fits or (value <= 0 if least is None else value < least):  # type: ignore[operator]
+        raise ConfigError(
+            f"{name}: expected a number {'above 0' if least is None else f'from {least:g}'}, found {value!r}"
+        )

@@ -1,0 +1,109 @@
+"""Divergences, penalties and controllers against plain Python, and against the distributions they are of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import ConfigError, SchemaError
+from mouse_core.text import AdaptiveKLController, ConstantKLController, kl_estimates, kl_penalized_rewards
+
+TOKENS = st.lists(st.tuples(st.floats(-8, 0), st.floats(-8, 0), st.booleans()), min_size=1, max_size=6)
+BY_NAME = {
+    "k1": lambda d: d,
+    "k2": lambda d: d * d / 2,
+    "k3": lambda d: math.exp(-d) - 1 + d,
+}
+
+
+def arrays(rows: list[tuple[float, float, bool]]) -> tuple[Any, Any, Any]:
+    """Log-probabilities and a mask, where what is outside of the mask is no number."""
+    mask = np.array([kept for _, _, kept in rows])
+    return (*(np.where(mask, [row[which] for row in rows], bad) for which, bad in ((0, -np.inf), (1, np.nan))), mask)
+
+
+@settings(max_examples=30, deadline=None)
+@given(TOKENS, st.sampled_from(sorted(BY_NAME)))
+def test_estimates_are_those_of_the_formulas(rows: Any, name: str) -> None:
+    expected = [BY_NAME[name](one - other) if kept else 0.0 for one, other, kept in rows]
+    with np.errstate(all="raise", under="ignore"):
+        found = kl_estimates(*arrays(rows), estimator=name)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(TOKENS, st.floats(-3, 3), st.floats(0, 2), st.booleans())
+def test_penalized_rewards_are_those_of_plain_python(rows: Any, reward: float, coef: float, by_token: bool) -> None:
+    last = max((place for place, row in enumerate(rows) if row[2]), default=None)
+    given_rewards = np.full(len(rows), reward) if by_token else np.asarray(reward)
+    expected = []
+    for place, (one, other, kept) in enumerate(rows):
+        earned = reward if kept and (by_token or place == last) else 0.0
+        expected.append(earned - coef * (one - other) * kept)
+    found = kl_penalized_rewards(given_rewards, *arrays(rows), coef=coef)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+    assert not found[~arrays(rows)[2]].any()
+
+
+def test_k1_and_k3_expect_the_divergence_itself() -> None:
+    policy, reference = np.array([0.7, 0.2, 0.1]), np.array([0.3, 0.3, 0.4])
+    divergence = float(np.sum(policy * np.log(policy / reference)))
+    for name in ("k1", "k3"):
+        found = kl_estimates(np.log(policy), np.log(reference), estimator=name)
+        assert float(policy @ found) == pytest.approx(divergence, rel=1e-12)
+
+
+def test_answers_of_differing_length_are_paid_where_they_end() -> None:
+    mask = np.array([[0, 1, 1, 0], [1, 0, 1, 1], [0, 0, 0, 0]], bool)
+    nothing = np.zeros((3, 4), np.float32)
+    paid = kl_penalized_rewards(np.array([5.0, 7.0, 9.0]), nothing, nothing, mask, coef=1.0)
+    assert paid.tolist() == [[0, 0, 5, 0], [0, 0, 0, 7], [0, 0, 0, 0]]
+    assert paid.dtype == np.float32
+    assert kl_penalized_rewards(np.ones(3), nothing, nothing, coef=0.0)[:, -1].tolist() == [1, 1, 1]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(0, 30), min_size=1, max_size=5), st.floats(0.01, 1), st.floats(0.5, 10), st.integers(20, 99))
+def test_the_coefficient_follows_the_formula(kls: list[float], coef: float, target: float, horizon: int) -> None:
+    error = sum(kls) / len(kls) / target - 1
+    expected = coef * (1 + min(0.2, max(-0.2, error)) * len(kls) / horizon)
+    controller = AdaptiveKLController(coef, target=target, horizon=horizon)
+    after = controller.update(kls)
+    assert after.coef == pytest.approx(expected, rel=1e-12)
+    assert controller.coef == coef
+    assert controller.update(float(np.mean(kls)), count=len(kls)).coef == pytest.approx(expected, rel=1e-12)
+    assert AdaptiveKLController(**asdict(after)) == after
+
+
+def test_a_constant_coefficient_stays() -> None:
+    assert ConstantKLController(0.3).update([100.0], count=7) == ConstantKLController(0.3)
+
+
+def test_refusals() -> None:
+    three, two, mask = np.zeros((2, 3)), np.zeros((2, 2)), np.ones((2, 3), bool)
+    for call, message in [
+        (lambda: kl_estimates(three, three, estimator="k4"), r"estimator: expected one of \['k1', 'k2', 'k3'\]"),
+        (lambda: AdaptiveKLController(0.0, target=1.0, horizon=5), "coef: expected a number above 0"),
+        (lambda: AdaptiveKLController(0.1, target=math.nan, horizon=5), "target: expected a number above 0"),
+        (lambda: AdaptiveKLController(0.1, target=1.0, horizon=0), "horizon: expected an integer from 1"),
+        (lambda: AdaptiveKLController(0.1, target=1.0, horizon=9).update([math.nan]), "kl: expected one or more fin"),
+        (lambda: AdaptiveKLController(0.1, target=1.0, horizon=9).update([]), "kl: expected one or more fin"),
+        (lambda: AdaptiveKLController(0.1, target=1.0, horizon=9).update(1.0, count=45), "fewer than 5 horizons"),
+        (lambda: ConstantKLController(-1.0), "coef: expected a number from 0, found -1.0"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            call()
+    for call, message in [
+        (lambda: kl_estimates(three, two), r"reference_logprobs: expected shape \[2, 3\] as logprobs, found \[2, 2\]"),
+        (lambda: kl_estimates(three.astype(int), three), "logprobs: expected floats"),
+        (lambda: kl_estimates(three, three, mask * 1.0), r"mask: expected bool \[2, 3\], found float64"),
+        (lambda: kl_penalized_rewards(np.ones(3), three, three, coef=0.1), r"rewards: expected one for each answer"),
+    ]:
+        with pytest.raises(SchemaError, match=message):
+            call()
