@@ -247,6 +247,13 @@ def _group_goals() -> Iterator[Goal]:
         at_most=False,
         unit=" of that",
     )
+
+    def times(results: Results) -> float | None:
+        ours = seconds("groups-pack", "mouse pack, rows of 2,048", results)
+        copy = seconds("groups-pack", "np.concatenate of the same four fields", results)
+        return ours / copy if ours and copy else None
+
+    yield Goal("512 examples packed", "at most 2 times NumPy's copy of their tokens", times, 2.0, unit=" times")
     yield Goal("1,024 of 100,000 rollouts as examples", "under 20 ms, the copy included", milliseconds, 20, unit=" ms")
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from mouse_core.bench import Contender, interleave
 from mouse_core.files.writing import sync_files
-from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, Turn
+from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, Turn, concatenate, make_examples, pack, pad
 from mouse_core.groups._files.parts import encode_table, writing_options
 from tests.bench.results import Table, table_of
 from tests.bench.workloads import Settings
@@ -48,7 +48,7 @@ def make_rollouts(count: int) -> list[RolloutRecord]:
 
 def tables(settings: Settings) -> list[Table]:
     """All of it."""
-    return [_writing(settings), _opening(settings), _drawing(settings)]
+    return [_writing(settings), _opening(settings), _drawing(settings), _packing(settings)]
 
 
 def _writing(settings: Settings) -> Table:
@@ -169,3 +169,27 @@ def _drawing(settings: Settings) -> Table:
         budget_seconds=settings.budget,
     )
     return table_of("groups-draw", f"Rollout groups: a batch of {size:,} of {count:,} rollouts", timings)
+
+
+def _packing(settings: Settings) -> Table:
+    random = np.random.default_rng(0)
+    sizes = random.integers(100, 900, 512).tolist()
+    turns = [Turn("", "assistant", random.integers(0, 50_000, size), -random.random(size)) for size in sizes]
+    rollouts = [RolloutRecord("math", "0", "1", f"{number}", [turn], 1.0) for number, turn in enumerate(turns)]
+    examples = make_examples(rollouts, np.ones(len(rollouts)))
+
+    def copy(number: int) -> list[np.ndarray]:
+        names = ("tokens", "loss_mask", "advantage", "generator_log_probs")
+        return [np.concatenate([getattr(example, name) for example in examples]) for name in names]
+
+    timings = interleave(
+        [
+            Contender("np.concatenate of the same four fields", copy, "floor"),
+            Contender("mouse pack, rows of 2,048", lambda number: pack(examples, 2048), "ours"),
+            Contender("mouse pad, rows of the longest", lambda number: pad(examples), "ours"),
+            Contender("mouse concatenate", lambda number: concatenate(examples), "ours"),
+        ],
+        rounds=settings.rounds,
+        budget_seconds=settings.budget,
+    )
+    return table_of("groups-pack", f"Rollout groups: 512 examples of 100 to 900 tokens, {sum(sizes):,} in all", timings)

@@ -47,7 +47,9 @@ class Layout:
         self._order, self._taken = order.tolist(), taken.tolist()
         following = np.append(begins[order][1:], shape[0] * shape[1])
         gaps = following - ends[order]
-        self._gaps, self._filled = gaps.tolist(), np.flatnonzero(gaps).tolist()
+        behind = np.flatnonzero(gaps)
+        self._gaps, self._widest = gaps, int(gaps.max())
+        self._filled = list(zip((behind + 1).tolist(), gaps[behind].tolist(), strict=True))
         self._cut = cut
 
     def place(
@@ -65,12 +67,15 @@ class Layout:
             out = np.empty((*self._shape, *inner), dtype)
         if self._cut:
             values = [one[:size] for one, size in zip(values, self._taken, strict=True)]
-        nothing = np.full((max(self._gaps), *inner), fill, dtype)
-        pieces: list[npt.NDArray[Any]] = [nothing[:0]] * (2 * len(values))
-        pieces[::2] = map(values.__getitem__, self._order)
-        for place in self._filled:
-            pieces[2 * place + 1] = nothing[: self._gaps[place]]
-        np.concatenate(pieces, out=out.reshape(-1, *inner))
+        nothing = np.full((self._widest, *inner), fill, dtype)
+        ordered = [values[place] for place in self._order]
+        pieces: list[npt.NDArray[Any]] = []
+        done = 0
+        for end, gap in self._filled:
+            pieces += ordered[done:end]
+            pieces.append(nothing[:gap])
+            done = end
+        np.concatenate(pieces + ordered[done:], out=out.reshape(-1, *inner))
         return out
 
     def place_all(self, examples: Sequence[RLExample], pad_token: int, **others: type[np.generic]) -> Arrays:
