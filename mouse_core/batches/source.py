@@ -75,7 +75,7 @@ class BatchSource:
             window is an anchor. A field with K offsets comes as ``[B, S, K, ...]``, or ``[B, K, ...]``, and with it
             ``<field>_mask``, bool, of that shape up to K: which rows are there. None lies beyond the ends of the
             anchor's episode. Offset 0 is the anchor's own row; of action, reward and done (see ``Field.transition``) it
-            is the transition that leaves the anchor's observation, in either alignment.
+            is the transition that leaves the anchor's observation, in either alignment. ``{}``: rows, ``[B, ...]``.
         normalize: How fields are normalised, by field: "mean_std", "min_max" or "quantiles", by what the rows of the
             snapshot are; or a ``Normalizer``, whose numbers stay. Such fields come as float32 unless ``dtypes`` says
             otherwise, with the same bits in every framework. See ``statistics.Normalizer.of``.

@@ -14,6 +14,7 @@ from mouse_core.cli import _data as data
 from mouse_core.cli._preprocess import declare_preprocess, run_preprocess
 from mouse_core.cli._recording import declare_record, run_record
 from mouse_core.cli._stats import declare_stats, run_stats
+from mouse_core.cli._tokenizing import declare_tokenize, run_tokenize
 from mouse_core.cli._uploading import declare_upload, run_upload
 from mouse_core.cli._verifying import declare_repair, declare_verify, run_repair, run_verify
 from mouse_core.cli.command import Command, others
@@ -96,6 +97,7 @@ _EXAMPLES = """examples:
   mouse inspect recordings --html report.html
   mouse convert halfcheetah.hdf5 halfcheetah --final mark
   mouse preprocess halfcheetah features:embed embedded
+  mouse tokenize prompts.jsonl tokens --tokenizer tokenizer.json --as prompts --max-length 550
   mouse verify halfcheetah
   mouse bench halfcheetah --sequence-length 64 --batch-size 32
   mouse push halfcheetah your-org/halfcheetah
@@ -179,6 +181,7 @@ _COMMANDS: dict[str, Command] = {
     "inspect": (data.declare_inspect, data.run_inspect),
     "convert": (data.declare_convert, data.run_convert),
     "preprocess": (declare_preprocess, run_preprocess),
+    "tokenize": (declare_tokenize, run_tokenize),
     "stats": (declare_stats, run_stats),
     "verify": (declare_verify, run_verify),
     "repair": (declare_repair, run_repair),

@@ -134,7 +134,7 @@ def field_windows(windows: Any, pad: Any, batch_dims: int) -> FieldWindows:
     Raises:
         ConfigError: No mapping of names to offsets, no offsets, or something else than True, False or a number.
     """
-    if not isinstance(windows, Mapping) or not windows:
+    if not isinstance(windows, Mapping):
         raise ConfigError(f"windows: expected offsets by field, as in {{'action': range(8)}}, found {windows!r:.80}")
     pad = True if pad is None else pad
     if not isinstance(pad, bool | int | float | np.number):

@@ -1,10 +1,28 @@
-"""What training language models needs before there are rollouts, and beside them."""
+"""What training language models needs before there are rollouts, and beside them.
 
+Texts are tokenised once, kept on disk, and delivered as any other rows. Tokenizers are those of the package
+``tokenizers``, which ``pip install 'mouse-data[text]'`` brings, or any that is called as those of ``transformers`` are.
+"""
+
+from mouse_core.text.batches import as_pairs, mask_label
+from mouse_core.text.encoding import Encoder
 from mouse_core.text.kl import AdaptiveKLController, ConstantKLController, kl_estimates, kl_penalized_rewards
+from mouse_core.text.recipes import Pairs, Prompts, Recipe, Texts, Tokens
+from mouse_core.text.tokenizing import Tokenized, tokenize
 
 __all__ = [
     "AdaptiveKLController",
     "ConstantKLController",
+    "Encoder",
+    "Pairs",
+    "Prompts",
+    "Recipe",
+    "Texts",
+    "Tokenized",
+    "Tokens",
+    "as_pairs",
     "kl_estimates",
     "kl_penalized_rewards",
+    "mask_label",
+    "tokenize",
 ]

@@ -992,13 +992,32 @@ def test_T76_recorded_rows_and_then_fresh_ones() -> None:
     assert len(online) == 45
 
 
-def test_T77_T79_windows_of_tokens_are_a_queue() -> None:
+def test_T77_windows_of_tokens_are_a_queue() -> None:
     queue = ReplayBuffer(ArrayStorage(10, ragged=["tokens"]), ConsumingSampler(shuffle=False), batch_size=2)
     queue.extend([{"tokens": np.arange(n)} for n in (3, 1, 2)])
     found = []
     while queue.sampler.left:
         found += [len(tokens) for tokens in queue.sample()["tokens"]]
     assert found == [3, 1, 2]
+
+
+def test_T79_T89_texts_once_each_epoch_and_on_from_anywhere(tmp_path: Path) -> None:
+    from mouse_core import text
+
+    def letters(texts: list[str], **_: Any) -> dict[str, Any]:
+        return {"input_ids": [[*one.encode()] for one in texts]}
+
+    data = [{"prompt": chr(97 + n), "label": "!"} for n in range(7)]
+    made = text.tokenize(data, letters, tmp_path, text.Prompts(max_length=4, pad_id=0, eos_id=1))
+    assert made.rows == 7  # which TorchRL leaves out, as they end in 0 and not in 1
+    loader = PrefetchBatchifier(made.to_store(), batch_size=2, windows={}, sampling="sequential")
+    epochs = [[int(one) for _ in range(3) for one in loader.next_batch()["input_ids"][:, 0]] for _ in range(2)]
+    assert all(len(set(epoch)) == 6 for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    state = loader.state_dict()
+    on = PrefetchBatchifier(made.to_store(), batch_size=2, windows={}, sampling="sequential")
+    on.load_state_dict(state)
+    assert on.next_batch()["input_ids"].tolist() == loader.next_batch()["input_ids"].tolist()
 
 
 def test_T73_every_storage_has_a_size() -> None:

@@ -415,7 +415,6 @@ def test_what_is_wrong_in_another_episode_does_not_matter(column: str, alignment
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"windows": {}}, "offsets by field"),
         ({"windows": [0, 1]}, "offsets by field"),
         ({"windows": {"action": 3}}, r"write \[3\]"),
         ({"windows": {"action": []}}, "at least one offset"),

@@ -1,0 +1,209 @@
+"""Where texts come from: files, datasets, tables and what Python iterates over, as record batches of what is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.reading import damaged, reading
+from mouse_core.formats.rows import read_rows
+
+CHUNK = 512
+"""How many texts are tokenised in one call."""
+# A file that changed so many seconds before it was noted may change again in the same tick of the file system's clock.
+_TICK = 2.0
+
+_Columns = Mapping[str, pa.DataType]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Texts that can be read more than once.
+
+    Args:
+        name: What messages call them.
+        batches: Gives a new iterator over record batches of the columns that were asked for.
+        rows: How many texts there are, where that is known.
+        stamp: What says of files, without reading them, whether they are as they were; None where nothing does.
+    """
+
+    name: str
+    batches: Callable[[], Iterator[pa.RecordBatch]]
+    rows: int | None = None
+    stamp: Callable[[], list[Any]] | None = None
+
+
+def source_of(texts: Any, columns: _Columns, split: str | None) -> Source:
+    """Texts of any kind; see ``tokenize``.
+
+    Raises:
+        ConfigError: Nothing of these kinds, or what can be iterated over once.
+    """
+    if isinstance(texts, str | os.PathLike):
+        return _of_path(Path(texts), columns, split)
+    if split is not None:
+        raise ConfigError(f"split: expected one for a path alone, found {split!r} for {type(texts).__name__}")
+    if isinstance(texts, pa.Table):
+        return Source("the table", partial(_checked, "the table", columns, partial(_of_table, texts)), len(texts))
+    if hasattr(texts, "with_format") and hasattr(texts, "cache_files"):
+        return _of_dataset(texts, columns)
+    if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
+        raise ConfigError(
+            "source: expected texts or dicts to iterate over, a datasets.Dataset, a pyarrow.Table, or the path of JSON "
+            f"lines, Parquet or Arrow files, found {type(texts).__name__}"
+        )
+    if iter(texts) is texts:
+        raise ConfigError(
+            f"source: expected texts that can be read twice, to know them again and to tokenise them, found "
+            f"{type(texts).__name__}, which can be read once; give a list, a file or a dataset"
+        )
+    rows = len(texts) if isinstance(texts, Sized) else None
+    return Source("the texts", partial(_of_objects, "the texts", columns, texts), rows)
+
+
+# ---------------------------------------------------------------------- files
+
+
+def _of_path(path: Path, columns: _Columns, split: str | None) -> Source:
+    if not path.exists():
+        raise ConfigError(f"source: expected a file or folder, found nothing at {str(path)!r}")
+    name = str(path)
+    stamp = partial(_stamp_of, [path])
+    if path.suffix in (".jsonl", ".ndjson"):
+        if split is not None:
+            raise ConfigError(f"split: expected one for files that have some, found {split!r} for {name!r}")
+        return Source(name, partial(_of_objects, name, columns, _Lines(path)), stamp=stamp)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        stream = read_rows(path, splits=None if split is None else [split], batch_rows=CHUNK)
+        yield from _checked(name, columns, partial(iter, stream))
+
+    return Source(name, batches, stamp=stamp)
+
+
+def _stamp_of(paths: Iterable[Path]) -> list[Any]:
+    """Names, sizes and times of files, and whether all changed long enough ago to be told by these."""
+    files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    found: list[Any] = []
+    for file in files:
+        if file.is_file():
+            state = file.stat()
+            if time.time() < state.st_mtime + _TICK:
+                return []
+            found.append([str(file.absolute()), state.st_size, state.st_mtime_ns])
+    return found
+
+
+class _Lines:
+    """The objects of a file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __iter__(self) -> Iterator[Any]:
+        with reading(self._path), open(self._path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise damaged(self._path, f"expected JSON, found: {error}", at=f"line {number}") from error
+
+
+# ---------------------------------------------------------------------- datasets and tables
+
+
+def _of_dataset(dataset: Any, columns: _Columns) -> Source:
+    files = [Path(one["filename"]) for one in dataset.cache_files]
+
+    def stamp() -> list[Any]:
+        found = _stamp_of(files)
+        return [dataset._fingerprint, *found] if found else []
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        # Only the columns that are read, in the order of an indices mapping.
+        wanted = [name for name in columns if name in dataset.column_names]
+        chosen = dataset.select_columns(wanted).with_format("arrow") if wanted else dataset.with_format("arrow")
+        for table in chosen.iter(CHUNK):
+            yield from table.combine_chunks().to_batches()
+
+    name = "the dataset"
+    return Source(name, partial(_checked, name, columns, rows), len(dataset), stamp if files else None)
+
+
+def _of_table(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    yield from table.to_batches(max_chunksize=CHUNK)
+
+
+def _checked(name: str, columns: _Columns, batches: Callable[[], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    """Batches of at most ``CHUNK`` rows, of these columns in these types."""
+    row = 0
+    for whole in batches():
+        for begin in range(0, whole.num_rows, CHUNK):
+            batch = whole.slice(begin, CHUNK)
+            made = []
+            for column, wanted in columns.items():
+                if column not in batch.schema.names:
+                    raise DataError(f"{name}: expected a column {column!r}, found {batch.schema.names}")
+                found = batch[column]
+                if found.null_count:
+                    first = row + found.is_null().to_pylist().index(True)
+                    raise DataError(f"{name}: expected a value in column {column!r}, found none in row {first}")
+                if pa.types.is_string(wanted) and not _is_text(found.type):
+                    raise DataError(f"{name}: expected text in column {column!r}, found {found.type}")
+                try:
+                    made.append(found.cast(wanted))
+                except pa.ArrowException as error:
+                    raise DataError(
+                        f"{name}: column {column!r}, rows {row}..{row + len(batch) - 1}: {error}"
+                    ) from error
+            yield pa.RecordBatch.from_arrays(made, schema=pa.schema(list(columns.items())))
+            row += len(batch)
+
+
+def _is_text(found: pa.DataType) -> bool:
+    value = found.value_type if pa.types.is_dictionary(found) else found
+    return bool(pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value))
+
+
+# ---------------------------------------------------------------------- objects of Python
+
+
+def _of_objects(name: str, columns: _Columns, objects: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+    """Texts, where one column is read, or dicts."""
+    alone = next(iter(columns)) if len(columns) == 1 else None
+    row, rest = 0, iter(objects)
+    while chunk := list(islice(rest, CHUNK)):
+        values: dict[str, list[Any]] = {column: [] for column in columns}
+        for number, one in enumerate(chunk, row):
+            if alone is not None and isinstance(one, str):
+                values[alone].append(one)
+                continue
+            if not isinstance(one, Mapping):
+                wanted = "a text or a dict" if alone else "a dict"
+                raise DataError(f"{name}: expected {wanted}, found {one!r:.80} in row {number}")
+            for column, wanted_type in columns.items():
+                value = one.get(column)
+                if value is None or (pa.types.is_string(wanted_type) and not isinstance(value, str)):
+                    raise DataError(
+                        f"{name}: expected {'text' if pa.types.is_string(wanted_type) else wanted_type} in column "
+                        f"{column!r}, found {value!r:.80} in row {number}"
+                    )
+                values[column].append(value)
+        try:
+            arrays = [pa.array(values[column], wanted_type) for column, wanted_type in columns.items()]
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise DataError(f"{name}: rows {row}..{row + len(chunk) - 1}: {error}") from error
+        yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(list(columns.items())))
+        row += len(chunk)

@@ -1,0 +1,162 @@
+"""Tokenizers of several makes, called in one way, and what says whether one is the same as before."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.formats.preprocessing._function import in_words
+
+# What a tokenizer of the package tokenizers was told about truncation and padding stands before this in its JSON. A
+# recipe says both, and tokenizers of transformers change them whenever they are called.
+_BEHIND_SETTINGS = '"added_tokens"'
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """From texts to token ids: what a recipe is given, whatever the tokenizer is.
+
+    ``pad_id`` and ``eos_id`` are the tokenizer's ids of padding and of the end of a text, None where it has none.
+    """
+
+    @property
+    def pad_id(self) -> int | None:
+        """The id of padding."""
+        ...
+
+    @property
+    def eos_id(self) -> int | None:
+        """The id that ends a text."""
+        ...
+
+    def __call__(
+        self, texts: Sequence[str], *, max_length: int | None = None, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """The ids of each text, at most ``max_length``, never padded."""
+        ...
+
+
+class _OfTokenizers:
+    """A tokenizer of the package ``tokenizers``: a copy, as truncation is one of its settings."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        made = type(tokenizer).from_str(tokenizer.to_str())
+        padding, truncation = made.padding, made.truncation
+        self._tokenizer = made
+        self._direction = truncation["direction"] if truncation else "right"
+        self._length: int | None = None
+        self.pad_id: int | None = padding["pad_id"] if padding else None
+        self.eos_id: int | None = None
+        made.no_padding()
+        made.no_truncation()
+
+    def __call__(
+        self, texts: Sequence[str], *, max_length: int | None = None, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        if max_length != self._length:
+            if max_length is None:
+                self._tokenizer.no_truncation()
+            else:
+                self._tokenizer.enable_truncation(max_length, direction=self._direction)
+            self._length = max_length
+        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [one.ids for one in found]
+
+
+class _OfTransformers:
+    """A tokenizer that is called as those of ``transformers`` are."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.pad_id: int | None = getattr(tokenizer, "pad_token_id", None)
+        self.eos_id: int | None = getattr(tokenizer, "eos_token_id", None)
+
+    def __call__(
+        self, texts: Sequence[str], *, max_length: int | None = None, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        options = {} if add_special_tokens else {"add_special_tokens": False}
+        # Without a length it is not said what was left at 512, as a tokenizer of transformers would.
+        made = self._tokenizer(list(texts), truncation=max_length is not None, max_length=max_length, **options)
+        try:
+            found: list[list[int]] = made["input_ids"]
+        except (TypeError, KeyError, IndexError):
+            raise DataError(f"tokenizer: expected a dict with 'input_ids', found {made!r:.80}") from None
+        if len(found) != len(texts):
+            raise DataError(f"tokenizer: expected ids of {len(texts)} texts, found those of {len(found)}")
+        return found
+
+
+def known(tokenizer: Any) -> tuple[str, Callable[[], Encoder]]:
+    """What says whether a tokenizer is the same, and a function that makes it ready to be called.
+
+    Nothing is loaded for the former: a file of tokenizers is read, and no more.
+
+    Args:
+        tokenizer: A ``tokenizers.Tokenizer``; the path of its JSON file, or of a folder with a ``tokenizer.json``; or
+            what is called as tokenizers of ``transformers`` are.
+
+    Raises:
+        ConfigError: None of these, or no such file.
+    """
+    if isinstance(tokenizer, str | os.PathLike):
+        return _known_file(Path(tokenizer))
+    if hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str"):
+        return f"tokenizers {_of_json(tokenizer.to_str())}", lambda: _OfTokenizers(tokenizer)
+    if not callable(tokenizer):
+        raise ConfigError(
+            "tokenizer: expected a tokenizers.Tokenizer, the path of its JSON file, or what is called as tokenizers of "
+            f"transformers are, found {tokenizer!r:.80}"
+        )
+    return f"{_kind(tokenizer)} {_of_object(tokenizer)}", lambda: _OfTransformers(tokenizer)
+
+
+def _known_file(path: Path) -> tuple[str, Callable[[], Encoder]]:
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        said = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"tokenizer: expected the JSON file of a tokenizers.Tokenizer, or a folder with a tokenizer.json, found "
+            f"{str(path)!r}: {error.strerror}"
+        ) from error
+
+    def load() -> Encoder:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise ImportError("files of tokenizers need tokenizers: pip install 'mouse-data[text]'") from error
+        try:
+            return _OfTokenizers(Tokenizer.from_str(said.decode()))
+        except Exception as error:  # of no class of its own
+            raise ConfigError(
+                f"tokenizer: expected the JSON of a tokenizer in {str(file)!r}, found: {error}"
+            ) from error
+
+    return f"file {hashlib.sha256(said).hexdigest()}", load
+
+
+def _of_json(text: str) -> str:
+    return hashlib.sha256(text[max(text.find(_BEHIND_SETTINGS), 0) :].encode()).hexdigest()
+
+
+def _of_object(tokenizer: Any) -> str:
+    """A digest of what decides about ids."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None and hasattr(backend, "to_str"):
+        sides = [getattr(tokenizer, name, None) for name in ("truncation_side", "pad_token_id", "eos_token_id")]
+        return _of_json(backend.to_str()) + hashlib.sha256(repr(sides).encode()).hexdigest()[:16]
+    try:
+        return hashlib.sha256(in_words(tokenizer).encode("utf-8", "surrogatepass")).hexdigest()
+    except Exception as error:  # whatever the pickling of somebody's object raises
+        raise ConfigError(
+            f"tokenizer: expected one that is known again by its pickle, found {_kind(tokenizer)}: {error}"
+        ) from error
+
+
+def _kind(tokenizer: Any) -> str:
+    kind = type(tokenizer)
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,335 @@
+"""Texts become rows of tokens: held to the tokenizer's own truncation and padding, and to plain Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mouse_core import BatchSource, DatasetStore, text
+from mouse_core.cli import main
+from mouse_core.errors import ConfigError, DataError, MissingFieldError
+from tests.core.text_cases import EOS, PAD, SEEN, Called, Rereadable, examples, tokenizer, tokenizer_file
+
+DATA = examples()
+
+
+def stored(made: text.Tokenized) -> dict[str, np.ndarray]:
+    """All rows, as batches deliver them."""
+    store = made.to_store()
+    return dict(BatchSource(store, batch_size=len(store), windows={}, sampling="last")[0])
+
+
+def encoded(texts: list[str], length: int, side: str = "right") -> tuple[np.ndarray, np.ndarray]:
+    """What the tokenizer itself truncates and pads."""
+    by_itself = tokenizer()
+    by_itself.enable_truncation(length)
+    by_itself.enable_padding(pad_id=PAD, pad_token="<pad>", length=length, direction=side)
+    found = by_itself.encode_batch(texts)
+    return np.array([one.ids for one in found]), np.array([one.attention_mask for one in found])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_texts_are_truncated_and_filled_up_as_the_tokenizer_does(tmp_path: Path, side: Any) -> None:
+    recipe = text.Texts(max_length=6, pad_id=PAD, padding_side=side, keep={"score": "float32"})
+    made = text.tokenize(DATA, tokenizer(), tmp_path, recipe)
+    batch = stored(made)
+    ids, mask = encoded([one["text"] for one in DATA], 6, side)
+    assert made.rows == made.texts == len(DATA)
+    assert list(batch) == ["input_ids", "attention_mask", "score"]
+    assert batch["input_ids"].dtype == batch["attention_mask"].dtype == np.int64
+    np.testing.assert_array_equal(batch["input_ids"], ids)
+    np.testing.assert_array_equal(batch["attention_mask"], mask)
+    np.testing.assert_array_equal(batch["score"], np.arange(len(DATA), dtype=np.float32) / 4)
+
+
+@pytest.mark.parametrize("only_whole", [True, False])
+def test_prompts_know_where_they_end(tmp_path: Path, only_whole: bool) -> None:
+    recipe = text.Prompts(max_length=12, pad_id=PAD, only_whole=only_whole)
+    made = text.tokenize(DATA, tokenizer(), tmp_path, recipe)
+    ids, mask = encoded([one["prompt"] + one["label"] for one in DATA], 12)
+    kept = [number for number in range(len(DATA)) if not only_whole or not mask[number].all()]
+    assert 0 < made.rows == len(kept) <= len(DATA)
+    assert (made.rows < len(DATA)) == only_whole
+    batch = stored(made)
+    np.testing.assert_array_equal(batch["input_ids"], ids[kept])
+    np.testing.assert_array_equal(batch["labels"], ids[kept])
+    np.testing.assert_array_equal(batch["attention_mask"], mask[kept])
+    last = [len(tokenizer().encode(DATA[number]["prompt"]).ids[:12]) - 1 for number in kept]
+    assert batch["prompt_rindex"].tolist() == last
+    alone = text.mask_label(batch, pad_id=PAD)
+    for row, end in enumerate(last):
+        assert alone["input_ids"][row].tolist() == [*ids[kept[row]][:end].tolist(), *[PAD] * (12 - end)]
+        assert alone["attention_mask"][row].sum() == end
+    with pytest.raises(MissingFieldError, match="prompt_rindex"):
+        text.mask_label({"input_ids": ids}, pad_id=PAD)
+
+
+def test_a_full_row_that_ends_is_whole(tmp_path: Path) -> None:
+    def three(texts: list[str], **_: Any) -> dict[str, Any]:
+        return {"input_ids": [[5, 5, EOS] if "end" in one else [5, 5, 5] for one in texts]}
+
+    data = [{"prompt": "a", "label": label} for label in ("end", "cut")]
+    assert text.tokenize(data, three, tmp_path, text.Prompts(max_length=3, pad_id=0, eos_id=EOS)).rows == 1
+
+
+def test_pairs_are_two_answers_that_differ(tmp_path: Path) -> None:
+    made = text.tokenize(DATA, tokenizer(), tmp_path, text.Pairs(max_length=10, pad_id=PAD))
+    kept = [one for one in DATA if one["chosen"] != one["rejected"] and len(one["chosen"].split()) >= 5]
+    assert 0 < made.rows == len(kept) < len(DATA)
+    pairs = text.as_pairs(stored(made))
+    for side in ("chosen", "rejected"):
+        ids, mask = encoded([f"{one['prompt']}\n{one[side]}" for one in kept], 10)
+        np.testing.assert_array_equal(pairs[f"{side}_data"]["input_ids"], ids)
+        np.testing.assert_array_equal(pairs[f"{side}_data"]["attention_mask"], mask)
+    assert (pairs["chosen_data"]["input_ids"] != pairs["rejected_data"]["input_ids"]).any()
+    with pytest.raises(MissingFieldError, match="chosen_data"):
+        text.as_pairs({"input_ids": ids})
+
+
+def test_tokens_are_rows_and_texts_episodes(tmp_path: Path) -> None:
+    store = text.tokenize(DATA, tokenizer(), tmp_path, text.Tokens(eos_id=EOS)).to_store()
+    wanted = [[*tokenizer().encode(one["text"]).ids, EOS] for one in DATA]
+    flat = [token for one in wanted for token in one]
+    source = BatchSource(store, sequence_length=8, batch_size=2, sampling="sequential", drop_last=False)
+    windows = {int(start): row.tolist() for index in range(len(source)) for start, row in drawn(source, index)}
+    assert windows == {start: flat[start : start + 8] for start in range(0, len(flat) // 8 * 8, 8)}
+    longest = max(map(len, wanted))
+    packed = BatchSource(
+        store, longest, len(wanted), "sequential", boundary="episode", packed=True, fields=["input_ids", "done"]
+    )[0]
+    edges = packed["cu_seqlens"].tolist()
+    found = [packed["input_ids"][begin:end].tolist() for begin, end in pairwise(edges)]
+    assert sorted(found) == sorted(wanted)
+    assert packed["done"].sum() == len(wanted)
+
+
+def drawn(source: BatchSource, index: int) -> Any:
+    return zip(source.plan(index).starts, source[index]["input_ids"], strict=True)
+
+
+# ---------------------------------------------------------------------- where texts come from
+
+
+def test_texts_are_the_same_wherever_they_lie(tmp_path: Path) -> None:
+    columns = {name: [one[name] for one in DATA] for name in ("prompt", "chosen", "rejected")}
+    table = pa.table(columns)
+    pq.write_table(table, tmp_path / "data.parquet")
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(one) + "\n" for one in DATA))
+    order = np.random.default_rng(0).permutation(len(DATA))
+    shuffled = datasets.Dataset.from_list([DATA[n] for n in order]).select(np.argsort(order))
+    shuffled.save_to_disk(str(tmp_path / "saved"))
+    saved = datasets.load_from_disk(str(tmp_path / "saved"))
+    sources = [tmp_path / "data.parquet", str(tmp_path / "data.jsonl"), table, shuffled, saved, tmp_path / "saved"]
+    recipe = text.Pairs(max_length=10, pad_id=PAD)
+    made = text.tokenize(DATA, tokenizer_file(tmp_path), tmp_path / "made", recipe)
+    for source in [*sources, Rereadable(DATA)]:
+        again = text.tokenize(source, tokenizer_file(tmp_path), tmp_path / "made", recipe)
+        assert again.reopened
+        assert again.path == made.path
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "says"),
+    [
+        (iter(["a"]), ConfigError, "read twice"),
+        ({"text": ["a"]}, ConfigError, "dict"),
+        (3, ConfigError, "int"),
+        ("nowhere.jsonl", ConfigError, "nothing at 'nowhere.jsonl'"),
+        (["a", 3], DataError, "found 3 in row 1"),
+        ([{"text": "a"}, {"text": None}], DataError, "column 'text', found None in row 1"),
+        ([{"tex": "a"}], DataError, "column 'text'"),
+        (pa.table({"text": ["a", None]}), DataError, "found none in row 1"),
+        (pa.table({"text": [1]}), DataError, "found int64"),
+        (pa.table({"other": ["a"]}), DataError, "'other'"),
+        (["\ud800"], DataError, "rows 0..0"),
+        ([], DataError, "found none"),
+    ],
+)
+def test_what_is_no_text_is_refused_and_nothing_is_left(tmp_path: Path, source: Any, error: Any, says: str) -> None:
+    with pytest.raises(error, match=says):
+        text.tokenize(source, tokenizer(), tmp_path, text.Texts(max_length=4, pad_id=PAD))
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_options_and_tokenizers_that_are_none(tmp_path: Path) -> None:
+    recipe = text.Texts(max_length=4)
+    with pytest.raises(ConfigError, match="pad_id"):
+        text.tokenize(["a"], tokenizer(), tmp_path, recipe)
+    with pytest.raises(ConfigError, match="max_length"):
+        text.Texts(max_length=0)
+    with pytest.raises(ConfigError, match="padding_side"):
+        text.Texts(max_length=1, padding_side="middle")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="keep"):
+        text.Texts(max_length=1, keep={"input_ids": "int8"})
+    (tmp_path / "lines.jsonl").write_text('{"text": "a"}\n{"text\n')
+    for wrong, source, more, says in [
+        (3, ["a"], {}, "tokenizer"),
+        (tmp_path / "none.json", ["a"], {}, "none.json"),
+        (tmp_path / "lines.jsonl", ["a"], {}, "the JSON of a tokenizer"),
+        (tokenizer(), ["a"], {"split": "train"}, "split"),
+        (tokenizer(), ["a"], {"num_workers": -1}, "num_workers"),
+        (tokenizer(), ["a"], {"recipe": "texts"}, "recipe"),
+    ]:
+        with pytest.raises(ConfigError, match=says):
+            text.tokenize(source, wrong, tmp_path, **{"recipe": text.Texts(max_length=4, pad_id=1), **more})
+    with pytest.raises(DataError, match="line 2"):
+        text.tokenize(tmp_path / "lines.jsonl", tokenizer(), tmp_path, text.Texts(max_length=4, pad_id=1))
+
+
+# ---------------------------------------------------------------------- once, and again where something changed
+
+
+def test_the_same_is_made_once_and_another_beside_it(tmp_path: Path) -> None:
+    recipe, data = text.Texts(max_length=4), [one["text"] for one in DATA]
+    begun = len(SEEN)
+    first = text.tokenize(data, Called(), tmp_path, recipe)
+    assert not first.reopened
+    assert sum(SEEN[begun:]) == len(data)
+    begun = len(SEEN)
+    assert text.tokenize(list(data), Called(), tmp_path, text.Texts(max_length=4)) == text.Tokenized(
+        first.path, len(data), len(data), reopened=True
+    )
+    assert SEEN[begun:] == []
+    others = [
+        ([*data[:-1], "other"], Called(), recipe, {}),
+        (data[:-1], Called(), recipe, {}),
+        (["".join(data[:2]), "", *data[2:]], Called(), recipe, {}),  # the same letters, other texts
+        (data, Called(1), recipe, {}),
+        (data, Called(), text.Texts(max_length=5), {}),
+        (data, Called(), text.Texts(max_length=4, pad_id=7), {}),
+        (data, Called(), recipe, {"version": "2"}),
+    ]
+    made = [text.tokenize(one, other, tmp_path, new, **more) for one, other, new, more in others]
+    assert len({first.path, *(one.path for one in made)}) == 1 + len(others)
+    assert not any(one.reopened for one in made)
+    assert text.tokenize(data, Called(), tmp_path, recipe).reopened  # the old one is there still
+
+
+def test_settings_of_a_tokenizer_change_nothing(tmp_path: Path) -> None:
+    recipe, used = text.Texts(max_length=6, pad_id=PAD), tokenizer()
+    first = text.tokenize(DATA, used, tmp_path, recipe)
+    used.enable_truncation(2)
+    used.enable_padding(pad_id=PAD)
+    assert text.tokenize(DATA, used, tmp_path, recipe).path == first.path
+    used.add_tokens(["nowhere"])
+    assert text.tokenize(DATA, used, tmp_path, recipe).path != first.path
+    assert used.truncation["max_length"] == 2
+
+
+def test_files_are_read_again_where_they_changed(tmp_path: Path) -> None:
+    file, recipe = tmp_path / "lines.jsonl", text.Texts(max_length=4)
+
+    def lines(word: str, age: float) -> None:
+        file.write_text("".join(json.dumps({"text": f"{word} {n}"}) + "\n" for n in range(3)))
+        now = os.stat(file).st_mtime
+        os.utime(file, (now - age, now - age))
+
+    lines("one", 100)
+    first = text.tokenize(file, Called(), tmp_path / "made", recipe)
+    lines("two", 50)  # as many bytes, another time
+    second = text.tokenize(file, Called(), tmp_path / "made", recipe)
+    assert not second.reopened
+    lines("one", 20)  # what was there at first
+    assert text.tokenize(file, Called(), tmp_path / "made", recipe) == text.Tokenized(first.path, 3, 3, reopened=True)
+    lines("six", 0)  # just now: its time says nothing yet
+    text.tokenize(file, Called(), tmp_path / "made", recipe)
+    when = os.stat(file).st_mtime_ns
+    file.write_text(file.read_text().replace("six", "ten"))
+    os.utime(file, ns=(when, when))
+    assert not text.tokenize(file, Called(), tmp_path / "made", recipe).reopened
+
+
+def test_texts_that_change_while_they_are_read_make_no_store(tmp_path: Path) -> None:
+    class Changing:
+        times = 0
+
+        def __iter__(self) -> Any:
+            self.times += 1
+            yield f"read {self.times}"
+
+    with pytest.raises(DataError, match="stay as they are"):
+        text.tokenize(Changing(), Called(), tmp_path, text.Texts(max_length=4))
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_an_error_half_way_leaves_no_store_and_the_next_call_makes_it(tmp_path: Path) -> None:
+    class Failing(Called):
+        def __call__(self, texts: Any, **options: Any) -> Any:
+            if "stop" in texts and FAILS:
+                raise RuntimeError("half way")
+            return super().__call__(texts, **options)
+
+    FAILS.append(True)
+    data = ["some words"] * 2000 + ["stop"]
+    with pytest.raises(RuntimeError, match="half way"):
+        text.tokenize(data, Failing(), tmp_path / "made", text.Tokens())
+    assert not [path for path in (tmp_path / "made").iterdir() if path.is_dir()]
+    FAILS.clear()
+    made = text.tokenize(data, Failing(), tmp_path / "made", text.Tokens())
+    assert (made.rows, made.reopened) == (4001, False)
+
+
+FAILS: list[bool] = []
+
+
+def test_several_at_once_make_one_store(tmp_path: Path) -> None:
+    begun, found = len(SEEN), []
+
+    def work() -> None:
+        found.append(text.tokenize(["some words"] * 3000, Called(), tmp_path, text.Texts(max_length=4)))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({one.path for one in found}) == 1
+    assert sorted(one.reopened for one in found) == [False, True, True, True]
+    assert sum(SEEN[begun:]) == 3000
+
+
+@pytest.mark.slow
+def test_processes_make_what_a_thread_makes(tmp_path: Path) -> None:
+    recipe = text.Prompts(max_length=12, pad_id=PAD)
+    one = text.tokenize(DATA * 40, tokenizer(), tmp_path / "one", recipe)
+    many = text.tokenize(DATA * 40, tokenizer(), tmp_path / "many", recipe, num_workers=2)
+    assert many.rows == one.rows
+    for name, values in stored(one).items():
+        np.testing.assert_array_equal(stored(many)[name], values)
+    with pytest.raises(ConfigError, match="pickled"):
+        text.tokenize(DATA, lambda texts, **_: {}, tmp_path, recipe, num_workers=1)
+
+
+# ---------------------------------------------------------------------- one's own, and the command
+
+
+def test_a_store_says_its_fields_by_itself(tmp_path: Path) -> None:
+    made = text.tokenize(DATA, tokenizer(), tmp_path, text.Texts(max_length=4, pad_id=PAD))
+    store = DatasetStore.open(made.path)
+    assert list(BatchSource(store, batch_size=4, windows={}).spec) == ["input_ids", "attention_mask"]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(one) + "\n" for one in DATA))
+    asked = ["tokenize", str(tmp_path / "data.jsonl"), str(tmp_path / "made")]
+    asked += ["--tokenizer", str(tokenizer_file(tmp_path)), "--as", "prompts"]
+    assert main([*asked, "--max-length", "12", "--pad-id", str(PAD)]) == 0
+    said = capsys.readouterr().out
+    recipe = text.Prompts(max_length=12, pad_id=PAD)
+    again = text.tokenize(tmp_path / "data.jsonl", tmp_path / "tokenizer.json", tmp_path / "made", recipe)
+    assert again.reopened
+    assert said.startswith(f"{again.path}: {again.rows} rows of 40 texts")
+    assert main(asked) == 2
+    assert "--max-length" in capsys.readouterr().err
+    assert main([*asked, "--max-length", "12", "--columns", "promt=x"]) == 2
+    assert "promt" in capsys.readouterr().err
