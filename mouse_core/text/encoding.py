@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats.preprocessing._function import in_words
+from mouse_core.formats.preprocessing.function import in_words
 
 # What a tokenizer of the package tokenizers was told about truncation and padding stands before this in its JSON. A
 # recipe says both, and tokenizers of transformers change them whenever they are called.

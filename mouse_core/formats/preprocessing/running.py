@@ -24,8 +24,8 @@ from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.opening import open
 from mouse_core.formats.preprocessing._blocks import Work, stored_rows
-from mouse_core.formats.preprocessing._function import identity, pickled
 from mouse_core.formats.preprocessing._job import MADE, Job, check_same, check_sources
+from mouse_core.formats.preprocessing.function import identity, pickled
 from mouse_core.formats.rows import read_rows
 from mouse_core.spec import check_count, check_list
 from mouse_core.store.dataset_store import DatasetStore
