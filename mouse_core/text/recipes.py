@@ -7,14 +7,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.errors import ConfigError
-from mouse_core.spec import STANDARD_FIELDS, Field, check_count, check_dtype
+from mouse_core.spec import STANDARD_FIELDS, Field, check_count
+from mouse_core.text._rows import (
+    batch_of,
+    check_length,
+    checked_keep,
+    flat_of,
+    kept,
+    kept_fields,
+    kept_types,
+    padded,
+    padded_columns,
+    padded_fields,
+    padding_of,
+)
 from mouse_core.text.encoding import Encoder
-
-_Ids = npt.NDArray[np.int32]
 
 
 @runtime_checkable
@@ -68,33 +78,33 @@ class Texts:
     keep: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_length(self.max_length)
+        check_length(self.max_length)
         if self.padding_side not in ("right", "left"):
             raise ConfigError(f"padding_side: expected 'right' or 'left', found {self.padding_side!r}")
-        object.__setattr__(self, "keep", _checked_keep(self.keep, ("input_ids", "attention_mask")))
+        object.__setattr__(self, "keep", checked_keep(self.keep, ("input_ids", "attention_mask")))
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
         """The text, and what is kept."""
-        return {self.text: pa.string(), **_kept_types(self.keep)}
+        return {self.text: pa.string(), **kept_types(self.keep)}
 
     @property
     def schema(self) -> pa.Schema:
         """Two columns of lists of one length, and what is kept."""
-        return pa.schema([*_padded_columns("", self.max_length), *_kept_types(self.keep).items()])
+        return pa.schema([*padded_columns("", self.max_length), *kept_types(self.keep).items()])
 
     @property
     def fields(self) -> Sequence[Field]:
         """``input_ids`` and ``attention_mask``, int64 ``[L]``, and what is kept."""
-        return [*_padded_fields(""), *_kept_fields(self.keep)]
+        return [*padded_fields(""), *kept_fields(self.keep)]
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
         """A row for each text."""
         ids = encode(
             texts[self.text].to_pylist(), max_length=self.max_length, add_special_tokens=self.add_special_tokens
         )
-        made = _padded(ids, self.max_length, _pad_id(self.pad_id, encode), self.padding_side)
-        return _batch(self.schema, [*made, *_kept(texts, self.keep)])
+        made = padded(ids, self.max_length, padding_of(self.pad_id, encode), self.padding_side)
+        return batch_of(self.schema, [*made, *kept(texts, self.keep)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,26 +140,26 @@ class Prompts:
     keep: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_length(self.max_length)
+        check_length(self.max_length)
         taken = ("input_ids", "attention_mask", "prompt_rindex", "labels")
-        object.__setattr__(self, "keep", _checked_keep(self.keep, taken))
+        object.__setattr__(self, "keep", checked_keep(self.keep, taken))
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
         """The prompt, its answer, and what is kept."""
-        return {self.prompt: pa.string(), self.label: pa.string(), **_kept_types(self.keep)}
+        return {self.prompt: pa.string(), self.label: pa.string(), **kept_types(self.keep)}
 
     @property
     def schema(self) -> pa.Schema:
         """Two columns of lists of one length, a number, and what is kept."""
-        columns = [*_padded_columns("", self.max_length), ("prompt_rindex", pa.int32())]
-        return pa.schema([*columns, *_kept_types(self.keep).items()])
+        columns = [*padded_columns("", self.max_length), ("prompt_rindex", pa.int32())]
+        return pa.schema([*columns, *kept_types(self.keep).items()])
 
     @property
     def fields(self) -> Sequence[Field]:
         """``input_ids``, ``attention_mask`` and ``labels``, int64 ``[L]``, ``prompt_rindex`` and what is kept."""
         more = [Field("prompt_rindex", dtype="int64"), Field("labels", column="input_ids", dtype="int64")]
-        return [*_padded_fields(""), *more, *_kept_fields(self.keep)]
+        return [*padded_fields(""), *more, *kept_fields(self.keep)]
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
         """A row for each prompt whose answer ends within it."""
@@ -159,8 +169,8 @@ class Prompts:
         both = [f"{prompt}{self.separator}{label}" for prompt, label in zip(prompts, labels, strict=True)]
         ids = encode(both, **options)
         eos_id = encode.eos_id if self.eos_id is None else self.eos_id
-        made = [*_padded(ids, self.max_length, _pad_id(self.pad_id, encode), "right"), pa.array(last)]
-        found = _batch(self.schema, [*made, *_kept(texts, self.keep)])
+        made = [*padded(ids, self.max_length, padding_of(self.pad_id, encode), "right"), pa.array(last)]
+        found = batch_of(self.schema, [*made, *kept(texts, self.keep)])
         if not self.only_whole:
             return found
         whole = [len(one) < self.max_length or one[-1] == eos_id for one in ids]
@@ -200,26 +210,26 @@ class Pairs:
     keep: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_length(self.max_length)
+        check_length(self.max_length)
         check_count("min_words", self.min_words, 0)
-        object.__setattr__(self, "keep", _checked_keep(self.keep, ()))
+        object.__setattr__(self, "keep", checked_keep(self.keep, ()))
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
         """The prompt, its answers, and what is kept."""
         names = (self.prompt, self.chosen, self.rejected)
-        return {**dict.fromkeys(names, pa.string()), **_kept_types(self.keep)}
+        return {**dict.fromkeys(names, pa.string()), **kept_types(self.keep)}
 
     @property
     def schema(self) -> pa.Schema:
         """Four columns of lists of one length, and what is kept."""
-        lists = [column for side in _SIDES for column in _padded_columns(side, self.max_length)]
-        return pa.schema([*lists, *_kept_types(self.keep).items()])
+        lists = [column for side in _SIDES for column in padded_columns(side, self.max_length)]
+        return pa.schema([*lists, *kept_types(self.keep).items()])
 
     @property
     def fields(self) -> Sequence[Field]:
         """``input_ids`` and ``attention_mask`` of both answers, int64 ``[L]``, and what is kept."""
-        return [*(one for side in _SIDES for one in _padded_fields(side)), *_kept_fields(self.keep)]
+        return [*(one for side in _SIDES for one in padded_fields(side)), *kept_fields(self.keep)]
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
         """A row for each pair of answers that are two, and long enough."""
@@ -229,15 +239,15 @@ class Pairs:
             for one, other in zip(*sides, strict=True)
         ]
         texts = texts.filter(pa.array(differ, pa.bool_()))
-        prompts, pad_id = texts[self.prompt].to_pylist(), _pad_id(self.pad_id, encode)
+        prompts, pad_id = texts[self.prompt].to_pylist(), padding_of(self.pad_id, encode)
         made: list[pa.Array] = []
         for name in (self.chosen, self.rejected):
             both = [
                 f"{prompt}{self.separator}{one}" for prompt, one in zip(prompts, texts[name].to_pylist(), strict=True)
             ]
             ids = encode(both, max_length=self.max_length, add_special_tokens=self.add_special_tokens)
-            made += _padded(ids, self.max_length, pad_id, "right")
-        return _batch(self.schema, [*made, *_kept(texts, self.keep)])
+            made += padded(ids, self.max_length, pad_id, "right")
+        return batch_of(self.schema, [*made, *kept(texts, self.keep)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +273,7 @@ class Tokens:
 
     def __post_init__(self) -> None:
         if self.max_length is not None:
-            _check_length(self.max_length)
+            check_length(self.max_length)
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
@@ -287,10 +297,10 @@ class Tokens:
         )
         if self.eos_id is not None:
             found = [[*ids, self.eos_id] for ids in found]
-        flat, lengths = _flat(found)
+        flat, lengths = flat_of(found)
         done = np.zeros(len(flat), np.int8)
         done[lengths.cumsum()[lengths > 0] - 1] = 1
-        return _batch(self.schema, [pa.array(flat), pa.array(done)])
+        return batch_of(self.schema, [pa.array(flat), pa.array(done)])
 
 
 _SIDES = ("chosen_data.", "rejected_data.")
@@ -301,71 +311,3 @@ def fields_of(recipe: Recipe) -> list[Field]:
     own = list(recipe.fields)
     named = {one.name for one in own}
     return [*own, *(replace(one, required=False) for one in STANDARD_FIELDS if one.required and one.name not in named)]
-
-
-def _check_length(max_length: Any) -> None:
-    check_count("max_length", max_length)
-
-
-def _checked_keep(keep: Any, taken: Sequence[str]) -> dict[str, str]:
-    if not isinstance(keep, Mapping):
-        raise ConfigError(f"keep: expected dtypes by column, as in {{'rewards': 'float32'}}, found {keep!r:.80}")
-    for name in keep:
-        if name in taken or not isinstance(name, str):
-            raise ConfigError(f"keep: expected names of columns other than {list(taken)}, found {name!r}")
-    return {name: str(check_dtype(dtype, where=f"keep[{name!r}]")) for name, dtype in sorted(keep.items())}
-
-
-def _kept_types(keep: Mapping[str, str]) -> dict[str, pa.DataType]:
-    return {name: pa.from_numpy_dtype(np.dtype(dtype)) for name, dtype in keep.items()}
-
-
-def _kept_fields(keep: Mapping[str, str]) -> list[Field]:
-    return [Field(name, dtype=dtype) for name, dtype in keep.items()]
-
-
-def _kept(texts: pa.RecordBatch, keep: Mapping[str, str]) -> list[pa.Array]:
-    return [texts[name] for name in keep]
-
-
-def _padded_columns(before: str, length: int) -> list[tuple[str, pa.DataType]]:
-    lists = pa.list_(pa.int32(), length), pa.list_(pa.uint8(), length)
-    return [(f"{before}input_ids", lists[0]), (f"{before}attention_mask", lists[1])]
-
-
-def _padded_fields(before: str) -> list[Field]:
-    return [Field(f"{before}{name}", dtype="int64") for name in ("input_ids", "attention_mask")]
-
-
-def _pad_id(told: int | None, encode: Encoder) -> int:
-    found = next((one for one in (told, encode.pad_id, encode.eos_id) if one is not None), None)
-    if found is None:
-        raise ConfigError("pad_id: expected the id of padding, as the tokenizer says none, found None")
-    return found
-
-
-def _flat(ids: Sequence[Sequence[int]]) -> tuple[_Ids, npt.NDArray[np.int64]]:
-    """All ids one behind the other, and how many each text has."""
-    lengths = np.array([len(one) for one in ids], np.int64)
-    flat = np.empty(int(lengths.sum()), np.int32)
-    begin = 0
-    for one in ids:
-        flat[begin : begin + len(one)] = one
-        begin += len(one)
-    return flat, lengths
-
-
-def _padded(ids: Sequence[Sequence[int]], length: int, pad_id: int, side: str) -> list[pa.Array]:
-    """Ids ``[n, length]`` and their mask, as columns of lists."""
-    flat, lengths = _flat(ids)
-    step = np.arange(length)
-    # Of 2 ids in 5 places: steps 0 and 1 on the right side's rows, 3 and 4 on the left one's.
-    there = step < lengths[:, None] if side == "right" else step >= length - lengths[:, None]
-    made = np.full((len(ids), length), pad_id, np.int32)
-    made[there] = flat
-    values = pa.array(made.reshape(-1)), pa.array(there.reshape(-1).view(np.uint8))
-    return [pa.FixedSizeListArray.from_arrays(one, length) for one in values]
-
-
-def _batch(schema: pa.Schema, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(list(columns), schema=schema)

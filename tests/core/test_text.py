@@ -171,6 +171,9 @@ def test_options_and_tokenizers_that_are_none(tmp_path: Path) -> None:
         text.Texts(max_length=1, padding_side="middle")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="keep"):
         text.Texts(max_length=1, keep={"input_ids": "int8"})
+    for wrong_ids in ([[1] * 9], [[1 << 40]], [[None]], [[1], [1]], "ids"):
+        with pytest.raises(DataError, match="tokenizer"):
+            text.tokenize(["a"], lambda _, **__: {"input_ids": wrong_ids}, tmp_path, text.Texts(max_length=4, pad_id=1))  # noqa: B023
     (tmp_path / "lines.jsonl").write_text('{"text": "a"}\n{"text\n')
     for wrong, source, more, says in [
         (3, ["a"], {}, "tokenizer"),

@@ -1,0 +1,87 @@
+"""Columns of rows that recipes make: ids filled up to one length, their masks, and what rows keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.spec import Field, check_count, check_dtype
+from mouse_core.text.encoding import Encoder
+
+
+def check_length(max_length: Any) -> None:
+    check_count("max_length", max_length)
+
+
+def checked_keep(keep: Any, taken: Sequence[str]) -> dict[str, str]:
+    if not isinstance(keep, Mapping):
+        raise ConfigError(f"keep: expected dtypes by column, as in {{'rewards': 'float32'}}, found {keep!r:.80}")
+    for name in keep:
+        if name in taken or not isinstance(name, str):
+            raise ConfigError(f"keep: expected names of columns other than {list(taken)}, found {name!r}")
+    return {name: str(check_dtype(dtype, where=f"keep[{name!r}]")) for name, dtype in sorted(keep.items())}
+
+
+def kept_types(keep: Mapping[str, str]) -> dict[str, pa.DataType]:
+    return {name: pa.from_numpy_dtype(np.dtype(dtype)) for name, dtype in keep.items()}
+
+
+def kept_fields(keep: Mapping[str, str]) -> list[Field]:
+    return [Field(name, dtype=dtype) for name, dtype in keep.items()]
+
+
+def kept(texts: pa.RecordBatch, keep: Mapping[str, str]) -> list[pa.Array]:
+    return [texts[name] for name in keep]
+
+
+def padded_columns(before: str, length: int) -> list[tuple[str, pa.DataType]]:
+    lists = pa.list_(pa.int32(), length), pa.list_(pa.uint8(), length)
+    return [(f"{before}input_ids", lists[0]), (f"{before}attention_mask", lists[1])]
+
+
+def padded_fields(before: str) -> list[Field]:
+    return [Field(f"{before}{name}", dtype="int64") for name in ("input_ids", "attention_mask")]
+
+
+def padding_of(told: int | None, encode: Encoder) -> int:
+    found = next((one for one in (told, encode.pad_id, encode.eos_id) if one is not None), None)
+    if found is None:
+        raise ConfigError("pad_id: expected the id of padding, as the tokenizer says none, found None")
+    return found
+
+
+def flat_of(ids: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """All ids one behind the other, and how many each text has."""
+    lengths = np.array([len(one) for one in ids], np.int64)
+    flat = np.empty(int(lengths.sum()), np.int32)
+    begin = 0
+    try:
+        for one in ids:
+            flat[begin : begin + len(one)] = one
+            begin += len(one)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise DataError(f"tokenizer: expected ids that 32 bits hold, found others: {error}") from error
+    return flat, lengths
+
+
+def padded(ids: Sequence[Sequence[int]], length: int, pad_id: int, side: str) -> list[pa.Array]:
+    """Ids ``[n, length]`` and their mask, as columns of lists."""
+    flat, lengths = flat_of(ids)
+    if lengths.size and lengths.max() > length:
+        raise DataError(f"tokenizer: expected at most max_length={length} ids of a text, found {lengths.max()}")
+    step = np.arange(length)
+    # Of 2 ids in 5 places: steps 0 and 1 on the right side's rows, 3 and 4 on the left one's.
+    there = step < lengths[:, None] if side == "right" else step >= length - lengths[:, None]
+    made = np.full((len(ids), length), pad_id, np.int32)
+    made[there] = flat
+    values = pa.array(made.reshape(-1)), pa.array(there.reshape(-1).view(np.uint8))
+    return [pa.FixedSizeListArray.from_arrays(one, length) for one in values]
+
+
+def batch_of(schema: pa.Schema, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(list(columns), schema=schema)
