@@ -30,6 +30,10 @@ class Backing(Protocol):
         """Say that batch number ``batch`` will read some ranges. Returns at once, and raises nothing."""
         ...
 
+    def looks_further(self) -> bool:
+        """Whether it helps to say what is read still later, though it need not come yet."""
+        ...
+
     def wait(self, begins: Int64s, ends: Int64s) -> object:
         """Return when the bytes of some ranges are there, whether they were asked for or not.
 

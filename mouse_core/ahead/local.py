@@ -165,6 +165,10 @@ class LocalFiles:
         """See ``Backing``: the processor waits itself."""
         return None
 
+    def looks_further(self) -> bool:
+        """Never: the kernel chooses what stays."""
+        return False
+
     def still(self, token: object) -> bool:
         """See ``Backing``: what goes away comes back when it is read."""
         return True

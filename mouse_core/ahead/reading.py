@@ -17,6 +17,8 @@ from mouse_core.errors import DataError
 
 # Bytes of what lies elsewhere, and batches of whatever, that are asked for beyond those that are copied.
 _FAR_BYTES, _AHEAD_BATCHES = 64 << 20, 64
+# Where what stays in a cache is chosen by what is read later, so many more are asked for with each that is copied.
+_FURTHER = 2
 # Of mapped files nothing is asked for while more than three in four bytes are left of what was: sorting the ranges of
 # several batches takes hardly longer than those of one. So many batches are asked for together.
 _LEFT, _TOGETHER = 0.75, 16
@@ -40,17 +42,20 @@ class Planned(Protocol):
 
 
 BlockT = TypeVar("BlockT", bound=Planned)
-BlockT_co = TypeVar("BlockT_co", bound=Planned, covariant=True)
 
 
-class Blocks(Protocol[BlockT_co]):
+class Blocks(Protocol[BlockT]):
     """Where blocks come from; see ``batches._planner.Blocks``."""
 
     most: int
     """How many batches are planned together at most."""
 
-    def block_with(self, index: int) -> tuple[BlockT_co, int]:
+    def block_with(self, index: int) -> tuple[BlockT, int]:
         """The block that batch ``index`` is in, and its number there."""
+        ...
+
+    def behind(self, block: BlockT) -> BlockT:
+        """The batches behind a block, as one that is not kept."""
         ...
 
 
@@ -172,7 +177,26 @@ class ReadAhead(Generic[BlockT]):
                 self._asked[block.first + one * block.step] = nbytes // count
             asked += nbytes
             number += count
-        self._next = block, number
+        self._next = self._further(block, number) if far else (block, number)
+
+    def _further(self, block: BlockT, number: int) -> tuple[BlockT, int]:
+        """Ask for some batches more, where it helps to know of these; the block of the next one, and its number there.
+
+        They are planned again when they are near: blocks that were kept till then would be many.
+        """
+        for _ in range(_FURTHER):
+            if not any(one.looks_further() for one in self._always):
+                break
+            if number == len(block.sizes):
+                if len(block.sizes) == 1 and block.kind == block.first:
+                    break
+                try:
+                    block, number = self._blocks.behind(block), 0
+                except Exception:
+                    break  # whoever asks for that batch is told
+            self._asked[block.first + number * block.step] = self._ask(block, number, 1)
+            number += 1
+        return block, number
 
     def _left(self, index: int, step: int) -> int:
         """How many bytes are asked for and not copied yet, where batch ``index`` is the next one that is."""

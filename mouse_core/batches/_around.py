@@ -117,6 +117,10 @@ class BlocksAround:
         block, number = self.anchors.block_with(index)
         return self.around(block), number
 
+    def behind(self, block: Block) -> BlockAround:
+        """See ``Blocks.behind``."""
+        return self.around(self.anchors.behind(block))
+
     def around(self, block: Block) -> BlockAround:
         """The rows around the anchors of a block."""
         known = block.around.get(self.number)

@@ -48,7 +48,9 @@ class PlannedBlocks(Protocol):
 
     def block_with(self, index: int) -> tuple[Block, int]:
         """The block that batch ``index`` is in, and its number there."""
-        ...
+
+    def behind(self, block: Block) -> Block:
+        """The batches behind a block, as one that is not kept."""
 
 
 class Pipeline:
@@ -340,8 +342,7 @@ class Pipeline:
 
             self._chunks = FieldChunks.of(self._fields)
         try:
-            later = self._ahead is not None and self._ahead.is_on()
-            byte_views = self._chunks.byte_views(block.windows, later=later)
+            byte_views = self._chunks.byte_views(block.windows, later=bool(self._ahead and self._ahead.is_on()))
         except DataError:
             return None  # some chunk is damaged: whoever reads it is told
         if byte_views is not None and len(byte_views.fields) == len(self._fields):

@@ -33,7 +33,6 @@ Int64s = npt.NDArray[np.int64]
 _MANY_OTHERS = 192
 # Where rows have numbers of their own each step is located, and may be a piece by itself.
 _MOST_NUMBERED_STEPS = 1 << 15
-
 # The first batch is planned alone, so that it is there soon; a block has so many times the batches of the one before.
 _GROWTH = 8
 # One of n workers asks for every n-th batch, and gets blocks of these, where n is at most this.
@@ -182,8 +181,7 @@ class Planner:
         delivered, size = self._own_together(first, end - step + 1 - first)
         if delivered is not None:
             rows = np.ascontiguousarray(delivered[::step])
-            sizes, bounds = [size] * batches, list(range(0, rows.size + 1, rows.shape[1]))
-            rows = rows.reshape(-1)
+            sizes, bounds, rows = [size] * batches, [*range(0, rows.size + 1, rows.shape[1])], rows.reshape(-1)
         else:
             many, epochs = partial(self._together, "starts_of_many"), (self.batches_per_epoch, self.epoch_start)
             starts = starts_by_epochs(first, end, *epochs, self._starts, many) if step == 1 < batches else []
@@ -228,8 +226,7 @@ class Planner:
 
     def _own_together(self, first: int, batches: int) -> tuple[Int64s | None, int]:
         """The windows that this shard delivers, int64 ``[batches, n]``, and how many a whole batch has; or None, 0."""
-        size = self.sampler.batch_size
-        begin, end = self.delivered(size)
+        begin, end = self.delivered(size := self.sampler.batch_size)
         if size - (end - begin) >= _MANY_OTHERS:
             own = self._together("starts_of_rows", first, batches, slice(begin, end))
             if own is not None:
@@ -237,10 +234,9 @@ class Planner:
         whole = None if batches == 1 else self._together("starts_of_many", first, batches)
         return (None, 0) if whole is None else (whole[:, slice(*self.delivered(whole.shape[1]))], whole.shape[1])
 
-    def _together(self, name: str, *asked: Any) -> Int64s | None:
+    def _together(self, name: str, first: int, count: int, *rows: Any) -> Int64s | None:
         """What a sampler gives by such a method of several batches; None where it has none, or cannot."""
         draw = getattr(self.sampler, name, None)
-        first, count, *rows = asked
         return None if draw is None else draw(self.seed, first, count, self.snapshot, self.epoch_start, *rows)
 
     def _starts(self, index: int) -> Int64s:
@@ -290,6 +286,11 @@ class Blocks:
                 self.kept = self._kept_with(block)
                 found = block, (index - block.first) // block.step
         return found
+
+    def behind(self, block: Block) -> Block:
+        """The batches behind a block that are planned together, planned for now: they are not kept."""
+        batches = self._limited(_GROWTH * len(block.sizes), block.step)
+        return self.planner.block(block.end, block.step, batches, block.kind)
 
     def _known(self, index: int) -> tuple[Block, int] | None:
         """The same, if there is such a block."""
@@ -344,7 +345,6 @@ class Blocks:
         for other in self.kept:
             kinds[other.kind] += 1
             room -= other.nbytes
-            fits = room >= 0 and len(kept) < _MOST_KEPT
-            if kinds[other.kind] <= _BLOCKS_KEPT and (fits or len(kept) < _BLOCKS_KEPT):
+            if kinds[other.kind] <= _BLOCKS_KEPT and len(kept) < (_MOST_KEPT if room >= 0 else _BLOCKS_KEPT):
                 kept.append(other)
         return tuple(kept)

@@ -5,7 +5,7 @@ store in FOLDER, made where there is none: two million steps of six columns, in 
 beginning of each line.
 
 Lines of Lance, which reads the same rows from the same storage, are there where it is installed; ``--lance DIRECTORY``
-names one that ``pip install --target DIRECTORY pylance`` filled. Then come a cache of half the data, and the first
+names one that ``pip install --target DIRECTORY pylance`` filled. Then come caches of parts of the data, and the first
 batch of 1 TB in 4,000 objects, which are the same one under different names.
 """
 
@@ -17,8 +17,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from tests.bench.results import Figure
 _PART = 100_000
 _BANDWIDTH = 400e6
 _LENGTH, _WINDOWS = 64, 32
+# What part of the data caches have room for, in percent; and bytes of a page.
+_KEPT, _PAGE = (10, 25, 50, 75), 4096
 # Objects of the largest store, and rows of each: some 256 MB.
 _OBJECTS, _ROWS = 4000, 1_500_000
 
@@ -149,18 +152,43 @@ def measure(served: Storage, url: str, cache: Path, batches: int, **how: Any) ->
     }
 
 
-def cached(served: Storage, url: str, cache: Path, size: int, batches: int) -> dict[str, float]:
-    """Exact random windows with a cache of half the data: what was in it, once it is full."""
+def cached(served: Storage, url: str, cache: Path, nbytes: int, batches: int) -> dict[str, float]:
+    """Exact random windows with a cache of so many bytes: what was in it, once it is full; and in one that lets go of
+    what was read longest ago, page by page.
+    """
     shutil.rmtree(cache, ignore_errors=True)
-    store = DatasetStore.open(url, storage_options=served.options, cache=cache, cache_bytes=size // 2)
-    source = BatchSource(store, _LENGTH, _WINDOWS, seed=1)
+    store = DatasetStore.open(url, storage_options=served.options, cache=cache, cache_bytes=nbytes)
+    source, oldest = BatchSource(store, _LENGTH, _WINDOWS, seed=1), Oldest(nbytes // _PAGE)
+    for backing in source.snapshot.backings:
+        backing.wait = partial(oldest.wait, backing.wait)
     for index in range(batches):
         source[index]
-    before = counters_of(source)
+    before, oldest.read, oldest.there = counters_of(source), 0, 0
     for index in range(batches, 2 * batches):
         source[index]
     read, wanted, fetched = (counters_of(source)[name] - before[name] for name in ("read", "wanted", "fetched"))
-    return {"hits": 1 - wanted / read, "fetched": fetched / read}
+    return {"hits": 1 - wanted / read, "fetched": fetched / read, "lru": oldest.there / oldest.read}
+
+
+class Oldest:
+    """What would be in a cache of so many pages that lets go of those read longest ago."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._kept = most, dict[int, None]()
+        self.read = self.there = 0
+
+    def wait(self, wait: Callable[..., Any], begins: Any, ends: Any) -> Any:
+        """Note what is read, and wait for it."""
+        pairs = zip((begins // _PAGE).tolist(), ((ends - 1) // _PAGE).tolist(), strict=True)
+        for page in {page for first, last in pairs for page in range(first, last + 1)}:
+            self.read += 1
+            if page in self._kept:
+                self.there += 1
+                del self._kept[page]
+            elif len(self._kept) == self._most:
+                del self._kept[next(iter(self._kept))]
+            self._kept[page] = None
+        return wait(begins, ends)
 
 
 def first_batch(served: Storage, url: str, cache: Path) -> dict[str, float]:
@@ -216,8 +244,9 @@ _UNITS = {
     "busy": ("of the processor for a batch", "ms"),
     "sent": ("bytes sent for each delivered", ""),
     "link": ("of the link", ""),
-    "hits": ("a cache of half the data: pages that were there", ""),
-    "fetched": ("a cache of half the data: bytes fetched for each byte read", ""),
+    "hits": ("pages that were there", ""),
+    "fetched": ("bytes fetched for each byte read", ""),
+    "lru": ("pages that had been there, were those let go of that were read longest ago", ""),
     "cold": ("to the first batch, no cache", "s"),
     "warm": ("to the first batch, warm index", "s"),
     "again": ("to the first batch, which is in the cache", "s"),
@@ -252,7 +281,9 @@ def figures(folder: Path, rows: int = 2_000_000, batches: int = 300, objects: in
             )
         for layout in ("columns", "windows"):
             size = sum(file.stat().st_size for file in (stores / layout / "segments").iterdir())
-            yield from _named(layout, layout, cached(served, f"s3://data/{layout}", cache, size, 5 * batches))
+            for percent in _KEPT:
+                found = cached(served, f"s3://data/{layout}", cache, size * percent // 100, 3 * batches)
+                yield from _named(f"{layout}-{percent}", f"{layout}, a cache of {percent}% of the data", found)
     with storage(folder / "large") as served:
         for layout in ("columns", "windows"):
             found = first_batch(served, f"s3://data/{layout}", cache)

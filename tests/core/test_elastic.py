@@ -136,6 +136,9 @@ class Counting:
     def ask(self, begins: Any, ends: Any, batch: int) -> None:
         pass
 
+    def looks_further(self) -> bool:
+        return False
+
     def wait(self, begins: Any, ends: Any) -> None:
         self.nbytes += int((ends - begins).sum())
 

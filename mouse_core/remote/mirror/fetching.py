@@ -115,7 +115,7 @@ class Fetcher:
                 self._coming[blocks] |= wanted
                 some = wanted != 0
                 # What others brought is looked at, too, before it is read.
-                some[np.searchsorted(blocks, self.keeper.unverified(blocks, state))] = True
+                some[np.searchsorted(blocks, self.keeper.unverified(blocks, state, masks))] = True
                 self._push(blocks[some], masks[some], when)
 
     def _is_busy(self) -> bool:
@@ -131,7 +131,7 @@ class Fetcher:
         """Wait until pages of some blocks are there; raises what went wrong with them."""
         self._follow()
         table, began, pushed = self._table, time.monotonic(), -np.inf
-        table.ask(blocks, table.clock + 1)
+        table.ask(pages_of(blocks, masks), table.clock + 1)
         with self.changed:
             # What was on its way, or not begun with, came too late; what had to go before it was read, too early.
             late = bool((self._coming[blocks] & masks).any() or (self._asked and self._asked[0][0] <= table.clock + 1))

@@ -16,10 +16,10 @@ import numpy as np
 from mouse_core.errors import StorageError
 from mouse_core.remote.mirror.counters import Counters
 from mouse_core.remote.mirror.objects import Known, Placed
-from mouse_core.remote.mirror.pages import ALL_PAGES, PAGE, PAGES, Int64s
+from mouse_core.remote.mirror.pages import ALL_PAGES, PAGE, PAGES, Int64s, pages_of
 from mouse_core.remote.mirror.sharers import Sharer
 from mouse_core.remote.mirror.sparse import SparseFile, is_full
-from mouse_core.remote.mirror.table import Table
+from mouse_core.remote.mirror.table import Table, same_pages
 
 Fail = Literal["raise", "retry"]
 Full = Literal["shrink", "raise"]
@@ -29,7 +29,7 @@ _SPARE = 128
 _COMING = 32
 # Where the disk is full, at least so many pages are let go of at once; if there are none, somebody else may be at it.
 _FEW, _TRIES, _PAUSE = 64, 20, 0.02
-_WORD = 0xFFFFFFFFFFFFFFFF
+_WORD = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,10 @@ class Keeper:
                 return None
             self.in_flight += count
         self.counters.add(wanted=wanted * PAGE)
-        self._empty(gone)
+        self._empty(*gone)
         return held, masks
 
-    def _let_go(self, pages: int, before: int, *, all_or_none: bool) -> Int64s | None:
+    def _let_go(self, pages: int, before: int, *, all_or_none: bool) -> tuple[Int64s, Int64s] | None:
         """Let go of what is needed last, if there are to be more pages than are kept; under the table's lock.
 
         Args:
@@ -146,26 +146,27 @@ class Keeper:
             all_or_none: Whether nothing is let go of where that would not be enough.
 
         Returns:
-            Blocks that are to be emptied; None where too few may go.
+            Blocks, and masks of their pages that are to be emptied; None where too few may go.
         """
         over = self.table.pages + self.in_flight + pages - self._most
         if over <= 0 or not pages:
-            return np.empty(0, np.int64)
+            return np.empty(0, np.int64), np.empty(0, np.int64)
         if all_or_none and self.in_flight > self._most // _COMING:
             return None  # what was let go of for more would be fetched again
-        blocks = self.table.needed_last(self.sharer.number, over + self._most // _SPARE, before, self.sharer.lives)
-        freed = self.table.count(self.table.state[blocks] & ALL_PAGES)
+        most = over + self._most // _SPARE
+        blocks, masks = self.table.needed_last(self.sharer.number, most, before, self.sharer.lives)
+        freed = self.table.count(self.table.state[blocks] & masks)
         if all_or_none and freed < over:
             return None
-        self.table.let_go(self.sharer.number, blocks)
+        self.table.let_go(self.sharer.number, blocks, masks)
         self.counters.add(evicted=freed * PAGE)
-        return blocks
+        return blocks, masks
 
-    def _empty(self, blocks: Int64s) -> None:
-        """Give back the room of blocks that were let go of."""
+    def _empty(self, blocks: Int64s, masks: Int64s) -> None:
+        """Give back the room of pages that were let go of; of blocks of which none is left, all of it."""
         if len(blocks):
-            assert self.memory is not None  # as there are blocks
-            self._file.empty(self.memory, blocks)
+            none_left = (self.table.state[blocks] & ALL_PAGES) == 0
+            self._file.empty(pages_of(blocks, np.where(none_left, ALL_PAGES, masks)))
             with self.table.lock:
                 self.table.unclaim(self.sharer.number, blocks)
 
@@ -188,7 +189,8 @@ class Keeper:
         self._follow()
         before = self.table.state[held]
         there = dict(zip(held.tolist(), before.tolist(), strict=True))
-        came, totals = dict.fromkeys(there, 0), dict.fromkeys(there, 0)
+        came, rows = dict.fromkeys(there, 0), {block: row for row, block in enumerate(there)}
+        checks = np.zeros((len(held), PAGES), np.uint32)
         for placed, first, end, content in arrivals:
             for block in range(first // PAGES, (end - 1) // PAGES + 1):
                 if block not in there:
@@ -199,14 +201,14 @@ class Keeper:
                 for page in range(begin, stop):
                     bit = 1 << page % PAGES
                     if not (there[block] | came[block]) & bit:
-                        totals[block] += placed.digest(content[(page - first) * PAGE : (page + 1 - first) * PAGE], page)
+                        found = placed.digest(content[(page - first) * PAGE : (page + 1 - first) * PAGE], page)
+                        checks[rows[block], page % PAGES] = found & _WORD
                         came[block] |= bit
         fresh = np.array(list(came.values()), np.int64)
-        sums = np.array([total & _WORD for total in totals.values()], np.uint64)
         with self.table.lock:
-            after = self.table.arrived(self.sharer.number, held, fresh, sums)
+            after = self.table.arrived(self.sharer.number, held, fresh, checks)
             self.in_flight -= self.table.count(masks)
-        known = (self._verified[held] == before) | ((before & ALL_PAGES) == 0)
+        known = same_pages(self._verified[held], before, before & ALL_PAGES)
         known &= after == (before | fresh)
         self._verified[held[known]] = after[known]
 
@@ -225,17 +227,17 @@ class Keeper:
                 # Some room is left: in a file system in memory even reading what is not there takes some.
                 self._most = min(self._most, self.table.pages) * 7 // 8
                 gone = self._let_go(max(_FEW, self._most // 8), self.table.clock + 1, all_or_none=False)
-            if gone is not None and len(gone):
-                self._empty(gone)
+            if gone is not None and len(gone[0]):
+                self._empty(*gone)
             else:
                 # What others let go of is being given back, or nothing is left.
                 tries -= 1
                 time.sleep(_PAUSE)
 
-    def unverified(self, blocks: Int64s, states: Int64s) -> Int64s:
-        """Those of some blocks that were not looked at since they had other states."""
+    def unverified(self, blocks: Int64s, states: Int64s, masks: Int64s) -> Int64s:
+        """Those of some blocks in some states of which pages that are there were not looked at since they came."""
         self._follow()
-        found: Int64s = blocks[self._verified[blocks] != states]
+        found: Int64s = blocks[~same_pages(self._verified[blocks], states, masks & states)]
         return found
 
     def _follow(self) -> None:
@@ -246,8 +248,8 @@ class Keeper:
 
     def verify(self, blocks: Int64s) -> None:
         """Look whether the bytes of some blocks are those that were written; others are let go of."""
-        self._follow()
-        blocks = blocks[self._verified[blocks] != self.table.state[blocks]]
+        states = self.table.state[blocks]
+        blocks = self.unverified(blocks, states, states & ALL_PAGES)
         for placed, part in self.known.of(blocks):
             for block in blocks[part].tolist():
                 if not self._is_whole(placed, block):
@@ -262,22 +264,21 @@ class Keeper:
             is_free = not holder or not self.sharer.lives(holder)
             damaged = is_free and not self._is_whole(placed, block)
             if damaged:
-                table.let_go(self.sharer.number, one)
+                table.let_go(self.sharer.number, one, np.array([ALL_PAGES]))
         if damaged:
             self.counters.add(damaged=1)
-            self._empty(one)
+            self._empty(one, np.array([ALL_PAGES]))
 
     def _is_whole(self, placed: Placed, block: int) -> bool:
         """Whether the pages of a block have the digests that were noted; it is remembered."""
-        state, total = int(self.table.state[block]), int(self.table.total[block])
-        found = 0
+        state, checks = int(self.table.state[block]), self.table.check[block].tolist()
         assert self.memory is not None  # as there are blocks
         with memoryview(self.memory) as memory:
-            for page in range(block * PAGES, (block + 1) * PAGES):
+            for page, check in enumerate(checks, block * PAGES):
                 if state >> page % PAGES & 1:
-                    found += placed.digest(memory[page * PAGE : min((page + 1) * PAGE, placed.end)], page)
-        if found & _WORD != total:
-            return int(self.table.state[block]) & ALL_PAGES == 0
+                    found = placed.digest(memory[page * PAGE : min((page + 1) * PAGE, placed.end)], page)
+                    if found & _WORD != check:
+                        return int(self.table.state[block]) & ALL_PAGES == 0
         self._verified[block] = state
         return True
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ from mouse_core.remote.mirror.fetching import Fetcher
 from mouse_core.remote.mirror.keeping import Fail, Full, Keeper, Limits
 from mouse_core.remote.mirror.objects import Known, Placed, Places, key_of
 from mouse_core.remote.mirror.pace import Pace
-from mouse_core.remote.mirror.pages import BLOCK, PAGE, PAGES, Int64s, ascending, touched
+from mouse_core.remote.mirror.pages import BLOCK, PAGE, PAGES, Int64s, ascending, pages_of, pieces, touched
 from mouse_core.remote.mirror.sharers import Sharer
 from mouse_core.remote.mirror.sparse import SparseFile, address_of
-from mouse_core.remote.mirror.table import FORMAT, Table
+from mouse_core.remote.mirror.table import Table, folder_of, same_pages
 
 # What is copied at once of what is read privately.
 _PIECE = 8 << 20
@@ -34,6 +34,9 @@ _LEAST_BYTES = 4 << 20
 # Where every other block is asked for, blocks are brought whole: what else is in them will be read before long.
 # Not so where less of all is kept than a part, or than some times what is read at once: much would go before that.
 _DENSE, _KEPT, _TIMES = 0.5, 0.75, 4
+# What is to stay is chosen by what is read later, as far as it reads so many times as many pages as are kept: what is
+# needed after that may go, of however much data they are a part.
+_KNOWN = 4
 VARIABLE = "MOUSE_CACHE"
 """The variable of the environment that names the folder."""
 
@@ -90,7 +93,7 @@ class Mirror:
             raise ConfigError(f"cache_bytes: expected an integer of {_LEAST_BYTES} or more, found {cache_bytes!r}")
         self.folder = cache_folder(cache).absolute()
         self._options = {"cache_bytes": cache_bytes, "fail": fail, "patience": patience, "full": full}
-        inside = self.folder / f"mirror-{FORMAT}"
+        inside = folder_of(self.folder)
         try:
             make_folder(inside, sync=False)
             self._table = Table(inside)
@@ -178,51 +181,56 @@ class Mirror:
     def _ask(self, begins: Int64s, ends: Int64s, batch: int) -> None:
         process = self._process()
         blocks, masks = touched(begins, ends)
-        when = process.pace.ahead(batch, blocks, self._table.clock)
-        self._table.ask(blocks, when)
-        is_dense = process.pace.blocks_ahead > self._known.blocks * _DENSE
+        pages = pages_of(blocks, masks)
+        when = process.pace.ahead(batch, blocks, pages, self._table.clock)
+        self._table.ask(pages, when)
+        is_dense = process.pace.blocks_soon() > self._known.blocks * _DENSE
         least = max(self._known.blocks * _KEPT, _TIMES * max(len(blocks), process.together))
         process.keeper.whole = is_dense and self._limits.pages > PAGES * least
         process.fetcher.ask(blocks, masks, when)
 
-    def _wait(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
+    def _looks_further(self) -> bool:
+        process = self._process()
+        return process.keeper.is_full() and not process.pace.knows(_KNOWN * self._limits.pages)
+
+    def _wait(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         process, table = self._process(), self._table
         blocks, masks = touched(begins, ends)
-        waited = False
+        pages, waited = pages_of(blocks, masks), False
         while True:
             states = table.state[blocks]
             lacking = (masks & ~states) != 0
             if lacking.any():
                 waited = True
-                table.ask(blocks, table.clock + 1)  # what is there of the same batches stays, too
+                table.ask(pages, table.clock + 1)  # what is there of the same batches stays, too
                 process.fetcher.bring(blocks[lacking], masks[lacking])
                 continue
-            unverified = process.keeper.unverified(blocks, states)
+            unverified = process.keeper.unverified(blocks, states, masks)
             if not len(unverified):
                 break
             process.keeper.verify(unverified)
         if not len(blocks):
-            return blocks, blocks
+            return blocks, blocks, blocks
         process.together = max(process.together, len(blocks))
-        count, again = process.pace.read(blocks, table.clock)
+        count, again = process.pace.read(blocks, pages, table.clock)
         table.tick(count)
-        table.when[blocks] = np.maximum(again, table.clock)
+        table.use(pages, again)
         if not waited:
             process.fetcher.in_time()
         process.fetcher.reach()
-        process.counters.add(read=table.count(masks) * PAGE)
-        return blocks, states >> 16
+        process.counters.add(read=len(pages) * PAGE if count else 0)
+        return blocks, masks, states
 
-    def _still(self, token: tuple[Int64s, Int64s]) -> bool:
-        blocks, generations = token
-        return bool((self._table.state[blocks] >> 16 == generations).all())
+    def _still(self, token: tuple[Int64s, Int64s, Int64s]) -> bool:
+        blocks, masks, states = token
+        return bool(same_pages(self._table.state[blocks], states, masks).all())
 
     def _read(self, memory: mmap.mmap, begins: Int64s, ends: Int64s) -> list[bytes]:
         """Copies of some ranges of the mirror, taken while they are there."""
         found: list[bytes] = []
         if len(begins) and int((ends - begins).sum()) > _PIECE:
             self._process().fetcher.ask(*touched(*ascending(begins, ends)), self._table.clock + 1)
-        for first, behind in _parts(ends - begins):
+        for first, behind in pieces(ends - begins, _PIECE):
             if int(ends[first] - begins[first]) > _PIECE:
                 cuts = np.append(np.arange(begins[first], ends[first], _PIECE), ends[first])
                 found.append(b"".join(self._read(memory, cuts[:-1], cuts[1:])))
@@ -239,19 +247,6 @@ class Mirror:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _opened, (str(self.folder), self._options)
-
-
-def _parts(sizes: Int64s) -> Iterator[tuple[int, int]]:
-    """Ranges, by the first of them and the one behind the last, that have so few bytes together that they are copied at
-    once; one that has more for itself.
-    """
-    first = 0
-    reached = np.cumsum(sizes)
-    while first < len(sizes):
-        before = int(reached[first] - sizes[first])
-        behind = max(first + 1, int(np.searchsorted(reached, before + _PIECE, "right")))
-        yield first, behind
-        first = behind
 
 
 def _opened(folder: str, options: dict[str, Any]) -> Mirror:
@@ -315,6 +310,10 @@ class _Map:
         """Fetch what batch number ``batch`` will read: bytes at some addresses, ascending, int64 ``[n]`` each."""
         if len(begins):
             self._mirror._ask(begins - self.begin, ends - self.begin, batch)
+
+    def looks_further(self) -> bool:
+        """Whether what stays would be better chosen if more was known of what is read later."""
+        return self._mirror._looks_further()
 
     def wait(self, begins: Int64s, ends: Int64s) -> object:
         """Wait until the bytes at some addresses are there; what ``still`` takes."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from itertools import islice
 
 import numpy as np
 
 from mouse_core.remote.mirror.pages import Int64s
 
 # Asked for and not read; of a loader that was given up they are never read.
-_MOST = 512
+_MOST, _MOST_PAGES = 4096, 1 << 18
 _FAR = 4096
+# So many batches are read soon.
+_SOON = 64
 # How much the last wait counts.
 _WEIGHT = 0.1
 
@@ -27,31 +30,44 @@ class Pace:
         self._lock = threading.Lock()
         # Of each batch its number and its blocks, by which it is known when it is read.
         self._asked: deque[tuple[int, Int64s]] = deque(maxlen=_MOST)
-        self._uses: dict[int, list[int]] = {}
+        self._uses: dict[int, list[int]] = {}  # by the page
+        self._pages_ahead: deque[int] = deque(maxlen=_MOST)
         self._at: int | None = None
         self._ticks = 1.0
         self._last = 0
-        self.blocks_ahead = 0
-        """How many blocks are asked for and not read yet, those that several batches read as often."""
+        self._read: Int64s | None = None
+        self.pages_ahead = 0
+        """How many pages are asked for and not read yet, those that several batches read as often."""
 
-    def ahead(self, batch: int, blocks: Int64s, now: int) -> int:
+    def blocks_soon(self) -> int:
+        """How many blocks the next batches read that are asked for, those that several of them read as often."""
+        with self._lock:
+            return sum(len(blocks) for _, blocks in islice(self._asked, _SOON))
+
+    def knows(self, pages: int) -> bool:
+        """Whether so many pages are asked for and not read yet, or as many as are kept in mind."""
+        return self.pages_ahead >= min(pages, _MOST_PAGES) or len(self._asked) >= _MOST - _SOON
+
+    def ahead(self, batch: int, blocks: Int64s, pages: Int64s, now: int) -> int:
         """When a batch will be read that is asked for at a time.
 
         Args:
             batch: Its number.
             blocks: What it reads, ascending, int64 ``[n]``.
+            pages: The same by the page, int64 ``[m]``.
             now: The time.
         """
         with self._lock:
             if self._at is None:
                 self._at = batch - 1
             if len(self._asked) == _MOST:
-                self.blocks_ahead -= len(self._asked[0][1])
+                self.pages_ahead -= self._pages_ahead[0]
             self._asked.append((batch, blocks))
-            self.blocks_ahead += len(blocks)
+            self._pages_ahead.append(len(pages))
+            self.pages_ahead += len(pages)
             when = now + max(1, round(min(max(batch - self._at, 1), _FAR) * self._ticks))
-            for block in blocks.tolist():
-                uses = self._uses.setdefault(block, [])
+            for page in pages.tolist():
+                uses = self._uses.setdefault(page, [])
                 while uses and uses[0] <= now:
                     uses.pop(0)
                 uses.append(when)
@@ -62,40 +78,45 @@ class Pace:
         with self._lock:
             return any(asked is blocks for _, asked in self._asked)
 
-    def read(self, blocks: Int64s, now: int) -> tuple[int, Int64s]:
-        """Note that some blocks (ascending, int64 ``[n]``) are read, at a time.
+    def read(self, blocks: Int64s, pages: Int64s, now: int) -> tuple[int, Int64s]:
+        """Note that some blocks (ascending, int64 ``[n]``) are read, at a time, and which pages, int64 ``[m]``.
 
         Returns:
-            Of how many batches they are, as far as that is known, at least 1; and when each block will be read again,
-            int64 ``[n]``: ``now`` where nobody asked for it.
+            Of how many batches they are, as far as that is known, at least 1, and 0 of what was read just before:
+            who waits again because something went meanwhile is no further; and when each page will be read again,
+            int64 ``[m]``: ``now`` where nobody asked for it.
         """
         with self._lock:
-            count = self._arrive(blocks, now)
-            again = np.full(len(blocks), now)
-            for number, block in enumerate(blocks.tolist()):
-                uses = self._uses.get(block)
+            is_new = self._read is None or not np.array_equal(blocks, self._read)
+            count, self._read = self._arrive(blocks, now) if is_new else 0, blocks
+            again = np.full(len(pages), now)
+            for number, page in enumerate(pages.tolist()):
+                uses = self._uses.get(page)
                 if uses is None:
                     continue
-                uses.pop(0)
+                if is_new:
+                    uses.pop(0)
                 while uses and uses[0] < now + count:
                     uses.pop(0)
                 if uses:
                     again[number] = uses[0]
                 else:
-                    del self._uses[block]
+                    del self._uses[page]
             return count, again
 
     def _arrive(self, blocks: Int64s, now: int) -> int:
         """Find the batches that are read, and forget them, and those that were asked for before."""
         # What was asked for before the first of them is not read any more.
-        skipped = next((number for number, (_, asked) in enumerate(self._asked) if _has(blocks, asked)), None)
+        there = set(blocks.tolist())
+        numbered = enumerate(self._asked)
+        skipped = next((number for number, (_, asked) in numbered if _has(blocks, asked, there)), None)
         if skipped is None:
             return 1
         count = 0
         # Several batches may be read at once: 5, 6 and 7, if all three were asked for one after the other.
-        while skipped or (self._asked and _has(blocks, self._asked[0][1])):
-            self._at, asked = self._asked.popleft()
-            self.blocks_ahead -= len(asked)
+        while skipped or (self._asked and _has(blocks, self._asked[0][1], there)):
+            self._at, _ = self._asked.popleft()
+            self.pages_ahead -= self._pages_ahead.popleft()
             skipped, count = max(0, skipped - 1), count + (not skipped)
         if self._last:
             self._ticks += _WEIGHT * (max(1.0, (now - self._last) / count) - self._ticks)
@@ -103,9 +124,9 @@ class Pace:
         return count
 
 
-def _has(blocks: Int64s, some: Int64s) -> bool:
-    """Whether some blocks are all among others; both ascend, int64 ``[n]``."""
-    if len(some) > len(blocks):
+def _has(blocks: Int64s, some: Int64s, there: set[int]) -> bool:
+    """Whether some blocks are all among others, ``there``; both ascend, int64 ``[n]``."""
+    # Most are not by their first, and thousands may be asked for.
+    if len(some) > len(blocks) or (len(some) and int(some[0]) not in there):
         return False
-    found = blocks[np.minimum(np.searchsorted(blocks, some[:1]), len(blocks) - 1)] == some[:1]
-    return bool(found.all()) and bool(np.isin(some, blocks, assume_unique=True).all())
+    return bool(np.isin(some, blocks, assume_unique=True).all())

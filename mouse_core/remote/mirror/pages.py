@@ -1,12 +1,12 @@
 """Which pages of a mirror some bytes touch, and which requests bring them.
 
-A mirror is cut into blocks of 64 KB, and each block into 16 pages of 4 KB. What is there is known by the page, a bit
-for each in the block's mask; what is let go of, by the block.
+A mirror is cut into blocks of 64 KB, and each block into 16 pages of 4 KB. What is there, and what is let go of, is
+known by the page, a bit for each in the block's mask; what is being fetched, by the block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -82,3 +82,16 @@ def ascending(begins: Sequence[int] | Int64s, ends: Sequence[int] | Int64s) -> t
     first, reached = first[order], np.maximum.accumulate(last[order])
     heads = np.flatnonzero(np.concatenate([[len(first) > 0], first[1:] > reached[:-1]]))
     return first[heads], np.maximum.reduceat(reached, heads) if len(heads) else heads
+
+
+def pieces(sizes: Int64s, most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of some sizes, by the first of them and the one behind the last, that have at most so many bytes together;
+    one that has more for itself.
+    """
+    first = 0
+    reached = np.cumsum(sizes)
+    while first < len(sizes):
+        before = int(reached[first] - sizes[first])
+        behind = max(first + 1, int(np.searchsorted(reached, before + most, "right")))
+        yield first, behind
+        first = behind

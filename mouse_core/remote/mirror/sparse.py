@@ -9,6 +9,7 @@ import os
 import struct
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import numpy as np
 
 from mouse_core.files.locking import Descriptor
 from mouse_core.files.mapped import open_file
-from mouse_core.remote.mirror.pages import BLOCK, Int64s
+from mouse_core.remote.mirror.pages import PAGE, Int64s
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MACOS_PUNCH = 99
+# Give room back, and keep the size.
+_LINUX_PUNCH = 3
 
 
 class SparseFile(Descriptor):
@@ -60,24 +63,36 @@ class SparseFile(Descriptor):
             written = os.pwrite(self._file, content, begin)
             content, begin = content[written:], begin + written
 
-    def empty(self, memory: mmap.mmap, blocks: Int64s) -> None:
-        """Give back the room of some blocks (ascending, int64 ``[n]``), where the system can; they are zeros then."""
-        if not len(blocks):
+    def empty(self, pages: Int64s) -> None:
+        """Give back the room of some pages (ascending, int64 ``[n]``), where the system can; they are zeros then."""
+        if not len(pages):
             return
-        heads = np.concatenate([[0], np.flatnonzero(np.diff(blocks) > 1) + 1])
-        behind = np.concatenate([heads[1:], [len(blocks)]])
-        for first, last in zip(blocks[heads].tolist(), blocks[behind - 1].tolist(), strict=True):
-            self._punch(memory, first * BLOCK, (last + 1 - first) * BLOCK)
+        heads = np.concatenate([[0], np.flatnonzero(np.diff(pages) > 1) + 1])
+        behind = np.concatenate([heads[1:], [len(pages)]])
+        for first, last in zip(pages[heads].tolist(), pages[behind - 1].tolist(), strict=True):
+            self._punch(first * PAGE, (last + 1 - first) * PAGE)
 
-    def _punch(self, memory: mmap.mmap, begin: int, size: int) -> None:
-        remove: Any = getattr(mmap, "MADV_REMOVE", None)
-        with suppress(OSError):  # where the file system cannot, the room is used when the block comes again
-            if remove is not None:
-                memory.madvise(remove, begin, size)
-            elif sys.platform == "darwin":
-                import fcntl
+    def _punch(self, begin: int, size: int) -> None:
+        # Where the system cannot, the room is used when the page comes again.
+        if sys.platform == "linux":
+            if (punch := _fallocate()) is not None:
+                # Memory's own advice takes no parts of pages, which are longer than these on some machines.
+                punch(self._file, _LINUX_PUNCH, begin, size)
+        elif sys.platform == "darwin":
+            import fcntl
 
+            with suppress(OSError):
                 fcntl.fcntl(self._file, _MACOS_PUNCH, struct.pack("IIqq", 0, 0, begin, size))
+
+
+@cache
+def _fallocate() -> Any:
+    """The system's call that sets room aside and gives it back; None where there is none."""
+    library = ctypes.CDLL(None)
+    found = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
+    if found is not None:
+        found.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return found
 
 
 def is_full(error: OSError) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,19 +18,46 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.errors import StoreWarning
 from mouse_core.files.locking import Descriptor, FileLock
 from mouse_core.files.mapped import fence, mapped, open_file, set_aside
-from mouse_core.remote.mirror.pages import ALL_PAGES, BLOCK, PAGES, Int64s
+from mouse_core.remote.mirror.pages import ALL_PAGES, BLOCK, PAGES, Int64s, by_block
 
-FORMAT = 1
-_MAGIC = int.from_bytes(b"mirror01", "little")
+FORMAT = 2
+_MAGIC = int.from_bytes(b"mirror02", "little")
 _HEADER = 4096
-# state: how often the block was let go of, and in the lowest 16 bits which of its pages are there. when: the time of
-# its next use, as far as one was asked for, or of its last. total: the sum of its pages' digests. claim: who fetches.
-_ROW = np.dtype([("state", "<i8"), ("when", "<i8"), ("total", "<u8"), ("claim", "<i8")])
+# state: in the lowest 16 bits which of the block's pages are there, and behind them, in 3 bits each, how often each was
+# let go of, modulo 8. claim: who fetches. when: the lowest 32 bits of the time at which each page is used next, as far
+# as one was asked for, or long before it was used last. check: the lowest 32 bits of each page's digest.
+_ROW = np.dtype([("state", "<i8"), ("claim", "<i8"), ("when", "<i4", PAGES), ("check", "<u4", PAGES)])
 _SMALLEST = (1 << 30) // BLOCK
-# Later than every time.
-_FAR = 1 << 61
+# Further away than every time.
+_FAR = (1 << 31) - 1
+# How much later than was thought something may be read: who was slower than others, or had to wait.
+_LATE = 512
+# What was read may be being copied for so long.
+_COPIED = 16
+# What goes is looked for among so many blocks: what is in others is hardly needed later, and finding it takes long.
+_LOOKED_AT = 1 << 17
+# Of three bits each that count.
+_HIGH = np.uint64(0x9249249249240000)
+
+
+def folder_of(cache: Path) -> Path:
+    """Where in the folder of a cache a mirror of this format is.
+
+    One of an older format is no use, and says so: it is left for those who read it still.
+    """
+    for older in sorted(cache.glob("mirror-*")):
+        number = older.name.removeprefix("mirror-")
+        if number.isdecimal() and int(number) < FORMAT:
+            warnings.warn(
+                f"cache {str(cache)!r}: expected format {FORMAT}, found also {older.name}, of an older one: it is not "
+                "read, and what is in it is fetched anew; remove it unless an older version is in use",
+                StoreWarning,
+                stacklevel=3,
+            )
+    return cache / f"mirror-{FORMAT}"
 
 
 class Table(Descriptor):
@@ -52,8 +80,8 @@ class Table(Descriptor):
         if self.header[0] != _MAGIC:
             os.ftruncate(self._file, _HEADER)
             self._map()
-            # The clock begins at 1: a block that was never used has the time 0.
-            self.header[1:] = [1, *([0] * (len(self.header) - 2))]
+            # A page that was never used has the time 0, which is to be long ago.
+            self.header[1:] = [_LATE + 1, *([0] * (len(self.header) - 2))]
             self.header[0] = _MAGIC
 
     def _map(self) -> None:
@@ -63,9 +91,9 @@ class Table(Descriptor):
         rows: npt.NDArray[Any] = np.frombuffer(self._memory, _ROW, (size - _HEADER) // _ROW.itemsize, _HEADER)
         self.rows = rows
         self.state: Int64s = rows["state"]
-        self.when: Int64s = rows["when"]
         self.claim: Int64s = rows["claim"]
-        self.total: npt.NDArray[np.uint64] = rows["total"]
+        self.when: npt.NDArray[np.int32] = rows["when"]
+        self.check: npt.NDArray[np.uint32] = rows["check"]
 
     @property
     def clock(self) -> int:
@@ -144,26 +172,30 @@ class Table(Descriptor):
         self.claim[blocks[free]] = me
         return free
 
-    def arrived(self, me: int, blocks: Int64s, masks: Int64s, totals: npt.NDArray[np.uint64]) -> Int64s:
+    def arrived(self, me: int, blocks: Int64s, masks: Int64s, checks: npt.NDArray[np.uint32]) -> Int64s:
         """Say that pages of blocks which ``me`` claimed are there, and claim them no more; under the lock.
 
         Args:
             me: Who claimed them.
             blocks: The blocks, ascending, int64 ``[n]``.
             masks: The pages, int64 ``[n]``; none of those that were there.
-            totals: Sums of the pages' digests, uint64 ``[n]``.
+            checks: Of each page the lowest 32 bits of its digest, uint32 ``[n, 16]``.
 
         Returns:
-            The states of the blocks, int64 ``[n]``; -1 of those that another one had taken over.
+            The states of the blocks, int64 ``[n]``; 0 of those that another one had taken over.
         """
         mine = self.claim[blocks] == me
-        blocks, masks, totals = blocks[mine], masks[mine], totals[mine]
-        self.total[blocks] += totals
+        blocks, masks = blocks[mine], masks[mine]
+        came = _bits(masks)
+        self.check[blocks] = np.where(came, checks[mine], self.check[blocks])
+        # What nobody asked for has been used as if now.
+        unused = came & (self._until(blocks) <= -_LATE)
+        self.when[blocks] = np.where(unused, _low(self.clock - _LATE), self.when[blocks])
         fence()
         self.state[blocks] |= masks
         self.header[2] += self.count(masks)
         self.claim[blocks] = 0
-        states = np.full(len(mine), -1)
+        states = np.zeros(len(mine), np.int64)
         states[mine] = self.state[blocks]
         return states
 
@@ -173,57 +205,98 @@ class Table(Descriptor):
 
     # ------------------------------------------------------------------ using
 
-    def ask(self, blocks: Int64s, when: int) -> None:
-        """Note that blocks will be used at a time. Nobody is kept from noting other things at once: it is a guess."""
-        known = self.when[blocks]
-        self.when[blocks] = np.where(known > self.clock, np.minimum(known, when), when)
+    def ask(self, pages: Int64s, when: int) -> None:
+        """Note that pages will be used at a time. Nobody is kept from noting other things at once: it is a guess."""
+        place = pages // PAGES, pages % PAGES
+        known = self.when[place] - _low(self.clock)
+        self.when[place] = np.where((known > 0) & (known < when - self.clock), self.when[place], _low(when))
+
+    def use(self, pages: Int64s, again: Int64s) -> None:
+        """Note that pages were used, and when each will be the next time, int64 ``[n]``: now where nobody knows."""
+        now = self.clock
+        self.when[pages // PAGES, pages % PAGES] = _low(np.where(again > now, again, now - _LATE + _COPIED))
+
+    def _until(self, blocks: Int64s) -> npt.NDArray[np.int32]:
+        """How far ahead the next use of each page is, int32 ``[n, 16]``.
+
+        It is less than 0 where it is late, and -512 or less some time after the last use.
+        """
+        until: npt.NDArray[np.int32] = self.when[blocks] - _low(self.clock)  # also when 32 bits have gone round
+        return until
 
     # ------------------------------------------------------------------ letting go
 
-    def needed_last(self, me: int, pages: int, before: int, lives: Callable[[int], bool]) -> Int64s:
-        """Blocks that have at least so many pages, as far as there are; under the lock.
+    def needed_last(self, me: int, pages: int, before: int, lives: Callable[[int], bool]) -> tuple[Int64s, Int64s]:
+        """So many pages, as far as there are; under the lock.
 
         Those whose next use nobody knows come first, longest unused ones before others; then those with the latest
-        next use. With them come those that someone claimed who died.
+        next use, and those of which it was not long ago, as it may be late. With them come those of blocks that someone
+        claimed who died.
 
-        At time 10, of blocks with the times 4, 9, 12 and 30 they are the first, the second, the fourth, the third.
+        At time 10, of pages that were used at 4 and 9 and are at 9, 12 and 30, they are the first two, then the one at
+        30, the one at 12 and the one at 9.
 
         Args:
             me: Who asks.
             pages: How many.
-            before: Blocks whose next use is at this time or earlier stay.
+            before: Pages whose next use is at this time or earlier stay.
             lives: Whether someone's claim holds.
 
         Returns:
-            Blocks, ascending, int64 ``[n]``.
+            Their blocks, ascending, int64 ``[n]``, and masks.
         """
         states, claims = self.state[: self.blocks], self.claim[: self.blocks]
         sizes = _sizes()[states & ALL_PAGES]
         # Who was killed may have changed a state and not the sum.
         self.header[2] = int(sizes.sum(dtype=np.int64))
         claimed = np.flatnonzero(claims)
-        left = [claimed[claims[claimed] == one] for one in np.unique(claims[claimed]).tolist() if not lives(one)]
+        dead = [claimed[claims[claimed] == one] for one in np.unique(claims[claimed]).tolist() if not lives(one)]
+        left = np.concatenate([np.zeros(0, np.int64), *dead])
         blocks = np.flatnonzero((sizes > 0) & (claims == 0))
-        when, now = self.when[blocks], self.clock
-        # A time far ahead is soon in this order: at 10, 30 comes before 12.
-        order = np.where(when > now, _FAR - when, when)
-        allowed = (when <= now) | (when > before)
-        blocks, order = blocks[allowed], order[allowed]
-        if pages < len(blocks):
-            first = np.argpartition(order, pages)[:pages]
-            blocks, order = blocks[first], order[first]
-        blocks = blocks[np.argsort(order, kind="stable")]
-        enough = int(np.searchsorted(np.cumsum(sizes[blocks], dtype=np.int64), pages)) + 1
-        return np.sort(np.concatenate([blocks[:enough], *left]))
+        if len(blocks) > _LOOKED_AT:
+            # Each time others, from where the last look ended on.
+            blocks = np.roll(blocks, -(int(self.header[5]) % len(blocks)))[:_LOOKED_AT]
+            self.header[5] += _LOOKED_AT
+        until = self._until(blocks).reshape(-1)
+        allowed = (until <= 0) | (until > before - self.clock)
+        found = np.flatnonzero(allowed & _bits(states[blocks]).reshape(-1))
+        if pages < len(found):
+            until = until[found]
+            # A time far ahead is soon in this order.
+            order = np.where(until > -_LATE, _FAR - np.maximum(until, 0), until)
+            found = found[np.argpartition(order, pages)[:pages]]
+        gone, masks = by_block(np.sort(blocks[found // PAGES] * PAGES + found % PAGES))
+        gone, masks = np.append(gone, left), np.append(masks, np.full(len(left), ALL_PAGES))
+        order = np.argsort(gone)
+        return gone[order], masks[order]
 
-    def let_go(self, me: int, blocks: Int64s) -> None:
-        """Take blocks for not there, and claim them until their bytes are gone; under the lock."""
+    def let_go(self, me: int, blocks: Int64s, masks: Int64s) -> None:
+        """Take pages for not there, and claim their blocks until the bytes are gone; under the lock."""
         self.claim[blocks] = me
         state = self.state[blocks]
-        self.state[blocks] = ((state >> PAGES) + 1) << PAGES
+        self.header[2] -= self.count(state & masks)
+        counts = (state & _counts()[masks]).view(np.uint64)
+        # Each by one, and none carries into the next.
+        more = (counts & ~_HIGH) + _ones()[masks] ^ (counts & _HIGH)
+        self.state[blocks] = (state & ~(masks | _counts()[masks])) | more.view(np.int64)
         fence()
-        self.total[blocks] = 0
-        self.header[2] -= self.count(state & ALL_PAGES)
+
+
+def same_pages(states: Int64s, others: Int64s, masks: Int64s) -> npt.NDArray[np.bool_]:
+    """Whether pages that are there in some states are there in others, and were not let go of between, bool ``[n]``."""
+    same: npt.NDArray[np.bool_] = (states ^ others) & (masks | _counts()[masks]) == 0
+    return same
+
+
+def _low(times: Any) -> Any:
+    """The lowest 32 bits of times, int32."""
+    return np.asarray(times, np.int64).astype(np.int32)
+
+
+def _bits(masks: Int64s) -> npt.NDArray[np.bool_]:
+    """Which pages masks name, bool ``[n, 16]``."""
+    bits: npt.NDArray[np.bool_] = (masks[:, None] >> np.arange(PAGES) & 1).astype(np.bool_)
+    return bits
 
 
 @cache
@@ -233,3 +306,18 @@ def _sizes() -> npt.NDArray[np.uint8]:
     for page in range(PAGES):
         sizes += (np.arange(ALL_PAGES + 1) >> page & 1).astype(np.uint8)
     return sizes
+
+
+@cache
+def _ones() -> npt.NDArray[np.uint64]:
+    """The lowest of the three bits that count for each page that a mask names, uint64 ``[65536]``."""
+    ones = np.zeros(ALL_PAGES + 1, np.uint64)
+    for page in range(PAGES):
+        ones |= (np.arange(ALL_PAGES + 1) >> page & 1).astype(np.uint64) << np.uint64(PAGES + 3 * page)
+    return ones
+
+
+@cache
+def _counts() -> Int64s:
+    """All three of them, int64 ``[65536]``."""
+    return (_ones() * np.uint64(7)).view(np.int64)
