@@ -90,6 +90,10 @@ class StorageError(MouseError, OSError):
     """Something could not be written or read: a full disk, a missing permission; the system's error is chained."""
 
 
+class TimedOutError(MouseError, TimeoutError):
+    """What was waited for did not come in time; the message says what that was. Nothing has changed."""
+
+
 class StoreWarning(UserWarning):
     """A store on disk was opened, and rows are not there any more that were appended before."""
 

@@ -131,8 +131,28 @@ def read_log(path: Path) -> list[bytes]:
         return _parse(path, path.read_bytes())[0] if path.exists() else []
 
 
-def _parse(path: Path, content: bytes) -> tuple[list[bytes], int]:
-    """The records, and where the last whole one ends."""
+def follow_log(path: Path, position: int = 0) -> tuple[list[bytes], int]:
+    """The whole records from a position on, and where the last of them ends; someone else may be appending.
+
+    Args:
+        path: The file; there are no records where it is not there.
+        position: Where a record begins: 0, or what an earlier call returned.
+
+    Raises:
+        DataError: A record that is not what was written.
+        StorageError: The file cannot be read.
+    """
+    with storing(f"log {path}"):
+        if not path.exists():
+            return [], position
+        with path.open("rb") as file:
+            file.seek(position)
+            records, read = _parse(path, file.read(), position)
+    return records, position + read
+
+
+def _parse(path: Path, content: bytes, first: int = 0) -> tuple[list[bytes], int]:
+    """The records of what is read from byte ``first`` on, and where in it the last whole one ends."""
     records, position = [], 0
     while position + _HEADER.size <= len(content):
         length, checksum, header_sum = _HEADER.unpack_from(content, position)
@@ -140,14 +160,16 @@ def _parse(path: Path, content: bytes) -> tuple[list[bytes], int]:
         if zlib.crc32(content[position : begin - 4]) != header_sum:
             if not any(content[position:]):
                 break  # room that was made for a record and never filled
-            raise DataError(f"log {path}: expected a record at byte {position}, found damage")
+            raise DataError(f"log {path}: expected a record at byte {first + position}, found damage")
         record = content[begin : begin + length]
         if len(record) < length:
             break
         if zlib.crc32(record) != checksum:
             if begin + length == len(content):
                 break
-            raise DataError(f"log {path}: expected the record at byte {position} as it was written, found damage")
+            raise DataError(
+                f"log {path}: expected the record at byte {first + position} as it was written, found damage"
+            )
         records.append(record)
         position = begin + length
     return records, position

@@ -6,12 +6,16 @@ from mouse_core.groups.examples.batches import concatenate, examples_digest, mak
 from mouse_core.groups.making.advantages import advantages
 from mouse_core.groups.making.grpo import GrpoBatchMaker
 from mouse_core.groups.making.protocol import BatchMaker, ResumableBatchMaker
+from mouse_core.groups.streams.balance import plan_micro_batches
+from mouse_core.groups.streams.share import BatchShare
+from mouse_core.groups.streams.stream import RolloutStream
 from mouse_core.groups.types.columns import RolloutColumn
 from mouse_core.groups.types.example import RLExample
 from mouse_core.groups.types.records import GroupKey, RolloutGroup, RolloutRecord, Turn
 
 __all__ = [
     "BatchMaker",
+    "BatchShare",
     "GroupKey",
     "GrpoBatchMaker",
     "RLExample",
@@ -20,6 +24,7 @@ __all__ = [
     "RolloutColumn",
     "RolloutGroup",
     "RolloutRecord",
+    "RolloutStream",
     "StoredGroup",
     "StoredRollouts",
     "Turn",
@@ -30,4 +35,5 @@ __all__ = [
     "open_rollouts",
     "pack",
     "pad",
+    "plan_micro_batches",
 ]

@@ -33,6 +33,7 @@ class Folder:
     Attributes:
         parts: The files of the sealed groups, in order.
         uids: Of all rollouts.
+        versions: Of the policies that all rollouts are of.
         waiting: The rollouts whose groups are not sealed.
         batches: Those that were stored.
 
@@ -68,6 +69,8 @@ class Folder:
         self._number = max((part.number for part in self.parts), default=-1) + 1
         self.waiting = Waiting(root, rules, self.uids, declared)
         self.uids.update(r.rollout_uid for group in self.waiting.groups.values() for r in group.rollouts)
+        self.versions = {part.key.policy_version for part in self.parts}
+        self.versions.update(key.policy_version for key in self.waiting.groups)
         self.waiting.tidy()
         if making is not None:
             making.resume(root, self.parts, self.batches.stored)
@@ -117,6 +120,8 @@ class Folder:
         self.waiting.apply(plan)
         self.uids.update(rollout.rollout_uid for rollout in plan.logged)
         self.uids.update(uid for part in parts for uid in part.uids)
+        self.versions.update(rollout.policy_version for rollout in plan.logged)
+        self.versions.update(part.key.policy_version for part in parts)
         self.parts.extend(parts)
         self._number += len(parts)
         if parts:

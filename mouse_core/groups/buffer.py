@@ -23,18 +23,20 @@ from mouse_core.groups._files.parts import check_codec
 from mouse_core.groups._files.reading import StoredRollouts, select_rollouts
 from mouse_core.groups._files.waiting import Rules
 from mouse_core.groups._folder import Folder
+from mouse_core.groups._pressure import Pressure
+from mouse_core.groups._stored import StoredInBuffer
 from mouse_core.groups.making.feeding import Making
 from mouse_core.groups.making.protocol import BatchMaker
 from mouse_core.groups.types.columns import RolloutColumn
-from mouse_core.groups.types.example import RLExample
 from mouse_core.groups.types.records import RolloutRecord, with_columns
+from mouse_core.groups.types.versions import staleness
 from mouse_core.spec import check_count
 
 # How long to wait before sealing is tried again, after the disk was full.
 _RETRY_SECONDS = 5.0
 
 
-class RolloutBuffer:
+class RolloutBuffer(StoredInBuffer):
     """Rollouts on disk, group by group, and batches made of them.
 
     A group is the rollouts of one policy version on one problem. It is sealed, which means written to a Parquet file of
@@ -55,6 +57,8 @@ class RolloutBuffer:
         capacity: The most rollouts that may wait for their groups; with more, the oldest groups are sealed as they are.
         columns: What rollouts may have beside what all have; None: what was declared for the folder. More may be
             declared when it is opened again.
+        max_ahead: How many rollouts may wait for their groups or to be drawn, where producers are to be held back; see
+            ``add_rollouts``. None: any number. The batch maker then says how many are ``available``.
         sync: Whether to wait for the disk. Without, a crash of the process loses nothing; one of the machine does.
         digest: Whether a digest of the batches runs along, off by default: some 60 us an example; see ``digest``.
 
@@ -75,6 +79,7 @@ class RolloutBuffer:
         capacity: int | None = None,
         *,
         columns: Iterable[RolloutColumn] | None = None,
+        max_ahead: int | None = None,
         sync: bool = True,
         digest: bool = False,
     ) -> None:
@@ -88,6 +93,7 @@ class RolloutBuffer:
         self._root = Path(root_path)
         self._making = None if batch_maker is None else Making(batch_maker)
         self._lock, self._requests = ProcessLock(), Requests()
+        self._pressure = Pressure(max_ahead, batch_maker, self._lock)
         with storing(f"folder {self._root}"):
             make_folder(self._root / STATE, sync=bool(sync))
             make_folder(self._root / BATCHES, sync=bool(sync))
@@ -139,6 +145,11 @@ class RolloutBuffer:
         return self._folder.waiting.count
 
     @property
+    def num_ahead(self) -> int:
+        """Rollouts that wait for their groups, and examples that batches could be made of now, where that is known."""
+        return self._pressure.ahead(self.num_waiting)
+
+    @property
     def digest(self) -> StreamDigest:
         """What batches were stored, in 128 bits: ``examples_digest(i, batch)`` of each with its number, added up.
 
@@ -162,15 +173,22 @@ class RolloutBuffer:
 
     # ------------------------------------------------------------------ adding
 
-    def add_rollout(self, rollout: RolloutRecord) -> bool:
+    def add_rollout(self, rollout: RolloutRecord, *, timeout: float | None = None) -> bool:
         """Add one rollout; whether it was new. See ``add_rollouts``."""
-        return self.add_rollouts([rollout]) == 1
+        return self.add_rollouts([rollout], timeout=timeout) == 1
 
-    def add_rollouts(self, rollouts: Iterable[RolloutRecord]) -> int:
+    def add_rollouts(self, rollouts: Iterable[RolloutRecord], *, timeout: float | None = None) -> int:
         """Add rollouts; when this returns, they are on the disk.
 
         A rollout whose uid has been added before is left out, so a call that failed, or whose answer was lost, can be
         repeated. Calls of several threads at once share their waiting for the disk.
+
+        With ``max_ahead`` a call waits while there are so many ahead (``num_ahead``), and is then carried out whole.
+        After a batch that was asked for and could not be made nobody waits, until one is made.
+
+        Args:
+            rollouts: What to add.
+            timeout: Seconds to wait for room; None: as long as it takes.
 
         Returns:
             How many were new.
@@ -179,6 +197,7 @@ class RolloutBuffer:
             DataError: Something else than a rollout, text that is not Unicode, or a column that was not declared or has
                 other values; nothing was added.
             StorageError: They cannot be written. Those that were there before are still there; nothing was added.
+            TimedOutError: There was no room in time; nothing was added.
             ClosedError, ForkError: The buffer is closed, or this is a forked child.
         """
         given = list(rollouts)
@@ -188,6 +207,7 @@ class RolloutBuffer:
             given[number] = with_columns(rollout, self._columns)
         if not given:
             return 0
+        self._pressure.hold(timeout, self._step, lambda: self.num_waiting)
         new: int = self._requests.serve(given, self._add)
         return new
 
@@ -249,36 +269,36 @@ class RolloutBuffer:
         if self._making is None:
             raise ConfigError("create_and_store_batch: expected a buffer with a batch_maker, found none")
         with self._step():
+            batch_id = None
             made = self._making.batch(size, self._folder.uids)
-            if made is None:
-                return None
-            batch_id = self._folder.batches.store(made.examples, made.metadata, made.uids)
-            self._making.stored(made)
+            if made is not None:
+                behind = staleness([example.policy_version for example in made.examples], self._folder.versions)
+                batch_id = self._folder.batches.store(made.examples, made.metadata, made.uids, behind)
+                self._making.stored(made)
+            self._pressure.asked(made=batch_id is not None)
         return batch_id
 
-    @property
-    def batches(self) -> list[str]:
-        """The ids of all stored batches, in order; old files may have been deleted since."""
+    def batch_at(self, index: int, batch_size: int | None = None) -> str | None:
+        """The id of a stored batch; asked for again, or by several at once, it is the same one.
+
+        Args:
+            index: How many were stored before it.
+            batch_size: Make the one that comes next, of so many examples, if it is that; None: make none.
+
+        Raises:
+            ConfigError: As ``create_and_store_batch``; a batch is to be made that others would have to come before.
+            DataError, StorageError, ClosedError, ForkError: As ``create_and_store_batch``.
+        """
+        number = check_count("index", index, 0)
         with self._lock:
-            return [batch.batch_id for batch in self._folder.batches.stored]
-
-    def read_batch(self, batch_id: str) -> list[RLExample]:
-        """A stored batch.
-
-        Raises:
-            MissingFieldError: There is no such batch.
-            DataError: Its file is damaged.
-            StorageError: It cannot be read.
-        """
-        return self._folder.batches.read(batch_id)
-
-    def batch_metadata(self, batch_id: str) -> dict[str, Any]:
-        """What the batch maker said of a stored batch.
-
-        Raises:
-            MissingFieldError, DataError, StorageError: As ``read_batch``.
-        """
-        return self._folder.batches.metadata(batch_id)
+            stored = self._folder.batches.stored
+            if number < len(stored):
+                return stored[number].batch_id
+            if batch_size is None:
+                return None
+            if number > len(stored):
+                raise ConfigError(f"index: expected at most {len(stored)}, the batch that comes next, found {number}")
+            return self.create_and_store_batch(batch_size)
 
     # ------------------------------------------------------------------ end
 
@@ -288,6 +308,7 @@ class RolloutBuffer:
         with self._lock:
             self._owner.close()
             self._folder.close()
+        self._pressure.wake()
 
     def __enter__(self) -> Self:
         return self

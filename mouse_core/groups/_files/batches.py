@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import MissingFieldError, StorageError
 from mouse_core.files.log import Log
 from mouse_core.files.writing import remove, write_file
-from mouse_core.groups._files.arrow.examples import examples_to_table, examples_with, table_to_examples
+from mouse_core.groups._files.arrow.examples import EXAMPLES, examples_to_table, examples_with, table_to_examples
 from mouse_core.groups._files.index import USED, StoredBatch, encode_batches
 from mouse_core.groups._files.names import BATCHES
 from mouse_core.groups._files.parts import (
@@ -30,6 +31,7 @@ from mouse_core.groups.types.columns import NO_COLUMNS, Columns, common_columns
 from mouse_core.groups.types.example import RLExample
 
 _METADATA, _COLUMNS = b"mouse_batch_metadata", b"mouse_batch_columns"
+_STALENESS = b"mouse_batch_staleness"
 _DIGEST, _BATCHES = b"mouse_batches_digest", "batches"
 # Two batches may be of the same rollouts and are two batches all the same.
 _TIME = b"mouse_batch_time"
@@ -64,18 +66,26 @@ class BatchFiles:
         self._digest_of = digest
         self.digest = None if digest is None else self._noted_digest()
 
-    def store(self, batch: Sequence[RLExample], metadata: Mapping[str, Any], uids: tuple[str, ...]) -> str:
+    def store(
+        self,
+        batch: Sequence[RLExample],
+        metadata: Mapping[str, Any],
+        uids: tuple[str, ...],
+        behind: Sequence[float | None],
+    ) -> str:
         """Write a batch; its id.
 
         Args:
             batch: What it is made of.
             metadata: What is to be known of it.
             uids: Of the rollouts it has used.
+            behind: How far each example's version is behind the newest.
 
         Raises:
             StorageError: It cannot be written; there is no such batch then.
         """
         noted = {_METADATA: json.dumps(dict(metadata), default=_plain).encode(), _TIME: str(time.time_ns()).encode()}
+        noted[_STALENESS] = json.dumps(list(behind)).encode()
         digest, number = self.digest, len(self.stored)
         if digest is not None and self._digest_of is not None:
             digest += self._digest_of(number, batch)
@@ -118,11 +128,7 @@ class BatchFiles:
             DataError: Its file is damaged.
             StorageError: It cannot be read.
         """
-        path = self._path(batch_id)
-        content = read_part(path)
-        said = read_metadata(path, content).get(_COLUMNS)
-        declared = NO_COLUMNS if said is None else Columns.from_json(said, f"batch {path}")
-        return table_to_examples(read_table(path, examples_with(declared), content), declared)
+        return read_examples(self._path(batch_id))
 
     def metadata(self, batch_id: str) -> dict[str, Any]:
         """What was stored with a batch.
@@ -133,11 +139,45 @@ class BatchFiles:
         found: dict[str, Any] = json.loads(read_metadata(self._path(batch_id)).get(_METADATA, b"{}"))
         return found
 
+    def staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
+        """How far each example of a batch was behind the newest version; see ``read_staleness``.
+
+        Raises:
+            MissingFieldError, DataError, StorageError: As ``read``.
+        """
+        return read_staleness(self._path(batch_id))
+
     def _path(self, batch_id: str) -> Path:
         names = {batch.batch_id: batch.name for batch in list(self.stored)}
         if batch_id not in names:
             raise MissingFieldError(f"batch: expected the id of one of {len(names)} stored batches, found {batch_id!r}")
         return self._folder / names[batch_id]
+
+
+def read_examples(path: Path) -> list[RLExample]:
+    """The batch of a file.
+
+    Raises:
+        DataError: It is damaged.
+        StorageError: It cannot be read.
+    """
+    content = read_part(path)
+    said = read_metadata(path, content).get(_COLUMNS)
+    declared = NO_COLUMNS if said is None else Columns.from_json(said, f"batch {path}")
+    return table_to_examples(read_table(path, examples_with(declared), content), declared)
+
+
+def read_staleness(path: Path) -> npt.NDArray[np.float64]:
+    """How many versions older than the newest each example was, when the batch of a file was made; NaN: not known.
+
+    Raises:
+        DataError, StorageError: As ``read_examples``.
+    """
+    content = read_part(path)
+    noted = read_metadata(path, content).get(_STALENESS)
+    if noted is None:
+        return np.full(read_table(path, EXAMPLES, content).num_rows, np.nan)
+    return np.array(json.loads(noted), np.float64)
 
 
 def _plain(value: Any) -> Any:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import DataError
-from mouse_core.files.log import Log, read_log
+from mouse_core.files.log import Log, follow_log, read_log
 from mouse_core.files.writing import remove_leftovers, storing
 from mouse_core.groups._files.arrow.examples import EXAMPLES
 from mouse_core.groups._files.names import BATCHES, STATE, folder_name
@@ -152,6 +152,18 @@ def read_index(root: Path) -> Index:
         DataError, StorageError: As ``open_index``.
     """
     return _compare(root, read_log(index_path(root)), clean=False)[0]
+
+
+def follow_batches(root: Path, position: int = 0) -> tuple[list[StoredBatch], int]:
+    """The batches that were noted in a folder's log from a position on, and where to read on; nothing is changed.
+
+    Only what is in the log has its number for good.
+
+    Raises:
+        DataError, StorageError: As ``open_index``.
+    """
+    records, position = follow_log(index_path(root), position)
+    return _decode([record for record in records if record[:1] == b"B"])[1], position
 
 
 def _compare(root: Path, records: Sequence[bytes], *, clean: bool) -> tuple[Index, list[Part], list[StoredBatch]]:

@@ -1,0 +1,1 @@
+"""Batches for trainers on several ranks, and producers that wait for them."""

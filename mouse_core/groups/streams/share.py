@@ -1,0 +1,102 @@
+"""A rank's share of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.digest import StreamDigest
+from mouse_core.groups.examples.batches import examples_digest
+from mouse_core.groups.streams.balance import MicroBatch, plan
+from mouse_core.groups.types.example import RLExample
+
+
+class BatchShare:
+    """What one rank trains on of a batch: a sequence of micro-batches, as many as every other rank has.
+
+    A micro-batch is the arrays of ``pack``, ``pad`` or ``concatenate``, all of one shape, made when it is asked for.
+    One that has no examples, as there were too few, is there all the same, and nothing in it is in the loss.
+
+    Attributes:
+        index: The batch's number.
+        batch_id: Its id in the buffer.
+        examples: Those of this rank, micro-batch after micro-batch.
+        places: Which examples of the whole batch these are, int64 ``[k]``.
+        staleness: How many versions older than the newest each was when the batch was made, float64 ``[k]``; NaN where
+            nothing is known of it.
+        first: The micro-batch that iterating begins with; 0, unless a state was loaded that stands within the batch.
+        report: Of the whole batch, the same on every rank: "index", "batch_id", "examples", "tokens", "loss_tokens" (to
+            divide a loss by that ranks add up), "micro_batches", "rank_tokens" (a list), "staleness_mean" and
+            "staleness_max" (None where nothing is known).
+    """
+
+    def __init__(
+        self,
+        index: int,
+        batch_id: str,
+        batch: Sequence[RLExample],
+        staleness: npt.NDArray[np.float64],
+        kind: MicroBatch,
+        shard: tuple[int, int],
+        first: int,
+    ) -> None:
+        self.index, self.batch_id, self.first = index, batch_id, first
+        sizes = [len(example) for example in batch]
+        ranks = plan(sizes, shard[1], kind)
+        self._kind, self._micro = kind, ranks[shard[0]]
+        self.places = np.array([place for places in self._micro for place in places], np.int64)
+        self.examples = [batch[place] for place in self.places.tolist()]
+        self.staleness = staleness[self.places]
+        self._batch, self._empty = batch, _empty(batch)
+        known = staleness[~np.isnan(staleness)]
+        self.report: Mapping[str, Any] = {
+            "index": index,
+            "batch_id": batch_id,
+            "examples": len(batch),
+            "tokens": sum(sizes),
+            "loss_tokens": sum(int(np.count_nonzero(example.loss_mask)) for example in batch),
+            "micro_batches": len(self._micro),
+            "rank_tokens": [sum(sizes[place] for places in one for place in places) for one in ranks],
+            "staleness_mean": float(known.mean()) if len(known) else None,
+            "staleness_max": float(known.max()) if len(known) else None,
+        }
+
+    def __repr__(self) -> str:
+        return f"BatchShare(index={self.index}, examples={len(self.examples)}, micro_batches={len(self)})"
+
+    def __len__(self) -> int:
+        return len(self._micro)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(self.first, len(self)))
+
+    def __getitem__(self, number: Any) -> Any:
+        """The arrays of a micro-batch, or a list of several."""
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(len(self)))]
+        return self._placed(self._kind.arrays([self._batch[place] for place in self._micro[number]], self._empty))
+
+    def _placed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
+        """The arrays where they are wanted; frameworks' own shares put them on a device."""
+        return arrays
+
+    @property
+    def digest(self) -> StreamDigest:
+        """That of the share; the ranks' add up to ``examples_digest(index, batch)`` of the whole batch."""
+        each = zip(self.places.tolist(), self.examples, strict=True)
+        return sum((examples_digest(self.index, [example], place) for place, example in each), StreamDigest())
+
+
+def _empty(batch: Sequence[RLExample]) -> RLExample:
+    """An example of no tokens with the columns of the others."""
+    declared = batch[0].declared
+    columns = {
+        name: np.full(column.shape if column.per == "example" else (0, *column.shape), column.fill, column.dtype)
+        for name, column in declared.items()
+    }
+    tokens, none = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    ids = None if batch[0].turn_ids is None else tokens
+    return RLExample(tokens, tokens > 0, none, none, columns=columns, turn_ids=ids, declared=declared)

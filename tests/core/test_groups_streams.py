@@ -1,0 +1,406 @@
+"""Shares of batches for several ranks, and producers that are held back."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core.digest import StreamDigest
+from mouse_core.errors import ClosedError, ConfigError, DataError, StateError, TimedOutError
+from mouse_core.groups import (
+    GrpoBatchMaker,
+    RLExample,
+    RolloutBuffer,
+    RolloutColumn,
+    RolloutRecord,
+    RolloutStream,
+    examples_digest,
+    plan_micro_batches,
+)
+from tests.core.groups_cases import group, rollout
+
+KINDS = [("pack", None), ("pack", 12), ("pad", 12), ("concatenate", None)]
+
+
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=40),
+    st.integers(1, 9),
+    st.integers(12, 40),
+    st.sampled_from(KINDS),
+    st.sampled_from([None, 1, 3]),
+)
+@settings(max_examples=60, deadline=None)
+def test_examples_are_shared_out_once_evenly_and_within_the_budget(
+    lengths: list[int], count: int, budget: int, kind: tuple[str, int | None], most: int | None
+) -> None:
+    collate, length = kind
+    ranks = plan_micro_batches(lengths, count, max_tokens=budget, collate=collate, length=length, max_examples=most)
+    places = [place for micro_batches in ranks for places in micro_batches for place in places]
+    assert sorted(places) == list(range(len(lengths)))
+    assert len(ranks) == count
+    assert len({len(micro_batches) for micro_batches in ranks}) == 1
+    for places in (places for micro_batches in ranks for places in micro_batches):
+        used = len(places) * 12 if collate == "pad" else sum(lengths[place] for place in places)
+        assert used <= budget
+        assert len(places) <= (most or len(lengths))
+    if most is None and collate != "pad":
+        tokens = [sum(lengths[place] for places in micro_batches for place in places) for micro_batches in ranks]
+        assert max(tokens) - min(tokens) <= max(lengths)
+        # What ranks work on at the same time is alike, too.
+        for together in zip(*ranks, strict=True):
+            loads = [sum(lengths[place] for place in places) for places in together]
+            assert max(loads) - min(loads) <= max(lengths)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(1, 3))
+@settings(max_examples=30, deadline=None)
+def test_there_are_few_micro_batches(lengths: list[int], count: int) -> None:
+    (fewest, *_) = [len(one) for one in plan_micro_batches(lengths, count, max_tokens=12)]
+    # Any two micro-batches that could be one would have been, up to what longest-first loses.
+    assert fewest <= 1 + -(-2 * sum(lengths) // (12 * count))
+
+
+def test_what_cannot_be_planned() -> None:
+    with pytest.raises(DataError, match="expected at most 4 tokens, found 5 at 1"):
+        plan_micro_batches([1, 5], 2, max_tokens=8, length=4)
+    for options, wanted in [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 8, "collate": "stack"}, r"expected one of \['pack', 'pad', 'concatenate'\], found 'stack'"),
+        ({"max_tokens": 8, "collate": "pad"}, "length: expected the tokens of a row"),
+        ({"max_tokens": 8, "collate": "concatenate", "length": 4}, "length: expected None"),
+        ({"max_tokens": 8, "length": 9}, "length: expected at most max_tokens, 8, found 9"),
+        ({"max_tokens": 8, "max_examples": 0}, "max_examples"),
+    ]:
+        with pytest.raises(ConfigError, match=wanted):
+            plan_micro_batches([1], 1, **options)
+
+
+def filled(root: Path, *, batches: int = 3, columns: Any = None, **options: Any) -> RolloutBuffer:
+    """A buffer with three batches of 10 examples, of 5 to 24 tokens, of versions 1 to 3."""
+    buffer = RolloutBuffer(
+        root, 8, batch_maker=GrpoBatchMaker(older_groups="keep"), columns=columns, sync=False, **options
+    )
+    for number in range(0, 48, 8):
+        version = 1 + number // 16
+        buffer.add_rollouts(
+            rollout(n, example=f"p{number}", version=version, tokens=2 + n * 7 % 20) for n in range(number, number + 8)
+        )
+    for index in range(batches):
+        assert buffer.batch_at(index, 10) == buffer.batch_at(index)
+    return buffer
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    root = tmp_path_factory.mktemp("streams") / "rollouts"
+    with filled(root):
+        yield root
+
+
+@pytest.mark.parametrize("count", [1, 3, 16])
+@pytest.mark.parametrize(("collate", "length"), KINDS[1:])
+def test_ranks_share_the_same_batches(root: Path, count: int, collate: str, length: int | None) -> None:
+    length = None if length is None else 24
+    options: Any = {"collate": collate, "length": length, "max_examples": 4}
+    streams = [RolloutStream(root, 50, shard=(rank, count), **options) for rank in range(count)]
+    with RolloutBuffer(root) as buffer:
+        whole = [buffer.read_batch(batch_id) for batch_id in buffer.batches]
+    for index, batch in enumerate(whole):
+        shares = [next(stream) for stream in streams]
+        assert sorted(np.concatenate([share.places for share in shares]).tolist()) == list(range(10))
+        assert {len(share) for share in shares} == {shares[0].report["micro_batches"]}
+        assert all(share.report == shares[0].report for share in shares)
+        assert shares[0].report["tokens"] == sum(map(len, batch)) == sum(shares[0].report["rank_tokens"])
+        for share, tokens in zip(shares, shares[0].report["rank_tokens"], strict=True):
+            assert share.examples == [batch[place] for place in share.places]
+            assert sum(map(len, share.examples)) == tokens
+        assert sum((share.digest for share in shares), StreamDigest()) == examples_digest(index, batch)
+        # All micro-batches of all ranks have one shape, and what is in the loss is in one of them.
+        arrays = [one for share in shares for one in share]
+        assert len({tuple((name, a.shape) for name, a in one.items()) for one in arrays}) == 1
+        assert sum(int(one["loss_mask"].sum()) for one in arrays) == shares[0].report["loss_tokens"]
+        assert sum(float(one["advantage"].sum(dtype=float)) for one in arrays) == pytest.approx(
+            sum(float(e.advantage.sum(dtype=float)) for e in batch)
+        )
+
+
+def test_declared_columns_are_in_micro_batches_without_examples(tmp_path: Path) -> None:
+    columns = [RolloutColumn(f"per_{per}", per, "int8", (2,), fill=7) for per in ("token", "turn", "example")]
+    with RolloutBuffer(tmp_path, 2, batch_maker=GrpoBatchMaker(), columns=columns, sync=False) as buffer:
+        buffer.add_rollouts(group(0, 2))
+        for collate, length in KINDS:
+            options: Any = {"collate": collate, "length": length, "batch_size": 2}
+            shares = [next(RolloutStream(buffer, 24, shard=(rank, 3), **options)) for rank in range(3)]
+            (empty,) = [share for share in shares if not share.examples]
+            assert set(empty[0]) == set(shares[0][0]) > {"per_token", "per_turn", "per_example"}
+            assert not empty[0]["loss_mask"].any()
+            assert empty.staleness.shape == (0,)
+            assert empty[-1:][0]["tokens"].size == shares[0][0]["tokens"].size
+
+
+def test_going_on_with_another_number_of_ranks_loses_and_doubles_nothing(root: Path) -> None:
+    def uids(streams: list[RolloutStream]) -> list[str]:
+        return sorted(example.rollout_uid for stream in streams for example in next(stream).examples)
+
+    def ranks(count: int) -> list[RolloutStream]:
+        return [RolloutStream(root, 40, shard=(rank, count)) for rank in range(count)]
+
+    (whole,) = ranks(1)
+    expected = [uids([whole]) for _ in range(3)]
+    eight, three = ranks(8), ranks(3)
+    assert uids(eight) == expected[0]
+    states = [json.dumps(stream.state_dict()) for stream in eight]
+    assert len(set(states)) == 1
+    assert uids(eight) == expected[1]  # and killed: the state is that of before
+    for stream in three:
+        stream.load_state_dict(json.loads(states[0]))
+    assert [uids(three), uids(three)] == expected[1:]
+
+
+def test_going_on_within_a_batch(root: Path) -> None:
+    stream = RolloutStream(root, 30, shard=(1, 2))
+    next(stream)
+    share = next(stream)
+    assert len(share) > 2
+    whole = [arrays["tokens"].tolist() for arrays in share]
+    state = json.loads(json.dumps(stream.state_dict(micro_batches=2)))
+    again = RolloutStream(root, 30, shard=(1, 2))
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    assert [arrays["tokens"].tolist() for arrays in next(again)] == whole[2:]
+    assert again.state_dict() == stream.state_dict() == stream.state_dict(micro_batches=len(share))
+    assert next(again).first == 0
+    # At its beginning, it is any number of ranks that may go on.
+    other = RolloutStream(root, 50, shard=(0, 3))
+    other.load_state_dict(stream.state_dict(micro_batches=0))
+    assert next(other).batch_id == share.batch_id
+    with pytest.raises(StateError, match=r"expected one within a batch to be of \[3, 50, .*found \[2, 30"):
+        other.load_state_dict(state)
+    with pytest.raises(ConfigError, match=f"micro_batches: expected at most the {len(share)}"):
+        stream.state_dict(micro_batches=len(share) + 1)
+
+
+def test_states_of_others_are_refused(root: Path, tmp_path: Path) -> None:
+    stream = RolloutStream(root, 50)
+    next(stream)
+    state = stream.state_dict()
+    for wrong, wanted in [
+        ({}, "found format None"),
+        ({**state, "format": 2}, "found format 2, of a newer version"),
+        ({**state, "batch": -1}, "expected the number of a batch"),
+        ({**state, "after": ""}, "expected the number of a batch"),
+    ]:
+        with pytest.raises(StateError, match=wanted):
+            stream.load_state_dict(wrong)
+    assert stream.state_dict() == state
+    stream.load_state_dict({**state, "after": "another"})
+    with pytest.raises(StateError, match="batch 0: expected 'another'"):
+        next(stream)
+    # No batch is made for a state that other batches belong to.
+    with filled(tmp_path / "other", batches=0) as buffer:
+        stream = RolloutStream(buffer, 50, batch_size=4)
+        stream.load_state_dict(state)
+        with pytest.raises(ConfigError, match="index: expected at most 0, the batch that comes next, found 1"):
+            next(stream)
+        assert not buffer.batches
+
+
+def test_batches_are_made_on_demand_and_waited_for(tmp_path: Path) -> None:
+    root = tmp_path / "rollouts"
+    reader = RolloutStream(root, 100, shard=(1, 2), timeout=30)
+    with pytest.raises(TimedOutError, match=r"batch 0: expected within 0 s, found none in the folder .*, which has 0"):
+        next(RolloutStream(root, 100, timeout=0))
+    shares: list[Any] = []
+    thread = threading.Thread(target=lambda: shares.extend(islice(reader, 3)))
+    thread.start()
+    with filled(root, batches=0) as buffer:
+        makers = [RolloutStream(buffer, 100, shard=(0, 2), batch_size=10) for _ in range(2)]
+        made = [[share.batch_id for share in islice(maker, 3)] for maker in makers]
+        thread.join(30)
+        assert made == [buffer.batches] * 2 == [[share.batch_id for share in shares]] * 2
+        assert RolloutStream(buffer, 100).__next__().batch_id == buffer.batches[0]
+        late = RolloutStream(buffer, 100, batch_size=40, timeout=0.01)
+        late.load_state_dict(makers[0].state_dict())
+        with pytest.raises(TimedOutError, match=r"batch 3: expected within 0.01 s, found none in RolloutBuffer"):
+            next(late)
+    for options, wanted in [
+        ({"batches": root, "batch_size": 4}, "batch_size: expected None, as only who has the buffer"),
+        ({"batches": 3}, "batches: expected a RolloutBuffer"),
+        ({"batches": root, "timeout": -1}, "timeout: expected seconds"),
+        ({"batches": root, "shard": (2, 2)}, "shard: expected 0 <= rank < count"),
+    ]:
+        with pytest.raises(ConfigError, match=wanted):
+            RolloutStream(**{"max_tokens": 8, **options})  # type: ignore[arg-type]
+
+
+def test_the_environment_says_which_rank_it_is(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert RolloutStream(root, 50, shard="auto").shard == (2, 4)
+
+
+def test_staleness_is_that_of_when_the_batch_was_made(tmp_path: Path) -> None:
+    with filled(tmp_path, batches=1) as buffer:
+        buffer.add_rollout(rollout(100, version=9))
+        second = buffer.create_and_store_batch(10)
+        stream = RolloutStream(tmp_path, 200)
+        for newest, share in zip((3, 9), stream, strict=False):
+            expected = [newest - int(example.policy_version) for example in share.examples]
+            assert share.staleness.tolist() == expected
+            assert share.report["staleness_max"] == max(expected)
+            assert share.report["staleness_mean"] == pytest.approx(np.mean(expected))
+        assert second is not None
+        assert buffer.batch_staleness(second).max() == share.report["staleness_max"]
+
+
+def test_staleness_of_versions_that_are_no_numbers_and_of_none(tmp_path: Path) -> None:
+    class Maker:
+        """Batches of what came first."""
+
+        available = 0
+
+        def __init__(self) -> None:
+            self.came: list[RolloutRecord] = []
+
+        def add_rollout(self, rollout: RolloutRecord) -> None:
+            self.came.append(rollout)
+
+        def create_batch(self, batch_size: int) -> list[RLExample]:
+            versions = [rollout.policy_version for rollout in self.came[: batch_size - 1]]
+            zeros = np.zeros(2, np.float32)
+            return [RLExample(zeros.astype(int), zeros == 0, zeros, zeros, "", "", v) for v in [*versions, ""]]
+
+        def get_batch_metadata(self, batch: Any) -> dict[str, Any]:
+            return {"rollout_uids": [rollout.rollout_uid for rollout in self.came]}
+
+    with RolloutBuffer(tmp_path, 1, 1, batch_maker=Maker(), sync=False) as buffer:
+        for number, version in enumerate(["step-9", "step-10", "step-100"]):
+            buffer.add_rollout(rollout(number, version=version, example=version))
+        share = next(RolloutStream(buffer, 100, batch_size=3))
+        found = dict(zip(share.places.tolist(), share.staleness.tolist(), strict=True))
+        assert (found[0], found[1]) == (2.0, 1.0)
+        assert np.isnan(found[2])
+        assert share.report["staleness_mean"] == 1.5
+
+
+# ---------------------------------------------------------------------- producers
+
+
+def ahead(root: Path, **options: Any) -> RolloutBuffer:
+    return RolloutBuffer(root, 4, batch_maker=GrpoBatchMaker(older_groups="keep"), sync=False, **options)
+
+
+def test_producers_wait_for_batches(tmp_path: Path) -> None:
+    with ahead(tmp_path, max_ahead=8) as buffer:
+        assert buffer.add_rollouts(group(0, 4, example="a")) == 4
+        assert buffer.add_rollouts(group(4, 5, example="b"), timeout=0) == 5  # what is let in is carried out whole
+        assert buffer.num_ahead == 9
+        with pytest.raises(TimedOutError, match=r"expected room within 0 s, found 9 rollouts ahead of max_ahead 8"):
+            buffer.add_rollout(rollout(20), timeout=0)
+        assert len(buffer) == 9
+        assert "r20" not in buffer
+        thread = threading.Thread(target=buffer.add_rollout, args=(rollout(20),))
+        thread.start()
+        thread.join(0.05)
+        assert thread.is_alive()
+        assert buffer.create_and_store_batch(4) is not None
+        thread.join(30)
+        assert "r20" in buffer
+
+
+def test_nobody_waits_while_a_batch_lacks_rollouts(tmp_path: Path) -> None:
+    """Else the trainer would wait for producers who wait for it."""
+    with ahead(tmp_path, max_ahead=4) as buffer:
+        buffer.add_rollouts(group(0, 4, example="a"))
+        thread = threading.Thread(target=lambda: [buffer.add_rollouts(group(n, 4, example=str(n))) for n in (4, 8)])
+        thread.start()
+        share = next(RolloutStream(buffer, 100, batch_size=12, timeout=30))
+        thread.join(30)
+        assert len(share.examples) == 12
+        assert buffer.num_ahead == 0
+        # The same where what waits can never be drawn: rollouts that are alone with their problem.
+        buffer.add_rollouts([rollout(n, example=f"alone {n}") for n in range(20, 24)])
+        with pytest.raises(TimedOutError):
+            buffer.add_rollouts(group(30, 4, example="c"), timeout=0)
+        assert buffer.create_and_store_batch(4) is None
+        buffer.add_rollouts(group(30, 4, example="c"))
+        assert buffer.create_and_store_batch(4) is not None
+        with pytest.raises(TimedOutError):
+            buffer.add_rollout(rollout(40), timeout=0)
+
+
+def test_producers_that_wait_learn_that_the_buffer_is_gone(tmp_path: Path) -> None:
+    raised: list[BaseException] = []
+
+    def add(buffer: RolloutBuffer) -> None:
+        try:
+            buffer.add_rollout(rollout(9))
+        except ClosedError as error:
+            raised.append(error)
+
+    for taken in (False, True):
+        buffer = ahead(tmp_path / str(taken), max_ahead=1)
+        buffer.add_rollout(rollout(0))
+        thread = threading.Thread(target=add, args=(buffer,))
+        thread.start()
+        thread.join(0.02)
+        other = ahead(tmp_path / str(taken)) if taken else buffer
+        if not taken:
+            buffer.close()
+        thread.join(30)
+        assert "r9" not in other
+        buffer.close()
+        other.close()
+    assert len(raised) == 2
+
+
+def test_limits_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_ahead: expected a batch_maker with an attribute 'available'"):
+        RolloutBuffer(tmp_path, max_ahead=8)
+    with pytest.raises(ConfigError, match="max_ahead"):
+        ahead(tmp_path, max_ahead=0)
+    with ahead(tmp_path, max_ahead=1) as buffer, pytest.raises(ConfigError, match="timeout: expected seconds"):
+        buffer.add_rollouts([rollout(0)], timeout=-1)
+
+
+# ---------------------------------------------------------------------- processes
+
+
+def follow(root: Path, rank: int, state: dict[str, Any] | None, batches: int, queue: Any) -> None:
+    """A trainer in a process of its own, which says what it was given, and the state after it."""
+    stream = RolloutStream(root, 60, shard=(rank, 2), timeout=60)
+    if state is not None:
+        stream.load_state_dict(state)
+    shares = list(islice(stream, batches))
+    queue.put(([example.rollout_uid for share in shares for example in share.examples], stream.state_dict()))
+
+
+@pytest.mark.slow
+def test_two_processes_read_what_a_third_makes_and_go_on_after_a_restart(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    state, seen = None, []
+    for batches in (1, 2):
+        queue: Any = context.Queue()
+        processes = [context.Process(target=follow, args=(tmp_path, rank, state, batches, queue)) for rank in (0, 1)]
+        for process in processes:
+            process.start()
+        with filled(tmp_path, batches=1 if state is None else 3) as buffer:
+            answers = [queue.get(timeout=60) for _ in processes]
+            stored = [buffer.read_batch(batch_id) for batch_id in buffer.batches]
+        for process in processes:
+            process.join()
+        seen += [uid for uids, _ in answers for uid in uids]
+        state = answers[0][1]
+        assert state == answers[1][1]
+    assert len(stored) == 3
+    assert sorted(seen) == sorted(example.rollout_uid for batch in stored for example in batch)
