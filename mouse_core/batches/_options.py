@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mouse_core.batches._mask import Packing
     from mouse_core.ranks import Ranks, Uneven
     from mouse_core.sampling.lengths import Cut
+    from mouse_core.sampling.offsets import FieldWindows
     from mouse_core.statistics.normalizer import Normalizer
 
 
@@ -241,7 +242,13 @@ def warn_of_collation(indices: Sequence[int]) -> None:
     )
 
 
-def identity_of(snapshot: Snapshot, sampler: object, readers: Readers, stages: Sequence[_Identified]) -> list[Any]:
+def identity_of(
+    snapshot: Snapshot,
+    sampler: object,
+    readers: Readers,
+    stages: Sequence[_Identified],
+    windows: FieldWindows | None,
+) -> list[Any]:
     """What decides about batches, but for the seed, the delivered dtypes, and what shards deliver of a batch."""
     from mouse_core._base.identity import sampler_identity
 
@@ -251,4 +258,6 @@ def identity_of(snapshot: Snapshot, sampler: object, readers: Readers, stages: S
         for name, reader in readers.items()
         if not isinstance(reader, MaskReader) or (masked and name == MASK)
     ]
+    if windows is not None and not windows.offsets and windows.batch_dims == 1:
+        fields.append(["[B]"])  # rows alone: no field says that there is no axis of steps
     return [snapshot.fingerprint, sampler_identity(sampler), fields, *(stage.identity for stage in stages)]

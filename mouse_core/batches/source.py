@@ -234,7 +234,7 @@ class BatchSource:
     def identity(self) -> list[Any]:
         """What the fingerprint is a digest of: that of the data, the sampler, the fields, and any augmentation."""
         stages: tuple[Any, ...] = self._stages if self._packing is None else (*self._stages, self._packing)
-        return asked.identity_of(self.snapshot, self.sampler, self._pipeline.readers, stages)
+        return asked.identity_of(self.snapshot, self.sampler, self._pipeline.readers, stages, self._chosen.windows)
 
     def __len__(self) -> int:
         """Batches in an epoch; ConfigError for whoever would shard a shard."""

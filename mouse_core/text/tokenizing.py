@@ -129,7 +129,10 @@ def tokenize(
             reopened = target.is_dir()  # others may have made it
             if not reopened:
                 _make(texts, digest, load(), target, recipe, num_workers, progress)
-                write_file(root / f"{name}.json", json.dumps({**made_of, "source": texts.name}, indent=1).encode())
+    # Where a process was killed when the store had its name already.
+    remove(_unfinished(target))
+    if not (said := root / f"{name}.json").exists():
+        write_file(said, json.dumps({**made_of, "source": texts.name}, indent=1).encode())
     rows = len(DatasetStore.open(target, verify=False))
     return Tokenized(str(target), rows, count, reopened)
 
@@ -155,8 +158,13 @@ def _make(
         convert(stream, target, to="store", shard_bytes=_SHARD_BYTES, progress=progress)
     except DataError:
         # Of texts that are mended the store has another name: nothing goes on from here.
-        remove(target.with_name(f".{target.name}.converting"))
+        remove(_unfinished(target))
         raise
+
+
+def _unfinished(target: Path) -> Path:
+    """Where ``convert`` writes what is not whole yet."""
+    return target.with_name(f".{target.name}.converting")
 
 
 def _watched(batches: Iterator[pa.RecordBatch], digest: RowDigest) -> Iterator[pa.RecordBatch]:

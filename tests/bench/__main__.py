@@ -28,6 +28,7 @@ from tests.bench import (
     replay,
     rollout_groups,
     rollouts,
+    texts,
     workloads,
 )
 from tests.bench.results import Results, Table
@@ -116,6 +117,7 @@ def run(settings: Settings, *, quick: bool, only: str) -> Results:
     add("forest", lambda: forests.tables(settings))
     add("rollouts", lambda: rollouts.tables(settings))
     add("rollout-groups", lambda: rollout_groups.tables(settings))
+    add("texts", lambda: texts.tables(settings))
     if only in "loaders":
         tables, figures = loaders.overheads(settings)
         results.figures += figures

@@ -509,3 +509,21 @@ def test_of_whatever_is_a_store() -> None:
             assert batch["action_mask"][place].tolist() == [row + 1 < end]
             assert batch["member"][place] == member
         assert pad or batch["obs_discrete_mask"].all()
+
+
+def test_without_offsets_batches_are_rows() -> None:
+    store = example_store()
+    rows = BatchSource(store, batch_size=4, windows={}, sampling="sequential", seed=5)
+    steps = BatchSource(store, 1, 4, "sequential", seed=5)
+    assert list(rows.spec) == list(steps.spec)
+    assert rows.spec.batch_dims == 1
+    for index in range(3):
+        for name, values in rows[index].items():
+            np.testing.assert_array_equal(values, steps[index][name][:, 0])
+    assert rows.fingerprint != steps.fingerprint
+    windows = BatchSource(store, 3, 4, windows={})
+    assert windows.fingerprint == BatchSource(store, 3, 4).fingerprint
+    assert windows[0]["reward"].shape == (4, 3)
+    state = PrefetchBatchifier(store, batch_size=4, windows={}, sampling="sequential").state_dict()
+    with pytest.raises(StateError, match=r"\[B\]"):
+        PrefetchBatchifier(store, 1, 4, "sequential").load_state_dict(state)

@@ -1,0 +1,69 @@
+"""Texts tokenised into a store, beside the tokenizer alone; opening again what was made before."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from mouse_core import text
+from mouse_core.bench import Contender, interleave
+from tests.bench.results import Table, table_of
+from tests.bench.workloads import Settings
+from tests.core.text_cases import sentence, tokenizer, tokenizer_file
+
+_WORDS, _LENGTH = 100, 128
+_YESTERDAY = 24 * 3600
+
+
+def tables(settings: Settings) -> list[Table]:
+    """Texts of 100 words in a file of JSON lines, as tokens and as rows of 128; and the same asked for again."""
+    number = 10_000 if settings.quick else 100_000
+    folder = Path(settings.folder) / "texts"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    texts = [sentence(n, _WORDS) for n in range(number)]
+    file, made = folder / "texts.jsonl", tokenizer_file(folder)
+    file.write_text("".join(json.dumps({"text": one}) + "\n" for one in texts))
+    before = file.stat().st_mtime - _YESTERDAY
+    os.utime(file, (before, before))
+    by_itself, recipes = tokenizer(), {"Tokens()": text.Tokens(), "Texts": text.Texts(max_length=_LENGTH, pad_id=1)}
+
+    def alone(_: int) -> Any:
+        for begin in range(0, number, 512):
+            for one in by_itself.encode_batch_fast(texts[begin : begin + 512]):
+                _ = one.ids
+
+    def once(recipe: Any) -> Callable[[int], Any]:
+        runs = count()
+
+        def run(_: int) -> Any:
+            target = folder / f"made-{next(runs)}"
+            text.tokenize(file, made, target, recipe)
+            shutil.rmtree(target)
+
+        return run
+
+    def again(source: Any, recipe: Any) -> Callable[[int], Any]:
+        text.tokenize(source, made, folder / "kept", recipe)
+        return lambda _: text.tokenize(source, made, folder / "kept", recipe).to_store()
+
+    making = [Contender("the tokenizer alone, of texts in memory", alone, "floor")]
+    making += [Contender(f"mouse tokenize, {name}", once(recipe), "ours") for name, recipe in recipes.items()]
+    opening = [Contender("reading the file", lambda _: file.read_bytes(), "floor")]
+    opening += [
+        Contender("mouse tokenize again, a file", again(file, recipes["Tokens()"]), "ours"),
+        Contender("mouse tokenize again, a list", again(texts, recipes["Tokens()"]), "ours"),
+    ]
+    what = f"{number:,} texts of {_WORDS} words"
+    return [
+        table_of(key, title, interleave(contenders, rounds=min(settings.rounds, 5), budget_seconds=8 * settings.budget))
+        for key, title, contenders in (
+            ("texts-making", f"Texts: {what} tokenised", making),
+            ("texts-opening", f"Texts: {what} opened again", opening),
+        )
+    ]
