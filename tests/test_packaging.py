@@ -127,6 +127,7 @@ TWINS = {
     "ReplayBufferEnsemble",
     "RolloutBuffer",
     "RolloutStorage",
+    "RolloutStream",
     "RowMap",
     "TokenAugmenter",
     "discounted_returns",

@@ -1,4 +1,4 @@
-"""Examples of rollout groups as JAX arrays, padded, packed or one behind the other."""
+"""Examples of rollout groups as JAX arrays, padded, packed or one behind the other, and in streams by rank."""
 
 from __future__ import annotations
 
@@ -112,3 +112,34 @@ def _placed(arrays: Arrays, placement: Placement) -> dict[str, jax.Array]:
         shape = list(arrays["tokens"].shape)
         raise ConfigError(f"sharding: expected one that divides arrays of shape {shape}, found: {error}") from error
     return dict(zip(arrays, placed, strict=True))
+
+
+class RolloutStream(groups.RolloutStream):
+    """``mouse_core.groups.RolloutStream`` with micro-batches as JAX arrays on a device or a sharding.
+
+    All have one shape, so a jitted step is compiled once; see there for what breaks that.
+
+    Args:
+        batches, max_tokens: As there.
+        device: Where the arrays go; None: JAX's default.
+        sharding: How they are laid out ``[B, L]`` over devices of this process; None: on ``device``.
+        **options: All else, as there.
+
+    Raises:
+        ConfigError: As there; a device that is not there, or both arguments.
+    """
+
+    def __init__(
+        self,
+        batches: Any,
+        max_tokens: int,
+        *,
+        device: jax.Device | str | None = None,
+        sharding: Sharding | None = None,
+        **options: Any,
+    ) -> None:
+        self._placement = _placement(device, sharding)
+        super().__init__(batches, max_tokens, **options)
+
+    def _deliver(self, arrays: Arrays) -> dict[str, jax.Array]:
+        return _placed(arrays, self._placement)

@@ -7,7 +7,7 @@ except ImportError as error:
 
 from mouse_ray.datasets import read
 from mouse_ray.replay_buffer import ReplayBuffer
-from mouse_ray.rollout_buffer import RolloutBuffer
+from mouse_ray.rollout_buffer import ActorBatches, RolloutBuffer
 from mouse_ray.store_writer import StoreWriter, store_client
 
-__all__ = ["ReplayBuffer", "RolloutBuffer", "StoreWriter", "read", "store_client"]
+__all__ = ["ActorBatches", "ReplayBuffer", "RolloutBuffer", "StoreWriter", "read", "store_client"]

@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import ray
 
 from mouse_core import groups
@@ -19,7 +21,7 @@ class RolloutBufferActor:
     It has the same arguments and methods; what is an attribute there is a method here. An actor that dies is started
     again, and finds in its folder everything that ``add_rollouts`` was answered for. Calls that were under way are
     repeated, which changes nothing for rollouts that arrived before, except ``create_and_store_batch``: it fails, and
-    ``batches`` says whether there is one more.
+    ``batches`` says whether there is one more. ``batch_at`` is repeated, and gives the same batch.
 
     Calls of several producers run at the same time and share their waiting for the disk. Send many rollouts a call:
     their arrays then travel in shared memory and are not copied, and stay there while the rollouts wait for their group
@@ -27,7 +29,7 @@ class RolloutBufferActor:
 
     Args:
         root_path: The folder; on a disk that every node sees if the actor may be started on another one.
-        group_size, min_group_size, seal_timeout, compression, batch_maker, capacity, columns, sync,
+        group_size, min_group_size, seal_timeout, compression, batch_maker, capacity, columns, max_ahead, sync,
             digest: As there.
     """
 
@@ -42,6 +44,7 @@ class RolloutBufferActor:
         capacity: int | None = None,
         *,
         columns: Sequence[RolloutColumn] | None = None,
+        max_ahead: int | None = None,
         sync: bool = True,
         digest: bool = False,
     ) -> None:
@@ -54,20 +57,24 @@ class RolloutBufferActor:
             batch_maker,
             capacity,
             columns=columns,
+            max_ahead=max_ahead,
             sync=sync,
             digest=digest,
         )
 
-    def add_rollout(self, rollout: RolloutRecord) -> bool:
+    # Producers who are held back keep nobody else from the actor.
+    @ray.method(concurrency_group="producers")
+    def add_rollout(self, rollout: RolloutRecord, *, timeout: float | None = None) -> bool:
         """Add one rollout; whether it was new. See ``add_rollouts``."""
-        return self._buffer.add_rollout(rollout)
+        return self._buffer.add_rollout(rollout, timeout=timeout)
 
-    def add_rollouts(self, rollouts: Sequence[RolloutRecord]) -> int:
+    @ray.method(concurrency_group="producers")
+    def add_rollouts(self, rollouts: Sequence[RolloutRecord], *, timeout: float | None = None) -> int:
         """Add rollouts; when this is answered, they are on the disk.
 
         How many were new: fewer than arrived now, where a call was repeated that a dying actor had carried out.
         """
-        return self._buffer.add_rollouts(rollouts)
+        return self._buffer.add_rollouts(rollouts, timeout=timeout)
 
     def flush(self) -> int:
         """Seal every group that waits; how many there were."""
@@ -77,6 +84,14 @@ class RolloutBufferActor:
     def create_and_store_batch(self, batch_size: int) -> str | None:
         """Let the batch maker make a batch, and store it; its id, or None while there are too few rollouts."""
         return self._buffer.create_and_store_batch(batch_size)
+
+    def batch_at(self, index: int, batch_size: int | None = None) -> str | None:
+        """The id of a stored batch, which is made if it comes next; several may ask, and it is the same one."""
+        return self._buffer.batch_at(index, batch_size)
+
+    def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
+        """How many versions older than the newest the examples of a batch were when it was made."""
+        return self._buffer.batch_staleness(batch_id)
 
     def batches(self) -> list[str]:
         """The ids of all stored batches, in order."""
@@ -121,13 +136,52 @@ class RolloutBufferActor:
         """Rollouts whose groups are not sealed yet."""
         return self._buffer.num_waiting
 
+    def num_ahead(self) -> int:
+        """Rollouts that wait for their groups, and examples that batches could be made of now."""
+        return self._buffer.num_ahead
+
     def close(self) -> None:
         """Stop; what waits is in the log."""
         self._buffer.close()
 
 
+class ActorBatches:
+    """A ``RolloutBuffer`` actor's batches for a ``RolloutStream``, on a node that need not see its folder.
+
+    Args:
+        buffer: The actor's handle.
+        batch_size: How many examples the batches have that are made, which any rank may ask for; None: none are made.
+
+    Example:
+        stream = RolloutStream(ActorBatches(buffer, batch_size=512), max_tokens=8192, shard="auto")
+    """
+
+    def __init__(self, buffer: Any, batch_size: int | None = None) -> None:
+        self._buffer, self._size = buffer, batch_size
+
+    def __repr__(self) -> str:
+        return f"the actor {self._buffer!r}"
+
+    def batch_at(self, index: int) -> str | None:
+        """The id of a batch; None while there are too few rollouts."""
+        found: str | None = ray.get(self._buffer.batch_at.remote(index, self._size))
+        return found
+
+    def read_batch(self, batch_id: str) -> list[RLExample]:
+        """Its examples."""
+        examples: list[RLExample] = ray.get(self._buffer.read_batch.remote(batch_id))
+        return examples
+
+    def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
+        """How far each was behind."""
+        behind: npt.NDArray[np.float64] = ray.get(self._buffer.batch_staleness.remote(batch_id))
+        return behind
+
+
 # Ray's types do not know the options of actors.
 _actor: Any = ray.remote
 
-RolloutBuffer = _actor(max_restarts=-1, max_task_retries=-1, max_concurrency=8)(RolloutBufferActor)
+RolloutBuffer = _actor(max_restarts=-1, max_task_retries=-1, max_concurrency=8, concurrency_groups={"producers": 8})(
+    RolloutBufferActor
+)
 """The actor class: ``mouse_ray.RolloutBuffer.remote(...)``; ``.options(...)`` changes how it is run."""

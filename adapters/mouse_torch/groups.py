@@ -1,4 +1,4 @@
-"""Examples of rollout groups as torch tensors, padded, packed or one behind the other."""
+"""Examples of rollout groups as torch tensors, padded, packed or one behind the other, and in streams by rank."""
 
 from __future__ import annotations
 
@@ -100,3 +100,25 @@ def _tensors(arrays: Arrays, device: torch.device) -> TensorDict:
     if any(values.shape[: len(size)] != size for values in arrays.values()):
         size = size[:1]
     return TensorDict(tensors, batch_size=size, device=device)
+
+
+class RolloutStream(groups.RolloutStream):
+    """``mouse_core.groups.RolloutStream`` with micro-batches as ``TensorDict`` on a device.
+
+    Args:
+        batches, max_tokens: As there.
+        device: Where the tensors go; None: the CPU.
+        **options: All else, as there.
+
+    Raises:
+        ConfigError: As there; a device that is not there.
+    """
+
+    def __init__(
+        self, batches: Any, max_tokens: int, *, device: str | torch.device | None = None, **options: Any
+    ) -> None:
+        self._device = check_device(device)
+        super().__init__(batches, max_tokens, **options)
+
+    def _deliver(self, arrays: Arrays) -> TensorDict:
+        return _tensors(arrays, self._device)

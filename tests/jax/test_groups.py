@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mouse_core import ConfigError, DataError, groups
-from mouse_jax.groups import concatenate, pack, pad
+from mouse_jax.groups import RolloutStream, concatenate, pack, pad
 from tests.core.groups_cases import rollout
 
 EXAMPLES = groups.make_examples([rollout(number, tokens=number) for number in range(6)], np.arange(6.0))
@@ -65,3 +69,31 @@ def test_columns_that_were_declared() -> None:
         assert set(found.keys()) == set(expected)
         for name, values in expected.items():
             np.testing.assert_array_equal(np.asarray(found[name]), values)
+
+
+def test_streams_are_those_of_numpy_and_compile_once(tmp_path: Path) -> None:
+    maker = groups.GrpoBatchMaker()
+    compiled = 0
+
+    @jax.jit
+    def loss(arrays: dict[str, jax.Array]) -> jax.Array:
+        nonlocal compiled
+        compiled += 1
+        return (arrays["advantage"] * arrays["loss_mask"]).sum()
+
+    with groups.RolloutBuffer(tmp_path, batch_maker=maker, sync=False) as buffer:
+        for first in (0, 8):
+            buffer.add_rollouts(rollout(n, example=f"p{first}", tokens=2 + n) for n in range(first, first + 8))
+        batch_size = 8
+        for rank in range(3):
+            options: dict[str, Any] = {"shard": (rank, 3), "batch_size": batch_size, "length": 24}
+            ours, theirs = RolloutStream(buffer, 48, **options), groups.RolloutStream(buffer, 48, **options)
+            for share, expected in islice(zip(ours, theirs, strict=True), 2):
+                assert share.digest == expected.digest
+                for placed, arrays in zip(share, expected, strict=True):
+                    assert isinstance(placed["tokens"], jax.Array)
+                    np.testing.assert_array_equal(placed["tokens"], arrays["tokens"])
+                    assert loss(placed) == pytest.approx(float(arrays["advantage"].sum()), abs=1e-4)
+    assert compiled == 1
+    with pytest.raises(ConfigError, match="device: expected one of this machine"):
+        RolloutStream(tmp_path, 24, device="nowhere")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import ray
 
 import mouse_ray
 from mouse_core import ConfigError
-from mouse_core.groups import GrpoBatchMaker, RolloutRecord, Turn, open_rollouts
+from mouse_core.groups import GrpoBatchMaker, RolloutRecord, RolloutStream, Turn, open_rollouts
 from tests.core.groups_cases import METADATA, rollout
 from tests.ray.actors import kill
 
@@ -61,6 +62,31 @@ def test_arrays_are_not_copied(tmp_path: Path) -> None:
     for example in ray.get(buffer.read_batch.remote(ray.get(buffer.create_and_store_batch.remote(4)))):
         assert not example.tokens.flags.writeable
         assert not example.tokens.flags.owndata
+    ray.kill(buffer)
+
+
+@ray.remote(num_cpus=0)
+def trainer(batches: Any, rank: int) -> list[str]:
+    """A rank's share of two batches."""
+    stream = RolloutStream(batches, 40, shard=(rank, 2), timeout=60)
+    return [example.rollout_uid for share in islice(stream, 2) for example in share.examples]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_trainers_share_batches_and_held_producers_are_in_nobodys_way(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_maker": GrpoBatchMaker(), "max_ahead": 4, "sync": False}
+    buffer = mouse_ray.RolloutBuffer.remote(tmp_path, 4, **options)
+    calls = [buffer.add_rollouts.remote([rollout(4 * n + k, example=str(n)) for k in range(4)]) for n in range(20)]
+    answered, held = ray.wait(calls, num_returns=20, timeout=0.2)
+    # More of them than the actor has threads for producers are held, and batches are made all the same.
+    assert len(held) >= 10
+    assert ray.get(buffer.num_ahead.remote()) >= 4
+    batches = mouse_ray.ActorBatches(buffer, batch_size=40)
+    first, second = ray.get([trainer.remote(batches, rank) for rank in (0, 1)], timeout=60)
+    assert sorted(first + second) == sorted(f"r{number}" for number in range(80))
+    assert ray.get(calls) == [4] * 20
+    assert len(answered) < 11
     ray.kill(buffer)
 
 

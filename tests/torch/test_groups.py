@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 from mouse_core import ConfigError, DataError, groups
 from mouse_torch import as_nested
-from mouse_torch.groups import concatenate, pack, pad
-from tests.core.groups_cases import rollout
+from mouse_torch.groups import RolloutStream, concatenate, pack, pad
+from tests.core.groups_cases import group, rollout
 
 EXAMPLES = groups.make_examples([rollout(number, tokens=number) for number in range(6)], np.arange(6.0))
 DECLARED = [groups.RolloutColumn(f"per_{per}", per, "float32", (2,)) for per in ("token", "turn", "example")]
@@ -62,3 +66,20 @@ def test_columns_that_were_declared() -> None:
         assert set(found.keys()) == set(expected)
         for name, values in expected.items():
             np.testing.assert_array_equal(np.asarray(found[name]), values)
+
+
+def test_streams_are_those_of_numpy(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"collate": "pad", "length": 12, "shard": (0, 2), "batch_size": 8}
+    maker = groups.GrpoBatchMaker()
+    with groups.RolloutBuffer(tmp_path, batch_maker=maker, sync=False) as buffer:
+        buffer.add_rollouts(group(0, 8))
+        share = next(RolloutStream(buffer, 24, device="cpu", **options))
+        expected = next(groups.RolloutStream(buffer, 24, **options))
+        assert share.digest == expected.digest
+        assert len(share) == 2
+        for ours, theirs in zip(share, expected, strict=True):
+            assert isinstance(ours, TensorDict)
+            for name, values in theirs.items():
+                np.testing.assert_array_equal(ours[name].numpy(), values)
+    with pytest.raises(ConfigError, match="device: expected"):
+        RolloutStream(tmp_path, 24, device="nowhere")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from mouse_core.digest import StreamDigest
 from mouse_core.groups.examples.batches import examples_digest
+from mouse_core.groups.examples.declared import Arrays
 from mouse_core.groups.streams.balance import MicroBatch, plan
 from mouse_core.groups.types.example import RLExample
 
@@ -42,8 +43,10 @@ class BatchShare:
         kind: MicroBatch,
         shard: tuple[int, int],
         first: int,
+        deliver: Callable[[Arrays], Any],
     ) -> None:
         self.index, self.batch_id, self.first = index, batch_id, first
+        self._deliver = deliver
         sizes = [len(example) for example in batch]
         ranks = plan(sizes, shard[1], kind)
         self._kind, self._micro = kind, ranks[shard[0]]
@@ -77,11 +80,7 @@ class BatchShare:
         """The arrays of a micro-batch, or a list of several."""
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
-        return self._placed(self._kind.arrays([self._batch[place] for place in self._micro[number]], self._empty))
-
-    def _placed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
-        """The arrays where they are wanted; frameworks' own shares put them on a device."""
-        return arrays
+        return self._deliver(self._kind.arrays([self._batch[place] for place in self._micro[number]], self._empty))
 
     @property
     def digest(self) -> StreamDigest:

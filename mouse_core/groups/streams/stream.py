@@ -9,6 +9,7 @@ from typing import Any
 
 from mouse_core.errors import ConfigError, StateError, TimedOutError
 from mouse_core.groups.buffer import RolloutBuffer
+from mouse_core.groups.examples.declared import Arrays
 from mouse_core.groups.streams.balance import MicroBatch
 from mouse_core.groups.streams.feeds import BufferBatches, FolderBatches, StoredBatches
 from mouse_core.groups.streams.share import BatchShare
@@ -98,7 +99,7 @@ class RolloutStream:
             raise StateError(
                 f"batch {index - 1}: expected {self._after!r}, as when the state was saved, found {before!r}"
             )
-        share = self._share(
+        share = BatchShare(
             index,
             batch_id,
             self._batches.read_batch(batch_id),
@@ -106,14 +107,15 @@ class RolloutStream:
             self._kind,
             self.shard,
             self._first,
+            self._deliver,
         )
         self._last = index, self._after, len(share)
         self._next, self._first, self._after = index + 1, 0, batch_id
         return share
 
-    def _share(self, *given: Any) -> BatchShare:
-        """The share of a batch; frameworks have their own."""
-        return BatchShare(*given)
+    def _deliver(self, arrays: Arrays) -> Any:
+        """A micro-batch as it is wanted; frameworks put it on a device."""
+        return arrays
 
     def _wait(self, index: int) -> str:
         """The id of a batch, once it is there."""
