@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import ray
 
 from mouse_core import groups
 from mouse_core.digest import StreamDigest
-from mouse_core.groups import BatchMaker, RLExample, RolloutColumn, RolloutRecord, StoredRollouts
+from mouse_core.groups import Awaited, BatchMaker, RLExample, RolloutColumn, RolloutRecord, StoredRollouts
 
 
 class RolloutBufferActor:
@@ -76,6 +76,18 @@ class RolloutBufferActor:
         """
         return self._buffer.add_rollouts(rollouts, timeout=timeout)
 
+    def add_column(self, name: str, values: Mapping[str, Any]) -> int:
+        """Add a late column's values by uid; when this is answered, they are on the disk, and how many were new."""
+        return self._buffer.add_column(name, values)
+
+    def waiting_for(self) -> dict[str, Awaited]:
+        """Which rollouts each late column is awaited of."""
+        return self._buffer.waiting_for()
+
+    def rollout(self, rollout_uid: str) -> RolloutRecord:
+        """A rollout, sealed or waiting, with the late columns that it has."""
+        return self._buffer.rollout(rollout_uid)
+
     def flush(self) -> int:
         """Seal every group that waits; how many there were."""
         return self._buffer.flush()
@@ -114,11 +126,14 @@ class RolloutBufferActor:
         *,
         environment: str | None = None,
         policy_version: str | int | Collection[str | int] | None = None,
+        example_id: str | int | Collection[str | int] | None = None,
         since: float | None = None,
         until: float | None = None,
     ) -> StoredRollouts:
         """The rollouts sealed so far; whoever asks reads them from the folder, where it sees it."""
-        return self._buffer.rollouts(environment=environment, policy_version=policy_version, since=since, until=until)
+        return self._buffer.rollouts(
+            environment=environment, policy_version=policy_version, example_id=example_id, since=since, until=until
+        )
 
     def contains(self, rollout_uids: Sequence[str]) -> list[bool]:
         """Which rollouts are there, sealed or waiting."""

@@ -37,19 +37,22 @@ class Pressure:
         self._lacking = False
 
     def ahead(self, waiting: int) -> int:
-        """Rollouts that wait for their groups, so many, and examples that batches could be made of."""
+        """Rollouts that the maker has not been given, so many, and examples that batches could be made of."""
         with self._changed:
             return waiting + int(getattr(self._maker, "available", 0))
 
     def hold(
-        self, timeout: float | None, step: Callable[[], AbstractContextManager[None]], waiting: Callable[[], int]
+        self,
+        timeout: float | None,
+        step: Callable[[], AbstractContextManager[None]],
+        counts: Callable[[], tuple[int, int]],
     ) -> None:
         """Wait until there is room.
 
         Args:
             timeout: Seconds; None: as long as it takes.
             step: Entered to see an error where the buffer is not the folder's any more.
-            waiting: How many rollouts wait for their groups.
+            counts: How many rollouts the batch maker has not been given, and how many of these wait for late columns.
 
         Raises:
             TimedOutError: There was no room in time.
@@ -60,8 +63,7 @@ class Pressure:
             raise ConfigError(f"timeout: expected seconds, at least 0, or None, found {timeout!r}")
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            # There is enough ahead, and the last batch that was asked for was made.
-            while not self._lacking and (ahead := self.ahead(waiting())) >= self.limit:
+            while (ahead := self._too_many(*counts())) is not None:
                 left = _LOOK_SECONDS if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     raise TimedOutError(
@@ -71,6 +73,16 @@ class Pressure:
                 with step():
                     pass
                 self._changed.wait(min(left, _LOOK_SECONDS))
+
+    def _too_many(self, waiting: int, late: int) -> int | None:
+        """How many are ahead, if there are enough, and the last batch that was asked for was made.
+
+        What waits for late columns goes on to be bounded when it was not: more rollouts are not what it lacks.
+        """
+        if self.limit is None or (self._lacking and late < self.limit):
+            return None
+        ahead = self.ahead(waiting)
+        return ahead if ahead >= self.limit else None
 
     def asked(self, *, made: bool) -> None:
         """A batch was asked for. Until one is made nobody waits: what is ahead is not what that batch lacks."""

@@ -1,7 +1,9 @@
-"""What a RolloutBuffer says of the batches it has stored."""
+"""What a RolloutBuffer says of the rollouts and batches it has stored."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,14 +11,48 @@ import numpy.typing as npt
 
 from mouse_core._base.locks import ProcessLock
 from mouse_core.groups._folder import Folder
+from mouse_core.groups.stored.readiness import Awaited
+from mouse_core.groups.stored.reading import StoredRollouts, select_rollouts
 from mouse_core.groups.types.example import RLExample
+from mouse_core.groups.types.records import RolloutRecord
 
 
 class StoredInBuffer:
-    """A buffer's stored batches."""
+    """A buffer's stored rollouts and batches."""
 
     _folder: Folder
     _lock: ProcessLock
+    _root: Path
+
+    def rollouts(
+        self,
+        *,
+        environment: str | None = None,
+        policy_version: str | int | Collection[str | int] | None = None,
+        example_id: str | int | Collection[str | int] | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> StoredRollouts:
+        """The rollouts sealed so far; see ``open_rollouts``."""
+        with self._lock:
+            parts = list(self._folder.parts)
+        return select_rollouts(self._root, parts, environment, policy_version, example_id, since, until)
+
+    def rollout(self, rollout_uid: str) -> RolloutRecord:
+        """A rollout, sealed or waiting, with the late columns that it has; only the file of its group is read.
+
+        Raises:
+            MissingRowError: There is no such rollout.
+            DataError: The file is damaged; the message names it.
+            StorageError: It cannot be read.
+        """
+        with self._lock:
+            return self._folder.rollout(rollout_uid)
+
+    def waiting_for(self) -> dict[str, Awaited]:
+        """Which rollouts each late column is awaited of: what is left to do for who writes it, also after a restart."""
+        with self._lock:
+            return self._folder.readiness.awaited(self._folder.waiting.by_uid.values())
 
     @property
     def batches(self) -> list[str]:

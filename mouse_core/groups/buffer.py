@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +20,6 @@ from mouse_core.groups._files.declared import declare
 from mouse_core.groups._files.names import BATCHES, STATE
 from mouse_core.groups._files.owner import Owner
 from mouse_core.groups._files.parts import check_codec
-from mouse_core.groups._files.reading import StoredRollouts, select_rollouts
 from mouse_core.groups._files.waiting import Rules
 from mouse_core.groups._folder import Folder
 from mouse_core.groups._pressure import Pressure
@@ -29,7 +28,6 @@ from mouse_core.groups.making.feeding import Making
 from mouse_core.groups.making.protocol import BatchMaker
 from mouse_core.groups.types.columns import RolloutColumn
 from mouse_core.groups.types.records import RolloutRecord, with_columns
-from mouse_core.groups.types.versions import staleness
 from mouse_core.spec import check_count
 
 # How long to wait before sealing is tried again, after the disk was full.
@@ -56,9 +54,9 @@ class RolloutBuffer(StoredInBuffer):
         batch_maker: What batches are made by; without, there are none.
         capacity: The most rollouts that may wait for their groups; with more, the oldest groups are sealed as they are.
         columns: What rollouts may have beside what all have; None: what was declared for the folder. More may be
-            declared when it is opened again.
-        max_ahead: How many rollouts may wait for their groups or to be drawn, where producers are to be held back; see
-            ``add_rollouts``. None: any number. The batch maker then says how many are ``available``.
+            declared when it is opened again; groups that are sealed by then do not wait for them.
+        max_ahead: How many rollouts may wait for their groups, for late columns or to be drawn, where producers are to
+            be held back; see ``add_rollouts``. None: any number. The batch maker then says how many are ``available``.
         sync: Whether to wait for the disk. Without, a crash of the process loses nothing; one of the machine does.
         digest: Whether a digest of the batches runs along, off by default: some 60 us an example; see ``digest``.
 
@@ -83,16 +81,11 @@ class RolloutBuffer(StoredInBuffer):
         sync: bool = True,
         digest: bool = False,
     ) -> None:
-        full = check_count("group_size", group_size)
-        enough = check_count("min_group_size", min_group_size)
-        if isinstance(seal_timeout, bool) or not isinstance(seal_timeout, int | float) or not seal_timeout >= 0:
-            raise ConfigError(f"seal_timeout: expected seconds, at least 0, found {seal_timeout!r}")
-        most = None if capacity is None else check_count("capacity", capacity)
-        rules = Rules(full, enough, float(seal_timeout), most)
+        rules = Rules.checked(group_size, min_group_size, seal_timeout, capacity)
         check_codec(compression)
         self._root = Path(root_path)
         self._making = None if batch_maker is None else Making(batch_maker)
-        self._lock, self._requests = ProcessLock(), Requests()
+        self._lock, self._requests, self._column_requests = ProcessLock(), Requests(), Requests()
         self._pressure = Pressure(max_ahead, batch_maker, self._lock)
         with storing(f"folder {self._root}"):
             make_folder(self._root / STATE, sync=bool(sync))
@@ -101,8 +94,15 @@ class RolloutBuffer(StoredInBuffer):
         try:
             with self._owner.taking():
                 self._columns = declare(self._root, columns, sync=bool(sync))
-                options: dict[str, Any] = {"compression": compression, "sync": bool(sync)}
-                self._folder = Folder(self._root, rules, self._making, self._columns, digest=digest, **options)
+                self._folder = Folder(
+                    self._root,
+                    rules,
+                    self._making,
+                    self._columns,
+                    compression=compression,
+                    sync=bool(sync),
+                    digest=digest,
+                )
         except BaseException:
             self._owner.close()
             raise
@@ -146,8 +146,9 @@ class RolloutBuffer(StoredInBuffer):
 
     @property
     def num_ahead(self) -> int:
-        """Rollouts that wait for their groups, and examples that batches could be made of now, where that is known."""
-        return self._pressure.ahead(self.num_waiting)
+        """Rollouts that wait for their groups or for late columns, and examples that batches could be made of now."""
+        with self._lock:
+            return self._pressure.ahead(self._folder.counts()[0])
 
     @property
     def digest(self) -> StreamDigest:
@@ -157,19 +158,6 @@ class RolloutBuffer(StoredInBuffer):
         buffer was made without ``digest=True``.
         """
         return asked_for(self._folder.batches.digest, "buffer")
-
-    def rollouts(
-        self,
-        *,
-        environment: str | None = None,
-        policy_version: str | int | Collection[str | int] | None = None,
-        since: float | None = None,
-        until: float | None = None,
-    ) -> StoredRollouts:
-        """The rollouts sealed so far; see ``open_rollouts``."""
-        with self._lock:
-            parts = list(self._folder.parts)
-        return select_rollouts(self._root, parts, environment, policy_version, since, until)
 
     # ------------------------------------------------------------------ adding
 
@@ -184,7 +172,8 @@ class RolloutBuffer(StoredInBuffer):
         repeated. Calls of several threads at once share their waiting for the disk.
 
         With ``max_ahead`` a call waits while there are so many ahead (``num_ahead``), and is then carried out whole.
-        After a batch that was asked for and could not be made nobody waits, until one is made.
+        After a batch that was asked for and could not be made nobody waits, until one is made, unless as many wait for
+        late columns.
 
         Args:
             rollouts: What to add.
@@ -207,7 +196,7 @@ class RolloutBuffer(StoredInBuffer):
             given[number] = with_columns(rollout, self._columns)
         if not given:
             return 0
-        self._pressure.hold(timeout, self._step, lambda: self.num_waiting)
+        self._pressure.hold(timeout, self._step, self._folder.counts)
         new: int = self._requests.serve(given, self._add)
         return new
 
@@ -217,6 +206,33 @@ class RolloutBuffer(StoredInBuffer):
             counts, plan = self._folder.add(requests)
             if plan is not None:
                 self._alarm.set(self._folder.waiting.next_due(plan.groups))
+        return counts
+
+    def add_column(self, name: str, values: Mapping[str, Any]) -> int:
+        """Add a late column's values to rollouts that are there, sealed or not; on return they are on the disk.
+
+        A rollout that has the same value already is left out, so a call that failed can be repeated. A group is given
+        to the batch maker when all its rollouts have the late columns that were declared when it was sealed.
+
+        Args:
+            name: A ``RolloutColumn`` with ``late=True``; "reward" is the reward of rollouts that were added without.
+            values: By uid: ``[n, *shape]`` over the tokens, or the turns, of all turns, or one value, ``shape``.
+
+        Returns:
+            How many were new.
+
+        Raises:
+            DataError: No late column, a uid that is not there, a value that is not one of the column, or another one
+                than the rollout has; the message names it, and nothing was added.
+            StorageError, ClosedError, ForkError: As ``add_rollouts``.
+        """
+        new: int = self._column_requests.serve((name, values), self._add_columns)
+        return new
+
+    def _add_columns(self, requests: Sequence[tuple[str, Any]]) -> list[int]:
+        with self._step():
+            counts = self._folder.add_columns(requests)
+            self._pressure.wake()
         return counts
 
     def flush(self) -> int:
@@ -266,15 +282,8 @@ class RolloutBuffer(StoredInBuffer):
             ClosedError, ForkError: As ``add_rollouts``.
         """
         size = check_count("batch_size", batch_size)
-        if self._making is None:
-            raise ConfigError("create_and_store_batch: expected a buffer with a batch_maker, found none")
         with self._step():
-            batch_id = None
-            made = self._making.batch(size, self._folder.uids)
-            if made is not None:
-                behind = staleness([example.policy_version for example in made.examples], self._folder.versions)
-                batch_id = self._folder.batches.store(made.examples, made.metadata, made.uids, behind)
-                self._making.stored(made)
+            batch_id = self._folder.batch(size)
             self._pressure.asked(made=batch_id is not None)
         return batch_id
 

@@ -109,7 +109,6 @@ def test_turns_refuse(changed: dict[str, Any], message: str) -> None:
         ({"turns": []}, "expected one or more turns"),
         ({"turns": None}, "expected one or more turns"),
         ({"turns": ["hi"]}, "expected one or more turns"),
-        ({"reward": None}, "expected a reward of its own or of one of its turns"),
     ],
 )
 def test_rollouts_refuse(changed: dict[str, Any], message: str) -> None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from mouse_core.errors import DataError
 from mouse_core.files.log import Log, follow_log, read_log
 from mouse_core.files.writing import remove_leftovers, storing
 from mouse_core.groups._files.arrow.examples import EXAMPLES
+from mouse_core.groups._files.declared import read_declared
 from mouse_core.groups._files.names import BATCHES, STATE, folder_name
 from mouse_core.groups._files.parts import Part, find_part, read_metadata, read_part, read_table
 from mouse_core.groups.types.records import GroupKey
@@ -41,8 +43,12 @@ _PARTS = pa.schema(
         "uids": _UIDS,
         "created": pa.list_(pa.float64()),
         "rewards": pa.list_(pa.float64()),
+        "tokens": pa.list_(pa.int64()),
+        "turns": pa.list_(pa.int64()),
+        "declared": pa.int64(),
     }
 )
+_READY = pa.schema({"place": pa.string()})
 _STORED = pa.schema({"name": pa.string(), "uids": _UIDS})
 
 
@@ -68,7 +74,12 @@ def encode_parts(parts: Sequence[Part]) -> bytes:
     """A record of the log that says that groups were sealed."""
     columns: list[Sequence[Any]] = [*zip(*(part.key for part in parts), strict=True)]
     columns += [[getattr(part, name) for part in parts] for name in _PARTS.names[3:]]
-    return b"P" + _encoded(columns, _PARTS)
+    return b"G" + _encoded(columns, _PARTS)
+
+
+def encode_ready(parts: Sequence[Part]) -> bytes:
+    """A record of the log that says that groups have all they waited for, in this order."""
+    return b"R" + _encoded([[part.place for part in parts]], _READY)
 
 
 def encode_batches(batches: Sequence[StoredBatch]) -> bytes:
@@ -92,18 +103,23 @@ def _tuples(lists: pa.Array) -> list[Any]:
     return [values[begin:end] for begin, end in pairwise(accumulate(lists.value_lengths().to_pylist(), initial=0))]
 
 
-def _decode(records: Sequence[bytes]) -> tuple[list[Part], list[StoredBatch]]:
+def _decode(records: Sequence[bytes]) -> tuple[list[Part], list[StoredBatch], list[str]]:
     parts: list[Part] = []
     batches: list[StoredBatch] = []
+    ready: list[str] = []
     for record in records:
-        if record[:1] == b"P":
-            *key, names, numbers, uids, created, rewards = _columns(record, _PARTS)
-            parts += map(Part, map(GroupKey, *key), names, numbers, uids, created, rewards)
+        if record[:1] == b"G":
+            environments, examples, versions, *others = _columns(record, _PARTS)
+            parts += map(Part, map(GroupKey, environments, examples, versions), *others)
+        elif record[:1] == b"R":
+            ready += _columns(record, _READY)[0]
+        elif record[:1] == b"P":
+            continue  # groups as earlier releases noted them, without lengths: their files are read once more
         elif record[:1] == b"B":
             batches += map(StoredBatch, *_columns(record, _STORED))
         else:
             raise DataError(f"index: expected a record of groups or of batches, found one of kind {record[:1]!r}")
-    return parts, batches
+    return parts, batches, ready
 
 
 @dataclass
@@ -113,10 +129,12 @@ class Index:
     Args:
         parts: Of the groups whose files are there, in the order they were sealed.
         batches: In the order they were stored, those included whose files were deleted.
+        ready: Places of the files of groups that had waited for columns and have them, in the order they became ready.
     """
 
     parts: list[Part]
     batches: list[StoredBatch]
+    ready: list[str]
 
 
 def index_path(root: Path) -> Path:
@@ -168,7 +186,7 @@ def follow_batches(root: Path, position: int = 0) -> tuple[list[StoredBatch], in
 
 def _compare(root: Path, records: Sequence[bytes], *, clean: bool) -> tuple[Index, list[Part], list[StoredBatch]]:
     """The index that agrees with the files; the groups and batches that the log did not know."""
-    known, batches = _decode(records)
+    known, batches, ready = _decode(records)
     with storing(f"folder {root}"):
         files = _files(root, clean=clean)
         stored = files.pop(BATCHES, [])
@@ -176,8 +194,9 @@ def _compare(root: Path, records: Sequence[bytes], *, clean: bool) -> tuple[Inde
     by_place = {(folder_name(part.key.environment), part.name): part for part in known}
     parts = [part for place, part in by_place.items() if place in there]
     unknown = sorted(there - by_place.keys())
+    find = partial(find_part, declared=read_declared(root)) if unknown else find_part
     with ThreadPoolExecutor(THREADS) as pool:
-        found = list(in_order(pool, find_part, [root / folder / name for folder, name in unknown]))
+        found = list(in_order(pool, find, [root / folder / name for folder, name in unknown]))
     found.sort(key=lambda part: (part.number, part.name))
     # What was written last before a crash may be in a file and not yet in the log.
     parts = sorted([*parts, *found], key=lambda part: part.number) if found else parts
@@ -187,7 +206,7 @@ def _compare(root: Path, records: Sequence[bytes], *, clean: bool) -> tuple[Inde
         for name in sorted(stored, key=_stored_at)
         if name.startswith("batch_") and name not in names
     ]
-    return Index(parts, [*batches, *new]), found, new
+    return Index(parts, [*batches, *new], ready), found, new
 
 
 def _used(path: Path) -> tuple[str, ...]:

@@ -12,6 +12,9 @@ BATCHES = "batches"
 STATE = ".state"
 """The folder of what is not data: the logs, and who owns the folder."""
 
+LATE = ".late"
+"""The folder of columns that came later."""
+
 _LONGEST = 200
 
 

@@ -10,6 +10,7 @@ from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
@@ -23,6 +24,9 @@ from mouse_core.groups.types.records import GroupKey, RolloutRecord
 
 NUMBER = b"mouse_group_number"
 """In a group's file how many groups were sealed before it."""
+
+DECLARED = b"mouse_group_columns"
+"""In a group's file how many columns had been declared when it was sealed, if any."""
 
 _NUMBERS = frozenset({"tokens", "logprobs", "advantage", "generator_log_probs"})
 _LARGE = _NUMBERS | {"message", "loss_mask", "text", "data"}
@@ -40,7 +44,10 @@ class Part:
         number: How many groups were sealed before it.
         uids: Of its rollouts.
         created: When they were, in seconds since 1970.
-        rewards: What they earned.
+        rewards: What they earned; None: that comes later.
+        tokens: How many each has, over all turns.
+        turns: How many each has.
+        declared: How many columns had been declared when it was sealed; the late ones of them are what it waits for.
     """
 
     key: GroupKey
@@ -48,7 +55,15 @@ class Part:
     number: int
     uids: tuple[str, ...]
     created: tuple[float, ...]
-    rewards: tuple[float, ...]
+    rewards: tuple[float | None, ...]
+    tokens: tuple[int, ...]
+    turns: tuple[int, ...]
+    declared: int
+
+    @property
+    def place(self) -> str:
+        """Where the file is, in the buffer's folder."""
+        return f"{folder_name(self.key.environment)}/{self.name}"
 
     def path(self, root: Path) -> Path:
         """Where the file is."""
@@ -235,29 +250,39 @@ def _rollouts_of(table: pa.Table, part: Part, path: Path, declared: Columns) -> 
         raise DataError(f"part file {path}: expected rollouts, found: {error}") from error
 
 
-def find_part(path: Path) -> Part:
+def find_part(path: Path, declared: Columns = NO_COLUMNS) -> Part:
     """What is to be known of a file, from the file.
+
+    Args:
+        path: The file.
+        declared: Columns that its rollouts may have beside those of all.
 
     Raises:
         DataError: The file is not one of a group.
         StorageError: It cannot be read.
     """
     content = read_part(path)
-    table = read_table(path, ROLLOUTS, content=content)
+    table = read_table(path, ROLLOUTS, content=content, declared=declared)
     columns: dict[str, Sequence[Any]] = {
         name: table.column(name).to_pylist() for name in (*GroupKey._fields, "rollout_uid", "created", "reward")
     }
     keys = set(zip(*(columns[name] for name in GroupKey._fields), strict=True))
     if len(keys) != 1:
         raise DataError(f"part file {path}: expected the rollouts of one group, found {len(keys)} groups")
-    number = read_metadata(path, content).get(NUMBER, b"0")
+    noted = read_metadata(path, content)
+    turns = table.column("turns").combine_chunks()
+    ends = np.concatenate([[0], np.cumsum(turns.flatten().field("tokens").value_lengths().to_numpy())])
+    bounds = turns.offsets.to_numpy() - turns.offsets[0].as_py()
     return Part(
         key=GroupKey(*keys.pop()),
         name=path.name,
-        number=int(number),
+        number=int(noted.get(NUMBER, b"0")),
         uids=tuple(columns["rollout_uid"]),
         created=tuple(columns["created"]),
         rewards=tuple(columns["reward"]),
+        tokens=tuple(np.diff(ends[bounds]).tolist()),
+        turns=tuple(np.diff(bounds).tolist()),
+        declared=int(noted.get(DECLARED, b"0")),
     )
 
 

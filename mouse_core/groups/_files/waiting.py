@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from mouse_core.errors import ConfigError
 from mouse_core.files.log import Log
 from mouse_core.groups._files.arrow.rollouts import rollouts_to_table, rollouts_with, table_to_rollouts
 from mouse_core.groups._files.names import STATE
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import GroupKey, RolloutRecord
+from mouse_core.spec import check_count
 
 # A log larger than this is written anew once most of it is about rollouts that have left.
 _REWRITE_BYTES = 64 * 2**20
@@ -59,6 +61,14 @@ class Rules:
     timeout: float
     capacity: int | None
 
+    @classmethod
+    def checked(cls, group_size: int, min_group_size: int, seal_timeout: float, capacity: int | None) -> Rules:
+        """The rules that a buffer's arguments make; ConfigError: one that cannot be used."""
+        full, enough = check_count("group_size", group_size), check_count("min_group_size", min_group_size)
+        if isinstance(seal_timeout, bool) or not isinstance(seal_timeout, int | float) or not seal_timeout >= 0:
+            raise ConfigError(f"seal_timeout: expected seconds, at least 0, found {seal_timeout!r}")
+        return cls(full, enough, float(seal_timeout), None if capacity is None else check_count("capacity", capacity))
+
     def due(self, group: WaitingGroup) -> float:
         """When the group is to be sealed if no more rollouts come."""
         if len(group.rollouts) >= self.full:
@@ -84,6 +94,7 @@ class Waiting:
         self.rules, self._declared = rules, declared
         self.groups: dict[GroupKey, WaitingGroup] = {}
         self.count = 0
+        self.by_uid: dict[str, RolloutRecord] = {}
         self._log = Log(root / STATE / "waiting.log")
         self._logged = 0
         gone = set(sealed)
@@ -93,6 +104,7 @@ class Waiting:
             for time, rollout in zip(times, rollouts, strict=True):
                 if rollout.rollout_uid not in gone:
                     gone.add(rollout.rollout_uid)
+                    self.by_uid[rollout.rollout_uid] = rollout
                     self.groups.setdefault(rollout.key, WaitingGroup(time)).rollouts.append(rollout)
                     self.count += 1
         self._log.records = []
@@ -177,6 +189,10 @@ class Waiting:
             self.count += len(group.rollouts) - (len(before.rollouts) if before else 0)
             if group.rollouts:
                 self.groups[key] = group
+        for sealed in plan.sealed:
+            for rollout in sealed:
+                self.by_uid.pop(rollout.rollout_uid, None)
+        self.by_uid.update((rollout.rollout_uid, rollout) for rollout in plan.logged)
         self._logged += len(plan.logged)
 
     def tidy(self) -> None:

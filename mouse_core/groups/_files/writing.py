@@ -25,7 +25,7 @@ from mouse_core.files.writing import (
 )
 from mouse_core.groups._files.arrow.rollouts import rollouts_to_table, rollouts_with, split_rows
 from mouse_core.groups._files.names import folder_name
-from mouse_core.groups._files.parts import NUMBER, Part, digest_of, encode_table, writing_options
+from mouse_core.groups._files.parts import DECLARED, NUMBER, Part, digest_of, encode_table, writing_options
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import RolloutRecord
 
@@ -65,7 +65,8 @@ def write_groups(
     """
     environments = dict.fromkeys(group[0].environment for group in groups)
     folders = {environment: str(root / folder_name(environment)) for environment in environments}
-    write = partial(_write, folders=folders, options=writing_options(rollouts_with(declared), compression, declared))
+    options = writing_options(rollouts_with(declared), compression, declared)
+    write = partial(_write, folders=folders, options=options, declared=len(declared))
     written: list[_Written] = []
     with storing(f"groups in {root}"):
         try:
@@ -131,11 +132,16 @@ def _write_all(
         future.result()
 
 
-def _write(groups: list[_Group], *, folders: Mapping[str, str], options: Mapping[str, Any]) -> list[_Written]:
+def _write(
+    groups: list[_Group], *, folders: Mapping[str, str], options: Mapping[str, Any], declared: int
+) -> list[_Written]:
     """Write some groups beside where they belong."""
     written = []
     for number, group, rows in groups:
-        content = encode_table(rows, options, {NUMBER: str(number).encode()})
+        noted = {NUMBER: str(number).encode()}
+        if declared:
+            noted[DECLARED] = str(declared).encode()
+        content = encode_table(rows, options, noted)
         key = group[0].key
         part = Part(
             key=key,
@@ -144,6 +150,9 @@ def _write(groups: list[_Group], *, folders: Mapping[str, str], options: Mapping
             uids=tuple([rollout.rollout_uid for rollout in group]),
             created=tuple([rollout.created for rollout in group]),
             rewards=tuple([rollout.reward for rollout in group]),
+            tokens=tuple([sum([len(turn.tokens) for turn in rollout.turns]) for rollout in group]),
+            turns=tuple([len(rollout.turns) for rollout in group]),
+            declared=declared,
         )
         path = os.path.join(folders[key.environment], part.name)
         write_partial(path, content)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +12,9 @@ import numpy.typing as npt
 
 from mouse_core.errors import DataError
 from mouse_core.groups._files.index import StoredBatch
-from mouse_core.groups._files.parts import Part
-from mouse_core.groups._files.reading import StoredGroup, read_ahead
 from mouse_core.groups.making.grpo import GrpoBatchMaker
 from mouse_core.groups.making.protocol import BatchMaker, ResumableBatchMaker
+from mouse_core.groups.stored.reading import StoredGroup, read_ahead
 from mouse_core.groups.types.example import RLExample
 from mouse_core.groups.types.records import RolloutRecord
 
@@ -56,18 +54,18 @@ class Making:
     def __init__(self, maker: BatchMaker) -> None:
         self.maker = maker
         self._coming: deque[RolloutRecord] = deque()
+        self._ready: deque[StoredGroup] = deque()
         self._batch: list[RLExample] | None = None
         # Rollouts by their tokens, to know one in an example that does not name it; and those that batches have used.
         self._by_tokens: dict[int, list[_Known]] = {}
         self._used: set[str] = set()
 
-    def resume(self, root: Path, parts: Sequence[Part], batches: Sequence[StoredBatch]) -> None:
-        """Tell the maker what a folder holds.
+    def resume(self, groups: Sequence[StoredGroup], batches: Sequence[StoredBatch]) -> None:
+        """Tell the maker what a folder holds, of groups those that wait for nothing.
 
         Raises:
             DataError: A damaged file.
         """
-        groups = [StoredGroup.of(root, part) for part in parts]
         if isinstance(self.maker, ResumableBatchMaker):
             self.maker.resume(groups, [batch.uids for batch in batches])
             return
@@ -86,6 +84,22 @@ class Making:
                 self._by_tokens.setdefault(_mark(tokens), []).append(known)
             self.maker.add_rollout(rollout)
 
+    def feed_later(self, groups: Iterable[StoredGroup]) -> None:
+        """Give the maker groups that have got what they waited for; they are read when a batch is asked for."""
+        self._ready.extend(groups)
+
+    @property
+    def num_later(self) -> int:
+        """How many rollouts these groups have."""
+        return sum(len(group.uids) for group in self._ready)
+
+    def _feed_ready(self) -> None:
+        """Read the groups that are ready, and give them to the maker."""
+        self.feed()
+        for rollouts in read_ahead(list(self._ready)):
+            self._ready.popleft()
+            self.feed(rollouts)
+
     def batch(self, size: int, known: Container[str]) -> Made | None:
         """A batch, the same one until ``stored`` is called; None if there are too few rollouts.
 
@@ -94,9 +108,11 @@ class Making:
             known: The uids of the buffer's rollouts.
 
         Raises:
-            DataError: It is not made of examples, or does not say of which rollouts. It is still what comes next.
+            DataError: It is not made of examples, or does not say of which rollouts. It is still what comes next. Or a
+                damaged file of a group.
+            StorageError: A group cannot be read.
         """
-        self.feed()
+        self._feed_ready()
         if self._batch is None:
             self._batch = self.maker.create_batch(size)
         if self._batch is None:

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.groups._files.reading import StoredGroup, read_ahead
 from mouse_core.groups.examples.batches import make_examples
 from mouse_core.groups.making.advantages import check_options
 from mouse_core.groups.making.pool import Pool
 from mouse_core.groups.making.wanted import WantedGroups
+from mouse_core.groups.stored.reading import StoredGroup, read_ahead
 from mouse_core.groups.types.example import RLExample
-from mouse_core.groups.types.records import RolloutRecord
+from mouse_core.groups.types.records import RolloutRecord, check_rewarded
 from mouse_core.groups.types.versions import version_number, version_order
 from mouse_core.randomness import Key, Purpose, check_seed
 from mouse_core.spec import check_count
@@ -108,10 +108,11 @@ class GrpoBatchMaker:
         ``older_groups`` says whether a rollout of an older version than others of its problem is taken.
 
         Raises:
-            DataError: Not a rollout.
+            DataError: Not a rollout, or one without a reward.
         """
         if not isinstance(rollout, RolloutRecord):
             raise DataError(f"add_rollout: expected a RolloutRecord, found {rollout!r:.100}")
+        check_rewarded(rollout)
         if rollout.rollout_uid in self._seen:
             return
         group = self._group(rollout.environment, rollout.example_id, rollout.policy_version)
@@ -121,7 +122,7 @@ class GrpoBatchMaker:
     def _take(self, rollout: RolloutRecord, group: int) -> None:
         """Take a rollout of a group that is wanted."""
         useful = any(turn.is_trained for turn in rollout.turns) and self._uses[rollout.rollout_uid] < self._max_uses
-        self._add(rollout.rollout_uid, rollout if useful else None, rollout.reward, group, rollout.environment)
+        self._add(rollout.rollout_uid, rollout if useful else None, check_rewarded(rollout), group, rollout.environment)
 
     def set_policy_version(self, version: str | int) -> None:
         """Say which version is the latest, before rollouts of it come; it counts for ``max_staleness``."""
@@ -142,7 +143,8 @@ class GrpoBatchMaker:
                     self._take(rollout, number)
             else:  # its rewards count all the same, as far as others are compared with them
                 for uid, reward in zip(group.uids, group.rewards, strict=True):
-                    self._add(uid, None, reward, number, group.environment)
+                    if reward is not None:
+                        self._add(uid, None, reward, number, group.environment)
 
     def _count_stored(self, groups: Sequence[StoredGroup]) -> list[tuple[int, StoredGroup]]:
         """Count the rollouts of all groups before a file is read; the wanted ones, each with its number.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from mouse_core.groups._files.reading import StoredGroup
+from mouse_core.groups.stored.reading import StoredGroup
 from mouse_core.groups.types.example import RLExample
 from mouse_core.groups.types.records import RolloutRecord
 

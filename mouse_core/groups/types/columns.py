@@ -74,6 +74,8 @@ class RolloutColumn:
         if not all(isinstance(size, int | np.integer) and size > 0 for size in shape):
             raise ConfigError(f"column {self.name!r}: expected a shape of sizes from 1, found {self.shape!r:.80}")
         object.__setattr__(self, "shape", tuple(map(int, shape)))
+        if self.name == "reward" and (shape or kind.kind == "b"):
+            raise ConfigError(f"column 'reward': expected one number, found {kind.name} of shape {list(shape)}")
         object.__setattr__(self, "late", bool(self.late))
         if kind.kind == "b" and self.fill in (0, 1):
             object.__setattr__(self, "fill", bool(self.fill))

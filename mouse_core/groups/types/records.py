@@ -101,7 +101,8 @@ class RolloutRecord(ByValue):
         policy_version: Of the policy that sampled it; an int becomes its decimal digits.
         rollout_uid: Names this rollout and no other, not empty.
         turns: Its messages in order, at least one.
-        reward: What it earned altogether; None: the sum of its turns' rewards.
+        reward: What it earned altogether; None: the sum of its turns' rewards, or, where none has one, what is not
+            known yet. Only a buffer with a late column "reward" takes such a rollout.
         created: When, in seconds since 1970; by default now.
         replica_id: Who sampled it.
         metadata: As in ``Turn``.
@@ -109,7 +110,7 @@ class RolloutRecord(ByValue):
         declared: What its columns and those of its turns are; set by the buffer that takes it in.
 
     Raises:
-        DataError: Another type, an empty name, no turns, NaN or infinity, or no reward at all.
+        DataError: Another type, an empty name, no turns, NaN or infinity.
     """
 
     environment: str
@@ -117,7 +118,7 @@ class RolloutRecord(ByValue):
     policy_version: str
     rollout_uid: str
     turns: tuple[Turn, ...]
-    reward: float = None  # type: ignore[assignment]
+    reward: float | None = None
     created: float = field(default_factory=time.time)
     replica_id: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -132,8 +133,8 @@ class RolloutRecord(ByValue):
         if not turns or not all(isinstance(turn, Turn) for turn in turns):
             raise DataError(f"{where} one or more turns, found {self.turns!r:.200}")
         object.__setattr__(self, "turns", turns)
-        reward = _earned(turns, where) if self.reward is None else self.reward
-        object.__setattr__(self, "reward", _finite(reward, f"{where} reward"))
+        reward = _earned(turns) if self.reward is None else self.reward
+        object.__setattr__(self, "reward", None if reward is None else _finite(reward, f"{where} reward"))
         object.__setattr__(self, "created", _finite(self.created, f"{where} created"))
         object.__setattr__(self, "metadata", checked_metadata(self.metadata, f"rollout {self.rollout_uid!r}"))
         object.__setattr__(self, "columns", checked_columns(self.columns, f"rollout {self.rollout_uid!r}"))
@@ -197,6 +198,8 @@ def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
         DataError: A column that is not declared, or is late, or has other values.
     """
     where = f"rollout {rollout.rollout_uid!r}"
+    if "reward" not in declared:
+        check_rewarded(rollout)
     declared.refuse_others(rollout.columns, ("example",), where)
     for turn in rollout.turns:
         declared.refuse_others(turn.columns, ("token", "turn"), where)
@@ -210,6 +213,32 @@ def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
         ]
     )
     made: RolloutRecord = _with(rollout, turns=turns, columns=own, declared=declared)
+    return made
+
+
+def with_late(rollout: RolloutRecord, late: Mapping[str, npt.NDArray[Any]], declared: Columns) -> RolloutRecord:
+    """A rollout with the columns that came later, which were checked: per token over all its turns."""
+    own = {name: values for name, values in late.items() if declared[name].per == "example"}
+    parts: list[dict[str, npt.NDArray[Any]]] = [dict(turn.columns) for turn in rollout.turns]
+    begin = 0
+    for place, (turn, columns) in enumerate(zip(rollout.turns, parts, strict=True)):
+        end = begin + len(turn.tokens)
+        for name, values in late.items():
+            if name not in own:
+                columns[name] = values[begin:end] if declared[name].per == "token" else values[place]
+        begin = end
+    turns = rollout.turns
+    if len(own) < len(late):
+        turns = tuple([_with(turn, columns=columns) for turn, columns in zip(turns, parts, strict=True)])
+    reward = rollout.reward
+    if "reward" in declared:
+        if reward is None and "reward" in own:
+            reward = float(own["reward"])
+        elif reward is not None:  # an example made of it has the column whenever the reward came
+            own["reward"] = np.asarray(reward, declared["reward"].dtype)
+    made: RolloutRecord = _with(
+        rollout, turns=turns, columns={**rollout.columns, **own}, reward=reward, declared=declared
+    )
     return made
 
 
@@ -255,12 +284,19 @@ def same_values(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))
 
 
-def _earned(turns: Iterable[Turn], where: str) -> float:
-    """The sum of the turns' rewards."""
+def _earned(turns: Iterable[Turn]) -> float | None:
+    """The sum of the turns' rewards, if one has one."""
     rewards = [turn.reward for turn in turns if turn.reward is not None]
-    if not rewards:
-        raise DataError(f"{where} a reward of its own or of one of its turns, found none")
-    return math.fsum(rewards)
+    return math.fsum(rewards) if rewards else None
+
+
+def check_rewarded(rollout: RolloutRecord) -> float:
+    """The rollout's reward; DataError: it is not known."""
+    if rollout.reward is None:
+        raise DataError(
+            f"rollout {rollout.rollout_uid!r}: expected a reward of its own or of one of its turns, found none"
+        )
+    return rollout.reward
 
 
 def _finite(value: Any, where: str) -> float:

@@ -64,6 +64,8 @@ def rollouts_with(declared: Columns) -> pa.Schema:
     turn = pa.struct([*_TURN, *map(declared_field, stored(declared, "token", "turn"))])
     turns = field_of("turns", pa.list_(field_of("element", turn)))
     own = [turns if field.name == "turns" else field for field in ROLLOUTS]
+    if "reward" in declared:  # it may come later
+        own = [field.with_nullable(True) if field.name == "reward" else field for field in own]
     return pa.schema([*own, *map(declared_field, stored(declared, "example"))])
 
 
@@ -81,7 +83,7 @@ def _schema_for(present: frozenset[str], declared: Columns) -> pa.Schema:
 
 def _optional(declared: Columns) -> set[str]:
     prefix = {"example": "", "turn": "turns.", "token": "turns."}
-    return {*_OPTIONAL, *(prefix[column.per] + column.name for column in declared.values())}
+    return {*_OPTIONAL, *(prefix[column.per] + column.name for column in declared.values() if not column.late)}
 
 
 def rollout_schema(found: pa.Schema, declared: Columns) -> pa.Schema:
@@ -246,7 +248,7 @@ def _batch_to_rollouts(
     simple = [name for name in batch.schema.names if name in ROLLOUTS.names and name not in ("turns", "metadata")]
     columns = known | {name: batch.column(name).to_pylist() for name in simple}
     # Each object's own checks take most of the time, and find nothing that these do not.
-    sound = _are_sound_turns(turns) and _are_sound(columns, bounds)
+    sound = _are_sound_turns(turns) and _are_sound(columns, bounds, "reward" in declared)
     make_turn, make_rollout = (_make_turn, _make_rollout) if sound else (Turn, RolloutRecord)
     made = list(map(make_turn, *(values[name] for name in Turn.__dataclass_fields__)))
     columns["turns"] = [tuple(made[begin:end]) for begin, end in pairwise(bounds)]
@@ -280,8 +282,10 @@ def _are_sound_turns(turns: pa.StructArray) -> bool:
     )
 
 
-def _are_sound(columns: Mapping[str, Sequence[Any]], bounds: Sequence[int]) -> bool:
+def _are_sound(columns: Mapping[str, Sequence[Any]], bounds: Sequence[int], late_reward: bool) -> bool:
     """Whether no rollout would refuse these values, its turns apart."""
+    if late_reward:
+        columns = {**columns, "reward": [reward for reward in columns["reward"] if reward is not None]}
     empty = any(begin == end for begin, end in pairwise(bounds))
     missing = any(None in values for values in columns.values())
     unnamed = any("" in values for name, values in columns.items() if name not in ("replica_id", *_NUMBERS))

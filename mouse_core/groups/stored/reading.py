@@ -13,9 +13,10 @@ import numpy as np
 
 from mouse_core._base.memo import memo
 from mouse_core._base.threads import THREADS, in_order
-from mouse_core.errors import ConfigError, MissingFieldError
+from mouse_core.errors import ConfigError, MissingFieldError, MissingRowError
 from mouse_core.groups._files.index import read_index
 from mouse_core.groups._files.parts import Part, read_groups
+from mouse_core.groups.stored.late import LateColumns
 from mouse_core.groups.types.records import RolloutGroup, RolloutRecord
 from mouse_core.groups.types.versions import version_order
 
@@ -32,23 +33,25 @@ class StoredGroup:
         example_id: Which of its problems.
         policy_version: The version of the policy that sampled the rollouts.
         uids: Of its rollouts.
-        rewards: Of its rollouts.
+        rewards: Of its rollouts; None where it has not come yet.
         root: The buffer's folder.
         part: What else is known of the file.
+        late: The columns that came later.
     """
 
     environment: str
     example_id: str
     policy_version: str
     uids: tuple[str, ...]
-    rewards: tuple[float, ...]
+    rewards: tuple[float | None, ...]
     root: Path = field(repr=False)
     part: Part = field(repr=False)
+    late: LateColumns = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, root: Path, part: Part) -> StoredGroup:
+    def of(cls, root: Path, part: Part, late: LateColumns) -> StoredGroup:
         """The group of a file in a buffer's folder."""
-        return cls(*part.key, part.uids, part.rewards, root, part)
+        return cls(*part.key, part.uids, late.rewards(part), root, part, late)
 
     @property
     def path(self) -> Path:
@@ -62,7 +65,7 @@ class StoredGroup:
             DataError: The file is damaged; the message names it.
             StorageError: It cannot be read.
         """
-        return RolloutGroup(*self.part.key, rollouts=tuple(read_groups([self.part], self.root)[0]))
+        return RolloutGroup(*self.part.key, rollouts=tuple(self.late.fill(read_groups([self.part], self.root)[0])))
 
 
 def read_ahead(groups: Sequence[StoredGroup]) -> Iterator[list[RolloutRecord]]:
@@ -78,13 +81,15 @@ def read_ahead(groups: Sequence[StoredGroup]) -> Iterator[list[RolloutRecord]]:
 
     pieces = [groups[first : first + _TOGETHER] for first in range(0, len(groups), _TOGETHER)]
     with ThreadPoolExecutor(THREADS) as pool:
-        yield from chain.from_iterable(in_order(pool, read, pieces))
+        for group, rollouts in zip(groups, chain.from_iterable(in_order(pool, read, pieces)), strict=True):
+            yield group.late.fill(rollouts)
 
 
 class StoredRollouts(Sequence[RolloutRecord]):
     """Rollouts of sealed groups, in the order these were sealed; a file is read when one of its rollouts is.
 
-    What it holds does not change when more groups are sealed.
+    What it holds does not change when more groups are sealed. Late columns are those that were there when the first
+    rollout was asked for.
 
     Args:
         root: The buffer's folder.
@@ -95,7 +100,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
     def __init__(
         self, root: Path, parts: Sequence[Part], since: float | None = None, until: float | None = None
     ) -> None:
-        self._root = root
+        self._root, self._late = root, LateColumns(root)
         rows = [_rows(part, since, until) for part in parts]
         self._parts = [part for part, chosen in zip(parts, rows, strict=True) if chosen]
         self._rows = [chosen for chosen in rows if chosen]
@@ -129,16 +134,32 @@ class StoredRollouts(Sequence[RolloutRecord]):
         chosen = self._rows[number]
         last = self._last
         if last is None or last[0] != number:
-            self._last = last = (number, read_groups([self._parts[number]], self._root)[0])
+            read = read_groups([self._parts[number]], self._root)[0]
+            self._last = last = (number, self._late.fill(read))
         return last[1][chosen[row - (int(self._ends[number]) - len(chosen))]]
 
     def __iter__(self) -> Iterator[RolloutRecord]:
         return (self[row] for row in range(len(self)))
 
+    def rollout(self, rollout_uid: str) -> RolloutRecord:
+        """The rollout of a uid; only the file of its group is read.
+
+        Raises:
+            MissingRowError: It is not among these.
+            DataError, StorageError: As for an index.
+        """
+        if rollout_uid not in self._by_uid:
+            raise MissingRowError(f"rollouts: expected the uid of one of {len(self)}, found {rollout_uid!r:.100}")
+        return self[self._by_uid[rollout_uid]]
+
+    @memo
+    def _by_uid(self) -> dict[str, int]:
+        return {uid: row for row, uid in enumerate(self.uids)}
+
     @memo
     def groups(self) -> list[StoredGroup]:
         """The groups that the rollouts are of, whole, in order."""
-        return [StoredGroup.of(self._root, part) for part in self._parts]
+        return [StoredGroup.of(self._root, part, self._late) for part in self._parts]
 
     @memo
     def environments(self) -> list[str]:
@@ -169,6 +190,7 @@ def select_rollouts(
     parts: Sequence[Part],
     environment: str | None,
     policy_version: str | int | Collection[str | int] | None,
+    example_id: str | int | Collection[str | int] | None,
     since: float | None,
     until: float | None,
 ) -> StoredRollouts:
@@ -179,10 +201,17 @@ def select_rollouts(
             raise MissingFieldError(f"environment: expected one of {names}, found {environment!r}")
         parts = [part for part in parts if part.key.environment == environment]
     if policy_version is not None:
-        single = isinstance(policy_version, str | int | np.integer)
-        wanted = {str(version) for version in ([policy_version] if single else policy_version)}  # type: ignore[union-attr]
-        parts = [part for part in parts if part.key.policy_version in wanted]
+        versions = _names(policy_version)
+        parts = [part for part in parts if part.key.policy_version in versions]
+    if example_id is not None:
+        problems = _names(example_id)
+        parts = [part for part in parts if part.key.example_id in problems]
     return StoredRollouts(root, parts, since, until)
+
+
+def _names(given: str | int | Collection[str | int]) -> set[str]:
+    single = isinstance(given, str | int | np.integer)
+    return {str(one) for one in ([given] if single else given)}  # type: ignore[union-attr]
 
 
 def open_rollouts(
@@ -190,6 +219,7 @@ def open_rollouts(
     *,
     environment: str | None = None,
     policy_version: str | int | Collection[str | int] | None = None,
+    example_id: str | int | Collection[str | int] | None = None,
     since: float | None = None,
     until: float | None = None,
 ) -> StoredRollouts:
@@ -199,6 +229,7 @@ def open_rollouts(
         root_path: The folder.
         environment: Only those of this environment.
         policy_version: Only those of this version, or of one of these.
+        example_id: Only those of this problem, or of one of these.
         since, until: Only those created in ``[since, until)``, in seconds since 1970.
 
     Returns:
@@ -212,4 +243,4 @@ def open_rollouts(
     root = Path(root_path)
     if not root.is_dir():
         raise ConfigError(f"root_path: expected the folder of a RolloutBuffer, found none at {str(root)!r}")
-    return select_rollouts(root, read_index(root).parts, environment, policy_version, since, until)
+    return select_rollouts(root, read_index(root).parts, environment, policy_version, example_id, since, until)
