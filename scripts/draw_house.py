@@ -16,7 +16,7 @@ from scripts.house import ADAPTERS, FLOORS, arrows, necessary
 BOX_WIDTH, BOX_HEIGHT, STOREY_HEIGHT = 108, 30, 66
 LEFT, RIGHT, TOP = 96, WIDTH - 20, 56
 # Between the middles of neighbours at least: two rooms, a room and a passage, two passages.
-ROOM_GAP, MIXED_GAP, PASSAGE_GAP = BOX_WIDTH + 22, BOX_WIDTH / 2 + 16, 18
+ROOM_GAP, MIXED_GAP, PASSAGE_GAP = BOX_WIDTH + 18, BOX_WIDTH / 2 + 14, 16
 SWEEPS = 40
 # How many times more it counts for a passage that it is straight.
 STRAIGHT = 3

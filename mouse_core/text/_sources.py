@@ -23,6 +23,8 @@ CHUNK = 512
 # A file that changed so many seconds before it was noted may change again in the same tick of the file system's clock.
 _TICK = 2.0
 
+_OF_LINES = (".jsonl", ".ndjson")
+
 _Columns = Mapping[str, pa.DataType]
 
 
@@ -79,10 +81,15 @@ def _of_path(path: Path, columns: _Columns, split: str | None) -> Source:
         raise ConfigError(f"source: expected a file or folder, found nothing at {str(path)!r}")
     name = str(path)
     stamp = partial(_stamp_of, [path])
-    if path.suffix in (".jsonl", ".ndjson"):
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    lines = [file for file in files if file.suffix in _OF_LINES]
+    if lines:
         if split is not None:
             raise ConfigError(f"split: expected one for files that have some, found {split!r} for {name!r}")
-        return Source(name, partial(_of_objects, name, columns, _Lines(path)), stamp=stamp)
+        others = [file.name for file in files if file not in lines and not file.name.startswith(".")]
+        if others:
+            raise ConfigError(f"source: expected files of JSON lines alone in {name!r}, found also {others[:5]}")
+        return Source(name, partial(_of_objects, name, columns, _Lines(lines)), stamp=stamp)
 
     def batches() -> Iterator[pa.RecordBatch]:
         stream = read_rows(path, splits=None if split is None else [split], batch_rows=CHUNK)
@@ -105,20 +112,21 @@ def _stamp_of(paths: Iterable[Path]) -> list[Any]:
 
 
 class _Lines:
-    """The objects of a file of JSON lines."""
+    """The objects of files of JSON lines."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._paths = list(paths)
 
     def __iter__(self) -> Iterator[Any]:
-        with reading(self._path), open(self._path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise damaged(self._path, f"expected JSON, found: {error}", at=f"line {number}") from error
+        for path in self._paths:
+            with reading(path), open(path, "rb") as file:
+                for number, line in enumerate(file, 1):
+                    if not line.strip():
+                        continue
+                    try:
+                        yield json.loads(line)
+                    except ValueError as error:
+                        raise damaged(path, f"expected JSON, found: {error}", at=f"line {number}") from error
 
 
 # ---------------------------------------------------------------------- datasets and tables

@@ -125,17 +125,25 @@ def test_texts_are_the_same_wherever_they_lie(tmp_path: Path) -> None:
     table = pa.table(columns)
     pq.write_table(table, tmp_path / "data.parquet")
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(one) + "\n" for one in DATA))
+    (tmp_path / "lines").mkdir()
+    for part in range(3):
+        lines = "".join(json.dumps(one) + "\n" for one in DATA[part * 15 : part * 15 + 15])
+        (tmp_path / "lines" / f"{part}.jsonl").write_text(lines)
     order = np.random.default_rng(0).permutation(len(DATA))
     shuffled = datasets.Dataset.from_list([DATA[n] for n in order]).select(np.argsort(order))
     shuffled.save_to_disk(str(tmp_path / "saved"))
     saved = datasets.load_from_disk(str(tmp_path / "saved"))
     sources = [tmp_path / "data.parquet", str(tmp_path / "data.jsonl"), table, shuffled, saved, tmp_path / "saved"]
+    sources.append(tmp_path / "lines")
     recipe = text.Pairs(max_length=10, pad_id=PAD)
     made = text.tokenize(DATA, tokenizer_file(tmp_path), tmp_path / "made", recipe)
     for source in [*sources, Rereadable(DATA)]:
         again = text.tokenize(source, tokenizer_file(tmp_path), tmp_path / "made", recipe)
         assert again.reopened
         assert again.path == made.path
+    (tmp_path / "lines" / "more.parquet").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"more\.parquet"):
+        text.tokenize(tmp_path / "lines", tokenizer(), tmp_path / "made", recipe)
 
 
 @pytest.mark.parametrize(
