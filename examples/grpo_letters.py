@@ -25,7 +25,7 @@ from tensordict import TensorDict
 from torch.nn.functional import log_softmax, one_hot
 
 import mouse_ray
-from mouse_core.groups import GrpoBatchMaker, RolloutRecord, Turn
+from mouse_core.groups import Grpo, GrpoBatchMaker, RolloutRecord, Turn
 from mouse_torch.groups import pad
 
 LETTERS = "abc"
@@ -170,7 +170,7 @@ def train(folder: Path, *, steps: int, questions: int = 32, batch_size: int = 12
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     # Answers of the last two versions are used, each once, with advantages divided by their group's deviation.
-    maker = GrpoBatchMaker("letters", rng_seed=seed, normalize_std=True, eps=0.1, max_staleness=1)
+    maker = GrpoBatchMaker("letters", rng_seed=seed, advantage=Grpo(eps=0.1), max_staleness=1)
     buffer = mouse_ray.RolloutBuffer.options(num_cpus=0.5).remote(folder, GROUP_SIZE, batch_maker=maker)
     workers = [Worker.remote(buffer, 2 * seed + number) for number in range(2)]
     rewards: list[float] = []

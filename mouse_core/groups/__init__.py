@@ -5,6 +5,16 @@ from mouse_core.groups.examples.batches import concatenate, examples_digest, mak
 from mouse_core.groups.making.advantages import advantages
 from mouse_core.groups.making.grpo import GrpoBatchMaker
 from mouse_core.groups.making.protocol import BatchMaker, ResumableBatchMaker
+from mouse_core.groups.making.retention import Lengths, MaxAge, Newest, Recency, Retention, Rewards, Rows, TopK
+from mouse_core.groups.making.scoring import (
+    Advantage,
+    BatchAdvantage,
+    DrGrpo,
+    Grpo,
+    ReinforcePlusPlus,
+    RewardToGo,
+    Rloo,
+)
 from mouse_core.groups.stored.readiness import Awaited
 from mouse_core.groups.stored.reading import StoredGroup, StoredRollouts, open_rollouts
 from mouse_core.groups.streams.balance import plan_micro_batches
@@ -15,20 +25,35 @@ from mouse_core.groups.types.example import RLExample
 from mouse_core.groups.types.records import GroupKey, RolloutGroup, RolloutRecord, Turn
 
 __all__ = [
+    "Advantage",
     "Awaited",
+    "BatchAdvantage",
     "BatchMaker",
     "BatchShare",
+    "DrGrpo",
     "GroupKey",
+    "Grpo",
     "GrpoBatchMaker",
+    "Lengths",
+    "MaxAge",
+    "Newest",
     "RLExample",
+    "Recency",
+    "ReinforcePlusPlus",
     "ResumableBatchMaker",
+    "Retention",
+    "RewardToGo",
+    "Rewards",
+    "Rloo",
     "RolloutBuffer",
     "RolloutColumn",
     "RolloutGroup",
     "RolloutRecord",
     "RolloutStream",
+    "Rows",
     "StoredGroup",
     "StoredRollouts",
+    "TopK",
     "Turn",
     "advantages",
     "concatenate",

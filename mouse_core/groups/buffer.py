@@ -184,7 +184,7 @@ class RolloutBuffer(StoredInBuffer):
 
         Raises:
             DataError: Something else than a rollout, text that is not Unicode, or a column that was not declared or has
-                other values; nothing was added.
+                other values, or what the batch maker refuses; nothing was added.
             StorageError: They cannot be written. Those that were there before are still there; nothing was added.
             TimedOutError: There was no room in time; nothing was added.
             ClosedError, ForkError: The buffer is closed, or this is a forked child.
@@ -194,6 +194,8 @@ class RolloutBuffer(StoredInBuffer):
             if not isinstance(rollout, RolloutRecord):
                 raise DataError(f"add_rollouts: expected a RolloutRecord at {number}, found {rollout!r:.100}")
             given[number] = with_columns(rollout, self._columns)
+            if self._making is not None:
+                self._making.check(rollout)
         if not given:
             return 0
         self._pressure.hold(timeout, self._step, self._folder.counts)

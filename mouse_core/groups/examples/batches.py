@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +28,16 @@ from mouse_core.spec import check_count
 _example = unchecked(RLExample)
 
 
-def make_examples(rollouts: Sequence[RolloutRecord], advantages: npt.ArrayLike) -> list[RLExample]:
+def make_examples(
+    rollouts: Sequence[RolloutRecord], advantages: npt.ArrayLike | Sequence[npt.ArrayLike]
+) -> list[RLExample]:
     """An example of every rollout: all tokens of its turns, of which those that the policy wrote are in the loss.
 
     A turn is in the loss if its role is "assistant" and its log-probabilities are known.
 
     Args:
         rollouts: ``n`` of them.
-        advantages: What each is worth, ``[n]``.
+        advantages: What each is worth, ``[n]``; or of each a number, or one for each of its tokens.
 
     Returns:
         The examples in the same order. Their arrays are parts of four long ones.
@@ -42,9 +45,6 @@ def make_examples(rollouts: Sequence[RolloutRecord], advantages: npt.ArrayLike) 
     Raises:
         DataError: Another number of advantages, or one that is not finite.
     """
-    worth = np.asarray(advantages, np.float64)
-    if worth.shape != (len(rollouts),) or not np.isfinite(worth).all():
-        raise DataError(f"advantages: expected a finite number for each of {len(rollouts)} rollouts, found {worth!r}")
     turns = list(chain.from_iterable(rollout.turns for rollout in rollouts))
     if not turns:
         return []
@@ -60,7 +60,7 @@ def make_examples(rollouts: Sequence[RolloutRecord], advantages: npt.ArrayLike) 
     mask = np.repeat(trained, sizes)
     pairs = zip(turns, trained.tolist(), strict=True)
     logprobs = np.concatenate([turn.logprobs if own else nothing[: len(turn.tokens)] for turn, own in pairs])
-    advantage = np.repeat(worth.astype(np.float32), np.diff(ends))
+    advantage = _worth(rollouts, advantages, np.diff(ends))
     advantage[~mask] = 0.0
     for values in (tokens, mask, advantage, logprobs):
         values.flags.writeable = False
@@ -82,6 +82,22 @@ def make_examples(rollouts: Sequence[RolloutRecord], advantages: npt.ArrayLike) 
         )
         for rollout, columns, a, b in bounds
     ]
+
+
+def _worth(rollouts: Sequence[RolloutRecord], advantages: Any, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """What all tokens are worth, float32."""
+    values = [np.asarray(one, np.float64) for one in advantages]
+    if len(values) != len(rollouts):
+        raise DataError(f"advantages: expected one for each of {len(rollouts)} rollouts, found {len(values)}")
+    for value, size, rollout in zip(values, sizes.tolist(), rollouts, strict=True):
+        if value.shape not in ((), (size,)) or not np.isfinite(value).all():
+            raise DataError(
+                f"advantages: expected a finite number, or one for each of {size} tokens, for rollout "
+                f"{rollout.rollout_uid!r}, found {value!r:.100}"
+            )
+    if any(value.ndim for value in values):
+        return np.concatenate([np.broadcast_to(v, n) for v, n in zip(values, sizes, strict=True)]).astype(np.float32)
+    return np.repeat(np.array(values, np.float64).astype(np.float32), sizes)
 
 
 def pad(

@@ -100,6 +100,12 @@ class Making:
             self._ready.popleft()
             self.feed(rollouts)
 
+    def check(self, rollout: RolloutRecord) -> None:
+        """Raise DataError for a rollout that the maker would not take, if it says so before."""
+        check = getattr(self.maker, "check_rollout", None)
+        if check is not None:
+            check(rollout)
+
     def batch(self, size: int, known: Container[str]) -> Made | None:
         """A batch, the same one until ``stored`` is called; None if there are too few rollouts.
 

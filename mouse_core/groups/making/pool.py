@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.groups.making.advantages import advantages
+from mouse_core.groups.making.scoring import Advantage, checked_worth
 from mouse_core.groups.types.records import RolloutRecord
 
 _FIRST_ROWS = 1024
@@ -16,6 +16,10 @@ _COLUMNS: dict[str, Any] = {
     "advantage": np.float64,
     "group": np.int64,
     "environment": np.int64,
+    "version": np.int64,
+    "arrival": np.int64,
+    "created": np.float64,
+    "tokens": np.int64,
     "present": np.bool_,
 }
 
@@ -24,11 +28,11 @@ class Pool:
     """Rollouts in the order they came. One that has left keeps its reward while its group is there.
 
     Args:
-        options: Those of ``advantages``.
+        advantage: What they are worth.
     """
 
-    def __init__(self, **options: Any) -> None:
-        self._options = options
+    def __init__(self, advantage: Advantage) -> None:
+        self._advantage = advantage
         self._columns: dict[str, npt.NDArray[Any]] = {
             name: np.zeros(_FIRST_ROWS, dtype) for name, dtype in _COLUMNS.items()
         }
@@ -46,19 +50,28 @@ class Pool:
         self.__dict__.update(state, _columns={name: np.array(values) for name, values in state["_columns"].items()})
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """ "reward", "advantage", "group", "environment" or "present" (has not left) of every row, ``[n]``."""
+        """A column of every row, ``[n]``: "present" is whether one has not left, "arrival" its number among those of
+        its environment.
+        """
         return self._columns[name][: len(self)]
 
-    def add(self, uid: str, record: RolloutRecord | None, *, reward: float, group: int, environment: int) -> None:
-        """Add a rollout; one without a record only counts for what the others of its group are worth."""
+    def add(self, uid: str, record: RolloutRecord | None, **values: float) -> None:
+        """Add a rollout; one without a record only counts for what the others of its group are worth.
+
+        Args:
+            uid: Its uid.
+            record: It.
+            values: "reward", "group", "environment", "version" and "arrival".
+        """
         row = len(self)
         if row == len(self._columns["reward"]):
             self._columns = {name: np.concatenate([old, np.zeros_like(old)]) for name, old in self._columns.items()}
         columns = self._columns
-        columns["reward"][row] = reward
-        columns["group"][row] = group
-        columns["environment"][row] = environment
+        for name, value in values.items():
+            columns[name][row] = value
         columns["present"][row] = record is not None
+        columns["created"][row] = 0.0 if record is None else record.created
+        columns["tokens"][row] = 0 if record is None else sum(len(turn.tokens) for turn in record.turns)
         self.uids.append(uid)
         self.records.append(record)
         self.nbytes += 0 if record is None else nbytes_of(record)
@@ -102,9 +115,8 @@ class Pool:
     def scored(self) -> npt.NDArray[np.float64]:
         """The advantage of every row, float64 ``[n]``."""
         if self._is_to_be_scored:
-            self._columns["advantage"][: len(self)] = advantages(
-                self.column("reward"), self.column("group"), **self._options
-            )
+            worth = checked_worth(self._advantage, self.column("reward"), self.column("group"))
+            self._columns["advantage"][: len(self)] = worth
             self._is_to_be_scored = False
         return self.column("advantage")
 

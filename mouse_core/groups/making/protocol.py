@@ -16,7 +16,8 @@ class BatchMaker(Protocol):
     A ``RolloutBuffer`` gives it the rollouts of one sealed group after the other, and stores the batches. After a
     restart it gives all rollouts again that no stored batch has used, in the same order. Which ones a batch has used is
     what its examples' ``rollout_uid`` say, and "rollout_uids" in its metadata, a list. Where neither does, an example
-    that has the tokens of a rollout (those of all turns) has used it; a batch of other examples is refused.
+    that has the tokens of a rollout (those of all turns) has used it; a batch of other examples is refused. A maker may
+    have a method ``check_rollout(rollout)``: what it raises, ``add_rollouts`` raises before anything is stored.
     """
 
     def add_rollout(self, rollout: RolloutRecord) -> None:

@@ -193,6 +193,10 @@ class Columns(Mapping[str, RolloutColumn]):
         """Those with a value for each token, turn or example."""
         return [column for column in self._columns.values() if column.per == per]
 
+    def names_of(self, per: str) -> list[str]:
+        """The names of those."""
+        return [column.name for column in self.of(per)]
+
     @property
     def late(self) -> list[RolloutColumn]:
         """Those that are written after a rollout was added."""

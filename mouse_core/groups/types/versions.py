@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
+from bisect import bisect_right, insort
 from collections.abc import Collection, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
@@ -54,3 +59,46 @@ def staleness(versions: Sequence[str], known: Collection[str]) -> list[float | N
         numbers = order[0] == orders[-1][0] == 1
         behind[version] = float(orders[-1][1] - order[1]) if numbers else float(len(orders) - 1 - orders.index(order))
     return [behind[version] for version in versions]
+
+
+class Versions:
+    """The versions that were seen, and how far behind the newest one each is.
+
+    Attributes:
+        told: Which one is the latest, if that was said.
+    """
+
+    def __init__(self) -> None:
+        self.told: str | None = None
+        self._seen: list[tuple[tuple[Any, ...], str]] = []  # in their order, of equal ones the first
+        self._places: dict[str, int] = {}
+
+    def note(self, version: str) -> bool:
+        """Let a version be seen; whether it is the newest so far."""
+        entry = (version_order(version), version)
+        place = bisect_right(self._seen, entry)
+        if place and self._seen[place - 1][0] == entry[0]:
+            return False
+        insort(self._seen, entry)
+        return place == len(self._seen) - 1
+
+    def behind(self, version: str) -> int:
+        """How many versions one is behind the newest: the difference where they are numbers, rounded up, else how many
+        are between.
+        """
+        newest, number = version_number(self._seen[-1][1]), version_number(version)
+        if newest is not None and number is not None:
+            return max(0, min(math.ceil(newest - number), 1 << 62))
+        return len(self._seen) - bisect_right(self._seen, (version_order(version), "\U0010ffff"))
+
+    def is_ahead(self, version: str) -> bool:
+        """Whether a version is newer than the one that is said to be the latest."""
+        return self.told is not None and version_order(version) > version_order(self.told)
+
+    def place(self, version: str) -> int:
+        """A number for a version, from 0 as they come."""
+        return self._places.setdefault(version, len(self._places))
+
+    def all_behind(self) -> npt.NDArray[np.int64]:
+        """``behind`` of every version by its ``place``."""
+        return np.array([self.behind(version) for version in self._places], np.int64)

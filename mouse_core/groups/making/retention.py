@@ -1,0 +1,253 @@
+"""Which rollouts are kept and drawn, as functions of what is known of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.spec import check_count
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is known of n rollouts of a batch maker, in the order they came; some have left it.
+
+    Args:
+        present: Which have not left, bool ``[n]``.
+        reward: float64 ``[n]``.
+        advantage: What each is worth, float64 ``[n]``.
+        group: Which rollouts are of one group, int64 ``[n]``.
+        environment: The place of each one's environment among ``environments``, int64 ``[n]``.
+        environments: Their names.
+        staleness: How many versions behind the newest one, int64 ``[n]``: by the difference where versions are whole
+            numbers, else by how many are between.
+        age: Seconds between each one's creation and that of the newest rollout that came, float64 ``[n]``.
+        newer: How many rollouts of its environment came behind it, int64 ``[n]``.
+        tokens: How long each is, int64 ``[n]``; 0 for those that have left.
+        uses: How many batches have had it, int64 ``[n]``.
+    """
+
+    present: npt.NDArray[np.bool_]
+    reward: npt.NDArray[np.float64]
+    advantage: npt.NDArray[np.float64]
+    group: npt.NDArray[np.int64]
+    environment: npt.NDArray[np.int64]
+    environments: tuple[str, ...]
+    staleness: npt.NDArray[np.int64]
+    age: npt.NDArray[np.float64]
+    newer: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    uses: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+
+Retention = Callable[[Rows], npt.ArrayLike]
+"""Which rollouts are kept, and how likely each is drawn: of ``Rows`` a weight for each, ``[n]``, at least 0; bools are
+1 and 0. What has weight 0 leaves for good, so it must stay 0 whatever comes later."""
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest ``count`` rollouts of each environment, counted as they came, whether drawn since or not.
+
+    Args:
+        count: 1 or more.
+
+    Raises:
+        ConfigError: It is below 1.
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        check_count("count", self.count, 1)
+
+    def __call__(self, rows: Rows) -> npt.ArrayLike:
+        """See ``Retention``."""
+        return rows.newer < self.count
+
+
+@dataclass(frozen=True)
+class MaxAge:
+    """Rollouts that were created at most so long before the newest one that came.
+
+    Args:
+        seconds: 0 or more.
+
+    Raises:
+        ConfigError: It is below 0.
+    """
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _check_number("seconds", self.seconds, 0, np.inf)
+
+    def __call__(self, rows: Rows) -> npt.ArrayLike:
+        """See ``Retention``."""
+        return rows.age <= self.seconds
+
+
+@dataclass(frozen=True)
+class Recency:
+    """Rollouts of older versions are drawn less often: the weight is ``0.5 ** (staleness / half_life)``.
+
+    Args:
+        half_life: After how many versions a rollout is half as likely; above 0.
+
+    Raises:
+        ConfigError: It is not above 0.
+    """
+
+    half_life: float
+
+    def __post_init__(self) -> None:
+        _check_number("half_life", self.half_life, np.nextafter(0, 1), np.inf)
+
+    def __call__(self, rows: Rows) -> npt.ArrayLike:
+        """See ``Retention``; at least 2**-1000, so that none leaves for it."""
+        return np.exp2(-np.minimum(rows.staleness / self.half_life, 1000))
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Rollouts of so many tokens, prompts included.
+
+    Args:
+        least, most: How many.
+
+    Raises:
+        ConfigError: None is so long.
+    """
+
+    least: int = 0
+    most: int = 1 << 62
+
+    def __post_init__(self) -> None:
+        if check_count("least", self.least, 0) > check_count("most", self.most, 0):
+            raise ConfigError(f"most: expected at least {self.least}, found {self.most}")
+
+    def __call__(self, rows: Rows) -> npt.ArrayLike:
+        """See ``Retention``."""
+        return (rows.tokens >= self.least) & (rows.tokens <= self.most)
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """Rollouts that earned so much; their group's others are still what they are compared with.
+
+    Args:
+        least, most: How much.
+
+    Raises:
+        ConfigError: Nothing is between.
+    """
+
+    least: float = -np.inf
+    most: float = np.inf
+
+    def __post_init__(self) -> None:
+        if not self.least <= self.most:
+            raise ConfigError(f"most: expected at least {self.least}, found {self.most}")
+
+    def __call__(self, rows: Rows) -> npt.ArrayLike:
+        """See ``Retention``."""
+        return (rows.reward >= self.least) & (rows.reward <= self.most)
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The ``k`` rollouts of each group that earned most, of equal ones those that came first.
+
+    Args:
+        k: 1 or more.
+
+    Raises:
+        ConfigError: It is below 1.
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        check_count("k", self.k, 1)
+
+    def __call__(self, rows: Rows) -> npt.ArrayLike:
+        """See ``Retention``."""
+        order = np.lexsort((np.arange(len(rows)), -rows.reward, rows.group))
+        groups = rows.group[order]
+        first = np.flatnonzero(np.append(True, groups[1:] != groups[:-1])[: len(groups)])
+        sizes = np.diff(np.append(first, len(groups)))
+        kept = np.empty(len(rows), np.bool_)
+        kept[order] = np.arange(len(rows)) - np.repeat(first, sizes) < self.k
+        return kept
+
+
+def weights_of(retention: Retention, rows: Rows) -> npt.NDArray[np.float64]:
+    """The weights that a ``Retention`` gives.
+
+    Raises:
+        DataError: It does not give a finite number from 0 for each.
+    """
+    weights = np.asarray(retention(rows))
+    if weights.shape != (len(rows),) or weights.dtype.kind not in "biuf":
+        raise DataError(
+            f"retention {name_of(retention)}: expected a weight for each of {len(rows)} rollouts, "
+            f"found {weights.dtype} {list(weights.shape)}"
+        )
+    given: npt.NDArray[np.float64] = weights.astype(np.float64)
+    if not (np.isfinite(given) & (given >= 0)).all():
+        raise DataError(f"retention {name_of(retention)}: expected finite weights from 0, found others")
+    return given
+
+
+def name_of(retention: Retention) -> str:
+    """What a retention is called where rollouts are counted that left for it."""
+    return getattr(retention, "__name__", type(retention).__name__)
+
+
+def functions(name: str, given: Retention | Sequence[Retention]) -> list[Retention]:
+    """One or several as a list.
+
+    Raises:
+        ConfigError: Something that cannot be called.
+    """
+    several: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    for one in several:
+        if not callable(one) or isinstance(one, type):
+            raise ConfigError(f"{name}: expected functions of Rows, found {one!r:.80}")
+    return several
+
+
+def summarise(rows: Rows) -> dict[str, float]:
+    """Numbers for a log, of all rollouts and of each environment; see ``GrpoBatchMaker.summary``."""
+    found: dict[str, float] = {}
+    for number, name in [(None, ""), *enumerate(rows.environments)]:
+        own = np.ones(len(rows), np.bool_) if number is None else rows.environment == number
+        if number is not None and len(rows.environments) == 1:
+            break
+        prefix = f"{name}/" if name else ""
+        _, group = np.unique(rows.group[own], return_inverse=True)
+        reward = rows.reward[own]
+        low, high = np.full(group.max(initial=-1) + 1, np.inf), np.full(group.max(initial=-1) + 1, -np.inf)
+        np.minimum.at(low, group, reward)
+        np.maximum.at(high, group, reward)
+        equal = int(np.count_nonzero(low == high))
+        found |= {f"{prefix}rollouts": len(reward), f"{prefix}groups": len(low), f"{prefix}groups_equal": equal}
+        found[f"{prefix}groups_equal_share"] = equal / len(low) if len(low) else 0.0
+        there = own & rows.present
+        for what, values in (("reward", reward), ("tokens", rows.tokens[there]), ("staleness", rows.staleness[there])):
+            for call in ("mean", "std", "min", "max") if len(values) else ():
+                found[f"{prefix}{what}_{call}"] = float(getattr(values, call)())
+    return found
+
+
+def _check_number(name: str, value: object, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < most:
+        raise ConfigError(f"{name}: expected a number from {least}, found {value!r}")

@@ -1,0 +1,198 @@
+"""What rollouts are worth, as functions: of all rewards with their groups, and of a batch when it has been drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.groups.making.advantages import advantages, check_options
+from mouse_core.groups.types.records import RolloutRecord
+
+Advantage = Callable[[npt.NDArray[np.float64], npt.NDArray[np.int64]], npt.ArrayLike]
+"""What each rollout is worth: of ``rewards`` float64 ``[n]`` and ``groups`` int64 ``[n]``, a number from 0 for each
+group, ``[n]`` finite numbers. It depends on nothing else, and 0 says that nothing is to be learnt from a rollout."""
+
+
+@runtime_checkable
+class BatchAdvantage(Protocol):
+    """An ``Advantage`` that changes what a batch's rollouts are worth when it has been drawn."""
+
+    def __call__(self, rewards: npt.NDArray[np.float64], groups: npt.NDArray[np.int64]) -> npt.ArrayLike:
+        """As ``Advantage``; it decides which rollouts are drawn."""
+
+    def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:
+        """What the tokens of each rollout are worth: a number, or one for each of its tokens, ``[L]``.
+
+        Args:
+            rollouts: Those of the batch, B of them.
+            worth: What ``__call__`` gave of each, float64 ``[B]``.
+        """
+
+
+@dataclass(frozen=True)
+class Rloo:
+    """The reward minus the mean of the others in the group: ``r_i - mean(r_j, j != i)``.
+
+    Kool, van Hoof and Welling, "Buy 4 REINFORCE samples, get a baseline for free!" (2019); Ahmadian et al., "Back to
+    Basics" (2024).
+    """
+
+    def __call__(self, rewards: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """See ``Advantage``."""
+        return advantages(rewards, groups)
+
+
+@dataclass(frozen=True)
+class Grpo:
+    """The reward minus the mean of the group, over its standard deviation: ``(r_i - mean) / (max(std, floor) + eps)``.
+
+    Shao et al., "DeepSeekMath" (2024). By default with the numbers of TRL; its formula as written is
+    ``Grpo(ddof=0, eps=0)``.
+
+    Args:
+        ddof: 1 for the standard deviation of a sample (with n - 1), 0 for that of all there is (with n).
+        eps: What is added to the standard deviation; 0 or more.
+        std_floor: The least standard deviation; 0 or more.
+
+    Raises:
+        ConfigError: One of them cannot be used.
+    """
+
+    ddof: int = 1
+    eps: float = 1e-4
+    std_floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_options(True, None, self.ddof, self.eps, self.std_floor)
+
+    def __call__(self, rewards: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """See ``Advantage``."""
+        options: dict[str, Any] = {"ddof": self.ddof, "eps": self.eps, "std_floor": self.std_floor}
+        return advantages(rewards, groups, normalize_std=True, **options)
+
+
+@dataclass(frozen=True)
+class DrGrpo:
+    """The reward minus the mean of the group: ``r_i - mean``, and no division.
+
+    Liu et al., "Understanding R1-Zero-Like Training" (2025).
+    """
+
+    def __call__(self, rewards: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """See ``Advantage``."""
+        return advantages(rewards, groups, baseline="mean")
+
+
+@dataclass(frozen=True)
+class ReinforcePlusPlus:
+    """Normalised over the batch: ``(a_i - mean(a)) / (std(a) + eps)`` of what the batch's rollouts are worth before.
+
+    Hu, "REINFORCE++" (2025). ``a_i`` is the reward, or with ``baseline=True``, REINFORCE++-baseline, the reward minus
+    its group's mean. Mean and deviation (with n) are of the B examples, each counted once, however long it is.
+
+    Args:
+        baseline: Whether the group's mean is taken off first.
+        eps: What is added to the standard deviation; above 0.
+
+    Raises:
+        ConfigError: ``eps`` cannot be used.
+    """
+
+    baseline: bool = True
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.eps, int | float) or not 0 < self.eps < np.inf:
+            raise ConfigError(f"eps: expected a number above 0, found {self.eps!r}")
+
+    def __call__(self, rewards: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """See ``Advantage``; without a baseline a rollout's reward."""
+        if self.baseline:
+            return advantages(rewards, groups, baseline="mean")
+        return np.asarray(rewards, np.float64)
+
+    def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:
+        """See ``BatchAdvantage``."""
+        deviation = worth - worth.mean()
+        return list(deviation / (np.sqrt(np.mean(deviation**2)) + self.eps))
+
+
+@dataclass(frozen=True)
+class RewardToGo:
+    """Each token is worth what was earned from its turn on, or from itself on, minus the baseline of its rollout.
+
+    ``A_t = sum(discount**(k - t) * r_k, k >= t) - b``. ``r`` are the rewards of turns (0 where one has none), or the
+    values of a column per token; ``b = reward - worth`` is what the rollout's reward was compared with. Where the
+    rewards add up to the rollout's and nothing is discounted, the first token has the worth of the whole.
+
+    Args:
+        column: The name of a column that was declared per token; None: the rewards of turns.
+        discount: In ``[0, 1]``, a turn or a token.
+        worth: What the rollout as a whole is worth.
+
+    Raises:
+        ConfigError: ``discount`` is not in ``[0, 1]``.
+    """
+
+    column: str | None = None
+    discount: float = 1.0
+    worth: Advantage = field(default_factory=Rloo)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.discount, int | float) or not 0 <= self.discount <= 1:
+            raise ConfigError(f"discount: expected a number in [0, 1], found {self.discount!r}")
+
+    def __call__(self, rewards: npt.NDArray[np.float64], groups: npt.NDArray[np.int64]) -> npt.ArrayLike:
+        """See ``Advantage``."""
+        return self.worth(rewards, groups)
+
+    def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:
+        """See ``BatchAdvantage``."""
+        pairs = zip(rollouts, worth.tolist(), strict=True)
+        return [self._to_go(rollout) - (rollout.reward - own) for rollout, own in pairs]
+
+    def _to_go(self, rollout: RolloutRecord) -> npt.NDArray[np.float64]:
+        """What was earned from each token on, ``[L]``."""
+        sizes = [len(turn.tokens) for turn in rollout.turns]
+        if self.column is None:
+            earned = np.array([turn.reward or 0.0 for turn in rollout.turns])
+            return np.repeat(_discounted(earned, self.discount), sizes)
+        if self.column not in rollout.declared.names_of("token"):
+            raise DataError(
+                f"rollout {rollout.rollout_uid!r}: expected {self.column!r} among the columns per token, "
+                f"{rollout.declared.names_of('token')}"
+            )
+        fill = rollout.declared[self.column]
+        values = [turn.columns.get(self.column, fill.filled(len(turn.tokens))) for turn in rollout.turns]
+        return _discounted(np.concatenate(values).astype(np.float64), self.discount)
+
+
+def _discounted(rewards: npt.NDArray[np.float64], discount: float) -> npt.NDArray[np.float64]:
+    """The discounted sum of each reward and all behind it."""
+    if discount == 1:
+        return np.cumsum(rewards[::-1])[::-1]
+    sums, total = np.empty(len(rewards)), 0.0
+    for place in range(len(rewards) - 1, -1, -1):
+        total = rewards[place] + discount * total
+        sums[place] = total
+    return sums
+
+
+def checked_worth(advantage: Advantage, rewards: Any, groups: Any) -> npt.NDArray[np.float64]:
+    """What an ``Advantage`` says.
+
+    Raises:
+        DataError: It does not give a finite number for each.
+    """
+    worth = np.asarray(advantage(rewards, groups), np.float64)
+    if worth.shape != rewards.shape or not np.isfinite(worth).all():
+        raise DataError(
+            f"advantage: expected a finite number for each of {len(rewards)} rollouts, found shape {list(worth.shape)}"
+            + (" with others" if worth.shape == rewards.shape else "")
+        )
+    return worth
