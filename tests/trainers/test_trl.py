@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, Turn, advantages
+from mouse_core.groups import DrGrpo, Grpo, GrpoBatchMaker, Rloo, RolloutBuffer, RolloutRecord, Turn
 from mouse_core.text import kl_penalized_rewards
 from mouse_torch.groups import pad
 
@@ -123,11 +123,12 @@ def records(kept: Kept) -> list[RolloutRecord]:
     return found
 
 
-def by_row(kept: Kept, **options: Any) -> NDArray[np.float64]:
+def by_row(kept: Kept, advantage: Any) -> NDArray[np.float64]:
     """Our advantages of the answers of a batch of TRL's."""
     sent = records(kept)
     _, groups = np.unique([one.example_id for one in sent], return_inverse=True)
-    return advantages([one.reward for one in sent], groups, **options)
+    found: NDArray[np.float64] = advantage(np.array([one.reward for one in sent]), groups)
+    return found
 
 
 def ours(kept: Kept, folder: Path, **options: Any) -> Kept:
@@ -181,7 +182,7 @@ def test_the_loss_is_the_same(loss_type: str, level: str, grpo: tuple[Any, Kept]
     trainer, kept = grpo
     trainer.loss_type, trainer.importance_sampling_level = loss_type, level
     expected = trainer.compute_loss(trainer.model, kept)
-    found = trainer.compute_loss(trainer.model, ours(kept, tmp_path, normalize_std=True))
+    found = trainer.compute_loss(trainer.model, ours(kept, tmp_path, advantage=Grpo()))
     assert abs(expected.item()) > 1e-3
     assert found.item() == pytest.approx(expected.item(), abs=1e-6)
     parameters = list(trainer.model.parameters())
@@ -191,15 +192,15 @@ def test_the_loss_is_the_same(loss_type: str, level: str, grpo: tuple[Any, Kept]
 
 
 def test_advantages_are_those_of_grpo(grpo: tuple[Any, Kept]) -> None:
-    np.testing.assert_allclose(by_row(grpo[1], normalize_std=True), grpo[1]["advantages"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(by_row(grpo[1], Grpo()), grpo[1]["advantages"], rtol=1e-5, atol=1e-6)
 
 
 def test_advantages_are_those_of_dr_grpo(folder: Path, tmp_path: Path) -> None:
     options = {"loss_type": "dr_grpo", "scale_rewards": "none"}
     trainer, kept = trained(trl.GRPOTrainer, trl.GRPOConfig, folder, tmp_path / "theirs", **options)
-    np.testing.assert_allclose(by_row(kept, baseline="mean"), kept["advantages"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(by_row(kept, DrGrpo()), kept["advantages"], rtol=1e-5, atol=1e-6)
     expected = trainer.compute_loss(trainer.model, kept)
-    found = trainer.compute_loss(trainer.model, ours(kept, tmp_path / "ours", baseline="mean"))
+    found = trainer.compute_loss(trainer.model, ours(kept, tmp_path / "ours", advantage=DrGrpo()))
     assert found.item() == pytest.approx(expected.item(), abs=1e-6)
 
 
@@ -213,7 +214,7 @@ def test_advantages_are_those_of_rloo_with_the_penalty_in_the_reward(folder: Pat
     penalized = kl_penalized_rewards(earned, logprobs, reference, mask, coef=BETA).sum(1)
     assert (penalized - earned).abs().max() > 1e-3
     _, groups = np.unique([str(prompt) for prompt, _ in answers], return_inverse=True)
-    np.testing.assert_allclose(advantages(penalized.numpy(), groups), kept["advantages"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(Rloo()(penalized.numpy(), groups), kept["advantages"], rtol=1e-5, atol=1e-6)
 
 
 def logprobs_of(model: Any, answers: Sequence[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
