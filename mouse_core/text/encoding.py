@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.reading import read_json_object
 from mouse_core.formats.preprocessing.function import in_words
 
 # What a tokenizer of the package tokenizers was told about truncation and padding stands before this in its JSON. A
@@ -43,7 +45,7 @@ class Encoder(Protocol):
 class _OfTokenizers:
     """A tokenizer of the package ``tokenizers``: a copy, as truncation is one of its settings."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, said: Mapping[str, Any] | None = None) -> None:
         made = type(tokenizer).from_str(tokenizer.to_str())
         padding, truncation = made.padding, made.truncation
         self._tokenizer = made
@@ -51,6 +53,8 @@ class _OfTokenizers:
         self._length: int | None = None
         self.pad_id: int | None = padding["pad_id"] if padding else None
         self.eos_id: int | None = None
+        if said is not None:
+            self.pad_id, self.eos_id = (_id_of(made, said.get(name)) for name in ("pad_token", "eos_token"))
         made.no_padding()
         made.no_truncation()
 
@@ -115,9 +119,12 @@ def known(tokenizer: Any) -> tuple[str, Callable[[], Encoder]]:
 
 
 def _known_file(path: Path) -> tuple[str, Callable[[], Encoder]]:
-    file = path / "tokenizer.json" if path.is_dir() else path
+    file, beside = (path / "tokenizer.json", path / "tokenizer_config.json") if path.is_dir() else (path, None)
+    said: Mapping[str, Any] | None = None
     try:
-        said = file.read_bytes()
+        read = file.read_bytes()
+        if beside is not None and beside.is_file():
+            said = {name: read_json_object(beside).get(name) for name in ("pad_token", "eos_token")}
     except OSError as error:
         raise ConfigError(
             f"tokenizer: expected the JSON file of a tokenizers.Tokenizer, or a folder with a tokenizer.json, found "
@@ -130,13 +137,20 @@ def _known_file(path: Path) -> tuple[str, Callable[[], Encoder]]:
         except ImportError as error:
             raise ImportError("files of tokenizers need tokenizers: pip install 'mouse-data[text]'") from error
         try:
-            return _OfTokenizers(Tokenizer.from_str(said.decode()))
+            return _OfTokenizers(Tokenizer.from_str(read.decode()), said)
         except Exception as error:  # of no class of its own
             raise ConfigError(
                 f"tokenizer: expected the JSON of a tokenizer in {str(file)!r}, found: {error}"
             ) from error
 
-    return f"file {hashlib.sha256(said).hexdigest()}", load
+    return f"file {hashlib.sha256(read).hexdigest()}" + (f" {json.dumps(said)}" if said else ""), load
+
+
+def _id_of(tokenizer: Any, said: Any) -> int | None:
+    """The id of a token that ``transformers`` wrote down, as a text or with what it is like."""
+    token = said.get("content") if isinstance(said, Mapping) else said
+    found: int | None = tokenizer.token_to_id(token) if isinstance(token, str) else None
+    return found
 
 
 def _of_json(text: str) -> str:

@@ -82,7 +82,8 @@ def tokenize(
             ``datasets.Dataset``, a ``pyarrow.Table``; or the path of a file of JSON lines (``.jsonl``), of a Parquet or
             Arrow file, of a folder of such, or of what ``datasets`` saved.
         tokenizer: A ``tokenizers.Tokenizer``, whose own truncation and padding do not count; the path of its JSON file,
-            or of a folder with a ``tokenizer.json``; or what is called as tokenizers of ``transformers`` are:
+            or of a folder with a ``tokenizer.json``, as ``transformers`` saves it (whose ``tokenizer_config.json`` says
+            which tokens pad and end texts); or what is called as tokenizers of ``transformers`` are:
             ``tokenizer(texts, truncation=True, max_length=L)["input_ids"]``.
         folder: Where stores are kept; made where it is missing.
         recipe: ``Texts``, ``Prompts``, ``Pairs``, ``Tokens``, or one of your own.

@@ -237,6 +237,20 @@ def test_settings_of_a_tokenizer_change_nothing(tmp_path: Path) -> None:
     assert used.truncation["max_length"] == 2
 
 
+def test_a_folder_says_what_pads_and_ends_texts(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    tokenizer_file(tmp_path / "model")
+    config = tmp_path / "model" / "tokenizer_config.json"
+    recipe = text.Texts(max_length=6)
+    with pytest.raises(ConfigError, match="pad_id"):
+        text.tokenize(DATA, tmp_path / "model", tmp_path / "made", recipe)
+    for said, token in (({"pad_token": "<pad>", "eos_token": {"content": "</s>"}}, PAD), ({"eos_token": "</s>"}, EOS)):
+        config.write_text(json.dumps(said))
+        made = text.tokenize(DATA, tmp_path / "model", tmp_path / "made", recipe)
+        assert not made.reopened
+        assert stored(made)["input_ids"][0].tolist() == [token] * 6  # the first text is empty
+
+
 def test_files_are_read_again_where_they_changed(tmp_path: Path) -> None:
     file, recipe = tmp_path / "lines.jsonl", text.Texts(max_length=4)
 
