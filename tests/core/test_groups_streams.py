@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import tempfile
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -165,6 +166,59 @@ def test_going_on_with_another_number_of_ranks_loses_and_doubles_nothing(root: P
     for stream in three:
         stream.load_state_dict(json.loads(states[0]))
     assert [uids(three), uids(three)] == expected[1:]
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 2), st.integers(0, 1), st.booleans()), max_size=5))
+@settings(max_examples=10, deadline=None)
+def test_kills_of_ranks_and_of_the_buffer_lose_and_double_nothing(lives: list[tuple[int, int, int, bool]]) -> None:
+    """Each life has some ranks, batches until its last checkpoint, batches after it that are lost, and a new buffer."""
+    with tempfile.TemporaryDirectory() as folder:
+        root, kept, trained = Path(folder), [filled(Path(folder), batches=0)], []
+        state: Any = None
+        for count, saved, lost, renewed in [*lives, (3, 4, 0, True)]:
+            if renewed:  # the one before was killed, and is not closed
+                kept.append(RolloutBuffer(root, 8, batch_maker=GrpoBatchMaker(older_groups="keep"), sync=False))
+            sources = [(kept[-1], 8), *[(root, None)] * (count - 1)]
+            streams = [
+                RolloutStream(source, 60, shard=(rank, count), batch_size=size, timeout=0)
+                for rank, (source, size) in enumerate(sources)
+            ]
+            for stream in streams if state else []:
+                stream.load_state_dict(state)
+            for number in range(saved + lost):
+                try:
+                    uids = [example.rollout_uid for stream in streams for example in next(stream).examples]
+                except TimedOutError:
+                    break  # all rollouts have been used
+                if number < saved:
+                    trained += uids
+                    states = [stream.state_dict() for stream in streams]
+                    assert states == states[:1] * count
+                    state = states[0]
+        whole = [kept[-1].read_batch(batch_id) for batch_id in kept[-1].batches]
+        done = 0 if state is None else state["batch"]
+        assert sorted(trained) == sorted(example.rollout_uid for batch in whole[:done] for example in batch)
+        assert len(set(trained)) == len(trained) >= 4 * 8
+        for buffer in kept:
+            buffer.close()
+
+
+def test_a_log_that_is_being_written_and_one_that_is_damaged(root: Path, tmp_path: Path) -> None:
+    log = (root / ".state" / "index.log").read_bytes()
+    copy = tmp_path / ".state" / "index.log"
+    copy.parent.mkdir()
+    copy.write_bytes(log[:-3])  # the last record is being written
+    (tmp_path / "batches").symlink_to(root / "batches")
+    stream = RolloutStream(tmp_path, 50, timeout=0)
+    assert [share.index for share in islice(stream, 2)] == [0, 1]
+    with pytest.raises(TimedOutError, match="which has 2"):
+        next(stream)
+    copy.write_bytes(log)
+    assert next(stream).index == 2
+    with copy.open("ab") as file:
+        file.write(b"no header of a record")
+    with pytest.raises(DataError, match=f"expected a record at byte {len(log)}, found damage"):
+        next(stream)
 
 
 def test_going_on_within_a_batch(root: Path) -> None:

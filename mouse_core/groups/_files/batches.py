@@ -16,7 +16,7 @@ from mouse_core.digest import StreamDigest
 from mouse_core.errors import MissingFieldError, StorageError
 from mouse_core.files.log import Log
 from mouse_core.files.writing import remove, write_file
-from mouse_core.groups._files.arrow.examples import EXAMPLES, examples_to_table, examples_with, table_to_examples
+from mouse_core.groups._files.arrow.examples import examples_to_table, examples_with, table_to_examples
 from mouse_core.groups._files.index import USED, StoredBatch, encode_batches
 from mouse_core.groups._files.names import BATCHES
 from mouse_core.groups._files.parts import (
@@ -173,10 +173,9 @@ def read_staleness(path: Path) -> npt.NDArray[np.float64]:
     Raises:
         DataError, StorageError: As ``read_examples``.
     """
-    content = read_part(path)
-    noted = read_metadata(path, content).get(_STALENESS)
-    if noted is None:
-        return np.full(read_table(path, EXAMPLES, content).num_rows, np.nan)
+    noted = read_metadata(path).get(_STALENESS)
+    if noted is None:  # it was stored before this was noted
+        return np.full(len(read_examples(path)), np.nan)
     return np.array(json.loads(noted), np.float64)
 
 

@@ -125,9 +125,7 @@ def plan(lengths: npt.ArrayLike, count: int, kind: MicroBatch) -> list[list[list
     for place, size in enumerate(sizes):
         if size > kind.row:
             raise DataError(f"examples: expected at most {kind.row} tokens, found {size} at {place}")
-    turns = _fewest(sizes, count, kind)
-    while (filled := _filled(sizes, count * turns, kind)) is None:
-        turns += max(1, turns // 8)
+    filled = _fill(sizes, count, kind)
     tokens = [sum(sizes[place] for place in places) for places in filled]
     order = sorted(range(len(filled)), key=lambda number: (-tokens[number], number))
     ranks: list[list[list[int]]] = [[] for _ in range(count)]
@@ -138,6 +136,22 @@ def plan(lengths: npt.ArrayLike, count: int, kind: MicroBatch) -> list[list[list
             ranks[rank].append(sorted(filled[number]))
             loads[rank] += tokens[number]
     return ranks
+
+
+def _fill(sizes: Sequence[int], count: int, kind: MicroBatch) -> list[list[int]]:
+    """The examples of as few micro-batches as are found to hold them, equally many for each rank."""
+    turns = _fewest(sizes, count, kind)
+    too_few = turns - 1
+    while (filled := _filled(sizes, count * turns, kind)) is None:
+        too_few, turns = turns, turns + max(1, turns // 8)
+    while turns - too_few > 1:
+        between = (too_few + turns) // 2
+        tried = _filled(sizes, count * between, kind)
+        if tried is None:
+            too_few = between
+        else:
+            filled, turns = tried, between
+    return filled
 
 
 def _fewest(sizes: Sequence[int], count: int, kind: MicroBatch) -> int:

@@ -12,6 +12,7 @@ from mouse_core.digest import StreamDigest
 from mouse_core.groups.examples.batches import examples_digest
 from mouse_core.groups.examples.declared import Arrays
 from mouse_core.groups.streams.balance import MicroBatch, plan
+from mouse_core.groups.types.columns import NO_COLUMNS
 from mouse_core.groups.types.example import RLExample
 
 
@@ -49,11 +50,12 @@ class BatchShare:
         self._deliver = deliver
         sizes = [len(example) for example in batch]
         ranks = plan(sizes, shard[1], kind)
-        self._kind, self._micro = kind, ranks[shard[0]]
-        self.places = np.array([place for places in self._micro for place in places], np.int64)
+        own = ranks[shard[0]]
+        self.places = np.array([place for places in own for place in places], np.int64)
         self.examples = [batch[place] for place in self.places.tolist()]
+        self._kind, self._micro = kind, [[batch[place] for place in places] for places in own]
         self.staleness = staleness[self.places]
-        self._batch, self._empty = batch, _empty(batch)
+        self._empty = _empty(batch)
         known = staleness[~np.isnan(staleness)]
         self.report: Mapping[str, Any] = {
             "index": index,
@@ -80,7 +82,7 @@ class BatchShare:
         """The arrays of a micro-batch, or a list of several."""
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
-        return self._deliver(self._kind.arrays([self._batch[place] for place in self._micro[number]], self._empty))
+        return self._deliver(self._kind.arrays(self._micro[number], self._empty))
 
     @property
     def digest(self) -> StreamDigest:
@@ -91,11 +93,11 @@ class BatchShare:
 
 def _empty(batch: Sequence[RLExample]) -> RLExample:
     """An example of no tokens with the columns of the others."""
-    declared = batch[0].declared
+    declared = batch[0].declared if batch else NO_COLUMNS
     columns = {
         name: np.full(column.shape if column.per == "example" else (0, *column.shape), column.fill, column.dtype)
         for name, column in declared.items()
     }
     tokens, none = np.zeros(0, np.int32), np.zeros(0, np.float32)
-    ids = None if batch[0].turn_ids is None else tokens
+    ids = None if not batch or batch[0].turn_ids is None else tokens
     return RLExample(tokens, tokens > 0, none, none, columns=columns, turn_ids=ids, declared=declared)
