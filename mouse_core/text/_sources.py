@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -35,13 +35,11 @@ class Source:
     Args:
         name: What messages call them.
         batches: Gives a new iterator over record batches of the columns that were asked for.
-        rows: How many texts there are, where that is known.
         stamp: What says of files, without reading them, whether they are as they were; None where nothing does.
     """
 
     name: str
     batches: Callable[[], Iterator[pa.RecordBatch]]
-    rows: int | None = None
     stamp: Callable[[], list[Any]] | None = None
 
 
@@ -56,7 +54,7 @@ def source_of(texts: Any, columns: _Columns, split: str | None) -> Source:
     if split is not None:
         raise ConfigError(f"split: expected one for a path alone, found {split!r} for {type(texts).__name__}")
     if isinstance(texts, pa.Table):
-        return Source("the table", partial(_checked, "the table", columns, partial(_of_table, texts)), len(texts))
+        return Source("the table", partial(_checked, "the table", columns, partial(_of_table, texts)))
     if hasattr(texts, "with_format") and hasattr(texts, "cache_files"):
         return _of_dataset(texts, columns)
     if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
@@ -69,8 +67,7 @@ def source_of(texts: Any, columns: _Columns, split: str | None) -> Source:
             f"source: expected texts that can be read twice, to know them again and to tokenise them, found "
             f"{type(texts).__name__}, which can be read once; give a list, a file or a dataset"
         )
-    rows = len(texts) if isinstance(texts, Sized) else None
-    return Source("the texts", partial(_of_objects, "the texts", columns, texts), rows)
+    return Source("the texts", partial(_of_objects, "the texts", columns, texts))
 
 
 # ---------------------------------------------------------------------- files
@@ -146,8 +143,8 @@ def _of_dataset(dataset: Any, columns: _Columns) -> Source:
         for table in chosen.iter(CHUNK):
             yield from table.combine_chunks().to_batches()
 
-    name = "the dataset"
-    return Source(name, partial(_checked, name, columns, rows), len(dataset), stamp if files else None)
+    name = f"the dataset {dataset._fingerprint}"  # by which it is noted, too
+    return Source(name, partial(_checked, name, columns, rows), stamp if files else None)
 
 
 def _of_table(table: pa.Table) -> Iterator[pa.RecordBatch]:

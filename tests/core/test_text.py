@@ -274,6 +274,21 @@ def test_files_are_read_again_where_they_changed(tmp_path: Path) -> None:
     assert not text.tokenize(file, Called(), tmp_path / "made", recipe).reopened
 
 
+def test_datasets_on_disk_are_known_by_their_files(tmp_path: Path) -> None:
+    recipe, kept = text.Texts(max_length=4), []
+    for name in ("one", "two"):
+        datasets.Dataset.from_dict({"text": [name] * 3}).save_to_disk(str(tmp_path / name))
+        for file in (tmp_path / name).glob("*.arrow"):
+            os.utime(file, (1e9, 1e9))
+        kept.append(datasets.load_from_disk(str(tmp_path / name)))
+    made = [text.tokenize(one, Called(), tmp_path / "made", recipe) for one in kept]
+    notes = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "made").glob(".texts-*")}
+    assert len(notes) == 2  # each has its own, which is not written again
+    assert [text.tokenize(one, Called(), tmp_path / "made", recipe).path for one in kept] == [one.path for one in made]
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "made").glob(".texts-*")} == notes
+    assert made[0].path != made[1].path
+
+
 def test_texts_that_change_while_they_are_read_make_no_store(tmp_path: Path) -> None:
     class Changing:
         times = 0
