@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError, MissingRowError, StorageError
 from mouse_core.groups._files.batches import BatchFiles
@@ -95,8 +96,9 @@ class Folder:
         """The groups that wait for nothing, in the order in which they became ready, as far as that was noted."""
         ready = {part.place: part for number, part in enumerate(self.parts) if self.readiness.add(number, part)}
         never_waited = [place for place, part in ready.items() if not self.readiness.awaits(part)]
-        known = [place for place in dict.fromkeys([*never_waited, *noted]) if place in ready]
-        others = [place for place in ready if place not in set(known)]
+        noted_before = dict.fromkeys([*never_waited, *noted])
+        known = [place for place in noted_before if place in ready]
+        others = [place for place in ready if place not in noted_before]
         self._note_ready([ready[place] for place in others])
         return [ready[place] for place in (*known, *others)]
 
@@ -188,20 +190,30 @@ class Folder:
             raise DataError(f"add_column: expected the name of a late column, one of {known}, found {name!r:.80}")
         if not isinstance(given, Mapping):
             raise DataError(f"add_column {name!r}: expected a dict of values by uid, found {given!r:.100}")
-        for uid in given:
-            if uid not in self.uids:
-                raise DataError(f"add_column {name!r}: expected uids of rollouts that are there, found {uid!r:.100}")
+        if not given.keys() <= self.uids.keys():
+            unknown = next(uid for uid in given if uid not in self.uids)
+            raise DataError(f"add_column {name!r}: expected uids of rollouts that are there, found {unknown!r:.100}")
         counts = None if column.per == "example" else [self._count(uid, column.per) for uid in given]
         chunk = checked_chunk(column, given, counts)
-        if name != "reward":
-            return chunk
-        own = [self._reward(uid) for uid in chunk.uids]
-        for uid, reward, late in zip(chunk.uids, own, chunk.values, strict=True):
-            if reward is not None and np.asarray(reward, column.dtype) != late.as_py():
-                raise DataError(
-                    f"add_column 'reward', rollout {uid!r}: expected the one that it came with, {reward}, found {late}"
-                )
-        return chunk.take([row for row, reward in enumerate(own) if reward is None])
+        return self._without_own(chunk) if name == "reward" else chunk
+
+    def _without_own(self, rewards: Chunk) -> Chunk:
+        """Rewards of rollouts that came without; DataError: one that came with another one."""
+        places = self._places(rewards.uids).tolist()
+        some = {place for place in set(places) if place < 0 or any(r is not None for r in self.parts[place].rewards)}
+        if not some:
+            return rewards
+        own = [self._reward(uid) if place in some else None for uid, place in zip(rewards.uids, places, strict=True)]
+        dtype = np.dtype(rewards.column.dtype)
+        for row, reward in enumerate(own):
+            if reward is not None and dtype.type(reward) != (late := rewards.values[row].as_py()):
+                where = f"add_column 'reward', rollout {rewards.uids[row]!r}"
+                raise DataError(f"{where}: expected the one that it came with, {reward}, found {late}")
+        return rewards.take([row for row, reward in enumerate(own) if reward is None])
+
+    def _places(self, uids: Sequence[str]) -> npt.NDArray[np.int64]:
+        """The places of the groups that rollouts are in."""
+        return np.fromiter(map(self.uids.__getitem__, uids), np.int64, len(uids))
 
     def _count(self, uid: str, per: str) -> int:
         """How many tokens or turns a rollout has."""
@@ -222,8 +234,7 @@ class Folder:
 
     def _arrived(self, chunk: Chunk) -> None:
         """Count in values that are on the disk."""
-        places = np.fromiter(map(self.uids.__getitem__, chunk.uids), np.int64, len(chunk.uids))
-        ready = self.readiness.arrived(chunk.column.name, places)
+        ready = self.readiness.arrived(chunk.column.name, self._places(chunk.uids))
         self._are_ready([self.parts[place] for place in ready])
 
     def _are_ready(self, parts: Sequence[Part]) -> None:

@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def kills(folder: Path, first: int, stride: int) -> int:
+def kills(folder: Path, first: int, stride: int, program: str = "tests.core.groups_crash") -> int:
     run = subprocess.run(
-        [sys.executable, "-m", "tests.core.groups_crash", str(folder), str(first), str(stride)],
+        [sys.executable, "-m", program, str(folder), str(first), str(stride)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -31,3 +31,8 @@ def test_a_kill_at_some_steps(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_kill_at_every_step(tmp_path: Path) -> None:
     assert kills(tmp_path, 1, 1) > 60
+
+
+@pytest.mark.slow
+def test_a_kill_at_some_steps_of_who_writes_late_columns(tmp_path: Path) -> None:
+    assert kills(tmp_path, 3, 9, "tests.core.groups_late_crash") > 20

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mouse_core.errors import ConfigError
-from mouse_core.files.writing import storing, write_file
+from mouse_core.files.writing import remove_leftovers, storing, write_file
 from mouse_core.groups._files.names import STATE
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns, RolloutColumn
 
@@ -30,13 +30,14 @@ def read_declared(root: Path) -> Columns:
 
 
 def declare(root: Path, columns: Iterable[RolloutColumn] | None, *, sync: bool) -> Columns:
-    """Note which columns a folder has, and which they are then; None: those that it has.
+    """Note which columns a folder has, and which they are then; None: those that it has. For the folder's one writer.
 
     Raises:
         ConfigError: Something else than columns, or one that the folder has otherwise; nothing is changed.
         DataError: The note is damaged, or a newer release wrote it.
         StorageError: It cannot be read or written.
     """
+    remove_leftovers(root / STATE, [_NOTE], only_writer=True)
     there = read_declared(root)
     if columns is None:
         return there

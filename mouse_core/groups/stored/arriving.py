@@ -103,7 +103,7 @@ class LateStore:
     def _refuse_twice(self, chunks: Sequence[Chunk]) -> None:
         """Raise DataError where several chunks have a value of the same column for the same rollout."""
         seen: dict[str, set[str]] = {}
-        for chunk in chunks:
+        for chunk in chunks if len(chunks) > 1 else ():
             others = seen.setdefault(chunk.column.name, set())
             for uid in others.intersection(chunk.uids):
                 raise DataError(f"add_column {chunk.column.name!r}: expected rollout {uid!r} once, found it twice")
