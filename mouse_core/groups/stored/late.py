@@ -20,7 +20,7 @@ from mouse_core.groups.types.records import RolloutRecord, with_late
 
 _ROWS = 32
 """A place is the number of the chunk, and behind it in so many bits the row."""
-_KEPT_FILES = 4
+_KEPT_FILES = 2
 
 
 def late_log(root: Path) -> Path:
@@ -44,7 +44,7 @@ class LatePlaces:
     def __init__(self, root: Path, declared: Columns, records: Iterable[bytes]) -> None:
         self.declared = declared
         self.places: dict[str, dict[str, int]] = {column.name: {} for column in declared.late}
-        self._chunks: list[Chunk | tuple[RolloutColumn, Path]] = []
+        self._chunks: list[Chunk | tuple[RolloutColumn, Path] | None] = []
         self._read: OrderedDict[int, list[npt.NDArray[Any]]] = OrderedDict()
         for column in declared.late:
             for path in late_paths(root, column):
@@ -72,15 +72,12 @@ class LatePlaces:
 
     def forget(self, number: int) -> None:
         """Let go of a chunk in memory whose values are in a file now."""
-        chunk = self._chunks[number]
-        if isinstance(chunk, Chunk):
-            self._chunks[number] = Chunk(chunk.column, (), chunk.values.slice(0, 0))
-        self._read.pop(number, None)
+        self._chunks[number] = None
 
     def in_memory(self) -> list[tuple[int, Chunk]]:
         """The chunks that no file has, and their numbers."""
         pairs = enumerate(self._chunks)
-        return [(number, chunk) for number, chunk in pairs if isinstance(chunk, Chunk) and chunk.uids]
+        return [(number, chunk) for number, chunk in pairs if isinstance(chunk, Chunk)]
 
     def value(self, name: str, uid: str) -> npt.NDArray[Any] | None:
         """A value, if it has come.
@@ -98,6 +95,7 @@ class LatePlaces:
             chunk = self._chunks[number]
             if isinstance(chunk, Chunk):
                 return values_of(chunk.column, chunk.values.slice(row, 1))[0]
+            assert chunk is not None  # what was forgotten has other places
             self._read[number] = values = read_values(chunk[1], chunk[0])
             # Rollouts are mostly asked for in the order in which their values came.
             if len(self._read) > _KEPT_FILES:
