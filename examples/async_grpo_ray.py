@@ -25,7 +25,7 @@ import torch.distributed
 from numpy.typing import NDArray
 
 import mouse_ray
-from mouse_core.groups import GrpoBatchMaker, RolloutColumn, RolloutRecord, Turn, open_rollouts
+from mouse_core.groups import Grpo, GrpoBatchMaker, RolloutColumn, RolloutRecord, Turn, open_rollouts
 from mouse_torch import global_mean
 from mouse_torch.groups import RolloutStream
 
@@ -190,7 +190,7 @@ def train(folder: Path, steps: int) -> None:
         folder / "rollouts",
         GROUP_SIZE,
         # A prompt has answers of one version only; those of the last eight are used.
-        batch_maker=GrpoBatchMaker("repeat", normalize_std=True, max_staleness=8),
+        batch_maker=GrpoBatchMaker("repeat", advantage=Grpo(), max_staleness=8),
         columns=[RolloutColumn("reward", per="example", dtype="float64", late=True)],
         max_ahead=4 * BATCH_SIZE,
     )

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mouse_core.groups import GrpoBatchMaker, RLExample, RolloutBuffer, RolloutRecord, Turn
+from mouse_core.groups import Grpo, GrpoBatchMaker, RLExample, RolloutBuffer, RolloutRecord, Turn
 from mouse_core.text import AdaptiveKLController, kl_estimates, kl_penalized_rewards
 
 LETTERS = "abcd"
@@ -110,7 +110,7 @@ def train(
     """Sample, store, and train on what was stored, in turns; what each came to."""
     random = np.random.default_rng(seed)
     controller = AdaptiveKLController(0.02, target=2.0, horizon=2000)
-    maker = GrpoBatchMaker("letters", rng_seed=seed, normalize_std=True, max_staleness=0)
+    maker = GrpoBatchMaker("letters", rng_seed=seed, advantage=Grpo(), max_staleness=0)
     found: list[Outcome] = []
     with RolloutBuffer(folder, GROUP_SIZE, batch_maker=maker) as buffer:
         for version in range(steps):
