@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core.errors import DataError, MissingRowError, TimedOutError
+from mouse_core.files.log import Log
 from mouse_core.groups import (
     GrpoBatchMaker,
     RLExample,
@@ -306,8 +307,6 @@ def test_newer_formats_are_refused_by_name(tmp_path: Path) -> None:
     with opened(tmp_path, REWARD) as buffer:
         buffer.add_rollouts(map(rollout, range(2)))
         buffer.add_column("reward", {"r0": 1})
-    from mouse_core.files.log import Log  # what another release would have written
-
     log = Log(tmp_path / ".state" / "late.log")
     log.append(b"\x02" + log.records[0][1:], sync=False)
     log.close()
@@ -334,12 +333,15 @@ def test_rollouts_are_found_by_uid_and_by_problem_without_opening_other_files(tm
 
 
 def test_an_index_without_lengths_is_made_anew(tmp_path: Path) -> None:
-    """A folder whose log is gone has the same groups, and they wait for the same."""
+    """A folder whose log knows none of its groups has the same ones, and they wait for the same."""
     with opened(tmp_path, [*REWARD, RolloutColumn("reference", late=True)]) as buffer:
         buffer.add_rollouts(map(rollout, range(6)))
         buffer.add_column("reward", {"r2": 1.0})
         before = buffer.waiting_for()
     (tmp_path / ".state" / "index.log").unlink()
+    log = Log(tmp_path / ".state" / "index.log")
+    log.append(b"P, what was there before groups had lengths", sync=False)
+    log.close()
     with opened(tmp_path) as buffer:
         assert buffer.waiting_for() == before
         with pytest.raises(DataError, match=r"\[5\], found shape \[4\]"):

@@ -56,13 +56,13 @@ def test_a_judge_goes_on_where_it_was_when_the_actor_died(tmp_path: Path) -> Non
     awaited = ray.get(buffer.waiting_for.remote())["reward"]
     assert awaited.uids == ("r2", "r3")
     assert ray.get(buffer.create_and_store_batch.remote(4)) is None
-    assert ray.get(buffer.add_column.remote("reward", dict.fromkeys(awaited.uids, 0.5))) == 2
+    assert ray.get(buffer.add_column.remote("reward", dict.fromkeys(awaited.uids, 0.25))) == 2
     examples = ray.get(buffer.read_batch.remote(ray.get(buffer.create_and_store_batch.remote(4))))
-    assert {x.rollout_uid: float(x.columns["reward"]) for x in examples} == {"r0": 0, "r1": 1, "r2": 0.5, "r3": 0.5}
+    assert {x.rollout_uid: float(x.columns["reward"]) for x in examples} == {"r0": 0, "r1": 1, "r2": 0.25, "r3": 0.25}
     assert ray.get(buffer.rollout.remote("r1")).reward == 1
-    assert [r.reward for r in ray.get(buffer.rollouts.remote(example_id=1))] == [0, 1, 0.5, 0.5]
+    assert [r.reward for r in ray.get(buffer.rollouts.remote(example_id=1))] == [0, 1, 0.25, 0.25]
     with pytest.raises(DataError, match="rollout 'r1': expected the value that it has"):
-        ray.get(buffer.add_column.remote("reward", {"r1": 0.25}))
+        ray.get(buffer.add_column.remote("reward", {"r1": 0.75}))
     ray.kill(buffer)
 
 

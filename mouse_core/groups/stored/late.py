@@ -29,7 +29,7 @@ def late_log(root: Path) -> Path:
 
 
 class LatePlaces:
-    """Where the values of late columns lie; a value is read when it is asked for. One thread at a time.
+    """Where the values of late columns lie; a value is read when it is asked for. Threads may read while one adds.
 
     Args:
         root: The buffer's folder.
@@ -43,6 +43,7 @@ class LatePlaces:
 
     def __init__(self, root: Path, declared: Columns, records: Iterable[bytes]) -> None:
         self.declared = declared
+        self._lock = ProcessLock()
         self.places: dict[str, dict[str, int]] = {column.name: {} for column in declared.late}
         self._chunks: list[Chunk | tuple[RolloutColumn, Path] | None] = []
         self._read: OrderedDict[int, list[npt.NDArray[Any]]] = OrderedDict()
@@ -66,13 +67,15 @@ class LatePlaces:
             self._add(chunk.column.name, chunk, chunk.uids)
 
     def _add(self, name: str, chunk: Chunk | tuple[RolloutColumn, Path], uids: Sequence[str]) -> None:
-        first = len(self._chunks) << _ROWS
-        self.places[name].update(zip(uids, range(first, first + len(uids)), strict=True))
-        self._chunks.append(chunk)
+        with self._lock:
+            first = len(self._chunks) << _ROWS
+            self._chunks.append(chunk)
+            self.places[name].update(zip(uids, range(first, first + len(uids)), strict=True))
 
     def forget(self, number: int) -> None:
         """Let go of a chunk in memory whose values are in a file now."""
-        self._chunks[number] = None
+        with self._lock:
+            self._chunks[number] = None
 
     def in_memory(self) -> list[tuple[int, Chunk]]:
         """The chunks that no file has, and their numbers."""
@@ -86,16 +89,18 @@ class LatePlaces:
             DataError: Its file is damaged; the message names it.
             StorageError: It cannot be read.
         """
-        place = self.places[name].get(uid)
-        if place is None:
-            return None
-        number, row = place >> _ROWS, place & ((1 << _ROWS) - 1)
+        with self._lock:
+            place = self.places[name].get(uid)
+            return None if place is None else self._at(place >> _ROWS, place & ((1 << _ROWS) - 1))
+
+    def _at(self, number: int, row: int) -> npt.NDArray[Any]:
+        """The value in a row of a chunk."""
         values = self._read.get(number)
         if values is None:
             chunk = self._chunks[number]
             if isinstance(chunk, Chunk):
                 return values_of(chunk.column, chunk.values.slice(row, 1))[0]
-            assert chunk is not None  # what was forgotten has other places
+            assert chunk is not None  # the values of one that was forgotten have other places
             self._read[number] = values = read_values(chunk[1], chunk[0])
             # Rollouts are mostly asked for in the order in which their values came.
             if len(self._read) > _KEPT_FILES:
