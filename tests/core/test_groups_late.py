@@ -150,9 +150,9 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_folder_waits_for_what_was_declared_when_its_groups_were_sealed(tmp_path: Path) -> None:
     with opened(tmp_path, batch_maker=InOrder()) as buffer:
-        buffer.add_rollouts([rollout(n, reward=1.0) for n in range(2)])
-    with opened(tmp_path, [RolloutColumn("reference", late=True)], batch_maker=InOrder()) as buffer:
-        buffer.add_rollouts([rollout(n, reward=1.0) for n in (2, 3)])
+        buffer.add_rollouts([rollout(n, reward=1.0) for n in range(3)])
+    with opened(tmp_path, [RolloutColumn("reference", late=True), *REWARD], batch_maker=InOrder()) as buffer:
+        buffer.add_rollout(rollout(3, reward=1.0))
         assert drawn(buffer) == ["r0", "r1"]
         assert buffer.waiting_for()["reference"].uids == ("r2", "r3")
         assert buffer.add_column("reference", {f"r{n}": value("reference", n) for n in (0, 3)}) == 2
@@ -347,3 +347,33 @@ def test_an_index_without_lengths_is_made_anew(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"\[5\], found shape \[4\]"):
             buffer.add_column("reference", {"r5": np.zeros(4)})
     assert json.loads((tmp_path / ".state" / "columns.json").read_text())["version"] == 1
+
+
+def test_producers_a_judge_and_trainers_at_once(tmp_path: Path) -> None:
+    """Each on a thread of its own, producers held back by the judge; every rollout is in one batch, with its reward."""
+    count, batches = 64, []
+    with opened(tmp_path, REWARD, max_ahead=16, batch_maker=GrpoBatchMaker()) as buffer:
+
+        def produce(producer: int) -> None:
+            for number in range(producer * 16, producer * 16 + 16, 2):
+                buffer.add_rollouts([rollout(number), rollout(number + 1)], timeout=20)
+
+        def judge() -> None:
+            while len(buffer) < count or buffer.waiting_for()["reward"]:
+                for uid in buffer.waiting_for()["reward"].uids:
+                    buffer.add_column("reward", {uid: float(buffer.rollout(uid).rollout_uid[1:])})
+
+        def train() -> None:
+            while 2 * len(buffer.batches) < count:
+                if (batch_id := buffer.create_and_store_batch(2)) is not None:
+                    batches.append(batch_id)
+
+        threads = [threading.Thread(target=produce, args=(number,), daemon=True) for number in range(4)]
+        threads += [threading.Thread(target=work, daemon=True) for work in (judge, train, train)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        examples = [example for batch_id in batches for example in buffer.read_batch(batch_id)]
+    assert sorted(example.rollout_uid for example in examples) == sorted(f"r{n}" for n in range(count))
+    assert all(example.columns["reward"] == int(example.rollout_uid[1:]) for example in examples)
