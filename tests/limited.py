@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
+_TRIES, _PAUSE = 50, 0.1
 
 
 def can_limit() -> bool:
@@ -32,7 +34,14 @@ def limited(nbytes: int) -> Iterator[Path]:
         (group / limit).write_text(str(nbytes))
         yield group / "cgroup.procs"
     finally:
-        group.rmdir()
+        for rest in range(_TRIES, -1, -1):  # a helper of the program's may end a little later
+            try:
+                group.rmdir()
+                break
+            except OSError:
+                if not rest:
+                    raise
+                time.sleep(_PAUSE)
 
 
 def run_limited(command: Sequence[str], nbytes: int) -> str:

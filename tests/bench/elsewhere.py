@@ -5,8 +5,9 @@ store in FOLDER, made where there is none: two million steps of six columns, in 
 beginning of each line.
 
 Lines of Lance, which reads the same rows from the same storage, are there where it is installed; ``--lance DIRECTORY``
-names one that ``pip install --target DIRECTORY pylance`` filled. Then come caches of parts of the data, and the first
-batch of 1 TB in 4,000 objects, which are the same one under different names.
+names one that ``pip install --target DIRECTORY pylance`` filled. Streams of `datasets` and, by ``--mosaic PYTHON``, of
+MosaicML are beside them. Then come caches of parts of the data, and the first batch of 1 TB in 4,000 objects, which are
+the same one under different names.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from mouse_core.about import About
 from mouse_core.prefetch.report import counters_of
 from mouse_core.store.disk.manifest import Manifest, bare_schema, new_identity, write_manifest
 from mouse_core.store.disk.sealed import write_segment
+from tests.bench import streams
 from tests.bench.results import Figure
 
 _PART = 100_000
@@ -98,8 +100,8 @@ class Storage:
         limits = ["--latency", "0.02", "--connection-bandwidth", "80e6", "--bandwidth", str(_BANDWIDTH)]
         command = [sys.executable, "-m", "tests.core.object_server", str(folder), *limits]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        endpoint = f"http://127.0.0.1:{int(self._said())}"
-        self.options = {"aws_endpoint": endpoint, "aws_region": "none", "aws_skip_signature": "true"}
+        self.endpoint = f"http://127.0.0.1:{int(self._said())}"
+        self.options = {"aws_endpoint": self.endpoint, "aws_region": "none", "aws_skip_signature": "true"}
 
     def sent(self) -> tuple[int, int]:
         """How many requests there were so far, and how many bytes were sent."""
@@ -253,7 +255,13 @@ _UNITS = {
 }
 
 
-def figures(folder: Path, rows: int = 2_000_000, batches: int = 300, objects: int = _OBJECTS) -> Iterator[Figure]:
+def figures(
+    folder: Path,
+    rows: int = 2_000_000,
+    batches: int = 300,
+    objects: int = _OBJECTS,
+    mosaic: str | None = None,
+) -> Iterator[Figure]:
     """All that is measured, line by line.
 
     Args:
@@ -261,12 +269,15 @@ def figures(folder: Path, rows: int = 2_000_000, batches: int = 300, objects: in
         rows: Steps of each.
         batches: How many are measured.
         objects: How many the largest store has.
+        mosaic: A Python that has MosaicML's streaming; None: it is left out.
     """
     stores, cache, ours = folder / "stores", folder / "cache", {}
     for layout in ("columns", "windows"):
         make(stores / layout, layout, rows)
         make_large(folder, layout, objects)
     make_lance(stores / "lance", rows)
+    draw = np.random.default_rng(0)
+    streams.make(stores, (as_table(columns(draw, at, _PART)) for at in range(0, rows, _PART)), rows, mosaic)
     with storage(stores) as served:
         for layout in ("columns", "windows"):
             for name, how in (("exact", {}), ("blocks", {"sampling": "blocks"})):
@@ -278,6 +289,12 @@ def figures(folder: Path, rows: int = 2_000_000, batches: int = 300, objects: in
             times = found["batches"] / beside["batches"]
             yield Figure(
                 f"elsewhere-{layout}-{name}-over-lance", f"20 ms away, {layout}, {name}: over Lance", times, "times"
+            )
+        for peer, found in streams.measure(served, stores, cache, mosaic):
+            yield from _named(peer, f"{streams.NAMES[peer]}, windows that do not overlap", found)
+            times, said = ours["windows", "blocks"]["batches"] / found["batches"], f"over {streams.NAMES[peer]}"
+            yield Figure(
+                f"elsewhere-windows-blocks-over-{peer}", f"20 ms away, windows, blocks: {said}", times, "times"
             )
         for layout in ("columns", "windows"):
             size = sum(file.stat().st_size for file in (stores / layout / "segments").iterdir())
@@ -306,11 +323,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2_000_000, help="steps of each")
     parser.add_argument("--batches", type=int, default=300, help="how many are measured")
     parser.add_argument("--lance", type=Path, help="where Lance is installed, if not among other packages")
+    parser.add_argument("--mosaic", help="a Python that has MosaicML's streaming")
     parser.add_argument("--objects", type=int, default=_OBJECTS, help="how many the largest store has")
     told = parser.parse_args()
     if told.lance is not None:
         sys.path.append(str(told.lance))
-    for figure in figures(told.folder, told.rows, told.batches, told.objects):
+    for figure in figures(told.folder, told.rows, told.batches, told.objects, told.mosaic):
         print(f"{figure.name}: {figure.value:.2f} {figure.unit}".rstrip(), flush=True)
 
 

@@ -13,9 +13,11 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +35,13 @@ _WAYS = {
     "mapped": "mapped files as the system reads them",
     "images": "frames of 84x84, exact random windows",
 }
-_ROUNDS = 3
+# Those of others that read random windows of the same rows: of arrays that are mapped, and of files of `datasets`.
+_PEERS = {
+    "memmap": "numpy.memmap, indexed",
+    "torchrl": "TorchRL, LazyMemmapStorage",
+    "datasets": "datasets, select",
+}
+_ROUNDS, _PART = 3, 1 << 20
 
 
 def main() -> None:
@@ -43,7 +51,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16_000_000, help="steps of six columns, 180 bytes each")
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"how many ({_ROUNDS})")
     parser.add_argument("--lance", help="a Python that has Lance, to measure its take beside ours")
-    parser.add_argument("--child", choices=[*_WAYS, "lance", "write-lance"], help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=_CHILDREN, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.child is not None:
         print(json.dumps(_CHILDREN[chosen.child](chosen.data)))
@@ -58,7 +66,10 @@ def figures(data: Path, rows: int, lance: str | None = None, rounds: int = _ROUN
     for folder, kind, count in ((data, generate.STATE, rows), (images, generate.raw_images(84, 84), rows // 40)):
         if not (folder / "state.json").exists():
             generate.write(kind, folder, count, files=16)
-    pythons = dict.fromkeys(_WAYS, sys.executable)
+    peers = [name for name in _PEERS if name == "memmap" or find_spec(name) is not None]
+    pythons = dict.fromkeys([*_WAYS, *peers], sys.executable)
+    for peer in ("arrays", *(["torchrl"] if "torchrl" in peers else [])):
+        _child(sys.executable, f"write-{peer}", data, 0)
     if lance is not None:
         _child(lance, "write-lance", data, 0)
         pythons["lance"] = lance
@@ -68,8 +79,14 @@ def figures(data: Path, rows: int, lance: str | None = None, rounds: int = _ROUN
         for way, python in pythons.items():
             folder = images if way == "images" else data
             drop(folder)
+            drop(_others(folder), "*/*")
             nbytes = sum(file.stat().st_size for file in folder.glob("*.arrow"))
-            one |= {f"{way}-{name}": value for name, value in _child(python, way, folder, nbytes // 3).items()}
+            try:
+                one |= {f"{way}-{name}": value for name, value in _child(python, way, folder, nbytes // 3).items()}
+            except AssertionError:
+                if way not in _PEERS:
+                    raise
+                print(f"{_PEERS[way]}: ended, perhaps as the memory was too little for it", file=sys.stderr)
         drop(images)
         one["disk"], one["disk-slowest"] = random_reads(data, _DISK)
         one["disk-long"] = long_reads(images, _DISK)
@@ -80,13 +97,15 @@ def _of_each(found: Sequence[dict[str, float]], ways: Sequence[str]) -> list[Fig
     """What was measured of each contender."""
     made = []
     for way in ways:
-        name, key = _WAYS.get(way, "Lance, take"), f"larger-{way}"
+        name, key = (_WAYS | _PEERS).get(way, "Lance, take"), f"larger-{way}"
         for end, what, unit in (
             ("batches", "", "batches/s"),
             ("slowest", ": the slowest of 1,000 batches", "ms"),
             ("read", ": read for each byte delivered", "bytes"),
         ):
-            values = [one[f"{way}-{end}"] for one in found]
+            values = [one[f"{way}-{end}"] for one in found if f"{way}-{end}" in one]
+            if not values:
+                continue
             made.append(_figure(key if end == "batches" else f"{key}-{end}", name + what, values, unit))
     for key, name, scale, unit in (
         ("disk", "the disk: random reads of 4 KB, 32 at a time", 1e6, "MB/s"),
@@ -103,6 +122,10 @@ def _ratios(found: Sequence[dict[str, float]]) -> list[Figure]:
     for key, over, under, name in (
         ("speedup", "plan-batches", "mapped-batches", "exact random windows, over mapped files"),
         ("over-lance", "plan-batches", "lance-batches", "exact random windows, over Lance"),
+        *(
+            (f"over-{way}", "plan-batches", f"{way}-batches", f"exact random windows, over {_PEERS[way]}")
+            for way in _PEERS
+        ),
         ("of-disk", "plan-speed", "disk", "exact random windows: of the disk's random reads"),
         ("blocks-over-exact", "blocks-batches", "plan-batches", "windows from blocks, over exact random ones"),
         ("images-of-disk", "images-speed", "disk-long", "frames of 84x84: of the disk's long reads"),
@@ -143,23 +166,94 @@ def _ours(data: Path, way: str) -> dict[str, float]:
 
 
 def _lance(data: Path) -> dict[str, float]:
-    import os
-
     import lance
 
-    files = [file for file in (data / "rows.lance").rglob("*") if file.is_file()]
+    drop(data / "rows.lance", "**/*")
+    dataset = lance.dataset(str(data / "rows.lance"))
+    return _measured(_taken(dataset.count_rows(), lambda rows: int(dataset.take(rows).nbytes)))
+
+
+def _memmap(data: Path) -> dict[str, float]:
+    arrays = [np.load(file, mmap_mode="r") for file in sorted((_others(data) / "arrays").glob("*.npy"))]
+    return _measured(_taken(len(arrays[0]), lambda rows: sum(array[rows].nbytes for array in arrays)))
+
+
+def _torchrl(data: Path) -> dict[str, float]:
+    import torch
+    from torchrl.data import LazyMemmapStorage
+
+    storage = LazyMemmapStorage(len(np.load(_others(data) / "arrays" / "action.npy", mmap_mode="r")))
+    storage.loads(_others(data) / "torchrl")
+    return _measured(_taken(len(storage), lambda rows: storage.get(torch.from_numpy(rows)).bytes()))
+
+
+def _write_torchrl(data: Path) -> dict[str, float]:
+    import torch
+    from tensordict import TensorDict
+    from torchrl.data import LazyMemmapStorage
+
+    if (_others(data) / "torchrl" / "storage_metadata.json").exists():
+        return {}
+    arrays = {file.stem: np.load(file, mmap_mode="r+") for file in sorted((_others(data) / "arrays").glob("*.npy"))}
+    count = len(arrays["action"])
+    storage = LazyMemmapStorage(count, scratch_dir=_others(data) / "torchrl", existsok=True)
+    for begin in range(0, count, _PART):
+        part = {name: torch.from_numpy(array[begin : begin + _PART]) for name, array in arrays.items()}
+        rows = len(part["action"])
+        storage.set(range(begin, begin + rows), TensorDict(part, [rows]))
+    storage.dumps(_others(data) / "torchrl")
+    return {}
+
+
+def _datasets(data: Path) -> dict[str, float]:
+    import datasets
+
+    rows = datasets.load_from_disk(str(data)).with_format("numpy")
+
+    def nbytes(indices: Any) -> int:
+        return sum(column.nbytes for column in rows.select(indices)[:].values())
+
+    return _measured(_taken(len(rows), nbytes))
+
+
+def _others(data: Path) -> Path:
+    """Where the same rows are as others have them."""
+    return data.with_name(f"{data.name}-others")
+
+
+def _taken(count: int, take: Callable[[Any], int]) -> Callable[[int], int]:
+    """Gives the bytes of the steps of random windows of so many rows, of which ``take`` is given the numbers."""
+    draw = np.random.default_rng(0)
+
+    def of(_: int) -> int:
+        starts = draw.integers(0, count - _LENGTH, _BATCH)
+        return take((starts[:, None] + np.arange(_LENGTH)).reshape(-1))
+
+    return of
+
+
+def _write_arrays(data: Path) -> dict[str, float]:
+    """The same rows as arrays in files."""
+    import pyarrow as pa
+
+    if (_others(data) / "arrays").exists():
+        return {}
+    (_others(data) / "arrays.new").mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, Any] = {}
+    files = sorted(data.glob("*.arrow"))
+    count, at = sum(sum(len(batch) for batch in pa.ipc.open_stream(pa.memory_map(str(one)))) for one in files), 0
     for file in files:
-        descriptor = os.open(file, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-    dataset, draw = lance.dataset(str(data / "rows.lance")), np.random.default_rng(0)
-    count = dataset.count_rows() - _LENGTH
-
-    def take(_: int) -> int:
-        starts = draw.integers(0, count, _BATCH)
-        return int(dataset.take((starts[:, None] + np.arange(_LENGTH)).reshape(-1)).nbytes)
-
-    return _measured(take)
+        for batch in pa.ipc.open_stream(pa.memory_map(str(file))):
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                values = (column.flatten() if pa.types.is_nested(column.type) else column).to_numpy()
+                values = values.reshape(len(batch), -1) if pa.types.is_nested(column.type) else values
+                if name not in arrays:
+                    path, shape = _others(data) / "arrays.new" / f"{name}.npy", (count, *values.shape[1:])
+                    arrays[name] = np.lib.format.open_memmap(path, "w+", values.dtype, shape)
+                arrays[name][at : at + len(batch)] = values
+            at += len(batch)
+    (_others(data) / "arrays.new").rename(_others(data) / "arrays")
+    return {}
 
 
 def _write_lance(data: Path) -> dict[str, float]:
@@ -174,12 +268,12 @@ def _write_lance(data: Path) -> dict[str, float]:
 
 
 _CHILDREN = {way: lambda data, way=way: _ours(data, way) for way in _WAYS}
-_CHILDREN |= {"lance": _lance, "write-lance": _write_lance}
+_CHILDREN |= {"lance": _lance, "write-lance": _write_lance, "write-arrays": _write_arrays}
+_CHILDREN |= {"memmap": _memmap, "torchrl": _torchrl, "write-torchrl": _write_torchrl, "datasets": _datasets}
 
 
-def _measured(take: object) -> dict[str, float]:
+def _measured(take: Callable[[int], int]) -> dict[str, float]:
     """How fast batches come, after some, and what is read from disks for them."""
-    assert callable(take)
     index, end = 0, time.perf_counter() + _WARM
     while time.perf_counter() < end:
         take(index)

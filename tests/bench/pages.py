@@ -34,10 +34,10 @@ def unmap_touched(folder: Path) -> None:
             libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED)
 
 
-def drop(folder: Path) -> None:
-    """Have a dataset's pages dropped from the page cache, also those that this process has mapped."""
+def drop(folder: Path, pattern: str = "*.arrow") -> None:
+    """Have the pages of a dataset's files dropped from the page cache, also those that this process has mapped."""
     unmap_touched(folder)
-    for file in sorted(folder.glob("*.arrow")):
+    for file in sorted(one for one in folder.glob(pattern) if one.is_file()):
         descriptor = os.open(file, os.O_RDONLY)
         try:
             os.fsync(descriptor)  # only clean pages are dropped
