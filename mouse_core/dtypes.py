@@ -66,6 +66,14 @@ def _numpy_namespace() -> Any:
     return array_api_compat.numpy
 
 
+def widest(xp: Any, name: str) -> Any:
+    """A dtype of an array API by name, ``"float64"`` or ``"int64"``; where it has none, as JAX without x64, the one of
+    half its bits."""
+    if name not in xp.__array_namespace_info__().dtypes():
+        name = name.replace("64", "32")
+    return getattr(xp, name)
+
+
 def is_number(dtype: np.dtype[Any]) -> bool:
     """Whether a dtype is of booleans, integers, floats (bfloat16 and 8-bit floats, too) or complex numbers."""
     return number_kind(dtype) in "biufc"

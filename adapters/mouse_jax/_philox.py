@@ -1,4 +1,4 @@
-"""The random order of ``mouse_core.rollouts.permutation``, computed by JAX: the same numbers, also under ``jax.jit``.
+"""The random numbers of ``mouse_core.randomness``, computed by JAX: the same ones, also under ``jax.jit``.
 
 JAX without x64 has no 64-bit integers, so every one here is a pair of 32-bit halves (high, low).
 """
@@ -38,8 +38,43 @@ def permutation(seed: jax.Array, epoch: jax.Array, n: int, *, call: int = 0) -> 
     return order
 
 
-def _bits(seed: jax.Array, epoch: jax.Array, n: int, call: int) -> Pair:
-    """What ``Key(seed, Purpose.ROLLOUTS, epoch, call).bits(n)`` gives."""
+def integers(bits: Pair, high: jax.Array) -> jax.Array:
+    """Random words as integers in ``[0, high)``, as ``Key.integers`` makes them of the same words.
+
+    There a word's upper 53 bits, m, are the float64 ``m * 2**-53``, which is multiplied by ``high`` and cut off. The
+    product is rounded to 53 bits first: one that lies within half a unit of its last place below an integer becomes
+    that integer. Here it is computed exactly. Its integer part q, of b bits, leaves 53 - b bits for the fraction, so
+    the product is rounded up to q + 1 where the fraction is at least ``1 - 2**(b - 54)``; a tie goes to q + 1, too,
+    which is even in its last place.
+
+    Args:
+        bits: Words, uint32 ``[n]`` each half.
+        high: Int32, ``[]`` or ``[n]``, at least 1.
+
+    Returns:
+        int32 ``[n]``.
+    """
+    factor = high.astype(jnp.uint32)
+    # 2**11 * m * high in three words: q is the first of them, the fraction the other two.
+    carry, last = _product(bits[1] & jnp.uint32(0xFFFFF800), factor)
+    whole, middle = _product(bits[0], factor)
+    whole, middle = _added((whole, middle), (jnp.zeros_like(whole), carry))
+    # What the fraction lacks to 1, less 2**-64: below 2**(b + 10 - 64) where it is to be rounded up.
+    lacking = ~middle, ~last
+    shift = 42 - jax.lax.clz(whole)
+    # Of the two only the one is meant whose shift is below 32.
+    near = jnp.where(shift >= 32, lacking[0] >> (shift - 32), lacking[0] | (lacking[1] >> shift))
+    rounded = whole + (near == 0).astype(jnp.uint32)
+    return jnp.minimum(rounded, factor - 1).astype(jnp.int32)
+
+
+def words(seed: jax.Array, purpose: Purpose, index: jax.Array, n: int, *, call: int = 0) -> Pair:
+    """What ``Key(seed, purpose, index, call).bits(n)`` gives, as halves; ``index`` is below 2**32."""
+    return _bits(seed, index, n, call, purpose)
+
+
+def _bits(seed: jax.Array, epoch: jax.Array, n: int, call: int, purpose: Purpose = Purpose.ROLLOUTS) -> Pair:
+    """What ``Key(seed, purpose, epoch, call).bits(n)`` gives."""
     blocks = -(-n // 4)
     zero = jnp.zeros(blocks, jnp.uint32)
     # NumPy counts before it computes: the first block is number 1.
@@ -49,7 +84,7 @@ def _bits(seed: jax.Array, epoch: jax.Array, n: int, call: int) -> Pair:
         (zero, zero + jnp.asarray(epoch).astype(jnp.uint32)),
         (zero, zero),
     ]
-    keys: list[Pair] = [(seed[0], seed[1]), (jnp.uint32(0), jnp.uint32(Purpose.ROLLOUTS))]
+    keys: list[Pair] = [(seed[0], seed[1]), (jnp.uint32(0), jnp.uint32(purpose))]
     # A loop, for XLA would merge rounds into one expression, in which it computes everything anew for every use.
     counter, _ = jax.lax.fori_loop(0, _ROUNDS, _round, (counter, keys))
     high, low = (jnp.stack([word[half] for word in counter], axis=1).reshape(-1)[:n] for half in (0, 1))

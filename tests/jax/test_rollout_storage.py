@@ -13,7 +13,7 @@ import pytest
 from mouse_core import ConfigError, DataError, MissingFieldError, MouseError, SchemaError
 from mouse_core import rollouts as core
 from mouse_core.errors import RolloutError, RolloutFullError
-from mouse_core.randomness import Key, Purpose
+from mouse_core.randomness import Key, Purpose, as_integers
 from mouse_core.rollouts import RolloutField, motion_mimic_fields
 from mouse_jax import _philox, returns, rollout_storage
 from tests.core import rollout_cases as oracle
@@ -106,6 +106,23 @@ def test_random_words_are_those_of_numpy() -> None:
         high, low = bits(jnp.asarray([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32), jnp.uint32(epoch), n, call)
         words = np.asarray(high).astype(np.uint64) << np.uint64(32) | np.asarray(low)
         np.testing.assert_array_equal(words, Key(seed, Purpose.ROLLOUTS, epoch, call).bits(n))
+
+
+def test_integers_are_those_of_numpy() -> None:
+    """Also where a product in float64 is rounded up to the next integer, which words close below such a place are."""
+    random, differs = np.random.default_rng(0), 0
+    integers = jax.jit(_philox.integers)
+    for high in (1, 2, 7, 1000, 999_983, 2**30, 2**31 - 1):
+        near = [
+            min(int(k) * 2**53 // high + d, 2**53 - 1) for k in random.integers(1, high + 1, 50) for d in (-1, 0, 1)
+        ]
+        words = [*random.integers(0, 2**64, 100, np.uint64).tolist(), *(2**11 * m + 2047 for m in near), 0, 2**64 - 1]
+        drawn = np.array(words, np.uint64)
+        halves = ((drawn >> np.uint64(32)).astype(np.uint32), drawn.astype(np.uint32))
+        expected = as_integers((drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53, high)
+        np.testing.assert_array_equal(integers(halves, jnp.int32(high)), expected)
+        differs += sum(int(found) != (word >> 11) * high >> 53 for found, word in zip(expected, words, strict=True))
+    assert differs
 
 
 def test_orders_are_those_of_numpy() -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mouse_core.dtypes import namespace
+from mouse_core.dtypes import namespace, widest
 from mouse_core.errors import SchemaError
 from mouse_core.nested import find, key_of
 from mouse_core.replay.ground.protocols import FieldKey
@@ -136,9 +136,8 @@ def n_step_sums(reward: Array, ended: Array, valid: Array, *, n: int, discount: 
     """
     xp = namespace(reward)
     length = valid.shape[1]
-    total = xp.zeros(reward.shape, dtype=xp.float64, device=device_of(reward))
-    steps = xp.zeros(valid.shape, dtype=xp.int64, device=device_of(valid))
-    wide = xp.astype(reward, xp.float64)
+    wide = xp.astype(reward, widest(xp, "float64"))
+    total, steps = xp.zeros_like(wide), xp.zeros_like(valid, dtype=widest(xp, "int64"))
     going = valid  # [N, T - taken]: whether the step ``taken`` behind each is summed as well
     for taken in range(min(n, length)):
         if taken:
@@ -146,10 +145,19 @@ def n_step_sums(reward: Array, ended: Array, valid: Array, *, n: int, discount: 
             going = going[:, :-1] & ~ended[:, taken - 1 : length - 1] & valid[:, taken:]
         part = xp.where(beside(going, wide), discount**taken * wide[:, taken:], xp.zeros_like(wide[:, taken:]))
         # Sums are over what is there: an infinite reward elsewhere must not become NaN.
-        total[:, : length - taken] += part
-        steps[:, : length - taken] += xp.astype(going, xp.int64)
+        total = total + _ending_in_zeros(part, taken)
+        steps = steps + _ending_in_zeros(xp.astype(going, steps.dtype), taken)
     floating = xp.isdtype(reward.dtype, "real floating")
     return xp.astype(total, reward.dtype if floating else xp.float32), steps
+
+
+def _ending_in_zeros(values: Array, count: int) -> Array:
+    """``[N, T - count, ...]`` with so many steps of zeros behind; arrays of JAX cannot be added to in place."""
+    if not count:
+        return values
+    xp = namespace(values)
+    shape = (values.shape[0], count, *values.shape[2:])
+    return xp.concat([values, xp.zeros(shape, dtype=values.dtype, device=device_of(values))], axis=1)
 
 
 @dataclass(frozen=True)
@@ -197,9 +205,9 @@ class ReturnsToGo:
         valid = valid_steps(batch, codes, self.mask, where="ReturnsToGo")
         reward = find(batch, place_of(batch, self.reward), where="ReturnsToGo")
         xp = namespace(reward)
-        wide = xp.astype(reward, xp.float64)
-        returns = xp.zeros(reward.shape, dtype=xp.float64, device=device_of(reward))
-        following = xp.zeros_like(returns[:, 0])
+        wide = xp.astype(reward, widest(xp, "float64"))
+        returns: list[Array] = []
+        following = xp.zeros_like(wide[:, 0])
         last = codes.shape[1] - 1
         for step in range(last, -1, -1):
             there, goes_on = (beside(flags, wide)[:, step] for flags in (valid, codes == ALIVE))
@@ -210,6 +218,7 @@ class ReturnsToGo:
                 gained = wide[:, step + 1] + self.discount * following
                 following = xp.where(onward, gained, xp.zeros_like(gained))
             following = xp.where(there, following, xp.zeros_like(following))
-            returns[:, step] = following
+            returns.insert(0, following)
         floating = xp.isdtype(reward.dtype, "real floating")
-        return replaced(batch, {self.to: xp.astype(returns, reward.dtype if floating else xp.float32)})
+        made = xp.stack(returns, axis=1) if returns else wide
+        return replaced(batch, {self.to: xp.astype(made, reward.dtype if floating else xp.float32)})

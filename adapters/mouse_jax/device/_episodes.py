@@ -1,0 +1,180 @@
+"""Which slices there are: counted as rows come in, and found by binary searches.
+
+The slices of one environment are numbered by the row at which each comes into being: that is its last row, or, for the
+first slice of an episode where short ones are padded, the episode's first row, for it is there from then on. So the
+number of slices up to a row never changes, and slice k is the first row up to which there are k + 1. What a ring has
+overwritten is taken off at sampling: of the oldest episode alone, as the others are whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mouse_core.nested import FieldKey
+from mouse_jax.device._ring import put
+from mouse_jax.device._state import Episodes, Marks, Replay, Slices, one_a_row
+
+_PARTS = 4
+
+
+class Windows(NamedTuple):
+    """Slices that were found, ``[B]`` each.
+
+    Attributes:
+        env: Their environments.
+        start: Their first rows, counted from the oldest there is.
+    """
+
+    env: jax.Array
+    start: jax.Array
+
+
+class Table(NamedTuple):
+    """What there is to choose from, ``[E]`` each.
+
+    Attributes:
+        head: The row from which on slices are looked for, counted from the oldest: the first behind the oldest
+            episode; where short episodes have no slices, the first in which one may come into being.
+        of_head: How many slices of the oldest episode lie before; 0 where short ones have none.
+        before: How many slices are counted before that row.
+        ends: How many slices there are up to the end of each environment, in all.
+    """
+
+    head: jax.Array
+    of_head: jax.Array
+    before: jax.Array
+    ends: jax.Array
+
+
+def none(steps: int, num_envs: int, slices: Slices, marks: Marks, ids: Any) -> Episodes:
+    """Nothing is known yet; ``ids`` is the dtype of the numbers of trajectories."""
+    shape = (steps, num_envs)
+    return Episodes(
+        jnp.zeros(shape, jnp.uint32),
+        jnp.zeros(shape, jnp.uint32),
+        jnp.zeros(num_envs, jnp.int32),
+        jnp.ones(num_envs, jnp.bool_),
+        None if ids is None else jnp.zeros(num_envs, ids),
+        slices,
+        marks,
+    )
+
+
+def _flags(marks: Marks, fields: Mapping[FieldKey, Any], shape: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
+    """Whether rows end their episodes, and their numbers of trajectories or None, ``[n, E]``."""
+    ends = jnp.zeros(shape, jnp.bool_)
+    for key in marks.ends:
+        ends |= one_a_row(key, fields[key], shape) != 0
+    return ends, None if marks.ids is None else one_a_row(marks.ids, fields[marks.ids], shape)
+
+
+def extended(known: Episodes, fields: Mapping[FieldKey, Any], count: int, cursor: jax.Array) -> Episodes:
+    """What is known with ``count`` more time steps, that are written from one on."""
+    (steps, num_envs), length = known.windows.shape, known.slices.sequence_length
+    ends, ids = _flags(known.marks, fields, (count, num_envs))
+    new = jnp.concatenate([known.ended[None], ends[:-1]])
+    if ids is not None and known.last_id is not None:
+        new |= ids != jnp.concatenate([known.last_id[None], ids[:-1]])
+    row = jnp.arange(count, dtype=jnp.int32)[:, None]
+    begin = lax.cummax(jnp.where(new, row, -1))
+    position = jnp.minimum(jnp.where(begin < 0, known.position + 1 + row, row - begin), length)
+    made = position >= length - 1 if known.slices.pad is False else new | (position >= length)
+    newest = (cursor - 1) % steps
+    windows, numbers = (
+        put(counts, counts[newest] + jnp.cumsum(more, 0, jnp.uint32), cursor)
+        for counts, more in ((known.windows, made), (known.numbers, new))
+    )
+    last_id = None if ids is None else ids[-1]
+    return replace(known, windows=windows, numbers=numbers, position=position[-1], ended=ends[-1], last_id=last_id)
+
+
+def table(replay: Replay, known: Episodes) -> Table:
+    """What there is to choose from."""
+    size, length = replay.size, known.slices.sequence_length
+    envs = jnp.arange(known.windows.shape[1], dtype=jnp.int32)
+    at = _reader(replay)
+    if known.slices.pad is False:
+        # Slices come into being with the row length - 1 or later, counted from the oldest.
+        of_head = jnp.zeros_like(envs)
+        head = of_head + (length - 1)
+        before = at(known.windows, head - 1, envs) if length > 1 else at(known.windows, head, envs) - 1
+        there = jnp.where(size >= length, at(known.windows, size - 1, envs) - before, 0)
+    else:
+        oldest = at(known.numbers, jnp.zeros_like(envs), envs)
+        head = search(replay, lambda row: at(known.numbers, row, envs) != oldest, jnp.zeros_like(envs))
+        of_head = jnp.where(size > 0, jnp.maximum(head - length + 1, 1), 0)
+        before = at(known.windows, head - 1, envs)
+        there = of_head.astype(jnp.uint32) + at(known.windows, size - 1, envs) - before
+    return Table(head, of_head, before, jnp.cumsum(there.astype(jnp.int32), dtype=jnp.int32))
+
+
+def find(replay: Replay, known: Episodes, found: Table, ranks: jax.Array) -> Windows:
+    """The slices of these numbers among all there are, int32 ``[B]``, environment by environment."""
+    length, at = known.slices.sequence_length, _reader(replay)
+    env = jnp.zeros_like(ranks)
+    if len(found.ends) > 1:
+        env = jnp.searchsorted(found.ends, ranks, side="right").astype(jnp.int32)
+        ranks = ranks - jnp.where(env > 0, found.ends[env - 1], 0)
+    later = ranks - found.of_head[env]
+    wanted, before = (later + 1).astype(jnp.uint32), found.before[env]
+    row = search(replay, lambda row: at(known.windows, row, env) - before >= wanted, found.head[env])
+    start = row - (length - 1)
+    if known.slices.pad is not False:
+        is_first = at(known.numbers, row, env) != at(known.numbers, row - 1, env)
+        start = jnp.where(later < 0, ranks, jnp.where(is_first, row, start))
+    return Windows(env, start)
+
+
+def lengths(replay: Replay, known: Episodes, windows: Windows) -> jax.Array:
+    """How many of its steps each slice has, int32 ``[B]``: up to S, and fewer where its episode ends before."""
+    numbers, at = known.numbers, _reader(replay)
+    mine = at(numbers, windows.start, windows.env)
+    most = known.slices.sequence_length
+    first = windows.start + 1
+    end = search(replay, lambda row: at(numbers, row, windows.env) != mine, first, most=most - 1)
+    return jnp.minimum(end - windows.start, most)
+
+
+def search(
+    replay: Replay, holds: Callable[[jax.Array], jax.Array], first: jax.Array, *, most: int | None = None
+) -> jax.Array:
+    """The first row from ``first`` on for which something holds, as it does for all behind it; or how many there are.
+
+    Each round looks at 3 rows and leaves a quarter, for what a round costs is mostly that there is one. Of 1,000 rows
+    from row 0 on the first looks at the rows 255, 511 and 767, and where 511 is the first of them for which it holds,
+    the next looks at 256 + 63, 256 + 127 and 256 + 191.
+
+    Args:
+        replay: Has the rows.
+        holds: Says of rows, int32 ``[3, n]``, whether it holds.
+        first: Int32 ``[n]``.
+        most: How many rows may have to be looked at; by default all.
+    """
+    size, stride = replay.size, 1
+    while stride * _PARTS <= (replay.layout.steps if most is None else most):
+        stride *= _PARTS
+    low = first
+    while stride:
+        looked = low[None] + stride * jnp.arange(1, _PARTS, dtype=jnp.int32).reshape(-1, *[1] * low.ndim) - 1
+        below = (looked < size) & ~holds(jnp.minimum(looked, size - 1))
+        low = low + stride * below.sum(0, dtype=jnp.int32)
+        stride //= _PARTS
+    return jnp.minimum(low, size)
+
+
+def slots(replay: Replay, row: jax.Array) -> jax.Array:
+    """The time steps in the ring of rows counted from the oldest, each from -1 up to T - 1."""
+    steps = replay.layout.steps
+    slot = (replay.cursor - replay.size) % steps + row
+    # Cheaper than the rest of a division.
+    return jnp.where(slot >= steps, slot - steps, jnp.where(slot < 0, slot + steps, slot))
+
+
+def _reader(replay: Replay) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
+    return lambda counts, row, env: counts.at[slots(replay, row), env].get(mode="promise_in_bounds")

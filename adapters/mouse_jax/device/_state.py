@@ -1,0 +1,170 @@
+"""The pytree of a replay, and what does not change in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mouse_core import ConfigError, SchemaError
+from mouse_core.nested import FieldKey
+from mouse_core.replay import Compose
+from mouse_core.spec import check_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slices:
+    """Slices of consecutive rows of one episode, as those of ``mouse_core.replay.SliceSampler``.
+
+    Args:
+        sequence_length: Steps in a slice, S.
+        pad: Whether episodes that are shorter than a slice come, filled up to S steps, with a field ``mask`` that says
+            which are there. True repeats the nearest step that is; a number is what all fields become in the others.
+            With False shorter episodes are left out.
+        end_key, truncated_key, traj_key: The fields that say where episodes end; by default all that the rows have, as
+            in ``SliceSampler``. Numbers of trajectories are integers.
+
+    Raises:
+        ConfigError: An argument out of range.
+    """
+
+    sequence_length: int
+    pad: bool | float = True
+    end_key: FieldKey | None = None
+    truncated_key: FieldKey | None = None
+    traj_key: FieldKey | None = None
+
+    def __post_init__(self) -> None:
+        check_count("sequence_length", self.sequence_length)
+        if not isinstance(self.pad, bool | int | float):
+            raise ConfigError(f"pad: expected True, False or a number, found {self.pad!r}")
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Which fields say where episodes end.
+
+    Args:
+        ends: Those that are not 0 in an episode's last row.
+        ids: The one that numbers trajectories: an episode ends where it changes.
+        numbers: Whether ``ids`` are the numbers of episodes, too.
+    """
+
+    ends: tuple[FieldKey, ...]
+    ids: FieldKey | None
+    numbers: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What does not change in a replay.
+
+    Args:
+        capacity: Rows that it holds.
+        num_envs: E, or None where rows are one stream.
+        batch_size: Rows or slices in a batch, where ``sample`` is not told.
+        transform: What is done to batches, or None.
+    """
+
+    capacity: int
+    num_envs: int | None
+    batch_size: int
+    transform: Compose | None = None
+
+    @property
+    def steps(self) -> int:
+        """Time steps that it holds, T."""
+        return self.capacity // (self.num_envs or 1)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Episodes:
+    """What is known of episodes, one number a row, so that a slice is found by a binary search.
+
+    Args:
+        windows: How many slices there are up to a row in its environment, modulo 2**32, uint32 ``[T, E]``.
+        numbers: How many episodes there are up to a row, itself included, modulo 2**32, uint32 ``[T, E]``.
+        position: Of the newest row in its episode, at most S, int32 ``[E]``.
+        ended: Whether the newest row ended its episode, bool ``[E]``.
+        last_id: The newest row's number of a trajectory ``[E]``, or None.
+        slices: What a slice is; static.
+        marks: Which fields say where episodes end; static.
+    """
+
+    windows: jax.Array
+    numbers: jax.Array
+    position: jax.Array
+    ended: jax.Array
+    last_id: jax.Array | None
+    slices: Slices = field(metadata={"static": True})
+    marks: Marks = field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Replay:
+    """Rows and where they are drawn from, as the functions of this package take and return it: a pytree.
+
+    Args:
+        rows: A tree of arrays ``[T, ...]``, or ``[T, E, ...]`` with environments.
+        cursor: The time step that is written next, int32 ``[]``.
+        size: Time steps there are, int32 ``[]``.
+        seed: The halves of the seed, uint32 ``[2]``, high first.
+        episodes: Where slices begin; None where single rows are drawn.
+        layout: What does not change; static.
+    """
+
+    rows: Any
+    cursor: jax.Array
+    size: jax.Array
+    seed: jax.Array
+    episodes: Episodes | None
+    layout: Layout = field(metadata={"static": True})
+
+
+def as_dicts(tree: Any) -> Any:
+    """A tree with dataclasses as dicts, as the buffers on the host have them."""
+    if isinstance(tree, Mapping):
+        return {name: as_dicts(child) for name, child in tree.items()}
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return {one.name: as_dicts(getattr(tree, one.name)) for one in fields(tree)}
+    if isinstance(tree, tuple):
+        children = [as_dicts(child) for child in tree]
+        return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
+    return tree
+
+
+def named(tree: Any) -> dict[FieldKey, Any]:
+    """The leaves of a tree by name, as ``mouse_core.nested`` names those of dicts and tuples."""
+    return {_key(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def _key(path: tuple[Any, ...]) -> FieldKey:
+    names: list[str | int] = []
+    for step in path:
+        found: Any = next(
+            getattr(step, name) for name in ("idx", "key", "name") if getattr(step, name, None) is not None
+        )
+        names.append(found)
+    return names[0] if len(names) == 1 and isinstance(names[0], str) else tuple(names)
+
+
+def is_key(dtype: Any) -> bool:
+    """Whether a dtype is that of random keys of JAX, which are no numbers."""
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def one_a_row(key: FieldKey, values: Any, shape: tuple[int, ...]) -> jax.Array:
+    """A field of one value a row, ``[n, E]``, whatever axes of length 1 it has behind.
+
+    Raises:
+        SchemaError: It has more values a row.
+    """
+    if values.size != shape[0] * shape[1]:
+        raise SchemaError(f"slices: {key!r}: expected one value a row, found rows of shape {list(values.shape[1:])}")
+    flat: jax.Array = jnp.reshape(values, shape)
+    return flat
