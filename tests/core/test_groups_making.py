@@ -1,0 +1,221 @@
+"""What rollouts are worth, which are kept and which are drawn: the functions of batch makers, against plain loops."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import DataError
+from mouse_core.groups import (
+    GrpoBatchMaker,
+    Lengths,
+    MaxAge,
+    Newest,
+    Recency,
+    ReinforcePlusPlus,
+    Rewards,
+    RewardToGo,
+    RLExample,
+    RolloutBuffer,
+    RolloutColumn,
+    RolloutRecord,
+    TopK,
+    Turn,
+)
+from tests.core.groups_cases import group, rollout
+
+
+def fed(rollouts: list[RolloutRecord], **options: Any) -> GrpoBatchMaker:
+    maker = GrpoBatchMaker(**options)
+    for item in rollouts:
+        maker.add_rollout(item)
+    return maker
+
+
+def everything(maker: GrpoBatchMaker) -> dict[str, RLExample]:
+    """All that can be drawn, by uid; it is drawn."""
+    batch = maker.create_batch(maker.available) if maker.available else []
+    assert batch is not None
+    return {example.rollout_uid: example for example in batch}
+
+
+@pytest.mark.parametrize("baseline", [True, False])
+def test_reinforce_plus_plus_is_normalised_over_the_batch(baseline: bool) -> None:
+    rewards = {"a": [0.0, 1.0, 5.0], "b": [2.0, 2.0], "c": [4.0, 7.0]}
+    items = [
+        rollout(10 * place + number, example=name, reward=reward)
+        for place, (name, many) in enumerate(rewards.items())
+        for number, reward in enumerate(many)
+    ]
+    found = everything(fed(items, advantage=ReinforcePlusPlus(baseline=baseline), filter_zero_variance=False))
+    values = [reward - (statistics.fmean(many) if baseline else 0.0) for many in rewards.values() for reward in many]
+    expected = [(x - statistics.fmean(values)) / (statistics.pstdev(values) + 1e-8) for x in values]
+    order = [found[item.rollout_uid].advantage[-1] for item in items]
+    np.testing.assert_allclose(order, expected, rtol=1e-6, atol=1e-7)
+    assert all(not example.advantage[:3].any() for example in found.values()), "the prompt is worth nothing"
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.none() | st.floats(-5, 5), min_size=2, max_size=5),
+    st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    st.floats(-3, 3),
+)
+def test_rewards_to_go_are_those_of_a_loop(rewards: list[float | None], discount: float, worth: float) -> None:
+    turns = tuple(
+        Turn("x", "assistant", [7] * (place + 1), [-0.5] * (place + 1), reward) for place, reward in enumerate(rewards)
+    )
+    item = RolloutRecord("math", "problem", "1", "a", turns, 1.5, created=0.0)
+    (found,) = RewardToGo(discount=discount).of_batch([item], np.array([worth]))
+    known = [reward or 0.0 for reward in rewards]
+    by_turn = [sum(discount ** (u - t) * known[u] for u in range(t, len(known))) for t in range(len(known))]
+    expected = [by_turn[place] - (1.5 - worth) for place in range(len(known)) for _ in range(place + 1)]
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_rewards_by_token_come_from_a_declared_column(tmp_path: Path) -> None:
+    answer = Turn("4", "assistant", [1, 2, 3], [-0.1] * 3, columns={"step": [1.0, 0.0, 4.0]})
+    turns = (Turn("2 + 2", "user", [9, 9]), answer)
+    maker = GrpoBatchMaker(advantage=RewardToGo("step", 0.5), filter_zero_variance=False)
+    with RolloutBuffer(tmp_path, 1, batch_maker=maker, columns=[RolloutColumn("step")], sync=False) as buffer:
+        buffer.add_rollout(RolloutRecord("math", "1", 1, "a", turns, 0.0))
+        name = buffer.create_and_store_batch(1)
+        assert name is not None
+        (example,) = buffer.read_batch(name)
+    assert example.advantage.tolist() == [0.0, 0.0, 2.0, 2.0, 4.0]
+    other = fed([rollout(0), rollout(1)], advantage=RewardToGo("step"))
+    with pytest.raises(DataError, match="expected 'step' among the columns per token"):
+        other.create_batch(2)
+    assert other.available == 2, "nothing was drawn"
+
+
+def test_an_advantage_of_ones_own() -> None:
+    def above_two(rewards: Any, groups: Any) -> Any:
+        assert groups.dtype == np.int64
+        return rewards - 2
+
+    found = {uid: example.advantage[-1] for uid, example in everything(fed(group(0, 4), advantage=above_two)).items()}
+    assert found == {"r0": -2.0, "r1": -1.0, "r3": 1.0}
+    for wrong in (lambda rewards, groups: rewards[:-1], lambda rewards, groups: rewards * np.nan):
+        with pytest.raises(DataError, match="advantage: expected a finite number for each of 4 rollouts"):
+            fed(group(0, 4), advantage=wrong).create_batch(1)
+
+
+def test_what_is_kept_is_what_was_said() -> None:
+    items = [
+        replace(item, created=100.0 * place)
+        for place, environment in enumerate(["math", "math", "math", "code"])
+        for item in group(100 * place, 4, example=str(place), environment=environment, version=place + 1)
+    ]
+
+    def kept(*retention: Any) -> set[str]:
+        return set(everything(fed(items, retention=retention)))
+
+    def of(*firsts: int) -> set[str]:
+        return {f"r{number}" for first in firsts for number in range(first, first + 4)}
+
+    assert kept() == of(0, 100, 200, 300)
+    assert kept(MaxAge(200)) == of(100, 200, 300)
+    assert kept(Newest(4)) == of(200, 300), "of each environment"
+    assert kept(MaxAge(200), lambda rows: rows.environment == 0) == of(100, 200)
+    assert kept(lambda rows: rows.staleness <= 1) == of(200, 300)
+    # A newer version does not throw away what is to be kept.
+    same = [item for version in range(1, 5) for item in group(10 * version, 2, version=version)]
+    assert len(everything(fed(same, retention=lambda rows: rows.staleness <= 2))) == 6
+    assert len(everything(fed(same))) == 2
+
+
+def test_newer_rollouts_are_drawn_more_often() -> None:
+    items = [*group(0, 20, version=1), *group(100, 20, version=3)]
+    counts: Counter[str] = Counter()
+    for seed in range(400):
+        for example in fed(items, rng_seed=seed, retention=Recency(1)).create_batch(1) or []:
+            counts[example.policy_version] += 1
+    # Two versions behind: a quarter as likely, so a fifth of 400.
+    assert abs(counts["1"] - 80) < 4.5 * math.sqrt(400 * 0.2 * 0.8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=5), min_size=1, max_size=3),
+    st.integers(1, 3),
+    st.sampled_from([(0, 1 << 62), (7, 9)]),
+)
+def test_filters_are_those_of_a_loop(groups: list[list[float]], k: int, lengths: tuple[int, int]) -> None:
+    items = [
+        rollout(10 * place + number, example=str(place), reward=reward, tokens=3 + number)
+        for place, many in enumerate(groups)
+        for number, reward in enumerate(many)
+    ]
+    filters = [TopK(k), Lengths(*lengths), Rewards(0.5)]
+    found = set(everything(fed(items, filters=filters, filter_zero_variance=False)))
+    expected = set()
+    for place, many in enumerate(groups):
+        best = sorted(range(len(many)), key=lambda number: (-many[number], number))[:k]
+        fits = [number for number in best if lengths[0] <= 6 + number <= lengths[1] and many[number] >= 0.5]
+        expected |= {f"r{10 * place + number}" for number in fits}
+    assert found == expected
+
+
+def test_versions_from_the_future_change_nothing(tmp_path: Path) -> None:
+    maker = GrpoBatchMaker()
+    with RolloutBuffer(tmp_path, 4, batch_maker=maker, sync=False) as buffer:
+        maker.set_policy_version(9)
+        buffer.add_rollouts(group(0, 2, version=9))
+        with pytest.raises(DataError, match=r"'r8': expected a version up to '9'.*found '10'"):
+            buffer.add_rollouts([rollout(7, version=9), rollout(8, version=10)])
+        assert len(buffer) == 2
+        maker.set_policy_version(10)
+        assert buffer.add_rollouts([rollout(7, version=9), rollout(8, version=10)]) == 2
+
+
+def test_a_restart_goes_through_all_functions(tmp_path: Path) -> None:
+    def opened(folder: str) -> RolloutBuffer:
+        maker = GrpoBatchMaker(
+            rng_seed=2,
+            advantage=ReinforcePlusPlus(),
+            retention=[Newest(7), MaxAge(50), Recency(1)],
+            filters=[Lengths(0, 9), TopK(3)],
+            max_staleness=2,
+            max_uses=2,
+        )
+        return RolloutBuffer(tmp_path / folder, 4, seal_timeout=1e6, batch_maker=maker, sync=False)
+
+    whole, other = opened("whole"), opened("other")
+    drawn: list[list[Any]] = [[], []]
+    for step in range(6):
+        for place, one in enumerate((whole, other)):
+            for environment in ("math", "code"):
+                options: dict[str, Any] = {"example": str(step % 2), "version": step, "tokens": 5 + step % 3}
+                many = group(10 * step, 4, environment=environment, **options)
+                one.add_rollouts(replace(item, rollout_uid=environment + item.rollout_uid) for item in many)
+            if (name := one.create_and_store_batch(3)) is not None:
+                drawn[place].append((one.read_batch(name), one.batch_metadata(name)))
+        other.close()
+        other = opened("other")
+    whole.close()
+    other.close()
+    assert len(drawn[0]) >= 4
+    assert drawn[0] == drawn[1]
+
+
+def test_a_summary_is_numbers() -> None:
+    items = [*group(0, 4), *group(10, 4, example="b", reward=1.0), *group(40, 2, environment="code")]
+    summary = fed(items).summary()
+    assert (summary["groups"], summary["groups_equal"]) == (3, 1)
+    assert summary["groups_equal_share"] == pytest.approx(1 / 3)
+    assert summary["math/groups_equal_share"] == 0.5
+    rewards = [item.reward for item in items]
+    assert summary["reward_mean"] == pytest.approx(statistics.fmean(rewards))
+    assert summary["reward_std"] == pytest.approx(statistics.pstdev(rewards))
+    assert (summary["code/reward_min"], summary["code/reward_max"]) == (40.0, 41.0)
+    assert all(type(value) in (int, float) for value in summary.values())
