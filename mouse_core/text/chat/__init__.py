@@ -1,0 +1,33 @@
+"""Chats: messages, the templates that make texts of them, and the tokens that an assistant generated.
+
+Templates are programs in Jinja, which ``pip install 'mouse-data[text]'`` brings; it is imported on use.
+"""
+
+from mouse_core.text.chat.collating import collate_chats, collate_preferences, collate_rewards
+from mouse_core.text.chat.dicts import from_openai, from_sharegpt, to_openai, to_sharegpt
+from mouse_core.text.chat.encoding import EncodedChat, encode_chat, encode_preference
+from mouse_core.text.chat.messages import Message, Part, ToolCall
+from mouse_core.text.chat.spans import RenderedChat, render_chat
+from mouse_core.text.chat.template import ChatTemplate
+from mouse_core.text.chat.turns import from_turns, to_turns
+
+__all__ = [
+    "ChatTemplate",
+    "EncodedChat",
+    "Message",
+    "Part",
+    "RenderedChat",
+    "ToolCall",
+    "collate_chats",
+    "collate_preferences",
+    "collate_rewards",
+    "encode_chat",
+    "encode_preference",
+    "from_openai",
+    "from_sharegpt",
+    "from_turns",
+    "render_chat",
+    "to_openai",
+    "to_sharegpt",
+    "to_turns",
+]

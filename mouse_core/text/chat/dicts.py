@@ -1,0 +1,202 @@
+"""Chats from and to the dicts of others: those of OpenAI's interface, and ShareGPT's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mouse_core.errors import DataError
+from mouse_core.text.chat.messages import Message, Part, ToolCall, checked_messages
+
+_SHAREGPT_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "user": "user",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+}
+
+
+def from_openai(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """A chat from dicts with ``role`` and ``content``, as OpenAI's interface and chat templates have them.
+
+    Content may be a text, None, or a list of parts: ``{"type": "text", "text": ...}``, ``{"type": "image_url",
+    "image_url": {"url": ...}}``, or ``{"type": "image"}`` with ``url``, ``path`` or ``image``. ``tool_calls`` are
+    dicts with ``function``, or that alone; arguments that are the text of a JSON object are read. Other keys
+    become ``extra``, but those that are None.
+
+    Raises:
+        DataError: No dicts, none at all, or another kind of content; the message says which.
+    """
+    found = []
+    for place, message in enumerate(messages):
+        where = f"chat, message {place}"
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise DataError(f"{where}: expected a dict with a role, found {message!r:.80}")
+        rest = {key: value for key, value in message.items() if value is not None}
+        calls = rest.pop("tool_calls", None) or ()
+        if isinstance(calls, str | Mapping) or not isinstance(calls, Iterable):
+            raise DataError(f"{where}: expected tool_calls as a list, found {calls!r:.80}")
+        found.append(
+            Message(
+                role=rest.pop("role"),
+                content=_content(rest.pop("content", ""), where),
+                tool_calls=tuple(_call(call, where) for call in calls),
+                tool_call_id=rest.pop("tool_call_id", ""),
+                name=rest.pop("name", ""),
+                extra=rest,
+            )
+        )
+    return checked_messages(found)
+
+
+def to_openai(messages: Iterable[Message], *, arguments: str = "dict") -> list[dict[str, Any]]:
+    """A chat as dicts, which is also what templates are given.
+
+    Args:
+        messages: The chat.
+        arguments: "dict", as templates want the arguments of calls, or "json", as OpenAI's interface does.
+
+    Returns:
+        A dict for each with ``role`` and ``content``, and the others where they are. Images are parts of type
+        "image" with ``url``, or of type "image_url" with "json".
+
+    Raises:
+        DataError: No message, or something else among them; another word for ``arguments``.
+    """
+    if arguments not in ("dict", "json"):
+        raise DataError(f"arguments: expected 'dict' or 'json', found {arguments!r:.80}")
+    return [_as_dict(message, arguments == "json") for message in checked_messages(messages)]
+
+
+def from_sharegpt(conversation: Any) -> tuple[Message, ...]:
+    """A chat from dicts with ``from`` and ``value``, as data sets in the manner of ShareGPT have them.
+
+    "human" and "gpt" become "user" and "assistant"; the value of a "function_call" is read as a call, and an
+    "observation" is a tool's message.
+
+    Args:
+        conversation: The list, or a dict that has it as ``conversations``, with or without a text ``system``.
+
+    Raises:
+        DataError: Another form, or who is not known; the message says which.
+    """
+    found = []
+    turns = conversation
+    if isinstance(conversation, Mapping):
+        turns = conversation.get("conversations")
+        if conversation.get("system"):
+            found.append(Message("system", conversation["system"]))
+    if not isinstance(turns, list | tuple):
+        raise DataError(f"chat: expected a list, or a dict with 'conversations', found {conversation!r:.80}")
+    for place, turn in enumerate(turns):
+        where = f"chat, message {place}"
+        if not isinstance(turn, Mapping) or not isinstance(turn.get("value"), str):
+            raise DataError(f"{where}: expected a dict with 'from' and 'value', found {turn!r:.80}")
+        who = turn.get("from")
+        if who not in _SHAREGPT_ROLES:
+            raise DataError(f"{where}: expected from one of {sorted(_SHAREGPT_ROLES)}, found {who!r:.80}")
+        if who == "function_call":
+            found.append(Message("assistant", tool_calls=_calls_in(turn["value"], where)))
+        else:
+            found.append(Message(_SHAREGPT_ROLES[who], turn["value"]))
+    return checked_messages(found)
+
+
+def to_sharegpt(messages: Iterable[Message]) -> list[dict[str, str]]:
+    """A chat as dicts with ``from`` and ``value``.
+
+    Raises:
+        DataError: What that form has no place for: parts, other roles, a text beside a call, ids and extras.
+    """
+    names = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
+    made = []
+    for place, message in enumerate(checked_messages(messages)):
+        lost = [key for key in ("tool_call_id", "name", "extra") if getattr(message, key)]
+        lost += ["content"] if message.tool_calls and message.content else []
+        lost += ["id of a call"] if any(call.id for call in message.tool_calls) else []
+        if message.role not in names or not isinstance(message.content, str) or lost:
+            raise DataError(f"chat, message {place}: expected a role and a text, found {lost or message.role}")
+        if message.tool_calls:
+            calls = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
+            said = json.dumps(calls[0] if len(calls) == 1 else calls, ensure_ascii=False)
+            made.append({"from": "function_call", "value": said})
+        else:
+            made.append({"from": names[message.role], "value": message.content})
+    return made
+
+
+def _content(content: Any, where: str) -> str | tuple[Part, ...]:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Mapping) or not isinstance(content, Iterable):
+        raise DataError(f"{where}: expected content as a str or a list of parts, found {content!r:.80}")
+    return tuple(_part(part, where) for part in content)
+
+
+def _part(part: Any, where: str) -> Part:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "text":
+        return Part("text", text=part.get("text"))
+    if kind == "image_url":
+        given = part.get("image_url")
+        return Part("image", image=given.get("url", "") if isinstance(given, Mapping) else given)
+    if kind == "image":
+        named = (part.get(name) for name in ("url", "path", "image"))
+        return Part("image", image=next((one for one in named if one is not None), ""))
+    raise DataError(f"{where}: expected parts of type 'text', 'image' or 'image_url', found {part!r:.80}")
+
+
+def _call(call: Any, where: str) -> ToolCall:
+    said = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(said, Mapping):
+        raise DataError(f"{where}: expected a call as a dict with 'function', found {call!r:.80}")
+    arguments = said.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            read = json.loads(arguments)
+        except ValueError:
+            read = None
+        arguments = read if isinstance(read, dict) else arguments
+    return ToolCall(said.get("name", ""), {} if arguments is None else arguments, call.get("id") or "")
+
+
+def _calls_in(value: str, where: str) -> tuple[ToolCall, ...]:
+    try:
+        read = json.loads(value)
+    except ValueError:
+        raise DataError(f"{where}: expected a call as JSON, found {value!r:.80}") from None
+    return tuple(_call(call, where) for call in (read if isinstance(read, list) else [read]))
+
+
+def _as_dict(message: Message, as_json: bool) -> dict[str, Any]:
+    content: Any = message.content
+    if not isinstance(content, str):
+        content = [_part_as_dict(part, as_json) for part in content]
+    made: dict[str, Any] = {"role": message.role, "content": content}
+    if message.tool_calls:
+        made["tool_calls"] = [_call_as_dict(call, as_json) for call in message.tool_calls]
+    for name in ("tool_call_id", "name"):
+        if getattr(message, name):
+            made[name] = getattr(message, name)
+    return {**made, **message.extra}
+
+
+def _part_as_dict(part: Part, as_json: bool) -> dict[str, Any]:
+    if part.type == "text":
+        return {"type": "text", "text": part.text}
+    if as_json:
+        return {"type": "image_url", "image_url": {"url": part.image}}
+    return {"type": "image", "url": part.image} if part.image else {"type": "image"}
+
+
+def _call_as_dict(call: ToolCall, as_json: bool) -> dict[str, Any]:
+    arguments: Any = call.arguments
+    if as_json and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    made: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+    return {"id": call.id, **made} if call.id else made

@@ -1,0 +1,176 @@
+"""Chats as tokens, with the mask of those that an assistant generated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.spec import check_count
+from mouse_core.text.chat.spans import RenderedChat, render_chat
+from mouse_core.text.chat.template import ChatTemplate, messages_of
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class EncodedChat:
+    """A chat as tokens.
+
+    Args:
+        input_ids: int64 ``[L]``.
+        assistant_masks: int64 ``[L]``, 1 where an assistant generated the token.
+        offsets: Which characters of the text a token stands for, int64 ``[L, 2]``.
+        rendered: The text, and which characters were generated.
+    """
+
+    input_ids: Ids
+    assistant_masks: Ids
+    offsets: Ids
+    rendered: RenderedChat
+
+
+def encode_chat(
+    template: ChatTemplate,
+    messages: Iterable[Any],
+    tokenizer: Any,
+    *,
+    tools: Iterable[Mapping[str, Any]] | None = None,
+    documents: Iterable[Mapping[str, Any]] | None = None,
+    end_of_turn: str | None = None,
+    max_length: int | None = None,
+    truncation_side: str = "right",
+    straddling: str = "include",
+    add_special_tokens: bool = False,
+) -> EncodedChat:
+    """A chat as tokens, with the mask of those that an assistant generated.
+
+    The text is tokenised as a whole, as ``apply_chat_template`` of ``transformers`` does. A token is an assistant's
+    where the characters are for which the tokenizer says it stands: all tokens of a character of several bytes, and
+    none that stands for no character, as those which ``add_special_tokens`` brings. Truncation cuts ids and mask alike.
+
+    Args:
+        template: The template.
+        messages, tools, documents, end_of_turn: As ``render_chat`` takes them.
+        tokenizer: A ``tokenizers.Tokenizer``, whose own truncation and padding do not count, or a fast tokenizer of
+            ``transformers``.
+        max_length: How many tokens are kept; None: all.
+        truncation_side: Where tokens are cut off: "right" keeps the beginning, "left" the end.
+        straddling: What becomes of tokens that stand for characters of both kinds: "include" has them count as an
+            assistant's, as ``transformers`` does, "exclude" as none, and "refuse" is an error.
+        add_special_tokens: Whether the tokenizer adds its own; templates write them themselves.
+
+    Raises:
+        ConfigError: Another word, or a tokenizer that tells no offsets.
+        DataError: As ``render_chat``; a token that straddles, where that is refused.
+    """
+    _check_word("truncation_side", truncation_side, ("right", "left"))
+    _check_word("straddling", straddling, ("include", "exclude", "refuse"))
+    if max_length is not None:
+        check_count("max_length", max_length, 1)
+    rendered = render_chat(template, messages, tools=tools, documents=documents, end_of_turn=end_of_turn)
+    ids, offsets = tokens_of(tokenizer, rendered.text, add_special_tokens)
+    mask = _mask(rendered, offsets, straddling)
+    kept = slice(None) if max_length is None else slice(max_length)
+    if max_length is not None and truncation_side == "left":
+        kept = slice(-max_length, None)
+    return EncodedChat(ids[kept], mask[kept], offsets[kept], rendered)
+
+
+def encode_preference(
+    template: ChatTemplate,
+    prompt: Iterable[Any],
+    chosen: Iterable[Any],
+    rejected: Iterable[Any],
+    tokenizer: Any,
+    *,
+    tools: Iterable[Mapping[str, Any]] | None = None,
+) -> dict[str, Ids]:
+    """A prompt with two answers as tokens, as ``collate_preferences`` takes them.
+
+    Args:
+        template: The template.
+        prompt: The chat up to the answers.
+        chosen, rejected: The messages that follow.
+        tokenizer, tools: As in ``encode_chat``.
+
+    Returns:
+        ``prompt_ids`` with the generation prompt at the end, ``chosen_ids`` and ``rejected_ids``, each int64 ``[L]``.
+
+    Raises:
+        ConfigError: As ``encode_chat``.
+        DataError: As ``ChatTemplate.render``; the text of the prompt, or its tokens, are not those with which a
+            whole chat begins.
+    """
+    asked, listed = messages_of(prompt), None if tools is None else list(tools)
+    text = template.render(asked, tools=listed, add_generation_prompt=True)
+    ids = tokens_of(tokenizer, text, False)[0]
+    made = {"prompt_ids": ids}
+    for name, answer in (("chosen", chosen), ("rejected", rejected)):
+        whole = template.render((*asked, *messages_of(answer)), tools=listed)
+        if not whole.startswith(text):
+            raise DataError(f"{name}: expected a text that begins with that of the prompt, found {whole!r:.200}")
+        found = tokens_of(tokenizer, whole, False)[0]
+        if not np.array_equal(found[: len(ids)], ids):
+            raise DataError(f"{name}: expected tokens that begin with those of the prompt, found one across its end")
+        made[f"{name}_ids"] = found[len(ids) :]
+    return made
+
+
+def tokens_of(tokenizer: Any, text: str, add_special_tokens: bool) -> tuple[Ids, Ids]:
+    """Ids ``[L]`` and offsets ``[L, 2]`` of a text.
+
+    Raises:
+        ConfigError: It tells no offsets.
+    """
+    if hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str"):
+        if tokenizer.truncation is not None or tokenizer.padding is not None:
+            tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        found = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids, offsets = found.ids, found.offsets
+    else:
+        try:
+            said = tokenizer(
+                text,
+                add_special_tokens=add_special_tokens,
+                return_offsets_mapping=True,
+                truncation=False,
+                padding=False,
+            )
+            ids, offsets = said["input_ids"], said["offset_mapping"]
+        except (TypeError, KeyError, NotImplementedError, ValueError) as error:
+            raise ConfigError(
+                "tokenizer: expected a tokenizers.Tokenizer or a fast tokenizer of transformers, which tell offsets, "
+                f"found {type(tokenizer).__name__}: {error}"
+            ) from error
+    return np.asarray(ids, np.int64).reshape(-1), np.asarray(offsets, np.int64).reshape(-1, 2)
+
+
+def _mask(rendered: RenderedChat, offsets: Ids, straddling: str) -> Ids:
+    generated = np.zeros(len(rendered.text) + 1, np.int64)
+    for start, end in rendered.spans:
+        generated[start + 1 : end + 1] = 1
+    # Before each character, how many are generated: of a token, the difference at its ends.
+    before = np.cumsum(generated)
+    starts, ends = offsets[:, 0], offsets[:, 1]
+    covered = before[ends] - before[starts]
+    across = (covered > 0) & (covered < ends - starts)
+    if straddling == "refuse" and across.any():
+        place = int(np.flatnonzero(across)[0])
+        found = rendered.text[starts[place] : ends[place]]
+        raise DataError(
+            f"chat, token {place}: expected characters of one kind, found an answer's and others in {found!r:.80}"
+        )
+    mask = covered > 0
+    return (mask & ~across if straddling == "exclude" else mask).astype(np.int64)
+
+
+def _check_word(name: str, value: Any, words: tuple[str, ...]) -> None:
+    if value not in words:
+        raise ConfigError(f"{name}: expected one of {', '.join(map(repr, words))}, found {value!r:.80}")

@@ -1,0 +1,287 @@
+"""Chats become texts as templates say, and masks have exactly the tokens that an assistant generated."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import datetime
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import ConfigError, DataError, groups
+from mouse_core.text.chat import (
+    ChatTemplate,
+    Message,
+    Part,
+    ToolCall,
+    encode_chat,
+    encode_preference,
+    from_openai,
+    from_sharegpt,
+    from_turns,
+    render_chat,
+    to_openai,
+    to_sharegpt,
+    to_turns,
+)
+from tests.core.chat_cases import (
+    CHATML,
+    FORGETFUL,
+    HEADERS_ONLY,
+    LLAMA,
+    MISTRAL,
+    TALK,
+    TOOL_TALK,
+    TOOLS,
+    WEATHER,
+    fresh_tokenizer,
+    template,
+    tokenizer,
+)
+
+CALL = '<call>{"name": "weather", "arguments": {"city": "%s"}}</call>'
+# Texts of a chat with tools, by hand: what is not an assistant's, and what is, by turns.
+TOOL_PIECES = [
+    "<|im_start|>system\nTools:\n"
+    '{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": '
+    '{"type": "string"}}}}}<|im_end|>\n'
+    "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\ncold in Łódź and here?<|im_end|>\n"
+    "<|im_start|>assistant\n",
+    "one moment" + CALL % "Łódź" + CALL % "here" + "<|im_end|>",
+    "\n<|im_start|>user\n<answer>-3°</answer><|im_end|>\n<|im_start|>user\n<answer>21°</answer><|im_end|>\n"
+    "<|im_start|>assistant\n",
+    "there it is cold \U0001f976<|im_end|>",
+    "\n",
+]
+
+
+def pieces(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
+    """What was generated, piece by piece."""
+    return [text[start:end] for start, end in spans]
+
+
+def test_a_chat_with_tools_token_by_token() -> None:
+    found = encode_chat(template(TOOLS), TOOL_TALK, tokenizer(), tools=[WEATHER])
+    assert found.rendered.text == "".join(TOOL_PIECES)
+    # Each piece ends in a token of its own or in a line's end, so pieces may be tokenised apart.
+    ids = [tokenizer().encode(piece).ids for piece in TOOL_PIECES]
+    assert found.input_ids.tolist() == [one for piece in ids for one in piece]
+    assert found.assistant_masks.tolist() == [place % 2 for place, piece in enumerate(ids) for _ in piece]
+
+
+@pytest.mark.parametrize(
+    ("source", "eos", "answers"),
+    [
+        (CHATML, "<|im_end|>", ["{}<|im_end|>", "{}<|im_end|>"]),
+        (CHATML, "", ["{}<|im_end|>\n", "{}<|im_end|>\n"]),
+        (LLAMA, "<|eot|>", ["{}<|eot|>", "{}<|eot|>"]),
+        (MISTRAL, "</s>", [" {}</s>", " {}</s>"]),
+    ],
+)
+def test_without_generation_blocks_answers_are_what_the_text_grew_by(source: str, eos: str, answers: list[str]) -> None:
+    found = render_chat(template(source, "</s>"), TALK, end_of_turn=eos or "no end")
+    said = [message.text for message in TALK if message.role == "assistant"]
+    assert pieces(found.text, found.spans) == [form.format(text) for form, text in zip(answers, said, strict=True)]
+    # The same spans, said by the template.
+    if source is CHATML and eos:
+        spoken = "'<|im_start|>' ~ message.role ~ '\\n'"
+        marked = (
+            "{% for message in messages %}{{ " + spoken + " }}{% if message.role == 'assistant' %}{% generation %}"
+            "{{ message.content ~ '<|im_end|>' }}{% endgeneration %}{% else %}{{ message.content ~ '<|im_end|>' }}"
+            "{% endif %}{{ '\\n' }}{% endfor %}"
+        )
+        assert render_chat(template(marked), TALK) == found
+
+
+def test_what_cannot_be_told_is_refused_by_name() -> None:
+    thinking = (*TALK[:1], Message("assistant", "hm</think>me"), *TALK[2:])
+    with pytest.raises(DataError, match=r"message 1 that what follows changes the text before.*'hm</think>me"):
+        render_chat(template(FORGETFUL), thinking)
+    assert render_chat(template(FORGETFUL), TALK).spans  # nobody thought
+    with pytest.raises(DataError, match=r"message 1 that .* stands before the answer, and there is no gen"):
+        render_chat(template(HEADERS_ONLY), TALK)
+    with pytest.raises(DataError, match=r"message 0 .*have to take turns"):
+        render_chat(template("{% if not messages %}{{ raise_exception('have to take turns') }}{% endif %}"), TALK[1:2])
+    changed = "{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | trim }}"
+    with pytest.raises(DataError, match="generation %} to become text as it is"):
+        render_chat(ChatTemplate(changed), TALK)
+
+
+def test_generation_in_macros_and_in_what_is_captured() -> None:
+    source = (
+        "{% macro say(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
+        "{% for m in messages %}{% set text %}{{ m.role }}:{{ say(m) if m.role == 'assistant' else m.content }}"
+        "{% endset %}{{ text }};{% endfor %}"
+    )
+    found = render_chat(ChatTemplate(source), TALK)
+    assert pieces(found.text, found.spans) == [TALK[1].text, TALK[3].text]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    texts=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=6), min_size=2, max_size=4),
+    length=st.integers(1, 40),
+    side=st.sampled_from(["left", "right"]),
+)
+def test_masks_are_cut_as_ids_are(texts: list[str], length: int, side: str) -> None:
+    chat = [Message(("user", "assistant")[place % 2], text) for place, text in enumerate(texts)]
+    whole = encode_chat(template(CHATML), chat, tokenizer())
+    # An oracle of its own: characters one by one.
+    generated = {at for start, end in whole.rendered.spans for at in range(start, end)}
+    wanted = [int(any(at in generated for at in range(a, b))) for a, b in whole.offsets.tolist()]
+    assert whole.assistant_masks.tolist() == wanted
+    answers = [f"{text}<|im_end|>" for text in texts[1::2]]
+    assert pieces(whole.rendered.text, whole.rendered.spans) == answers
+    cut = encode_chat(template(CHATML), chat, tokenizer(), max_length=length, truncation_side=side)
+    kept = slice(length) if side == "right" else slice(-length, None)
+    assert cut.input_ids.tolist() == whole.input_ids.tolist()[kept]
+    assert cut.assistant_masks.tolist() == wanted[kept]
+
+
+def test_tokens_across_an_edge_are_as_one_says() -> None:
+    # " c" is one token of the tokenizer, whose first character is not the assistant's.
+    source = ChatTemplate("{{ 'is ' }}{% generation %}{{ 'cold' }}{% endgeneration %}")
+    found = {
+        choice: encode_chat(source, TALK, tokenizer(), straddling=choice).assistant_masks.tolist()
+        for choice in ("include", "exclude")
+    }
+    chat = encode_chat(source, TALK, tokenizer())
+    across = [start < 3 < end for start, end in chat.offsets.tolist()]
+    assert sum(across) == 1
+    inside = [int(start >= 3) for start, _ in chat.offsets.tolist()]
+    assert found == {"include": [a | b for a, b in zip(inside, across, strict=True)], "exclude": inside}
+    with pytest.raises(DataError, match=r"chat, token 2: expected characters of one kind, .* in ' cold'"):
+        encode_chat(source, TALK, tokenizer(), straddling="refuse")
+    with pytest.raises(ConfigError, match="straddling"):
+        encode_chat(source, TALK, tokenizer(), straddling="some")
+
+
+def test_all_bytes_of_a_character_are_of_one_kind() -> None:
+    crab = "\U0001f980"
+    chat = encode_chat(template(CHATML), (Message("user", crab), Message("assistant", crab)), tokenizer())
+    text = chat.rendered.text
+    spots = [place for place, (a, b) in enumerate(chat.offsets.tolist()) if text[a:b] == crab]
+    each = len(tokenizer().encode(crab).ids)
+    assert each > 1
+    assert chat.assistant_masks[spots].tolist() == [0] * each + [1] * each
+
+
+def test_settings_and_special_tokens_of_the_tokenizer_do_not_count() -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    busy = fresh_tokenizer()
+    busy.enable_truncation(3)
+    busy.enable_padding(length=50)
+    busy.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    plain = encode_chat(template(CHATML), TALK, tokenizer())
+    assert encode_chat(template(CHATML), TALK, busy).input_ids.tolist() == plain.input_ids.tolist()
+    more = encode_chat(template(CHATML), TALK, busy, add_special_tokens=True)
+    assert more.input_ids.tolist() == [1, *plain.input_ids.tolist(), 2]
+    assert more.assistant_masks.tolist() == [0, *plain.assistant_masks.tolist(), 0]
+    assert busy.truncation is not None
+    with pytest.raises(ConfigError, match="which tell offsets, found function"):
+        encode_chat(template(CHATML), TALK, lambda text: [1])
+
+
+HARMFUL = {
+    "sizes": "{{ 'a' * 10 ** 9 }}",
+    "doubling": "{% set n = namespace(s='a') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+    "adding": "{% set n = namespace(s='a') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
+    "replacing": "{{ ('a' * 9999).replace('a', 'b' * 9999) }}",
+    "filters": "{{ 'a' | center(2000000000) }}",
+    "widths": "{{ '%2000000000d' % 1 }}",
+    "formats": "{{ '{:2000000000}'.format(1) }}",
+    "mapped": "{{ messages | map('center', 2000000000) | list }}",
+    "powers": "{{ 10 ** 10 ** 10 }}",
+    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "output": "{% for i in range(99) %}{{ 'a' * 99999 }}{% endfor %}",
+    "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "globals": "{{ raise_exception.__globals__['re'].x }}",
+    "messages": "{{ messages.append(1) }}",
+    "files": "{% include '/etc/hostname' %}",
+    "names": "{{ namespace(__class__=1) }}",
+}
+
+
+@pytest.mark.parametrize("source", HARMFUL.values(), ids=HARMFUL.keys())
+def test_templates_that_mean_harm_are_refused(source: str) -> None:
+    with pytest.raises((DataError, ConfigError), match="chat template"):
+        ChatTemplate(source, max_steps=2000).render(TALK)
+
+
+def test_templates_have_what_those_of_others_use() -> None:
+    source = (
+        "{% for m in messages %}{% if loop.index0 == 1 %}{% continue %}{% endif %}{{ m.content[:3] }}|{% endfor %}\n"
+        "{{ {'ä': '<b>'} | tojson }} {{ strftime_now('%Y') }} {{ documents[0].title }} {{ bos_token }}\n"
+        "    {% if tools is none %}\n none{% endif %}"
+    )
+    made = ChatTemplate(source, {"bos_token": "<s>"}, now=datetime(2001, 2, 3))
+    text = made.render(TALK, documents=[{"title": "t"}])
+    assert text == 'who|let|let|{"ä": "<b>"} 2001 t <s>\n none'
+    assert pickle.loads(pickle.dumps(made)).render(to_openai(TALK), documents=[{"title": "t"}]) == text
+    with pytest.raises(DataError, match="it refuses this chat: user and assistant have to take turns"):
+        template(MISTRAL).render(TALK[1:])
+    with pytest.raises(ConfigError, match="found in line 2"):
+        ChatTemplate("\n{% for %}")
+    with pytest.raises(DataError, match="expected one or more messages"):
+        made.render([])
+
+
+def test_dicts_of_others_are_messages() -> None:
+    assert from_openai(to_openai(TOOL_TALK)) == from_openai(to_openai(TOOL_TALK, arguments="json")) == TOOL_TALK
+    image = Message("user", (Part("text", "what is"), Part("image", image="http://x/y.png"), Part("image")))
+    assert from_openai(to_openai([image])) == from_openai(to_openai([image], arguments="json")) == (image,)
+    broken = Message("assistant", tool_calls=(ToolCall("f", "{no"),), extra={"reasoning_content": "hm"})
+    assert from_openai(to_openai([broken])) == (broken,)
+    assert from_openai([{"role": "assistant", "content": None, "refusal": None}]) == (Message("assistant"),)
+    talk = {"system": "s", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    assert from_sharegpt(talk) == (Message("system", "s"), Message("user", "a"), Message("assistant", "b"))
+    calls = (Message("user", "x"), Message("assistant", tool_calls=(ToolCall("f", {"a": 1}),)), Message("tool", "2"))
+    assert from_sharegpt(to_sharegpt(calls)) == calls
+    for wrong, message in (
+        ([{"content": "x"}], "message 0: expected a dict with a role"),
+        ([{"role": "user", "content": [{"type": "audio"}]}], "message 0: expected parts of type"),
+        ([{"role": "user", "content": 3}], "message 0: expected content as a str"),
+        ([{"role": "user", "tool_calls": [3]}], "message 0: expected a call"),
+        ([{"role": "user", "other": {1}}], "expected values of JSON"),
+        ([], "one or more messages"),
+    ):
+        with pytest.raises(DataError, match=message):
+            from_openai(wrong)
+    with pytest.raises(DataError, match="message 2: expected a role and a text, found"):
+        to_sharegpt(TOOL_TALK)
+
+
+def test_chats_are_turns_of_rollouts_and_back() -> None:
+    chat = encode_chat(template(TOOLS), TOOL_TALK, tokenizer(), tools=[WEATHER])
+    logprobs = -np.arange(len(chat.input_ids), dtype=np.float32)
+    turns = to_turns(chat, logprobs=logprobs)
+    assert from_turns(turns) == TOOL_TALK
+    assert [turn.role for turn in turns] == ["system", "user", "assistant", "tool", "tool", "assistant", "template"]
+    assert np.concatenate([turn.tokens for turn in turns]).tolist() == chat.input_ids.tolist()
+    rollout = groups.RolloutRecord("e", 1, 2, "u", turns, reward=1.0)
+    trained = np.concatenate([np.full(len(turn.tokens), turn.is_trained) for turn in rollout.turns])
+    assert trained.tolist() == chat.assistant_masks.tolist()
+    np.testing.assert_array_equal(
+        np.concatenate([turn.logprobs for turn in turns if turn.logprobs is not None]),
+        logprobs[chat.assistant_masks == 1],
+    )
+    cut = encode_chat(template(TOOLS), TOOL_TALK, tokenizer(), tools=[WEATHER], max_length=9)
+    with pytest.raises(DataError, match="each of 2 messages of an assistant, found 0"):
+        to_turns(cut)
+    with pytest.raises(DataError, match="expected logprobs"):
+        to_turns(chat, logprobs=[0.0])
+
+
+def test_a_preference_is_a_prompt_and_what_follows() -> None:
+    made = encode_preference(template(LLAMA, "<|eot|>"), TALK[:1], TALK[1:2], TALK[3:], tokenizer())
+    prompt = "<s><|start|>user<|end|>\n\nwho is there?<|eot|><|start|>assistant<|end|>\n\n"
+    texts = {"prompt": prompt, "chosen": f"{TALK[1].text}<|eot|>", "rejected": f"{TALK[3].text}<|eot|>"}
+    assert {name: ids.tolist() for name, ids in made.items()} == {
+        f"{name}_ids": tokenizer().encode(text).ids for name, text in texts.items()
+    }
+    with pytest.raises(DataError, match="chosen: expected a text that begins with that of the prompt"):
+        encode_preference(template("{{ messages | length }}"), TALK[:1], TALK[1:2], TALK[3:], tokenizer())
