@@ -139,7 +139,7 @@ class Waiting:
     def _oldest(self, groups: dict[GroupKey, WaitingGroup], excess: int) -> list[list[RolloutRecord]]:
         """Take the oldest groups, those with enough rollouts first, until so many rollouts are out."""
         everyone = [(key, group) for key, group in (self.groups | groups).items() if group.rollouts]
-        everyone.sort(key=lambda item: (len(item[1].rollouts) < self.rules.enough, item[1].since))
+        everyone.sort(key=lambda item: (len(item[1].rollouts) < self.rules.enough, *_age(item)))
         sealed: list[list[RolloutRecord]] = []
         for key, group in everyone:
             if excess <= 0:
@@ -158,7 +158,8 @@ class Waiting:
         return self._seal({key: group for key, group in self.groups.items() if self.rules.due(group) <= now})
 
     def _seal(self, groups: dict[GroupKey, WaitingGroup]) -> Plan:
-        sealed = [group.rollouts for group in groups.values()]
+        # In an order that a restart does not change.
+        sealed = [group.rollouts for _, group in sorted(groups.items(), key=_age)]
         return Plan(sealed, {key: WaitingGroup(group.since) for key, group in groups.items()}, [])
 
     def next_due(self, keys: Iterable[GroupKey] | None = None) -> float:
@@ -214,6 +215,11 @@ class Waiting:
     def close(self) -> None:
         """Close the log."""
         self._log.close()
+
+
+def _age(item: tuple[GroupKey, WaitingGroup]) -> tuple[float, GroupKey]:
+    """By which older groups come first, those of one call by their names."""
+    return item[1].since, item[0]
 
 
 def _encode(times: Sequence[float], rollouts: Sequence[RolloutRecord], declared: Columns) -> bytes:
