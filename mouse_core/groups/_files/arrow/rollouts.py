@@ -112,7 +112,7 @@ def columns_of(objects: Sequence[Any], fields: Iterable[pa.Field], declared: Col
     """Some fields of rollouts, turns or examples, a row for each."""
     columns = []
     for field in fields:
-        if field.name in declared:
+        if field.name in declared and not declared[field.name].late:
             values = [item.columns.get(field.name) for item in objects]
             columns.append(declared_array(declared[field.name], values))
         else:

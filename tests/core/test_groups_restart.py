@@ -1,0 +1,122 @@
+"""Two buffers that are given the same, one of which is closed and opened again and again, store the same batches."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mouse_core.groups import (
+    DrGrpo,
+    Grpo,
+    GrpoBatchMaker,
+    Lengths,
+    MaxAge,
+    Newest,
+    Recency,
+    ReinforcePlusPlus,
+    RewardToGo,
+    Rloo,
+    RolloutBuffer,
+    RolloutColumn,
+    RolloutRecord,
+    TopK,
+    Turn,
+)
+
+COLUMNS = [
+    RolloutColumn("reward", "example", "float64", late=True),
+    RolloutColumn("reference", late=True),
+    RolloutColumn("temperature", "example"),
+    RolloutColumn("weights", dtype="int32"),
+]
+
+
+def options(rng: random.Random) -> dict[str, Any]:
+    """Some batch maker."""
+    retention = rng.sample([Recency(2.0), Newest(9), MaxAge(30.0)], k=rng.randint(0, 2))
+    return {
+        "rng_seed": rng.randrange(9),
+        "advantage": rng.choice([Rloo(), Grpo(), DrGrpo(), ReinforcePlusPlus(), RewardToGo()]),
+        "retention": retention,
+        "filters": rng.sample([TopK(2), Lengths(most=8)], k=rng.randint(0, 2)),
+        "max_uses": rng.choice([1, 1, 2]),
+        "filter_zero_variance": rng.random() < 0.7,
+        "balance": rng.random() < 0.3,
+        "older_groups": None if retention else rng.choice(["drop", "keep", "until_as_large"]),
+        "max_staleness": rng.choice([None, None, 1]),
+    }
+
+
+def some_rollout(rng: random.Random, number: int) -> RolloutRecord:
+    length = rng.randint(1, 6)
+    columns = {"weights": [number] * length} if rng.random() < 0.5 else {}
+    answer = Turn("", "assistant", [rng.randrange(9) for _ in range(length)], [-0.5] * length, columns=columns)
+    return RolloutRecord(
+        rng.choice("xy"),
+        str(rng.randint(0, 2)),
+        rng.randint(0, 2) + number // 20,
+        f"u{number}",
+        [Turn("", "user", [1]), answer],
+        float(rng.randint(0, 2)) if rng.random() < 0.5 else None,
+        created=1000.0 + number,
+        columns={"temperature": 0.5} if rng.random() < 0.5 else {},
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_batches_are_the_same_with_and_without_restarts(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    made = options(rng)
+
+    def opened(name: str) -> RolloutBuffer:
+        maker = GrpoBatchMaker(**made)
+        return RolloutBuffer(tmp_path / name, 3, 2, 1e6, batch_maker=maker, columns=COLUMNS, sync=False)
+
+    both = [opened("whole"), opened("restarted")]
+    awaited: list[RolloutRecord] = []
+    number = batches = 0
+    for _ in range(50):
+        what = rng.random()
+        if what < 0.45:
+            added = [some_rollout(rng, number + place) for place in range(rng.randint(1, 4))]
+            number += len(added)
+            awaited += added
+            for buffer in both:
+                buffer.add_rollouts(added)
+        elif what < 0.75 and awaited:
+            rng.shuffle(awaited)
+            count = rng.randint(1, min(5, len(awaited)))
+            some, awaited = awaited[:count], awaited[count:]
+            rewards = {one.rollout_uid: rng.random() for one in some if one.reward is None}
+            reference = {one.rollout_uid: np.full(1 + len(one.turns[1].tokens), -0.5) for one in some}
+            for buffer in both:
+                buffer.add_column("reward", rewards)
+                buffer.add_column("reference", reference)
+        elif what < 0.85:
+            assert both[0].flush() == both[1].flush()
+        else:
+            size = rng.randint(1, 3)
+            ids = [buffer.create_and_store_batch(size) for buffer in both]
+            if ids[0] is not None:
+                batches += 1
+                assert ids[1] is not None
+                assert both[0].read_batch(ids[0]) == both[1].read_batch(ids[1])
+                assert both[0].batch_metadata(ids[0]) == both[1].batch_metadata(ids[1])
+            else:
+                assert ids[1] is None
+        if rng.random() < 0.25:
+            both[1].close()
+            both[1] = opened("restarted")
+        assert {name: set(one.uids) for name, one in both[0].waiting_for().items()} == {
+            name: set(one.uids) for name, one in both[1].waiting_for().items()
+        }
+    for buffer in both:
+        buffer.close()
+    (tmp_path / "restarted" / ".state" / "index.log").unlink()
+    with opened("restarted") as found, opened("whole") as whole:
+        by_uid = {one.rollout_uid: one for one in whole.rollouts()}
+        assert {one.rollout_uid: one for one in found.rollouts()} == by_uid
