@@ -808,7 +808,8 @@ def test_of_rollouts_with_the_same_tokens_the_right_one_is_used(tmp_path: Path, 
     other = replace(first, rollout_uid="r1", **changed)
     maker = Last("nowhere")
     whole = buffer(tmp_path, batch_maker=maker)
-    whole.add_rollouts([first, other])
+    whole.add_rollout(first)
+    whole.add_rollout(other)
     whole.flush()
     assert whole.create_and_store_batch(1) is not None
     assert maker.drawn == [["r1"]]
