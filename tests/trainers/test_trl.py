@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from mouse_core.groups import DrGrpo, Grpo, GrpoBatchMaker, Rloo, RolloutBuffer, RolloutRecord, Turn
+from mouse_core.groups import DrGrpo, Grpo, GrpoBatchMaker, Rloo, RolloutBuffer, RolloutColumn, RolloutRecord, Turn
 from mouse_core.text import kl_penalized_rewards
 from mouse_torch.groups import pad
 
@@ -109,14 +109,20 @@ def records(kept: Kept) -> list[RolloutRecord]:
     found = []
     for row in range(len(kept["prompt_ids"])):
         prompt, answer = masked(kept, row)
-        logprobs = kept["old_per_token_logps"][row][kept["completion_mask"][row].bool()]
+        logprobs, reference = (
+            kept[name][row][kept["completion_mask"][row].bool()].numpy()
+            for name in ("old_per_token_logps", "ref_per_token_logps")
+        )
         found.append(
             RolloutRecord(
                 environment="words",
                 example_id=" ".join(map(str, prompt)),
                 policy_version=0,
                 rollout_uid=str(row),
-                turns=[Turn("", "user", prompt), Turn("", "assistant", answer, logprobs.numpy())],
+                turns=[
+                    Turn("", "user", prompt),
+                    Turn("", "assistant", answer, logprobs, columns={"reference_logprobs": reference}),
+                ],
                 reward=reward([answer])[0],
             )
         )
@@ -137,20 +143,12 @@ def ours(kept: Kept, folder: Path, **options: Any) -> Kept:
     The first token is its prompt, and all others its completion, of which ``tool_mask`` says which are in the loss.
     """
     maker = GrpoBatchMaker(filter_zero_variance=False, **options)
-    with RolloutBuffer(folder, GROUP_SIZE, batch_maker=maker) as buffer:
+    columns = [RolloutColumn("reference_logprobs")]
+    with RolloutBuffer(folder, GROUP_SIZE, batch_maker=maker, columns=columns) as buffer:
         buffer.add_rollouts(records(kept))
         examples = buffer.read_batch(buffer.create_and_store_batch(len(PROMPTS) * GROUP_SIZE))
     batch = pad(examples, 16)
     in_loss = batch["loss_mask"][:, 1:]
-    # The reference's, which TRL worked out, go to the same tokens.
-    theirs = {
-        int(one.rollout_uid): kept["ref_per_token_logps"][int(one.rollout_uid)][
-            kept["completion_mask"][int(one.rollout_uid)].bool()
-        ]
-        for one in examples
-    }
-    reference = torch.zeros(in_loss.shape)
-    reference[in_loss] = torch.cat([theirs[int(one.rollout_uid)] for one in examples])
     return {
         "prompt_ids": batch["tokens"][:, :1].long(),
         "prompt_mask": batch["mask"][:, :1].long(),
@@ -159,7 +157,7 @@ def ours(kept: Kept, folder: Path, **options: Any) -> Kept:
         "tool_mask": in_loss.long(),
         "advantages": batch["advantage"][:, 1:],
         "old_per_token_logps": batch["generator_log_probs"][:, 1:],
-        "ref_per_token_logps": reference,
+        "ref_per_token_logps": batch["reference_logprobs"][:, 1:],
         "num_items_in_batch": in_loss.sum(),
     }
 
