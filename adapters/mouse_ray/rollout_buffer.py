@@ -29,8 +29,8 @@ class RolloutBufferActor:
 
     Args:
         root_path: The folder; on a disk that every node sees if the actor may be started on another one.
-        group_size, min_group_size, seal_timeout, compression, batch_maker, capacity, columns, max_ahead, sync,
-            digest: As there.
+        group_size, min_group_size, seal_timeout, compression: As there.
+        batch_maker, capacity, columns, max_ahead, sync, digest: As there.
     """
 
     def __init__(
