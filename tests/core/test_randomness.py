@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import subprocess
 import sys
 import threading
@@ -12,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError
-from mouse_core.randomness import Key, Purpose, check_seed
+from mouse_core.randomness import Key, Purpose, as_exponential, as_normal, check_seed
+from tests.core import golden
 
 GOLDEN_BITS = [728270853895265413, 3368791684434327545, 17632913842018588667]
 GOLDEN_UNIFORM = [0.039479642097555945, 0.18262256314573988]
@@ -83,6 +87,46 @@ def test_distributions() -> None:
     assert abs(normal.var() - 1) < 5 * (2 / n) ** 0.5
     assert abs((normal**4).mean() - 3) < 0.3
     assert np.isfinite(normal).all()
+
+
+@given(key=keys, n=st.integers(1, 20))
+def test_normal_numbers_are_those_of_the_formula_however_many_are_drawn(key: Key, n: int) -> None:
+    uniform = key.uniform(2 * n).tolist()
+    pairs = list(zip(uniform[:n], uniform[n:], strict=True))
+    drawn = key.normal(n)
+    assert drawn.tolist() == [as_normal(*pair, xp=math) for pair in pairs]
+    expected = [math.sqrt(-2 * math.log1p(-one)) * math.cos(2 * math.pi * other) for one, other in pairs]
+    np.testing.assert_allclose(drawn, expected, rtol=0, atol=2e-15)
+    decays = as_exponential(np.array(uniform))
+    np.testing.assert_allclose(decays, [-math.log1p(-one) for one in uniform], rtol=5e-16, atol=0)
+
+
+def test_ends_of_exponential_numbers() -> None:
+    ends = np.array([0.0, 2.0**-53, 1 - 2.0**-53])
+    assert as_exponential(ends).tolist() == [0.0, 2.0**-53, 53 * math.log(2)]
+
+
+@pytest.mark.slow
+def test_streams_are_the_same_on_a_processor_that_can_do_less() -> None:
+    from numpy._core._multiarray_umath import (  # type: ignore[attr-defined]
+        __cpu_dispatch__ as dispatched,
+    )
+    from numpy._core._multiarray_umath import (
+        __cpu_features__ as features,
+    )
+
+    without = " ".join(name for name in dispatched if features.get(name))
+    if not without:
+        pytest.skip("NumPy uses nothing of this processor that others lack")
+    program = (
+        "import json; from tests.core import golden; "
+        "print(json.dumps([golden.sources(), golden.buffers(), golden.digests(), golden.specs()]))"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    environment = os.environ | {"NPY_DISABLE_CPU_FEATURES": without}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    known = json.loads(golden.FILE.read_text(encoding="utf-8"))
+    assert json.loads(found) == [known[part] for part in ("sources", "buffers", "digests", "specs")]
 
 
 def test_threads_do_not_disturb_each_other() -> None:
