@@ -3,6 +3,7 @@
 from mouse_core.replay._episodes.query import query
 from mouse_core.replay.base import BaseBuffer
 from mouse_core.replay.buffer import Drawn, ReplayBuffer
+from mouse_core.replay.device.options import Slices
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
 from mouse_core.replay.ground.protocols import (
     Draw,
@@ -21,6 +22,7 @@ from mouse_core.replay.samplers.priorities import LinearSchedule, PrioritizedSam
 from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
 from mouse_core.replay.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from mouse_core.replay.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from mouse_core.replay.samplers.weighing import Priorities
 from mouse_core.replay.source import BufferSource, Staleness
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.replay.storages.list import ListStorage
@@ -68,6 +70,7 @@ __all__ = [
     "NextView",
     "OnWrite",
     "Pad",
+    "Priorities",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
@@ -88,6 +91,7 @@ __all__ = [
     "Select",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "Slices",
     "Staleness",
     "StalenessSampler",
     "Storage",

@@ -19,10 +19,10 @@ from mouse_core.replay._watching import Watchers, tell
 from mouse_core.replay.ground.generations import Generations, alike
 from mouse_core.replay.ground.protocols import Draw, FieldKey, Sampler, Slots, Storage, Write, Writer, ring_slots
 from mouse_core.replay.ground.state import part_of
-from mouse_core.replay.samplers._common import priorities_like
 from mouse_core.replay.samplers._recorded import RecordedSlices
 from mouse_core.replay.samplers.slices import SliceSampler
 from mouse_core.replay.samplers.uniform import RandomSampler
+from mouse_core.replay.samplers.weighing import priorities_like
 from mouse_core.replay.storages._dataset import DatasetStorage, no_store
 from mouse_core.replay.storages.ring import check_part
 from mouse_core.replay.writers import ImmutableWriter, RoundRobinWriter, check_rows, check_writer

@@ -19,7 +19,8 @@ from mouse_core.replay.base import Collate, Drawn
 from mouse_core.replay.ground.protocols import FieldKey, Sampler, Storage, Transform, Writer
 from mouse_core.replay.ground.state import check_numbers
 from mouse_core.replay.rows import RowBuffer
-from mouse_core.replay.samplers._common import meant, priorities_like
+from mouse_core.replay.samplers._common import meant
+from mouse_core.replay.samplers.weighing import priorities_like
 from mouse_core.replay.storages._dataset import as_storage
 from mouse_core.replay.storages.list import ListStorage
 

@@ -18,7 +18,8 @@ from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.ground import shares as sharing
 from mouse_core.replay.ground.protocols import Draw, FieldKey, Slots, Transform
 from mouse_core.replay.ground.state import check_numbers, part_of
-from mouse_core.replay.samplers._common import meant, priorities_like
+from mouse_core.replay.samplers._common import meant
+from mouse_core.replay.samplers.weighing import priorities_like
 from mouse_core.replay.storages._dataset import no_store
 from mouse_core.replay.writers import take
 from mouse_core.sampling.shares import Schedule
@@ -316,8 +317,7 @@ class ReplayBufferEnsemble(BaseBuffer):
     def _own_state(self) -> dict[str, Any]:
         members = {str(number): member._state() for number, member in enumerate(self._buffers)}
         numbers = {"seed": self._seed, "samples": self._samples, "p": sharing.said(self._schedule)}
-        if self._num_buffer_sampled is not None:
-            numbers["num_buffer_sampled"] = self._num_buffer_sampled
+        numbers |= {} if (several := self._num_buffer_sampled) is None else {"num_buffer_sampled": several}
         return {"kind": "ensemble", **numbers, "buffers": members}
 
     def _shared(self) -> Any:

@@ -15,9 +15,13 @@ import pytest
 STATUS = Path("/proc/self/status")
 ROWS = 120_000
 
-pytestmark = pytest.mark.skipif(
-    not STATUS.exists() or "RssAnon" not in STATUS.read_text(), reason="the system does not say what memory is private"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not STATUS.exists() or "RssAnon" not in STATUS.read_text(),
+        reason="the system does not say what memory is private",
+    ),
+]
 
 PREAMBLE = """
 import sys

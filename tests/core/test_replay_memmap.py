@@ -70,6 +70,7 @@ def write_and_sample(folder: Path, times: int) -> None:
     check(buffer[:])
 
 
+@pytest.mark.slow
 def test_two_processes_write_and_one_samples(tmp_path: Path) -> None:
     write_and_sample(tmp_path / "m", 500)
 
@@ -99,6 +100,7 @@ def kill_writers(folder: Path, times: int) -> None:
             before = buffer.storage.written
 
 
+@pytest.mark.slow
 def test_writers_that_are_killed_leave_whole_rows(tmp_path: Path) -> None:
     kill_writers(tmp_path / "m", 4)
 
@@ -316,7 +318,7 @@ def test_damaged_files_are_refused(file: str, tmp_path: Path) -> None:
         MemmapStorage(12, tmp_path / "m")
 
 
-@pytest.mark.parametrize("rounds", [70, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [70, pytest.param(1500, marks=pytest.mark.slow)])
 def test_whatever_is_damaged_raises_an_error_of_the_family(rounds: int, tmp_path: Path) -> None:
     """In a process of its own: what reads foreign memory might die of it."""
     arguments = [sys.executable, "-m", "tests.core.damaged_buffers", str(tmp_path), "7", str(rounds)]

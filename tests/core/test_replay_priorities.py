@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import hashlib
+from decimal import Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from mouse_core.replay.samplers._sum_tree import SumTree
 from mouse_core.replay.samplers.priorities import LinearSchedule, PrioritizedSampler
 from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
 from mouse_core.replay.samplers.slices import SliceSampler
+from mouse_core.replay.samplers.weighing import largest_priority, largest_weight, plus, powers, weighed, weights_of
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.replay.transforms.next_view import NextView
 from mouse_core.replay.writers import MaxValueWriter
@@ -40,78 +42,107 @@ def key(number: int, seed: int = 5) -> Key:
 )
 def test_a_tree_is_the_sum_of_its_weights(size: int, seed: int, steps: int) -> None:
     rng = np.random.default_rng(seed)
-    tree, weights = SumTree(size), np.zeros(size)
-    assert tree.total == 0.0
-    assert tree.smallest == math.inf
+    tree, weights = SumTree(size), np.zeros(size, np.int64)
+    most = (2**63 - 1) // size
+    assert tree.total == tree.smallest == 0
     for _ in range(steps):
         kind = rng.integers(3)
         if kind == 0:
             n = int(rng.integers(1, 40)) if rng.integers(2) else size
             numbers = rng.integers(0, size, n)
-            values = rng.random(n) * (rng.random(n) < 0.8)
+            values = rng.integers(0, most, n, endpoint=True) * (rng.random(n) < 0.8)
             tree.set(numbers, values)
             for number, value in zip(numbers.tolist(), values.tolist(), strict=True):
                 weights[number] = value  # of a number that comes twice the last
         elif kind == 1:
             begin, end = sorted(rng.integers(0, size + 1, 2).tolist())
-            tree.fill(begin, end, 0.25)
-            weights[begin:end] = 0.25
+            tree.fill(begin, end, most)
+            weights[begin:end] = most
         else:
-            weights = rng.random(size) * (rng.random(size) < 0.5)
+            weights = rng.integers(0, 1000, size) * (rng.random(size) < 0.5)
             n = int(rng.integers(1, size + 1))
-            weights[n:] = 0.0
+            weights[n:] = 0
             tree.assign(weights[:n].copy())
         np.testing.assert_array_equal(tree.weights, weights)
-        assert tree.total == pytest.approx(weights.sum(), rel=1e-12, abs=0)
+        assert tree.total == weights.sum()
         positive = weights[weights > 0]
-        assert tree.smallest == (positive.min() if len(positive) else math.inf)
+        assert tree.smallest == (positive.min() if len(positive) else 0)
         if not len(positive):
             continue
-        uniform = np.concatenate([rng.random(50), [0.0, 1 - 2**-53]])
-        drawn = tree.draw(uniform)
-        assert (weights[drawn] > 0).all()
-        # Where the running sum passes what was asked for, but for rounding.
-        running = np.cumsum(weights)
-        wanted = uniform * running[-1]
-        slack = 1e-12 * running[-1]
-        assert (running[drawn] >= wanted - slack).all()
-        assert (running[drawn] - weights[drawn] <= wanted + slack).all()
-        # Made anew it is the same to the bit, and so are its draws.
-        again = SumTree(size)
-        again.assign(weights)
-        assert again.total == tree.total
-        np.testing.assert_array_equal(again.draw(uniform), drawn)
+        words = np.append(rng.integers(0, 2**64, 50, np.uint64), np.array([0, 2**64 - 1], np.uint64))
+        drawn = tree.draw(words)
+        # Where the running sum passes what was asked for, to the unit.
+        wanted = [word * tree.total >> 64 for word in words.tolist()]
+        assert drawn.tolist() == np.cumsum(weights).searchsorted(wanted, side="right").tolist()
 
 
-def test_sums_do_not_drift() -> None:
-    tree, rng = SumTree(20_000), np.random.default_rng(0)
-    for _ in range(300):
-        tree.set(rng.integers(0, 20_000, 64), 10.0 ** rng.uniform(-12, 12, 64))
-    tree.set(np.arange(20_000), np.full(20_000, 0.5))
-    assert tree.total == 10_000.0
-    assert tree.smallest == 0.5
+# ---------------------------------------------------------------------- what rows weigh
 
 
-def test_zero_is_never_drawn() -> None:
-    """Also at the ends of the tree and of its nodes, wherever rounding may lead."""
-    weights = np.zeros(70_000)
-    weights[[17, 4095, 4096, 69_000]] = [1e-300, 1.0, 1e300, 3.0]
-    tree = SumTree(len(weights))
-    tree.assign(weights)
-    uniform = np.concatenate([np.linspace(0, 1, 5000, endpoint=False), [1 - 2**-53, 2**-53, 1e-320]])
-    assert set(tree.draw(uniform).tolist()) <= {17, 4095, 4096, 69_000}
-    assert tree.smallest == 1e-300
+def test_weights_are_the_powers_of_float32_numbers() -> None:
+    """Of all exponents, against Decimal's powers of some and longdouble's of many."""
+    rng = np.random.default_rng(0)
+    bits = ((np.arange(1, 255)[:, None] << 23) | rng.integers(0, 1 << 23, (254, 20))).reshape(-1)
+    numbers = bits.astype(np.int32).view(np.float32)
+    for alpha, error in (
+        (0.0, 0.0),
+        (0.5, 2**-27),
+        (0.6, 2**-27),
+        (0.7, 2**-27),
+        (1.0, 0.0),
+        (2.0, 2**-27),
+        (8, 2**-18),
+    ):
+        tables = powers(alpha)
+        weights = weights_of(bits, tables)
+        exact = 2**24 * numbers.astype(np.longdouble) ** np.longdouble(alpha)
+        assert weights.min() >= 1
+        fits = exact < tables.most
+        assert (weights[~fits] >= tables.most * (1 - 2**-18)).all()
+        assert (np.abs(weights - exact) <= exact * error + np.where(exact < 0.5, 1, 0.5))[fits].all()
+        with localcontext() as context:
+            context.prec = 50
+            for number, weight in zip(numbers[fits][::97].tolist(), weights[fits][::97].tolist(), strict=True):
+                power = 2**24 * Decimal(number) ** Decimal(alpha)
+                assert abs(weight - power) <= max(power * Decimal(error) + Decimal("0.5"), 1)
+    for alpha, expected in ((0.6, [0, 0, 0, 1, 2**24]), (0.0, [2**24] * 5)):
+        small = np.array([0, 1, (1 << 23) - 1, 1 << 23, 127 << 23])
+        assert weights_of(small, powers(alpha)).tolist() == expected
 
 
-def test_zero_is_never_drawn_for_rounding() -> None:
-    """A node may be a little more than its children one after the other."""
-    for seed in range(200):
-        weights = np.zeros(70_000)
-        weights[33:47] = np.random.default_rng(seed).random(14)
-        tree = SumTree(len(weights))
-        tree.assign(weights)
-        (drawn,) = tree.draw(np.array([1 - 2**-53])).tolist()
-        assert drawn == 46
+def test_weights_never_change() -> None:
+    """They are part of the stream, and the same on every machine."""
+    bits = np.arange(1 << 16) * 32_749 % (255 << 23)
+    found = [weights_of(bits, powers(alpha)) for alpha in (0.3, 0.5, 0.6, 1.5, 7.5)]
+    assert hashlib.sha256(np.stack(found).astype("<i8").tobytes()).hexdigest()[:16] == "ded3faeb98a51382"
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-8, 0.3, 2.0**-100, 2.0**100])
+@pytest.mark.parametrize("dtype", [np.int64, np.uint32])
+def test_eps_is_added_as_float32_does(eps: float, dtype: Any) -> None:
+    rng = np.random.default_rng(1)
+    bits = ((np.arange(255)[:, None] << 23) | rng.integers(0, 1 << 23, (255, 40))).reshape(-1)
+    near = np.float32(eps).view(np.int32) + rng.integers(-(1 << 25), 1 << 25, 2000)
+    bits = np.concatenate([bits, near[near >= 0], [0, 127 << 23, 0x7F7FFFFF, 0x7F800000]])
+    with np.errstate(over="ignore"):
+        expected = (bits.astype(np.int32).view(np.float32) + np.float32(eps)).view(np.int32)
+    np.testing.assert_array_equal(plus(bits.astype(dtype), eps, np), expected)
+
+
+def test_all_rows_together_weigh_less_than_63_bits() -> None:
+    for alpha, capacity, largest in ((0.6, 10**7, 7.9e7), (1.0, 10**6, 549_755), (1.0, 3, 2.0**36), (2.0, 10**6, 741)):
+        found = largest_priority(largest_weight(capacity, powers(alpha)), alpha, 1e-8)
+        assert found == pytest.approx(largest, rel=0.01)
+        weight = int(weighed(np.array([found]), capacity, alpha, 1e-8)[0])
+        assert weight * capacity < 2**63
+        above = np.nextafter(np.float32(found), np.float32(np.inf))
+        with pytest.raises(DataError, match=rf"expected priorities up to .* of {capacity} rows, found .* at \[1\]"):
+            weighed(np.array([1, above]), capacity, alpha, 1e-8)
+    buffer = ReplayBuffer(ArrayStorage(4), PrioritizedSampler(1.0, 1.0, 0.0), batch_size=50)
+    buffer.extend(rows_of(0, 4))
+    buffer.update_priority(np.arange(4), np.array([2.0**36, 2.0**36, 2.0**-24, 2.0**-30]))
+    assert set(buffer.sample()["index"].tolist()) == {0, 1}
+    assert weights_in(buffer).tolist() == [2.0**36, 2.0**36, 2.0**-24, 2.0**-24]
 
 
 # ---------------------------------------------------------------------- the sampler
@@ -199,7 +230,8 @@ def test_priorities_are_those_of_a_list(data: st.DataObject, capacity: int, alph
             continue
         expected = model.weights()
         batch = buffer.sample()
-        np.testing.assert_allclose(weights_in(buffer), expected, rtol=1e-14)
+        np.testing.assert_allclose(weights_in(buffer), expected, rtol=2**-22, atol=2**-25)  # of float32 numbers
+        expected = weights_in(buffer)
         assert buffer.sampler.max_priority == model.largest  # type: ignore[attr-defined]
         chosen = batch["index"]
         assert batch["priority_weight"].dtype == np.float32
@@ -310,6 +342,12 @@ def test_what_is_wrong_is_refused() -> None:
     for options in ({"alpha": -1}, {"beta": -0.1}, {"eps": np.nan}, {"alpha": "high"}, {"beta": np.inf}):
         with pytest.raises(ConfigError, match="expected a finite number from 0"):
             PrioritizedSampler(**options)
+    for wrong, words in (
+        ({"alpha": 8.5}, "alpha: expected a number up to 8"),
+        ({"eps": 1e-31}, r"eps: expected 0 or a"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            PrioritizedSampler(**wrong)
     for arguments in ((0.0, np.inf, 3), (0.0, 1.0, 0)):
         with pytest.raises(ConfigError, match="LinearSchedule: expected"):
             LinearSchedule(*arguments)
@@ -321,7 +359,9 @@ def test_what_is_wrong_is_refused() -> None:
     state = sampler.state_dict()
     before = weights_in(buffer)
     for change in (
-        {"weights": np.array([-1.0])},
+        {"weights": np.array([-1])},
+        {"weights": np.array([1.0])},
+        {"version": 3},
         {"weights": np.zeros((2, 2))},
         {"max_priority": np.nan},
         {"begin": 9},
@@ -341,6 +381,24 @@ def test_what_is_wrong_is_refused() -> None:
         annealed.load_state_dict(state)
 
 
+def test_states_with_weights_that_are_floats_are_read() -> None:
+    """Those of before there were versions of them."""
+    made = [ReplayBuffer(ArrayStorage(5), PrioritizedSampler(1.0, 0.5, 0.0), batch_size=9) for _ in range(2)]
+    samplers: list[Any] = [buffer.sampler for buffer in made]
+    priorities = np.array([0.0, 1e-9, 0.3, 7.0, 2.0**40])
+    for buffer in made:
+        buffer.extend(rows_of(0, 5))
+        buffer.sample()
+    state = samplers[0].state_dict()
+    del state["version"]
+    samplers[1].load_state_dict({**state, "weights": priorities, "max_priority": 2.0**40})
+    expected = [0, 1, round(0.3 * 2**24), 7 * 2**24, 2**60]
+    assert weights_in(made[1]).tolist() == [units / 2**24 for units in expected]
+    assert samplers[1].state_dict()["weights"].tolist() == expected
+    with pytest.raises(StateError, match="expected a state of version 1 or 2, found 3, of another release"):
+        samplers[0].load_state_dict({**state, "version": 3, "weights": np.zeros(0, np.int64)})
+
+
 @pytest.mark.parametrize("burn_in", [0, 2])
 @pytest.mark.parametrize("of_an_ensemble", [False, True])
 def test_what_the_mask_leaves_out_keeps_its_priority(burn_in: int, of_an_ensemble: bool) -> None:
@@ -356,7 +414,7 @@ def test_what_the_mask_leaves_out_keeps_its_priority(burn_in: int, of_an_ensembl
     expected = np.ones(12)
     expected[batch["index"][there]] = 2.0
     state = rows.state_dict()["sampler"]["state"]
-    assert state["rows.weights"].tolist() == expected.tolist()
+    assert (state["rows.weights"] / 2**24).tolist() == expected.tolist()
     assert state["rows.max_priority"] == 2.0
     with pytest.raises(ConfigError, match=r"expected a mask of the shape of the index \[6, 6\], found \[6\]"):
         buffer.update_priority({**batch, "td_error": np.ones((6, 6)), "mask": np.ones(6, bool)})
@@ -457,7 +515,7 @@ def test_slices_begin_where_whole_ones_fit(
         assert batch["index"].shape == batch["priority_weight"].shape == batch["traj_id"].shape == (4, length)
         tree: Any = sampler._starting
         expected = np.array([priorities[slot] if slot in starts else 0.0 for slot in range(len(buffer))])
-        np.testing.assert_array_equal(tree.weights[: len(buffer)], expected)
+        np.testing.assert_allclose(tree.weights[: len(buffer)], expected * 2**24, rtol=2**-24, atol=0.5)
         chosen = batch["index"][:, 0]
         lowest = expected[expected > 0].min()
         np.testing.assert_allclose(batch["priority_weight"][:, 0], lowest / expected[chosen], rtol=1e-6)

@@ -13,6 +13,8 @@ import pytest
 
 from tests.bench import generate
 
+pytestmark = pytest.mark.slow
+
 ROWS = 5_000_000
 MEGABYTE = 1 << 20
 

@@ -12,10 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.checks import state_number
-from mouse_core.dtypes import number_kind
-from mouse_core.errors import ConfigError, DataError, StateError
+from mouse_core.errors import ConfigError, StateError
 from mouse_core.randomness import Key, Order
-from mouse_core.replay.ground.protocols import Slots
 
 Int64s = npt.NDArray[np.int64]
 
@@ -74,28 +72,6 @@ class Epochs:
 @lru_cache(maxsize=16)
 def _order(key: Key, total: int) -> Order:
     return Order(key, total)
-
-
-def priorities_like(slots: Slots, priority: Any) -> npt.NDArray[Any]:
-    """Priorities in the shape of ``slots``, where axes of length 1 may follow and one may stand for a whole slice.
-
-    Raises:
-        DataError: They are no numbers.
-        ConfigError: Their shape does not go with that of the slots.
-    """
-    values = np.asarray(priority)
-    if number_kind(values.dtype) not in "biuf":
-        raise DataError(f"update_priority: expected numbers as priority, found {values.dtype}")
-    if values.shape[: slots.ndim] == slots.shape and values.size == slots.size:
-        return values.reshape(slots.shape)  # also [n, 1], as networks give one number for each row
-    fits = values.ndim <= slots.ndim and values.shape[:1] in ((), slots.shape[:1])
-    if not fits or any(size not in (1, other) for size, other in zip(values.shape, slots.shape, strict=False)):
-        raise ConfigError(
-            f"update_priority: expected priorities of the shape of the index {list(slots.shape)}, "
-            f"found {list(values.shape)}"
-        )
-    # One for every slice.
-    return np.broadcast_to(values.reshape(values.shape + (1,) * (slots.ndim - values.ndim)), slots.shape)
 
 
 def meant(where: npt.NDArray[np.bool_], batch: Any, masks: bool) -> npt.NDArray[np.bool_]:

@@ -10,15 +10,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError, DataError, StateError
+from mouse_core.errors import ConfigError, StateError
 from mouse_core.randomness import Key
 from mouse_core.replay.ground.protocols import Draw, Slots, Storage, Write, ring_pieces
-from mouse_core.replay.samplers._common import check_state, priorities_like
+from mouse_core.replay.samplers import weighing
+from mouse_core.replay.samplers._common import check_state
 from mouse_core.replay.samplers._sum_tree import SumTree, draw_slots, importance_weights
 
 Floats = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]
 Beta = float | Callable[[int], float]
 """A number, or a function from the number of the sample (0, 1, 2, ...) to one."""
+
+_VERSION = 2  # of states; those of version 1 do not say it, and have weights that are floats
 
 
 @dataclass(frozen=True)
@@ -56,17 +60,24 @@ class PrioritizedSampler:
     importance weights ``(p_i / p_min) ** -beta`` beside it, with the smallest ``p`` of all rows: they are at most 1.
     A row whose ``p`` is 0 (priority and ``eps`` both 0) is never drawn and does not count for ``p_min``.
 
+    Priorities are float32, and what a row weighs is an integer: ``p_i`` in units of ``2**-24``, at least one, that
+    differs from the power by at most ``2**-27`` of it and half a unit (for ``alpha`` up to 2). It is computed and
+    summed without floats, so that draws are the same to the last bit wherever they are made. The weights of all rows
+    together are less than ``2**63`` units: in a buffer of 1 million rows each ``p`` is at most 549,755, and in one of
+    10 million at most 54,975, which for ``alpha=0.6`` is a priority of 79 million. Rows that weigh more when a buffer
+    gets room for more weigh as much as they may from then on.
+
     Args:
-        alpha: How much priorities count, at least 0; with 0 all rows are drawn alike.
+        alpha: How much priorities count, from 0 to 8; with 0 all rows are drawn alike.
         beta: How much of the bias the weights take back, at least 0: a number, or a function from the number of the
             sample (0, 1, 2, ...; the buffer counts) to one, such as ``LinearSchedule(0.4, 1.0, samples=100_000)``. It
             may be set anew at any time.
-        eps: What is added to every priority, at least 0.
+        eps: What is added to every priority: 0, or from ``2**-100`` to ``2**100``.
         max_priority_within_buffer: Whether new rows have the largest priority that a row has now instead, so that an
             outlier that was corrected is forgotten. Every update then looks at all priorities.
 
     Raises:
-        ConfigError: A number that is negative or not finite.
+        ConfigError: A number out of range.
     """
 
     needs_order = False
@@ -75,11 +86,11 @@ class PrioritizedSampler:
         self, alpha: float = 0.6, beta: Beta = 0.4, eps: float = 1e-8, *, max_priority_within_buffer: bool = False
     ) -> None:
         self._within = bool(max_priority_within_buffer)
-        self._alpha, self._eps = _check_number("alpha", alpha), _check_number("eps", eps)
+        self._alpha, self._eps = weighing.check_alpha(alpha), weighing.check_eps(eps)
         self.beta = beta
         self._set_largest(1.0)
         self._tree: SumTree | None = None
-        self._loaded: Floats | None = None  # the weights of a state, until the storage's capacity is known
+        self._loaded: Int64s | None = None  # the weights of a state, until the storage's capacity is known
         # New rows whose weights are not yet in the tree: those with these numbers.
         self._begin = self._end = 0
         self._size = 0  # rows there were when the tree was last complete
@@ -112,7 +123,7 @@ class PrioritizedSampler:
 
     @beta.setter
     def beta(self, beta: Beta) -> None:
-        self._beta = beta if callable(beta) else _check_number("beta", beta)
+        self._beta = beta if callable(beta) else weighing.check_number("beta", beta)
 
     @property
     def max_priority(self) -> float:
@@ -120,38 +131,25 @@ class PrioritizedSampler:
         return self._max_priority
 
     def _set_largest(self, largest: float) -> None:
-        self._weight_of_new = self._weights_of(np.array([largest]))[0].item()
+        bits = weighing.sums_of(weighing.narrowed(np.array([largest])), self._eps)
+        self._weight_of_new = int(weighing.weights_of(bits, self._powers)[0])
         self._max_priority = largest
 
-    def _set_largest_weight(self, weight: float) -> None:
+    def _set_largest_weight(self, weight: int) -> None:
         """New rows weigh as much as the heaviest there is; rows that replace others leave it as it is."""
-        if not weight > 0:  # or no row would ever be drawn
+        if not weight:  # or no row would ever be drawn
             self._set_largest(1.0)
             return
         self._weight_of_new = weight
-        self._max_priority = max(weight ** (1 / self._alpha) - self._eps, 0.0) if self._alpha else 1.0
+        self._max_priority = max((weight / weighing.UNIT) ** (1 / self._alpha) - self._eps, 0.0) if self._alpha else 1.0
 
-    def _weights_of(self, priority: Floats) -> Floats:
-        """``(priority + eps) ** alpha``, same shape.
+    @property
+    def _powers(self) -> weighing.Powers:
+        return weighing.powers(self._alpha)
 
-        Raises:
-            DataError: A priority is negative, NaN or infinite, or its power is beyond float64.
-        """
-        # NaN fails every comparison, and comes through the minimum.
-        if priority.size and not (priority.min() >= 0 and priority.max() < np.inf):
-            raise self._refusal(priority, ~((priority >= 0) & (priority < np.inf)))
-        with np.errstate(over="ignore"):
-            weights: Floats = (priority + self.eps) ** self.alpha
-        if weights.size and not weights.max() < np.inf:
-            raise self._refusal(priority, np.isinf(weights))
-        return weights
-
-    def _refusal(self, priority: Floats, wrong: npt.NDArray[np.bool_]) -> DataError:
-        place = np.unravel_index(int(wrong.argmax()), wrong.shape)
-        return DataError(
-            f"update_priority: expected finite priorities from 0, found {priority[place]} at {list(map(int, place))} "
-            f"(alpha={self.alpha}, eps={self.eps})"
-        )
+    def _most(self, capacity: int) -> int:
+        """What a row may weigh where there is room for so many."""
+        return weighing.largest_weight(capacity, self._powers)
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """The rows have the largest priority from now on."""
@@ -159,7 +157,7 @@ class PrioritizedSampler:
         if not len(slots):
             return
         if first is None or slots[0] != first % capacity or slots[-1] != (first + len(slots) - 1) % capacity:
-            self._settle(storage).set(slots, self._weight_of_new)
+            self._settle(storage).set(slots, min(self._weight_of_new, self._most(capacity)))
         elif first == self._end:
             self._end += len(slots)
         else:
@@ -177,7 +175,7 @@ class PrioritizedSampler:
     def grew(self, storage: Storage) -> None:
         """There is room for more rows; see ``Sampler``."""
         if self._tree is not None:
-            self._tree = self._tree.grown(storage.capacity)
+            self._tree = self._tree.grown(storage.capacity, self._most(storage.capacity))
 
     def dropped(self, storage: Storage, rows: int) -> None:
         """The first rows are gone, and those behind the others are new; see ``Sampler``.
@@ -186,11 +184,11 @@ class PrioritizedSampler:
         the new ones have 5.
         """
         known = self._loaded if self._tree is None else self._tree.weights
-        self._loaded = np.zeros(0) if known is None else known[rows : self._begin].copy()
+        self._loaded = np.zeros(0, np.int64) if known is None else known[rows : self._begin].copy()
         self._tree, self._begin = None, len(self._loaded)
         self._end, self._size = storage.written, len(storage)
         if self._within:
-            self._set_largest_weight(float(self._loaded.max(initial=0.0)))
+            self._set_largest_weight(int(self._loaded.max(initial=0)))
 
     def _settle(self, storage: Storage) -> SumTree:
         """The tree, with the weights of all rows in it."""
@@ -200,7 +198,7 @@ class PrioritizedSampler:
             if self._loaded is not None:
                 if len(self._loaded) > tree.size:
                     raise StateError(f"sampler: expected {tree.size} weights or fewer, found {len(self._loaded)}")
-                tree.assign(self._loaded)
+                tree.assign(np.minimum(self._loaded, self._most(tree.size)))
                 self._loaded = None
             self._tree = tree
         self._add_new(tree)
@@ -211,7 +209,7 @@ class PrioritizedSampler:
         """Give the rows written since the last time their weights."""
         if self._begin == self._end:
             return
-        weight = self._weight_of_new
+        weight = min(self._weight_of_new, self._most(tree.size))
         begin = max(self._begin, self._end - tree.size)
         for slot, _, count in ring_pieces(begin, self._end - begin, tree.size):
             if count == 1:
@@ -242,7 +240,7 @@ class PrioritizedSampler:
                 ``[B]`` or ``[B, 1]``.
 
         Raises:
-            DataError: A priority that is negative, NaN or infinite.
+            DataError: A priority that is negative, NaN or not finite in float32, or larger than so many rows may have.
             IndexError: A slot that is not in use.
             ConfigError: Shapes that do not go together, or an index that is not of integers.
 
@@ -252,47 +250,48 @@ class PrioritizedSampler:
         tree = self._settle(storage)
         tree.set(slots, weights)
         if self._within:
-            self._set_largest_weight(float(tree.weights.max()))
+            self._set_largest_weight(int(tree.weights.max()))
         elif largest > self._max_priority:
             self._set_largest(largest)
 
     def check_update(self, storage: Storage, index: Slots | None, priority: npt.NDArray[Any]) -> None:
         """Raise what ``update_priority`` would; ``index`` None: of rows that are not written yet."""
         if index is None:
-            self._weights_of(np.asarray(priority, np.float64))
+            weighing.weighed(np.asarray(priority), storage.capacity, self._alpha, self._eps)
         else:
             self._checked(storage, index, priority)
 
-    def _checked(self, storage: Storage, index: Slots, priority: npt.NDArray[Any]) -> tuple[Slots, Floats, float]:
+    def _checked(self, storage: Storage, index: Slots, priority: npt.NDArray[Any]) -> tuple[Slots, Int64s, float]:
         """Slots ``[n]``, their weights ``[n]`` and the largest priority of an update; raises as ``update_priority``."""
         slots = np.asarray(index)
         if slots.dtype.kind not in "iu":
             raise ConfigError(f"update_priority: expected integers as index, found {slots.dtype}")
-        values = priorities_like(slots, priority).astype(np.float64, copy=False)
+        values = weighing.priorities_like(slots, priority)
         slots, rows = slots.reshape(-1).astype(np.int64, copy=False), len(storage)
         if slots.size and not (slots.min() >= 0 and slots.max() < rows):
             outside = slots[(slots < 0) | (slots >= rows)][0]
             raise IndexError(f"update_priority: expected slots in 0..{rows - 1}, found {outside}")
-        return slots, self._weights_of(values).reshape(-1), float(values.max(initial=0.0))
+        weights = weighing.weighed(values, storage.capacity, self._alpha, self._eps).reshape(-1)
+        return slots, weights, float(values.max(initial=0))
 
     def set_weights(self, storage: Storage, slots: Slots, weights: Floats) -> None:
         """Give rows weights that ``weights_at`` said, as where they were changed and stay as important."""
-        self._settle(storage).set(slots, weights)
+        self._settle(storage).set(slots, weighing.in_units(weights, self._most(storage.capacity)))
 
     def weights_at(self, storage: Storage, slots: Slots | slice) -> Floats:
-        """``(priority + eps) ** alpha`` of the rows in ``slots``, float64 of the same shape; for a slice a view."""
-        return self._settle(storage).weights[slots]
+        """``(priority + eps) ** alpha`` of the rows in ``slots``, float64 of the same shape, multiples of 2**-24."""
+        return self._settle(storage).weights[slots] / weighing.UNIT
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights of all rows, the largest priority, and beta where it is a number: plain values and an array."""
+        """The weights of all rows in units, the largest priority, and beta where it is a number."""
         if self._tree is not None:
             self._add_new(self._tree)
             weights = self._tree.weights[: max(self._size, self._end)].copy()
         else:
-            weights = np.zeros(0) if self._loaded is None else self._loaded
+            weights = np.zeros(0, np.int64) if self._loaded is None else self._loaded
         numbers = {"max_priority": self.max_priority, "begin": self._begin, "end": self._end}
         beta = {} if callable(self._beta) else {"beta": self._beta}
-        return {"config": self._config(), "weights": weights, **numbers, **beta}
+        return {"config": self._config(), "version": _VERSION, "weights": weights, **numbers, **beta}
 
     def _config(self) -> str:
         schedule = "a schedule" if callable(self._beta) else "a number"
@@ -302,21 +301,30 @@ class PrioritizedSampler:
         """Go on with the priorities, and the beta, that ``state`` was taken with.
 
         Raises:
-            StateError: The state is of another sampler or configuration, or damaged; nothing has changed then.
+            StateError: The state is of another sampler or configuration, of a later version, or damaged; nothing has
+                changed then.
         """
+        version = state.get("version", 1) if isinstance(state, Mapping) else 1
         kinds: dict[str, type | str] = {"weights": "f", "max_priority": float, "begin": int, "end": int}
+        if version != 1:
+            kinds |= {"weights": "i", "version": int}
         if not callable(self._beta):
             kinds["beta"] = float
         values = check_state(state, {"config": self._config()}, kinds, self)
-        weights = values["weights"].astype(np.float64)
+        if version not in (1, _VERSION):
+            raise StateError(
+                f"sampler: expected a state of version 1 or {_VERSION}, found {version}, of another release"
+            )
+        weights = values["weights"]
         if weights.size and not (weights.min() >= 0 and weights.max() < np.inf):
             raise StateError("sampler: expected weights that are finite and not negative")
+        weights = weights.astype(np.int64) if version != 1 else weighing.in_units(weights, self._powers.most)
         lowest = 0 if self._within else 1
         if not (values["begin"] <= values["end"] and values["max_priority"] >= lowest):
             raise StateError(f"sampler: expected begin <= end, and max_priority from {lowest}")
         self._set_largest(values["max_priority"])
         if self._within and weights.size:
-            self._set_largest_weight(float(weights.max()))
+            self._set_largest_weight(int(weights.max()))
         self._tree, self._loaded = None, weights
         self._begin, self._end = values["begin"], values["end"]
         self._size = len(weights)
@@ -329,10 +337,4 @@ def beta_at(beta: Beta, sample: int) -> float:
     Raises:
         ConfigError: A schedule gives something else than a finite number from 0.
     """
-    return _check_number("beta", beta(sample)) if callable(beta) else beta
-
-
-def _check_number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < math.inf:
-        raise ConfigError(f"{name}: expected a finite number from 0, found {value!r}")
-    return float(value)
+    return weighing.check_number("beta", beta(sample)) if callable(beta) else beta

@@ -103,7 +103,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         PrioritizedSampler.grew(self, storage)
         SliceSampling.grew(self, storage)
         if self._starting is not None:
-            self._starting = self._starting.grown(storage.capacity)
+            self._starting = self._starting.grown(storage.capacity, self._most(storage.capacity))
             self._begins = np.append(self._begins, np.zeros(storage.capacity - len(self._begins), np.bool_))
 
     def dropped(self, storage: Storage, rows: int) -> None:
@@ -123,7 +123,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         beta = beta_at(self.beta, key.index)
         episodes = self.episodes.settled(storage)
         tree = self._settle_starting(storage, episodes)
-        if not tree.total > 0.0 and not episodes.view(rule).count:
+        if not tree.total and not episodes.view(rule).count:
             raise no_window(episodes, rule, self.episodes.coming_back(storage))
         slots = draw_slots(tree, batch_size, key)
         step, env = np.divmod(slots, episodes.num_envs)
@@ -155,7 +155,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         """Put the weights of these rows into the tree, where slices begin at them."""
         if self._starting is not None:
             slots = slots[self._begins[slots]]
-            self._starting.set(slots, self.weights_at(storage, slots))
+            self._starting.set(slots, self._settle(storage).weights[slots])
 
     # ------------------------------------------------------------------ where slices begin
 
@@ -171,7 +171,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
             first = episodes.begin
         if first == episodes.end:
             return self._starting
-        begins, weights = self._begins, self.weights_at(storage, slice(None))
+        begins, weights = self._begins, self._settle(storage).weights
         # With so many rows behind them the ones before may be begins now; and so may the oldest one, if it is cut off.
         # Of slices of 3, where steps 0 to 9 were looked at, step 8 may begin one as soon as step 10 is there.
         step = max(first - rule.length + 1, episodes.begin)
@@ -186,7 +186,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
             self._mark_begins(episodes, episodes.begin, behind)
             changed = np.append(changed, np.arange(episodes.begin, behind))
         slots = ((changed % episodes.steps)[:, None] * num_envs + np.arange(num_envs)).reshape(-1)
-        self._starting.set(slots, np.where(begins[slots], weights[slots], 0.0))
+        self._starting.set(slots, np.where(begins[slots], weights[slots], 0))
         self._seen = episodes.end
         return self._starting
 

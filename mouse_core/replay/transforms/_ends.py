@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from math import prod
 from typing import Any
 
-from array_api_compat import is_numpy_array, is_torch_array
+import numpy as np
 
-from mouse_core.dtypes import namespace
+from mouse_core.dtypes import is_tensor, namespace
 from mouse_core.errors import DataError, MissingFieldError, SchemaError
 from mouse_core.nested import find, key_of, path_of
 from mouse_core.replay.ground.protocols import TRAJ_KEYS, FieldKey
@@ -49,7 +50,7 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
     Raises:
         MissingFieldError: Neither one of the three nor a number of trajectories is there.
         SchemaError: One of the three is not a single value a step.
-        DataError: Another code; arrays on a device, or of JAX, are not looked at.
+        DataError: Another code; arrays on a device, of JAX, or in what torch compiles are not looked at.
     """
     fields = end_fields(batch, done)
     if not fields:
@@ -86,7 +87,7 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
 
 def _check_codes(done: Array, key: FieldKey, *, where: str) -> None:
     """Raise DataError for a code of one's own, which would be taken for a terminal state."""
-    if not (is_numpy_array(done) or (is_torch_array(done) and done.device.type == "cpu")) or 0 in done.shape:
+    if not _may_look(done) or 0 in done.shape:
         return
     for code in (done.min().item(), done.max().item()):
         if not ALIVE <= code <= TRUNCATED:
@@ -94,6 +95,13 @@ def _check_codes(done: Array, key: FieldKey, *, where: str) -> None:
                 f"{where}: {key!r}: expected 0 (alive), 1 (terminal) and 2 (truncated), found {code}; a function "
                 "before this transform says which of them it is"
             )
+
+
+def _may_look(values: Array) -> bool:
+    """Whether looking at what an array holds waits for no device, and is no break in what torch compiles."""
+    if not is_tensor(values):
+        return isinstance(values, np.ndarray | np.generic)
+    return values.device.type == "cpu" and not sys.modules["torch"].compiler.is_compiling()
 
 
 def _cut_short(batch: Any, codes: Array | None) -> Array | None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import device
 
+from mouse_core.dtypes import is_tensor
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.nested import find, flatten, key_of, path_of, tuple_like
 from mouse_core.replay.ground.protocols import FieldKey
@@ -135,6 +136,8 @@ def steps_of(values: Array, *, where: str, key: FieldKey) -> tuple[int, int]:
 
 def device_of(values: Array) -> Any:
     """The device of an array."""
+    if is_tensor(values):
+        return values.device
     return "cpu" if type(values) is np.ndarray else device(values)
 
 

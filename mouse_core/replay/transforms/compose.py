@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from array_api_compat import is_numpy_array
 
 from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, SchemaError
@@ -204,7 +203,9 @@ def _first_steps(batch: Any, count: int, single: frozenset[FieldKey]) -> Any:
             return values
         taken = values[:, 0]
         # Contiguous, and without holding on to the steps behind.
-        return np.ascontiguousarray(taken) if is_numpy_array(taken) else namespace(taken).asarray(taken, copy=True)
+        return (
+            np.ascontiguousarray(taken) if isinstance(taken, np.ndarray) else namespace(taken).asarray(taken, copy=True)
+        )
 
     return unflatten(structure_of(batch), {key: first(key, values) for key, values in flatten(batch).items()})
 

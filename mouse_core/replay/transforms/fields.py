@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import is_numpy_array
 
 from mouse_core.dtypes import convert, named_dtype, namespace
 from mouse_core.errors import ConfigError, DataError, SchemaError
@@ -185,7 +184,7 @@ class Cast:
 
 
 def _converted(values: Any, dtype: np.dtype[Any], key: FieldKey) -> Any:
-    if not is_numpy_array(values):
+    if not isinstance(values, np.ndarray | np.generic):
         xp = namespace(values)
         return xp.astype(values, getattr(xp, dtype.name))
     try:

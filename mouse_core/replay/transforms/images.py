@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import is_numpy_array
 
 from mouse_core._base.checks import is_whole
 from mouse_core.dtypes import namespace
@@ -76,7 +75,7 @@ class _OfImages:
         if self.layout == "CHW":
             images = _moved(images, to="first")
         # A part of an image, or one whose channels were moved, has its bytes elsewhere; frameworks want them in order.
-        images = np.ascontiguousarray(images) if is_numpy_array(images) else images
+        images = np.ascontiguousarray(images) if isinstance(images, np.ndarray) else images
         return images if self.image_shape is None else images.reshape((*values.shape[:-1], -1))
 
 
@@ -256,7 +255,7 @@ class ToFloatImage(_OfImages):
             images = _moved(images, to="first")
         scaled = xp.astype(images, getattr(xp, self.dtype.name)) / 255
         # Moved channels leave the bytes as they were; frameworks want them in order.
-        return np.ascontiguousarray(scaled) if is_numpy_array(scaled) else xp.asarray(scaled, copy=True)
+        return np.ascontiguousarray(scaled) if isinstance(scaled, np.ndarray) else xp.asarray(scaled, copy=True)
 
 
 # ---------------------------------------------------------------------- weights

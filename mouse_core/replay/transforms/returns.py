@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
-from mouse_core.dtypes import namespace, widest
+from mouse_core.dtypes import is_tensor, namespace, widest
 from mouse_core.errors import SchemaError
 from mouse_core.nested import find, key_of
 from mouse_core.replay.ground.protocols import FieldKey
@@ -99,7 +100,7 @@ class NStep:
         last = xp.arange(codes.shape[1], device=device_of(codes))[None, :] + xp.clip(steps - 1, 0)
         moved = {*end_fields(batch, self.done).values(), *self._shifted(batch)} - {place}
         changes: dict[FieldKey, Array] = {key: find(batch, key, where="NStep")[rows, last] for key in moved}
-        powers = xp.asarray(float(self.discount) ** np.arange(self.n + 1.0), device=device_of(codes))
+        powers = _table(float(self.discount) ** np.arange(self.n + 1.0), codes)
         changes |= {
             place: total,
             # With as many axes as the reward: [N, T] beside [N, T, 1] would be broadcast to [N, T, T].
@@ -114,6 +115,14 @@ class NStep:
             for path, _ in leaves(batch)
             if path[0] == NEXT or (isinstance(path[-1], str) and path[-1].startswith("next_"))
         ]
+
+
+def _table(values: npt.NDArray[np.float64], beside: Array) -> Array:
+    """Numbers beside an array; on a device of torch's they are filled in there, as a copy from the host would wait."""
+    xp, device = namespace(beside), device_of(beside)
+    if not is_tensor(beside) or device.type == "cpu":
+        return xp.asarray(values, device=device)
+    return xp.stack([xp.full((), float(value), dtype=xp.float64, device=device) for value in values])
 
 
 def n_step_sums(reward: Array, ended: Array, valid: Array, *, n: int, discount: float) -> tuple[Array, Array]:

@@ -1,0 +1,159 @@
+"""Rows of a device in a buffer on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError
+from mouse_core.replay.buffer import ReplayBuffer
+from mouse_core.replay.device.options import Order, Slices
+from mouse_core.replay.ground.protocols import Sampler
+from mouse_core.replay.samplers.by_age import ConsumingSampler
+from mouse_core.replay.samplers.priorities import PrioritizedSampler
+from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
+from mouse_core.replay.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
+from mouse_core.replay.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from mouse_core.replay.samplers.weighing import Priorities
+
+_OF_SLICES = ("sequence_length", "pad", "end_key", "truncated_key", "traj_key")
+
+
+def sampler_like(slices: Slices | None, priorities: Priorities | None, order: Order = "random") -> Sampler:
+    """The sampler that draws what a replay on a device does."""
+    options: dict[str, Any] = {} if slices is None else {name: getattr(slices, name) for name in _OF_SLICES}
+    if order == "queue":
+        return ConsumingSampler(shuffle=False, drop_last=True)
+    if order == "epochs":
+        kind: Any = SamplerWithoutReplacement if slices is None else SliceSamplerWithoutReplacement
+        made: Sampler = kind(**options, drop_last=True)
+        return made
+    if priorities is None:
+        return RandomSampler() if slices is None else SliceSampler(**options, period=slices.period)
+    exponents: dict[str, Any] = {name: getattr(priorities, name) for name in ("alpha", "beta", "eps")}
+    return PrioritizedSampler(**exponents) if slices is None else PrioritizedSliceSampler(**exponents, **options)
+
+
+def queue_state(sampler: Sampler, left: int, rows: int, cursor: int, capacity: int, batch_size: int) -> dict[str, Any]:
+    """The state of a sampler of which the newest ``left`` rows have not come; of another kind, what it is.
+
+    Args:
+        sampler: Of a buffer with as many rows.
+        left: How many have not come.
+        rows: How many there are.
+        cursor: The slot that is written next.
+        capacity: How many slots there are.
+        batch_size: Rows in a batch.
+    """
+    state = sampler.state_dict()
+    if not isinstance(sampler, ConsumingSampler):
+        return state
+    age = (cursor - 1 - np.arange(rows)) % capacity
+    return state | {"left": (age < left) * sampler.times, "ran_out": int(left < batch_size and rows > 0)}
+
+
+def left_in(sampler: Sampler) -> int | None:
+    """How many rows have not come yet; None where a sampler does not count that."""
+    return int(np.count_nonzero(sampler.state_dict()["left"])) if isinstance(sampler, ConsumingSampler) else None
+
+
+def epoch_state(sampler: Sampler, rows: int, began: int, position: int, batch_size: int) -> dict[str, Any]:
+    """The state of a sampler in an epoch; of another kind, what it is.
+
+    Args:
+        sampler: Of a buffer with as many rows.
+        rows: How many rows or slices the epoch is over; 0: none has begun.
+        began: The number of the sample with which it began.
+        position: How many of them have come.
+        batch_size: Rows or slices in a batch.
+    """
+    state, ran_out = sampler.state_dict(), int(0 < rows < position + batch_size)
+    if isinstance(sampler, SamplerWithoutReplacement):
+        return state | {"rows": rows, "began": began, "position": position, "ran_out": ran_out}
+    if isinstance(sampler, SliceSamplerWithoutReplacement):
+        length = sampler.sequence_length if rows else 0
+        return state | {"length": length, "began": began, "position": position, "ran_out": ran_out}
+    return state
+
+
+def epoch_in(sampler: Sampler, slices: int) -> tuple[int, int, int] | None:
+    """Rows or slices of the epoch, when it began, and how many have come; None where none has begun, or is counted.
+
+    Args:
+        sampler: Where the epoch is.
+        slices: How many slices there are, where it is one of slices.
+    """
+    if not isinstance(sampler, SamplerWithoutReplacement | SliceSamplerWithoutReplacement):
+        return None
+    state = sampler.state_dict()
+    rows = state["rows"] if isinstance(sampler, SamplerWithoutReplacement) else slices if state["length"] else 0
+    return (int(rows), int(state["began"]), int(state["position"])) if rows else None
+
+
+def weights_state(sampler: PrioritizedSampler, units: npt.NDArray[np.int64], largest: float) -> dict[str, Any]:
+    """The state of a sampler in which rows weigh so much; its own exponents stay.
+
+    Args:
+        sampler: One that has been told of as many rows.
+        units: What they weigh, by their slots.
+        largest: The priority of new rows.
+    """
+    state, prefix = sampler.state_dict(), _prefix(sampler)
+    end = max(state[f"{prefix}begin"], state[f"{prefix}end"])
+    known = {"weights": units, "max_priority": largest, "begin": end, "end": end}
+    return state | {f"{prefix}{name}": value for name, value in known.items()}
+
+
+def weights_in(buffer: ReplayBuffer) -> tuple[npt.NDArray[np.int64], float] | None:
+    """What the rows of a buffer weigh, and the priority of new ones; None where they have none."""
+    sampler = buffer.sampler
+    if not isinstance(sampler, PrioritizedSampler):
+        return None
+    sampler.weights_at(buffer.storage, slice(0))  # new rows have their weights then
+    state, prefix = sampler.state_dict(), _prefix(sampler)
+    return state[f"{prefix}weights"], state[f"{prefix}max_priority"]
+
+
+def _prefix(sampler: PrioritizedSampler) -> str:
+    return "rows." if isinstance(sampler, PrioritizedSliceSampler) else ""
+
+
+def check_fits(buffer: ReplayBuffer, capacity: int, num_envs: int | None, caller: str) -> None:
+    """ConfigError unless a buffer has room for the rows of a replay of this capacity, each in its place."""
+    storage = buffer.storage
+    wanted = (capacity, 1 if num_envs is None else 2)
+    if (storage.capacity, storage.ndim) != wanted or (len(buffer) and storage.num_envs != (num_envs or 1)):
+        raise ConfigError(
+            f"{caller}: expected a storage with capacity {wanted[0]} and ndim {wanted[1]}, of {num_envs or 1} "
+            f"environments, found {storage!r}"
+        )
+
+
+def check_ordered(buffer: ReplayBuffer, caller: str) -> None:
+    """ConfigError where rows lie in another order than that in which they were written."""
+    if not buffer.writer.ordered:
+        raise ConfigError(f"{caller}: expected rows in the order they were written, found those of {buffer.writer!r}")
+
+
+def fill(buffer: ReplayBuffer, first: Callable[[int], Any], size: int, cursor: int, steps: int) -> None:
+    """Write the rows of a ring into an empty buffer, each to its place.
+
+    Args:
+        buffer: An empty one, of the ring's capacity.
+        first: Gives the first ``n`` time steps of the ring, as arrays of NumPy.
+        size: How many of the time steps there are.
+        cursor: The one that is written next.
+        steps: How many fit.
+
+    Raises:
+        ConfigError: A buffer that is not empty.
+    """
+    if len(buffer):
+        raise ConfigError(f"to_host: expected an empty buffer, found {len(buffer)} rows")
+    # Of a ring that is full the rows up to the cursor are the newest: written a second time they are so there, too.
+    for count in (size, cursor if size == steps else 0):
+        if count:
+            buffer.extend(first(count))

@@ -1,0 +1,173 @@
+"""How a replay on a device is configured: what is refused before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, get_args
+
+from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
+from mouse_core.nested import FieldKey
+from mouse_core.replay.ground.protocols import END_KEYS, TRAJ_KEYS
+from mouse_core.replay.samplers.weighing import Priorities
+from mouse_core.replay.transforms.compose import Compose, delivered_alignment
+from mouse_core.spec import Alignment, check_alignment, check_count
+
+Order = Literal["random", "epochs", "queue"]
+"""In which order rows come: drawn from all, each once an epoch, or each once, the oldest first."""
+
+_MOST = 1 << 31
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slices:
+    """Slices of consecutive rows of one episode, as those of ``mouse_core.replay.SliceSampler``.
+
+    Args:
+        sequence_length: Steps in a slice, S.
+        pad: Whether episodes that are shorter than a slice come, filled up to S steps, with a field ``mask`` that says
+            which are there. True repeats the nearest step that is; a number is what all fields become in the others.
+            With False shorter episodes are left out.
+        end_key, truncated_key, traj_key: The fields that say where episodes end; by default all that the rows have, as
+            in ``SliceSampler``. Numbers of trajectories are integers.
+        period: Only slices that begin at an episode's first step that is there, or so many steps behind another.
+
+    Raises:
+        ConfigError: An argument out of range.
+    """
+
+    sequence_length: int
+    pad: bool | float = True
+    end_key: FieldKey | None = None
+    truncated_key: FieldKey | None = None
+    traj_key: FieldKey | None = None
+    period: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("sequence_length", self.sequence_length)
+        check_count("period", self.period)
+        if not isinstance(self.pad, bool | int | float):
+            raise ConfigError(f"pad: expected True, False or a number, found {self.pad!r}")
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Which fields say where episodes end.
+
+    Args:
+        ends: Those that are not 0 in an episode's last row.
+        ids: The one that numbers trajectories: an episode ends where it changes.
+        numbers: Whether ``ids`` are the numbers of episodes, too.
+    """
+
+    ends: tuple[FieldKey, ...]
+    ids: FieldKey | None
+    numbers: bool
+
+
+def check_rooms(capacity: int, batch_size: int, num_envs: int | None) -> None:
+    """ConfigError unless a replay can have these numbers of rows, which its 32-bit integers count."""
+    check_count("capacity", capacity)
+    check_count("batch_size", batch_size)
+    if num_envs is not None and capacity % check_count("num_envs", num_envs):
+        raise ConfigError(f"capacity: expected a multiple of the {num_envs} environments, found {capacity}")
+    if capacity >= _MOST:
+        raise ConfigError(f"capacity: expected less than 2**31 rows, found {capacity}")
+
+
+def check_order(
+    order: Any, capacity: int, batch_size: int, slices: Slices | None, priorities: Priorities | None
+) -> None:
+    """ConfigError unless rows can come in this order."""
+    if order not in get_args(Order):
+        raise ConfigError(f"order: expected one of {[*get_args(Order)]}, found {order!r}")
+    if priorities is not None and (order != "random" or (slices is not None and slices.period != 1)):
+        raise ConfigError(
+            f"priorities: expected order='random' and slices with a period of 1, found {order!r}, {slices}"
+        )
+    if order == "random":
+        return
+    if slices is not None and order == "queue":
+        raise ConfigError("order: expected 'random' or 'epochs' for slices, found 'queue', which is of single rows")
+    if slices is not None and slices.period > 1:
+        raise ConfigError(f"period: expected 1 for slices that lie side by side, found {slices.period}")
+    if batch_size > capacity:
+        raise ConfigError(
+            f"batch_size: expected at most the {capacity} rows of the capacity, as each comes once, found {batch_size}"
+        )
+
+
+def composed(transform: Any, alignment: Alignment) -> Compose | None:
+    """One transform of those that are given, which look at the batch alone; None where there are none.
+
+    Raises:
+        ConfigError: One that draws random numbers, reads other rows, keeps numbers of all rows or changes rows that are
+            written; or rows of the other alignment.
+    """
+    check_alignment(alignment)
+    given = transform if isinstance(transform, list | tuple) else [] if transform is None else [transform]
+    if not given:
+        return None
+    made = Compose(*given)
+    delivered_alignment(made, alignment)
+    for part in made.transforms:
+        for name, means in (
+            ("random", "draws random numbers"),
+            ("gather", "reads other rows"),
+            ("settled", "keeps numbers of all rows"),
+            ("inverse", "changes rows that are written"),
+        ):
+            if getattr(part, name, None):
+                raise ConfigError(
+                    f"transform: expected one that looks at the batch alone, found {part!r}, which {means}"
+                )
+    return made
+
+
+def find_marks(fields: Mapping[FieldKey, Any], slices: Slices, is_integer: Callable[[Any], bool]) -> Marks:
+    """Which fields of a row say where episodes end.
+
+    Args:
+        fields: Arrays, or anything with a ``shape`` and a ``dtype``, of one row.
+        slices: What a slice is.
+        is_integer: Whether a dtype is one of integers.
+
+    Raises:
+        MissingFieldError: There is none, or not the one that is named.
+        SchemaError: One with several values a row, or numbers of trajectories that are no integers.
+    """
+    ends = tuple(key for key in (slices.end_key, slices.truncated_key) if key is not None)
+    ids = slices.traj_key
+    if ends or ids is not None:
+        marks = Marks(ends, ids, True)
+    else:
+        ends = next(filter(None, (tuple(key for key in group if key in fields) for group in END_KEYS)), ())
+        ids = next((key for key in TRAJ_KEYS if key in fields), None)
+        marks = Marks(ends, ids, not ends)
+    if not ends and ids is None:
+        raise MissingFieldError(
+            f"slices: expected end_key=, truncated_key= or traj_key=, or a field 'done', found {list(fields)}"
+        )
+    for key in (*ends, *(() if ids is None else (ids,))):
+        if key not in fields:
+            raise MissingFieldError(f"slices: expected one of {list(fields)}, found {key!r}")
+        if prod(fields[key].shape) != 1:
+            raise SchemaError(f"slices: {key!r}: expected one value a row, found {list(fields[key].shape)}")
+    if ids is not None and not is_integer(fields[ids].dtype):
+        raise SchemaError(
+            f"slices: {ids!r}: expected integers as numbers of trajectories, found {fields[ids].dtype}; end_key= or "
+            "traj_key= names the fields that count"
+        )
+    return marks
+
+
+def check_names(row: Any, transform: Compose | None, slices: Slices | None, priorities: Priorities | None) -> None:
+    """SchemaError where a row, a tree, has fields that batches need."""
+    taken = {"index"} if priorities is None else {"index", "priority_weight"}
+    if (transform is not None and transform.reach and slices is None) or (
+        slices is not None and slices.pad is not False
+    ):
+        taken |= {"mask"}
+    if isinstance(row, Mapping) and not taken.isdisjoint(row):
+        raise SchemaError(f"init: expected rows without the fields {sorted(taken & row.keys())}, which batches have")

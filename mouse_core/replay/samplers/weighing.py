@@ -1,0 +1,324 @@
+"""Priorities as integers: what a row weighs, computed alike to the last bit by NumPy, torch and JAX.
+
+``x ** 0.6`` is not the same number everywhere: of float32 values it differs between NumPy and compiled JAX for one in
+five, and sums of floats depend on their order. So a priority becomes an integer by integer operations alone, integers
+are summed exactly, and the same rows are drawn on the host and on any device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.dtypes import number_kind
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.replay.ground.protocols import Slots
+
+Int64s = npt.NDArray[np.int64]
+A = TypeVar("A")
+
+UNIT_BITS = 24
+UNIT = float(1 << UNIT_BITS)
+"""A row of priority 1 weighs 2**24 units.
+
+That leaves room on both sides: with alpha=0.6 a row that has nothing but eps=1e-8 weighs 266 units, so even that is
+rounded to 0.2%, and in a buffer of 10 million rows, whose weights must sum up to less than 2**63, each may weigh 55,000
+times as much as one of priority 1, which is a priority of 79 million.
+"""
+
+LARGEST_ALPHA = 8.0
+"""Of larger exponents the powers of few priorities would fit."""
+
+# Of the 23 bits of a float32 behind the point the first 7 choose a polynomial, and the other 16 are its argument.
+_PIECES, _ARGUMENT_BITS = 128, 16
+_FACTOR_BITS = 30
+_EPS = (2.0**-100, 2.0**100)
+# So many priorities are weighed together, that all there is on the way stays in a processor's cache.
+_TOGETHER = 1 << 13
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priorities:
+    """How priorities become probabilities, and how much of the bias the importance weights take back.
+
+    Args:
+        alpha, beta, eps: See ``PrioritizedSampler``.
+
+    Raises:
+        ConfigError: A number out of range.
+    """
+
+    alpha: float = 0.6
+    beta: Any = 0.4
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_alpha(self.alpha)
+        check_eps(self.eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Powers:
+    """Tables for the powers of float32 numbers with one exponent: arrays of int64, NumPy's or another framework's.
+
+    Of ``x = 2**(e - 127) * m``, with m from 1 to below 2, the power is that of the one times that of the other. The
+    first is ``2**(whole + part)``, of which ``2**part`` is a factor and ``2**whole`` a shift. The second is a
+    polynomial: with the upper 7 bits of m behind the point choosing a, b and c, and the lower 16 being t,
+    ``a + (b + c * t / 2**16) * t / 2**16``, each product cut off to an integer.
+
+    Args:
+        factors: For each e from 0 to 255, ``2**(30 + part)``, rounded; 0 for e=0, which stands for the number 0.
+        shifts: For each e, by how many bits the product of both is shifted down for weights in half units; 0 to 63.
+        pieces: a, b and the absolute value of c, ``[3, 128]``; a with 24 to 31 bits behind the point.
+        bends_down: Whether c is subtracted: with exponents below 1.
+        most: No weight is larger than this, also not that of a larger number.
+    """
+
+    factors: Any
+    shifts: Any
+    pieces: Any
+    bends_down: bool
+    most: int
+
+
+@lru_cache(maxsize=64)
+def powers(alpha: float) -> Powers:
+    """The tables for an exponent, which are the same on all machines.
+
+    Args:
+        alpha: From 0 to 8.
+
+    Raises:
+        ConfigError: Another exponent.
+    """
+    from decimal import Decimal, localcontext  # computes as exactly as it is told to, and rounds alike everywhere
+
+    exponent = Decimal(check_alpha(alpha))
+    bits = 31 if alpha <= 1 else 32 - math.ceil(alpha)  # behind the point of the power of m, which is below 2**alpha
+    factors, shifts = np.zeros((2, 256), np.int64)
+    with localcontext() as context:
+        context.prec = 40
+        logarithm = Decimal(2).ln()
+        for e in range(256):
+            whole = math.floor(exponent * (e - 127))
+            part = exponent * (e - 127) - whole
+            factors[e] = round((part * logarithm).exp() * 2**_FACTOR_BITS)
+            shifts[e] = min(max(_FACTOR_BITS + bits - UNIT_BITS - whole - 1, 0), 63)
+        ends = [((1 + Decimal(k) / (2 * _PIECES)).ln() * exponent).exp() * 2**bits for k in range(2 * _PIECES + 1)]
+        # Through both ends of the piece and the point between them.
+        known = zip(ends[:-2:2], ends[1::2], ends[2::2], strict=True)
+        pieces = [
+            [round(low), round(4 * middle - 3 * low - high), round(abs(2 * low - 4 * middle + 2 * high))]
+            for low, middle, high in known
+        ]
+    if alpha > 0:
+        factors[0] = 0
+    # The product has at least 30 + bits bits, so that with a shift of 0 this is reached.
+    table = np.array(pieces, np.int64).T.copy()
+    for array in (factors, shifts, table):
+        array.flags.writeable = False
+    return Powers(factors, shifts, table, alpha < 1, 1 << (_FACTOR_BITS + bits - 1))
+
+
+def weights_of(bits: Any, tables: Powers, xp: Any = np) -> Any:
+    """``x ** alpha`` of float32 numbers in units of ``2**-24``, for NumPy's and torch's arrays.
+
+    An integer from 1 to ``tables.most``, and exactly 0 for 0 alone, unless alpha is 0: then all weigh ``2**24``. For
+    alpha up to 2 it differs from the power by at most ``2**-27`` of it and half a unit; above, by ``2**-18`` of it and
+    half a unit. With alpha 1 it is the number itself, rounded to a unit, halves up.
+
+    Args:
+        bits: The bits of numbers from 0, int64 of any shape. Those below ``2**-126``, which some devices know no
+            numbers for, count as 0, and infinity as ``2**128``.
+        tables: What ``powers`` gave; for torch's arrays with tensors in it.
+        xp: The namespace of the arrays.
+
+    Returns:
+        int64 of the same shape.
+    """
+    factor, weights = _unbounded(bits, tables)
+    weights = xp.where(weights > tables.most, tables.most, weights)
+    return xp.where((weights == 0) & (factor != 0), 1, weights)
+
+
+def _unbounded(bits: Any, tables: Powers) -> tuple[Any, Any]:
+    """The factors, and the weights where they are above 0 and at most ``tables.most``; larger ones are, too, here."""
+    exponent, piece, t = bits >> 23, (bits >> _ARGUMENT_BITS) & (_PIECES - 1), bits & ((1 << _ARGUMENT_BITS) - 1)
+    a, b, c = tables.pieces
+    bend = (c.take(piece) * t) >> _ARGUMENT_BITS
+    slope = b.take(piece) - bend if tables.bends_down else b.take(piece) + bend
+    mantissa = a.take(piece) + ((slope * t) >> _ARGUMENT_BITS)
+    factor = tables.factors.take(exponent)
+    halves = (factor * mantissa) >> tables.shifts.take(exponent)
+    return factor, (halves + 1) >> 1
+
+
+def plus(bits: A, eps: float, xp: Any) -> A:
+    """The bits of ``p + eps`` in float32, rounded to nearest, ties to even, by integer operations alone.
+
+    Compilers may join the addition with a multiplication before it, and round once where NumPy rounds twice.
+
+    Args:
+        bits: The bits of finite numbers from 0, or of infinity, of any integer dtype that holds 32 bits.
+        eps: A number as ``check_eps`` gives it.
+        xp: The namespace of the array: any that has ``where``.
+    """
+    return plus_bits(bits, bits_of(eps), xp)
+
+
+def bits_of(eps: float) -> int:
+    """The bits of a number in float32."""
+    return int(np.float32(eps).view(np.uint32))
+
+
+def plus_bits(bits: A, other: int, xp: Any) -> A:
+    """``plus`` of a number whose bits ``bits_of`` gave, for code that is traced and has no numbers of NumPy."""
+    number: Any = bits
+    if not other:
+        return bits
+    own, given = number >> 23, other >> 23
+    mantissa = xp.where(own == 0, 0, (number & 0x7FFFFF) | 0x800000)
+    above = own >= given
+    exponent = xp.where(above, own, given)
+    # Three bits more than float32 has, of which the last says whether anything was cut off.
+    addend = (other & 0x7FFFFF) | 0x800000
+    large, small = xp.where(above, mantissa, addend) << 3, xp.where(above, addend, mantissa) << 3
+    apart = exponent - xp.where(above, given, own)
+    apart = xp.where(apart > 27, 27, apart)
+    moved = small >> apart
+    moved = moved | xp.where((moved << apart) != small, 1, 0)
+    total = large + moved
+    carry = total >> 27
+    total = (total >> carry) | (total & carry)
+    rest, total = total & 7, total >> 3
+    up = xp.where((rest > 4) | ((rest == 4) & ((total & 1) == 1)), 1, 0)
+    found: A = ((exponent + carry) << 23) + (total - 0x800000) + up
+    return found
+
+
+def sums_of(priority: npt.NDArray[np.float32], eps: float) -> Int64s:
+    """The bits of ``priority + eps``, as ``plus`` gives them: NumPy rounds each addition by itself."""
+    return (priority + np.float32(eps)).view(np.int32).astype(np.int64)
+
+
+def weighed(priority: npt.NDArray[Any], capacity: int, alpha: float, eps: float) -> Int64s:
+    """What rows of these priorities weigh, int64 of the same shape, in a buffer with room for so many.
+
+    Raises:
+        DataError: A priority is negative, NaN or not finite in float32, or larger than so many rows may have.
+    """
+    narrow = narrowed(priority)
+    # NaN fails every comparison, and comes through the minimum.
+    if narrow.size and not (narrow.min() >= 0 and narrow.max() < np.inf):
+        wrong = ~((narrow >= 0) & (narrow < np.inf))
+        raise _refusal("finite priorities from 0", priority, wrong, alpha, eps)
+    tables = powers(alpha)
+    weights: Int64s = _weighed(narrow, eps, tables)
+    most = largest_weight(capacity, tables)
+    if weights.size and weights.max() > most:
+        largest = largest_priority(most, alpha, eps)
+        raise _refusal(f"priorities up to {largest:.6g} of {capacity} rows", priority, weights > most, alpha, eps)
+    return weights
+
+
+def _weighed(priority: npt.NDArray[np.float32], eps: float, tables: Powers) -> Int64s:
+    """``weights_of``, in which weights that are too large are some that are too large."""
+    if priority.size > _TOGETHER:
+        flat, found = priority.reshape(-1), np.empty(priority.size, np.int64)
+        for begin in range(0, priority.size, _TOGETHER):
+            part = slice(begin, begin + _TOGETHER)
+            found[part] = _weighed(flat[part], eps, tables)
+        return found.reshape(priority.shape)
+    factor, weights = _unbounded(sums_of(priority, eps), tables)
+    if not weights.all():
+        weights[(weights == 0) & (factor != 0)] = 1
+    made: Int64s = weights
+    return made
+
+
+def _refusal(expected: str, priority: Any, wrong: npt.NDArray[np.bool_], alpha: float, eps: float) -> DataError:
+    place = np.unravel_index(int(wrong.argmax()), wrong.shape)
+    return DataError(
+        f"update_priority: expected {expected}, found {priority[place]} at {list(map(int, place))} "
+        f"(alpha={alpha}, eps={eps})"
+    )
+
+
+def narrowed(priority: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Priorities as float32, infinite where that does not reach."""
+    if priority.dtype == np.float32:
+        return priority
+    with np.errstate(over="ignore"):
+        return priority.astype(np.float32)
+
+
+def in_units(weights: npt.NDArray[Any], most: int) -> Int64s:
+    """Powers as integers, at most so much; what is above 0 is at least one unit."""
+    units = np.minimum(np.rint(np.asarray(weights, np.float64) * UNIT), float(most)).astype(np.int64)
+    return np.minimum(np.maximum(units, weights > 0), most)
+
+
+def largest_weight(capacity: int, tables: Powers) -> int:
+    """What a row may weigh, so that so many sum up to less than ``2**63``."""
+    return min(tables.most, ((1 << 63) - 1) // capacity)
+
+
+def largest_priority(most: int, alpha: float, eps: float) -> float:
+    """The largest priority whose weight is at most ``most``, a float32."""
+    tables = powers(alpha)
+    low, high = 0, 0x7F7FFFFF  # the order of floats is that of their bits, and their weights' but for rounding
+    while low < high:
+        middle = (low + high + 1) // 2
+        weight = _weighed(np.array([middle], np.int32).view(np.float32), eps, tables)[0]
+        low, high = (middle, high) if weight <= most else (low, middle - 1)
+    return float(np.array(low, np.int32).view(np.float32))
+
+
+def priorities_like(slots: Slots, priority: Any) -> npt.NDArray[Any]:
+    """Priorities in the shape of ``slots``, where axes of length 1 may follow and one may stand for a whole slice.
+
+    Raises:
+        DataError: They are no numbers.
+        ConfigError: Their shape does not go with that of the slots.
+    """
+    values = np.asarray(priority)
+    if number_kind(values.dtype) not in "biuf":
+        raise DataError(f"update_priority: expected numbers as priority, found {values.dtype}")
+    if values.shape[: slots.ndim] == slots.shape and values.size == slots.size:
+        return values.reshape(slots.shape)  # also [n, 1], as networks give one number for each row
+    fits = values.ndim <= slots.ndim and values.shape[:1] in ((), slots.shape[:1])
+    if not fits or any(size not in (1, other) for size, other in zip(values.shape, slots.shape, strict=False)):
+        raise ConfigError(
+            f"update_priority: expected priorities of the shape of the index {list(slots.shape)}, "
+            f"found {list(values.shape)}"
+        )
+    # One for every slice.
+    return np.broadcast_to(values.reshape(values.shape + (1,) * (slots.ndim - values.ndim)), slots.shape)
+
+
+def check_number(name: str, value: Any) -> float:
+    """A finite number from 0, or ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < math.inf:
+        raise ConfigError(f"{name}: expected a finite number from 0, found {value!r}")
+    return float(value)
+
+
+def check_alpha(value: Any) -> float:
+    """An exponent that ``powers`` takes, or ConfigError."""
+    alpha = check_number("alpha", value)
+    if alpha > LARGEST_ALPHA:
+        raise ConfigError(f"alpha: expected a number up to {LARGEST_ALPHA:g}, found {value!r}")
+    return alpha
+
+
+def check_eps(value: Any) -> float:
+    """What may be added to priorities, or ConfigError: 0, or a number that float32 has to the full."""
+    eps = check_number("eps", value)
+    if eps and not _EPS[0] <= eps <= _EPS[1]:
+        raise ConfigError(f"eps: expected 0 or a number from 2**-100 to 2**100, found {value!r}")
+    return eps
