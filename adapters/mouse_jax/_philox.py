@@ -17,6 +17,12 @@ _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _ROUNDS = 10
 
+SHUFFLED_UP_TO = 1 << 14
+"""So many elements are shuffled outright, in ``mouse_core.randomness.Order``."""
+# Its rounds where there are more, and the numbers of SplitMix64.
+_ORDER_ROUNDS = 8
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
 
 def permutation(seed: jax.Array, epoch: jax.Array, n: int, *, call: int = 0) -> jax.Array:
     """The order of ``n`` rows in an epoch, as ``mouse_core.rollouts.permutation`` gives it.
@@ -73,18 +79,108 @@ def words(seed: jax.Array, purpose: Purpose, index: jax.Array, n: int, *, call: 
     return _bits(seed, index, n, call, purpose)
 
 
+def nothing(*numbers: jax.Array) -> jax.Array:
+    """Zero, uint32 ``[]``, that differs from shard to shard in the eyes of ``jax.shard_map`` where one of these does.
+
+    There what a loop carries must be so from its beginning on.
+    """
+    return jnp.asarray(sum(number.astype(jnp.uint32) * jnp.uint32(0) for number in numbers), jnp.uint32)
+
+
+def shuffled(seed: jax.Array, purpose: Purpose, index: jax.Array, n: jax.Array, *, most: int) -> jax.Array:
+    """The elements of an ``Order`` that is shuffled outright, for ``in_order``: int32 ``[min(most, 16384)]``.
+
+    Args:
+        seed, purpose, index: Name the order, as for ``words``.
+        n: Number of elements, int32 ``[]``, from 1 to ``most``.
+        most: Elements there may be.
+    """
+    size = min(most, SHUFFLED_UP_TO)
+    place = jnp.arange(size, dtype=jnp.int32)
+    high, low = words(seed, purpose, index, size)
+    # The words of fewer elements are the first of those of more.
+    return jax.lax.sort((place >= n, high, low, place), num_keys=3, is_stable=True)[3]
+
+
+def in_order(
+    seed: jax.Array,
+    purpose: Purpose,
+    index: jax.Array,
+    n: jax.Array,
+    positions: jax.Array,
+    table: jax.Array,
+    *,
+    most: int,
+) -> jax.Array:
+    """The elements at some positions of ``Order(Key(seed, purpose, index), n)``, int32 ``[B]``.
+
+    Args:
+        seed, purpose, index, n, most: As for ``shuffled``.
+        positions: Int32 ``[B]``, each in ``[0, n)``.
+        table: What ``shuffled`` gave.
+    """
+    found: jax.Array = table.at[jnp.minimum(positions, len(table) - 1)].get(mode="promise_in_bounds")
+    if most <= SHUFFLED_UP_TO:
+        return found
+    size = jnp.maximum(n, SHUFFLED_UP_TO + 1).astype(jnp.uint32)
+    # The root, rounded up; float32 is wrong by less than 2.
+    near = jnp.sqrt(size.astype(jnp.float32)).astype(jnp.uint32) - 2
+    rows = near + sum(((near + more) ** 2 < size).astype(jnp.uint32) for more in range(5))
+    columns = (size + rows - 1) // rows
+    high, low = words(seed, purpose, index, _ORDER_ROUNDS)
+
+    def two_rounds(number: jax.Array, halves: Pair) -> Pair:
+        left, right = halves
+        left = (left + _remainder(_mixed(right, (high[2 * number], low[2 * number])), rows)) % rows
+        right = (right + _remainder(_mixed(left, (high[2 * number + 1], low[2 * number + 1])), columns)) % columns
+        return left, right
+
+    def walk(state: Pair) -> Pair:
+        place, outside = state
+        halves = place // columns, place % columns
+        left, right = jax.lax.fori_loop(0, _ORDER_ROUNDS // 2, two_rounds, halves)
+        place = jnp.where(outside, left * columns + right, place)
+        return place, place >= size
+
+    none = nothing(seed[0], jnp.asarray(index), n)
+    begin = positions.astype(jnp.uint32) + none, jnp.zeros(positions.shape, jnp.uint32) + none == 0
+    moved, _ = jax.lax.while_loop(lambda state: state[1].any(), walk, begin)
+    return jnp.where(n > SHUFFLED_UP_TO, moved.astype(jnp.int32), found)
+
+
+def _mixed(number: jax.Array, key: Pair) -> Pair:
+    mixed = key[0], key[1] ^ number
+    for shift, factor in zip((30, 27), _MIX, strict=True):
+        mixed = _multiplied(_xor(mixed, _shifted(mixed, shift)), factor)[1]
+    return _xor(mixed, _shifted(mixed, 31))
+
+
+def _shifted(number: Pair, by: int) -> Pair:
+    """Shifted to the right by 1 to 31 bits."""
+    return number[0] >> by, (number[1] >> by) | (number[0] << (32 - by))
+
+
+def _remainder(number: Pair, divisor: jax.Array) -> jax.Array:
+    """What a division of 64 bits by less than 2**16 leaves."""
+    above = (jnp.uint32(0xFFFFFFFF) % divisor + 1) % divisor
+    left: jax.Array = (number[0] % divisor * above % divisor + number[1] % divisor) % divisor
+    return left
+
+
 def _bits(seed: jax.Array, epoch: jax.Array, n: int, call: int, purpose: Purpose = Purpose.ROLLOUTS) -> Pair:
     """What ``Key(seed, purpose, epoch, call).bits(n)`` gives."""
     blocks = -(-n // 4)
-    zero = jnp.zeros(blocks, jnp.uint32)
+    number = jnp.asarray(epoch).astype(jnp.uint32)
+    none = nothing(seed[0], number)
+    zero = jnp.zeros(blocks, jnp.uint32) + none
     # NumPy counts before it computes: the first block is number 1.
     counter: list[Pair] = [
-        (zero, jnp.arange(1, blocks + 1, dtype=jnp.uint32)),
+        (zero, zero + jnp.arange(1, blocks + 1, dtype=jnp.uint32)),
         (zero + jnp.uint32(call >> 32), zero + jnp.uint32(call & 0xFFFFFFFF)),
-        (zero, zero + jnp.asarray(epoch).astype(jnp.uint32)),
+        (zero, zero + number),
         (zero, zero),
     ]
-    keys: list[Pair] = [(seed[0], seed[1]), (jnp.uint32(0), jnp.uint32(purpose))]
+    keys: list[Pair] = [(seed[0] + none, seed[1] + none), (none, none + jnp.uint32(purpose))]
     # A loop, for XLA would merge rounds into one expression, in which it computes everything anew for every use.
     counter, _ = jax.lax.fori_loop(0, _ROUNDS, _round, (counter, keys))
     high, low = (jnp.stack([word[half] for word in counter], axis=1).reshape(-1)[:n] for half in (0, 1))

@@ -11,7 +11,7 @@ from jax.sharding import Sharding
 from mouse_core import ConfigError, groups
 from mouse_core.groups import RLExample
 from mouse_core.groups.examples.declared import Arrays
-from mouse_jax.placement import Placement, find_device
+from mouse_jax.placement import Placement, find_target
 
 
 def pad(
@@ -21,6 +21,7 @@ def pad(
     pad_token: int = 0,
     pad_to_multiple_of: int = 1,
     truncate: bool = False,
+    max_turns: int | None = None,
     device: jax.Device | str | None = None,
     sharding: Sharding | None = None,
 ) -> dict[str, jax.Array]:
@@ -29,6 +30,7 @@ def pad(
     Args:
         examples, length, pad_token, pad_to_multiple_of, truncate: As there. A jitted step compiles anew for every
             ``length`` and number of examples.
+        max_turns: As there.
         device: Where the arrays go; None: JAX's default.
         sharding: How they are laid out ``[B, L]`` over devices of this process; None: on ``device``.
 
@@ -40,6 +42,7 @@ def pad(
     """
     placement = _placement(device, sharding)
     options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
+    options["max_turns"] = max_turns
     return _placed(groups.pad(examples, length, **options), placement)
 
 
@@ -51,6 +54,8 @@ def pack(
     pad_token: int = 0,
     pad_to_multiple_of: int = 1,
     truncate: bool = False,
+    max_turns: int | None = None,
+    max_examples: int | None = None,
     device: jax.Device | str | None = None,
     sharding: Sharding | None = None,
 ) -> dict[str, jax.Array]:
@@ -59,6 +64,7 @@ def pack(
     Args:
         examples, length, num_rows, pad_token, pad_to_multiple_of, truncate: As there. A jitted step compiles anew
             for every ``length`` and number of rows.
+        max_turns, max_examples: As there.
         device, sharding: As in ``pad``.
 
     Returns:
@@ -69,6 +75,7 @@ def pack(
     """
     placement = _placement(device, sharding)
     options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
+    options |= {"max_turns": max_turns, "max_examples": max_examples}
     return _placed(groups.pack(examples, length, num_rows=num_rows, **options), placement)
 
 
@@ -77,6 +84,7 @@ def concatenate(
     capacity: int | None = None,
     *,
     pad_token: int = 0,
+    max_turns: int | None = None,
     device: jax.Device | str | None = None,
 ) -> dict[str, jax.Array]:
     """All examples one behind the other, without padding; see ``mouse_core.groups.concatenate``.
@@ -84,6 +92,7 @@ def concatenate(
     Args:
         examples, capacity, pad_token: As there. A jitted step compiles anew for every number of tokens and examples;
             ``capacity`` keeps the former.
+        max_turns: As there.
         device: Where the arrays go; None: JAX's default.
 
     Returns:
@@ -92,17 +101,12 @@ def concatenate(
     Raises:
         ConfigError, DataError: As there; a device that is not there.
     """
-    return _placed(groups.concatenate(examples, capacity, pad_token=pad_token), _placement(device, None))
+    arrays = groups.concatenate(examples, capacity, pad_token=pad_token, max_turns=max_turns)
+    return _placed(arrays, _placement(device, None))
 
 
 def _placement(device: jax.Device | str | None, sharding: Sharding | None) -> Placement:
-    if sharding is None:
-        return Placement(find_device(device))
-    if not isinstance(sharding, Sharding):
-        raise ConfigError(f"sharding: expected a jax.sharding.Sharding, found {sharding!r}")
-    if device is not None:
-        raise ConfigError(f"device: expected None beside a sharding, found {device!r}")
-    return Placement(sharding)
+    return Placement(find_target(device, sharding))
 
 
 def _placed(arrays: Arrays, placement: Placement) -> dict[str, jax.Array]:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import mouse_jax
-from mouse_core.testing import AdapterConformance, ReplayAdapterConformance, RolloutAdapterConformance
-from mouse_jax import rollout_storage
+from mouse_core.testing import (
+    AdapterConformance,
+    DeviceReplayConformance,
+    ReplayAdapterConformance,
+    RolloutAdapterConformance,
+)
+from mouse_jax import device, rollout_storage
 
 
 class InJax:
@@ -62,3 +69,27 @@ class Kept:
 
 class TestJaxRollouts(InJax, RolloutAdapterConformance):
     storage_class = Kept
+
+
+@pytest.mark.slow
+class TestJaxDevice(DeviceReplayConformance):
+    def init(self, example: Any, capacity: int, *, slices: Any, **options: Any) -> device.Replay:
+        return device.init(example, capacity, slices=slices and device.Slices(**slices), **options)
+
+    def add(self, state: device.Replay, rows: Any) -> device.Replay:
+        return device.add(state, rows)
+
+    def sample(self, state: device.Replay, index: int) -> tuple[device.Replay, Any]:
+        return device.take(state, index)
+
+    def set_priorities(self, state: device.Replay, indices: Any, priorities: Any) -> device.Replay:
+        return device.set_priorities(state, indices, priorities)
+
+    def can_sample(self, state: device.Replay) -> Any:
+        return device.can_sample(state)
+
+    def dumps(self, state: device.Replay, path: Path, samples: int) -> None:
+        device.dumps(state, path, samples=samples)
+
+    def loads(self, state: device.Replay, path: Path) -> tuple[device.Replay, int]:
+        return device.loads(state, path)

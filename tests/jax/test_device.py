@@ -85,30 +85,22 @@ def agrees_with_the_host(envs: int | None, options: dict[str, Any], transform: A
             same(jax.tree.map(lambda leaf, place=place: leaf[place], batches), expected.sample())
 
 
-def test_slices_are_those_of_the_host() -> None:
-    agrees_with_the_host(3, {"sequence_length": 4, "pad": -1}, None, 7, 8)
-
-
-def test_slices_without_padding_are_those_of_the_host() -> None:
-    agrees_with_the_host(3, {"sequence_length": 3, "pad": False}, None, 7, 8)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("envs", [None, 3])
-@pytest.mark.parametrize("count", [1, 7, 20])
 @pytest.mark.parametrize(
-    ("options", "transform"),
+    ("envs", "count", "options", "transform"),
     [
-        ({}, None),
-        ({}, [NextView(), NStep(2, 0.5)]),
-        ({"sequence_length": 1}, None),
-        ({"sequence_length": 1, "pad": False}, None),
-        ({"sequence_length": 6}, [NextView(), NStep(2, 0.5)]),
-        ({"sequence_length": 2, "end_key": "done"}, ReturnsToGo(0.5)),
+        (3, 1, {}, [NextView(), NStep(2, 0.5)]),
+        (None, 20, {"sequence_length": 1}, None),
+        (None, 20, {"sequence_length": 3, "pad": False}, None),
+        (3, 1, {"sequence_length": 1, "period": 2}, None),
+        (None, 20, {"sequence_length": 3, "period": 2}, None),
+        (None, 20, {"sequence_length": 1, "pad": False, "period": 5}, None),
+        (3, 1, {"sequence_length": 6}, [NextView(), NStep(2, 0.5)]),
+        (None, 20, {"sequence_length": 2, "end_key": "done"}, ReturnsToGo(0.5)),
     ],
 )
 def test_draws_are_those_of_the_host(envs: int | None, count: int, options: Any, transform: Any) -> None:
-    agrees_with_the_host(envs, options, transform, count, 45 if count == 1 else 7)
+    agrees_with_the_host(envs, options, transform, count, 45 if count == 1 else 4)
 
 
 def test_a_loop_that_is_compiled_whole_draws_for_each_seed_what_it_has_alone() -> None:
@@ -280,3 +272,12 @@ def test_a_sample_that_cannot_be_is_refused() -> None:
 
 def filled_rows() -> device.Replay:
     return device.add(init(), {"reward": 1.0, "done": False})
+
+
+def test_a_compiled_function_may_refer_to_a_replay() -> None:
+    """Which it is not given, so that all of it is known where the function is traced."""
+    empty = device.init({"obs": 0.0}, 10, batch_size=4)
+    filled = device.add(empty, {"obs": jnp.ones(5)})
+    assert jax.jit(lambda number: device.sample(filled, number)["obs"].sum())(3) == 4
+    with pytest.raises(ConfigError, match="expected rows, found none"):
+        jax.jit(lambda number: device.sample(empty, number)["obs"].sum())(3)

@@ -52,10 +52,9 @@ def run(count: int, folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 
-# Three do not divide the batch, and four not the last one either.
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [3, 4])
-def test_several_processes_train_as_one_and_are_told_where_they_disagree(count: int, tmp_path: Path) -> None:
+def test_several_processes_train_as_one_and_are_told_where_they_disagree(tmp_path: Path) -> None:
+    count = 4  # which does not divide the last batch
     (alone,) = run(1, tmp_path / "alone")
     np.testing.assert_array_equal(alone["by hand"][1], alone["by sharding"][1])
     with mouse_core.PrefetchBatchifier(example_store(200), digest=True, **OPTIONS) as loader:

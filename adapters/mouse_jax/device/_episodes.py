@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from mouse_core.nested import FieldKey
-from mouse_jax.device._ring import put
-from mouse_jax.device._state import Episodes, Marks, Replay, Slices, one_a_row
+from mouse_jax.device.ground.ring import put
+from mouse_jax.device.ground.state import Episodes, Marks, Replay, Slices, one_a_row
 
 _PARTS = 4
 
@@ -40,8 +40,8 @@ class Table(NamedTuple):
 
     Attributes:
         head: The row from which on slices are looked for, counted from the oldest: the first behind the oldest
-            episode; where short episodes have no slices, the first in which one may come into being.
-        of_head: How many slices of the oldest episode lie before; 0 where short ones have none.
+            episode; where slices begin wherever there are rows enough, the first in which one may come into being.
+        of_head: How many slices of the oldest episode lie before; 0 where slices begin wherever there are rows enough.
         before: How many slices are counted before that row.
         ends: How many slices there are up to the end of each environment, in all.
     """
@@ -52,7 +52,7 @@ class Table(NamedTuple):
     ends: jax.Array
 
 
-def none(steps: int, num_envs: int, slices: Slices, marks: Marks, ids: Any) -> Episodes:
+def none(steps: int, num_envs: int, slices: Slices, marks: Marks, ids: Any, *, tiled: bool) -> Episodes:
     """Nothing is known yet; ``ids`` is the dtype of the numbers of trajectories."""
     shape = (steps, num_envs)
     return Episodes(
@@ -63,6 +63,7 @@ def none(steps: int, num_envs: int, slices: Slices, marks: Marks, ids: Any) -> E
         None if ids is None else jnp.zeros(num_envs, ids),
         slices,
         marks,
+        tiled,
     )
 
 
@@ -76,22 +77,41 @@ def _flags(marks: Marks, fields: Mapping[FieldKey, Any], shape: tuple[int, int])
 
 def extended(known: Episodes, fields: Mapping[FieldKey, Any], count: int, cursor: jax.Array) -> Episodes:
     """What is known with ``count`` more time steps, that are written from one on."""
-    (steps, num_envs), length = known.windows.shape, known.slices.sequence_length
+    steps, num_envs = known.windows.shape
+    length, every = known.slices.sequence_length, known.every
     ends, ids = _flags(known.marks, fields, (count, num_envs))
     new = jnp.concatenate([known.ended[None], ends[:-1]])
     if ids is not None and known.last_id is not None:
         new |= ids != jnp.concatenate([known.last_id[None], ids[:-1]])
     row = jnp.arange(count, dtype=jnp.int32)[:, None]
     begin = lax.cummax(jnp.where(new, row, -1))
-    position = jnp.minimum(jnp.where(begin < 0, known.position + 1 + row, row - begin), length)
-    made = position >= length - 1 if known.slices.pad is False else new | (position >= length)
+    position = jnp.where(begin < 0, known.position + 1 + row, row - begin)
+    # Of slices of 4 steps with a period of 3 those come into being at the positions 3, 6, 9, ..., and 9 is kept as 6.
+    position = jnp.where(position < length, position, length + (position - length) % every)
+    due = (position >= length - 1) & ((position - (length - 1)) % every == 0)
+    if known.slices.pad is not False:
+        # What is left at an episode's end is a slice, too, where they lie side by side.
+        due = position % length == 0 if known.tiled else new | (due & (position >= length))
     newest = (cursor - 1) % steps
     windows, numbers = (
         put(counts, counts[newest] + jnp.cumsum(more, 0, jnp.uint32), cursor)
-        for counts, more in ((known.windows, made), (known.numbers, new))
+        for counts, more in ((known.windows, due), (known.numbers, new))
     )
     last_id = None if ids is None else ids[-1]
     return replace(known, windows=windows, numbers=numbers, position=position[-1], ended=ends[-1], last_id=last_id)
+
+
+def _slides(known: Episodes) -> bool:
+    """Whether slices begin wherever there are rows enough, so that it does not matter where the oldest episode did."""
+    return known.slices.pad is False and known.every == 1
+
+
+def _count(known: Episodes, steps: jax.Array) -> jax.Array:
+    """How many slices there are of an episode of so many steps, at least 1."""
+    length, every = known.slices.sequence_length, known.every
+    if known.slices.pad is False:
+        return jnp.where(steps < length, 0, (steps - length) // every + 1)
+    return (steps - 1) // length + 1 if known.tiled else jnp.maximum(steps - length, 0) // every + 1
 
 
 def table(replay: Replay, known: Episodes) -> Table:
@@ -99,7 +119,7 @@ def table(replay: Replay, known: Episodes) -> Table:
     size, length = replay.size, known.slices.sequence_length
     envs = jnp.arange(known.windows.shape[1], dtype=jnp.int32)
     at = _reader(replay)
-    if known.slices.pad is False:
+    if _slides(known):
         # Slices come into being with the row length - 1 or later, counted from the oldest.
         of_head = jnp.zeros_like(envs)
         head = of_head + (length - 1)
@@ -108,7 +128,7 @@ def table(replay: Replay, known: Episodes) -> Table:
     else:
         oldest = at(known.numbers, jnp.zeros_like(envs), envs)
         head = search(replay, lambda row: at(known.numbers, row, envs) != oldest, jnp.zeros_like(envs))
-        of_head = jnp.where(size > 0, jnp.maximum(head - length + 1, 1), 0)
+        of_head = jnp.where(size > 0, _count(known, head), 0)
         before = at(known.windows, head - 1, envs)
         there = of_head.astype(jnp.uint32) + at(known.windows, size - 1, envs) - before
     return Table(head, of_head, before, jnp.cumsum(there.astype(jnp.int32), dtype=jnp.int32))
@@ -125,9 +145,12 @@ def find(replay: Replay, known: Episodes, found: Table, ranks: jax.Array) -> Win
     wanted, before = (later + 1).astype(jnp.uint32), found.before[env]
     row = search(replay, lambda row: at(known.windows, row, env) - before >= wanted, found.head[env])
     start = row - (length - 1)
-    if known.slices.pad is not False:
-        is_first = at(known.numbers, row, env) != at(known.numbers, row - 1, env)
-        start = jnp.where(later < 0, ranks, jnp.where(is_first, row, start))
+    if known.tiled and known.slices.pad is not False:
+        start = row
+    elif known.slices.pad is not False:
+        start = jnp.where(at(known.numbers, row, env) != at(known.numbers, row - 1, env), row, start)
+    if not _slides(known):
+        start = jnp.where(later < 0, ranks * known.every, start)
     return Windows(env, start)
 
 
@@ -159,12 +182,19 @@ def search(
     size, stride = replay.size, 1
     while stride * _PARTS <= (replay.layout.steps if most is None else most):
         stride *= _PARTS
-    low = first
-    while stride:
-        looked = low[None] + stride * jnp.arange(1, _PARTS, dtype=jnp.int32).reshape(-1, *[1] * low.ndim) - 1
+    rounds = stride.bit_length() // 2 + 1
+    behind = jnp.arange(1, _PARTS, dtype=jnp.int32).reshape(-1, *[1] * first.ndim)
+
+    # A loop, for XLA would merge the rounds into one expression, which it computes anew for every use.
+    def look(number: Any, low: jax.Array) -> jax.Array:
+        step = jnp.int32(stride) >> (2 * number)
+        looked = low[None] + step * behind - 1
         below = (looked < size) & ~holds(jnp.minimum(looked, size - 1))
-        low = low + stride * below.sum(0, dtype=jnp.int32)
-        stride //= _PARTS
+        found: jax.Array = low + step * below.sum(0, dtype=jnp.int32)
+        return found
+
+    # Within shard_map what a loop begins with varies with the shard, as what it makes does.
+    low = lax.fori_loop(0, rounds, look, first + 0 * size)
     return jnp.minimum(low, size)
 
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mouse_core import ConfigError, MissingFieldError, SchemaError
-from mouse_core.nested import FieldKey
-from mouse_core.replay import Compose
-from mouse_core.replay.ground.protocols import END_KEYS, TRAJ_KEYS
-from mouse_core.replay.transforms.compose import delivered_alignment
-from mouse_core.spec import Alignment, check_alignment, check_count
+from mouse_core import ConfigError, SchemaError
+from mouse_core.replay import Priorities
+from mouse_core.replay.device.options import check_names, check_order, check_rooms, composed, find_marks
+from mouse_core.spec import Alignment
 from mouse_jax._rollout import seed_halves
-from mouse_jax.device import _episodes
-from mouse_jax.device._ring import put
-from mouse_jax.device._state import Layout, Marks, Replay, Slices, as_dicts, is_key, named
+from mouse_jax.device import _episodes, _turns
+from mouse_jax.device.ground import hosting, sum_tree
+from mouse_jax.device.ground.ring import put
+from mouse_jax.device.ground.state import Layout, Memory, Order, Queue, Replay, Slices, as_dicts, is_key, named
+from mouse_jax.device.priorities import written
 from mouse_jax.trees import narrowed
-
-_MOST = 1 << 31
 
 
 def init(
@@ -35,6 +32,9 @@ def init(
     slices: Slices | None = None,
     transform: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
     alignment: Alignment = "outgoing",
+    priorities: Priorities | None = None,
+    order: Order = "random",
+    memory: Memory = "device",
     seed: int | jax.Array = 0,
 ) -> Replay:
     """An empty replay.
@@ -50,6 +50,19 @@ def init(
         transform: Functions of a batch that can be traced, applied in order: those of ``mouse_core.replay`` that draw
             no random numbers and look at the batch alone, such as ``NStep`` and ``NextView``, or your own.
         alignment: Which transition the action, reward and done of a row belong to.
+        priorities: Rows, or slices by their first rows, are drawn in proportion to powers of their priorities, as by a
+            ``PrioritizedSampler`` or ``PrioritizedSliceSampler``; None: each as likely. New rows have the largest
+            priority so far, at least 1, and ``set_priorities`` changes them. ``beta`` is a number, which may be traced,
+            or a function of the number of the sample; see ``sample``. Not with another order than "random", in which
+            all rows come alike, nor with a period: the steps that it is counted from are overwritten one by one, and
+            with each all slices of an episode would change places.
+        order: In which order rows come. "random": each drawn from all, with replacement; "epochs": every row once
+            before one comes a second time, shuffled, of slices those that lie side by side; "queue": every row once,
+            the oldest first. ``take`` gives what comes next.
+        memory: Where rows lie: "device", or "host" for more of them than a device has room for. Then ``add`` and
+            ``sample`` are called outside of ``jax.jit``: ``add`` writes in place, so that the replay it was given is
+            used up, and ``sample`` gathers on the host and begins to copy to JAX's default device, without waiting; see
+            ``prefetch``.
         seed: In ``[0, 2**64)``; may be traced, so that ``jax.vmap`` makes a replay for each of many seeds.
 
     Returns:
@@ -69,24 +82,32 @@ def init(
         >>> jax.jit(device.sample)(replay, 0)["obs"].shape
         (8, 4)
     """
-    check_count("capacity", capacity)
-    check_count("batch_size", batch_size)
-    check_alignment(alignment)
-    if num_envs is not None and capacity % check_count("num_envs", num_envs):
-        raise ConfigError(f"capacity: expected a multiple of the {num_envs} environments, found {capacity}")
-    if capacity >= _MOST:
-        raise ConfigError(f"capacity: expected less than 2**31 rows, found {capacity}")
+    check_rooms(capacity, batch_size, num_envs)
+    hosting.check(memory, seed)
+    check_order(order, int(capacity), int(batch_size), slices, priorities)
     row = jax.tree.map(_shape_dtype, as_dicts(example))
-    layout = Layout(int(capacity), num_envs, int(batch_size), _composed(transform, alignment))
-    _check_names(row, layout, slices)
+    layout = Layout(int(capacity), num_envs, int(batch_size), composed(transform, alignment), alignment, memory)
+    check_names(row, layout.transform, slices, priorities)
+    _check_pad(row, slices)
     lead = (layout.steps,) if num_envs is None else (layout.steps, num_envs)
-    episodes = None
-    if slices is not None:
-        marks = _find_marks(named(row), slices)
-        ids = None if marks.ids is None else named(row)[marks.ids].dtype
-        episodes = _episodes.none(layout.steps, num_envs or 1, slices, marks, ids)
-    rows = jax.tree.map(lambda leaf: _memory(lead, leaf), row)
-    return Replay(rows, jnp.int32(0), jnp.int32(0), seed_halves(seed), episodes, layout)
+    marks = None if slices is None else find_marks(named(row), slices, _is_integer)
+
+    def empty() -> Replay:
+        episodes = None
+        if slices is not None and marks is not None:
+            ids = None if marks.ids is None else named(row)[marks.ids].dtype
+            episodes = _episodes.none(layout.steps, num_envs or 1, slices, marks, ids, tiled=order == "epochs")
+        rows = jax.tree.map(lambda leaf: _new(lead, leaf), row)
+        turns = _turns.first(order, layout)
+        weights = None
+        if priorities is not None:
+            weights = sum_tree.none(layout.capacity, priorities, sliced=slices is not None)
+        return Replay(rows, jnp.int32(0), jnp.int32(0), seed_halves(seed), episodes, turns, weights, layout)
+
+    if memory == "device":
+        return empty()
+    with jax.default_device(hosting.host()):
+        return cast("Replay", hosting.to_host(empty()))
 
 
 def add(replay: Replay, rows: Any) -> Replay:
@@ -105,23 +126,52 @@ def add(replay: Replay, rows: Any) -> Replay:
         DataError: A 64-bit number of NumPy's that the field cannot hold.
         ConfigError: More rows at once than there is room for.
     """
-    layout = replay.layout
+    on_host = hosting.on_host(replay)
     rows = _accepted(replay, rows)
-    count = jax.tree.leaves(rows)[0].shape[0]
-    if count > layout.steps:
-        raise ConfigError(f"add: expected at most {layout.steps} time steps at once, found {count}")
+    count, steps = jax.tree.leaves(rows)[0].shape[0], replay.layout.steps
+    if count > steps:
+        raise ConfigError(f"add: expected at most {steps} time steps at once, found {count}")
     if not count:
         return replay
+    if on_host:
+        return cast("Replay", _written_in_place(replay, hosting.to_host(rows)))
+    return cast("Replay", _written_anew(replay, jax.tree.map(jnp.asarray, rows)))
+
+
+def _written(replay: Replay, rows: Any) -> Replay:
+    """The replay with rows that were checked, with an axis of time in front."""
+    layout, count = replay.layout, jax.tree.leaves(rows)[0].shape[0]
     episodes = replay.episodes
     if episodes is not None:
         episodes = _episodes.extended(episodes, named(rows), count, replay.cursor)
-    return replace(
+    turns = replay.turns
+    if isinstance(turns, Queue):
+        turns = Queue(jnp.minimum(turns.left + count * (layout.num_envs or 1), layout.capacity))
+    elif turns is not None and episodes is not None:
+        turns = replace(turns, rows=jnp.int32(0))  # there are other slices
+    made = replace(
         replay,
         rows=jax.tree.map(lambda memory, more: put(memory, more, replay.cursor), replay.rows, rows),
         cursor=(replay.cursor + count) % layout.steps,
         size=jnp.minimum(replay.size + count, layout.steps),
         episodes=episodes,
+        turns=turns,
     )
+    return written(made, count)
+
+
+_written_anew = jax.jit(_written)
+_written_in_place = jax.jit(_written, donate_argnums=0)
+
+
+def can_add(replay: Replay, time_steps: Any = 1) -> jax.Array:
+    """Whether so many time steps can be added without writing over a row of a queue that has not come yet, bool ``[]``.
+
+    Without a queue they always can.
+    """
+    layout, turns = replay.layout, replay.turns
+    left = turns.left if isinstance(turns, Queue) else jnp.int32(0)
+    return jnp.asarray(left + jnp.asarray(time_steps) * (layout.num_envs or 1) <= layout.capacity)
 
 
 def _shape_dtype(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -135,7 +185,7 @@ def _shape_dtype(leaf: Any) -> jax.ShapeDtypeStruct:
     return cast("jax.ShapeDtypeStruct", made(leaf.shape, dtype))
 
 
-def _memory(lead: tuple[int, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+def _new(lead: tuple[int, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
     shape = (*lead, *leaf.shape)
     if is_key(leaf.dtype):
         implementation = jax.random.key_impl(jnp.empty((0,), leaf.dtype))
@@ -143,62 +193,12 @@ def _memory(lead: tuple[int, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.zeros(shape, leaf.dtype)
 
 
-def _composed(transform: Any, alignment: Alignment) -> Compose | None:
-    given = transform if isinstance(transform, list | tuple) else [] if transform is None else [transform]
-    if not given:
-        return None
-    made = Compose(*given)
-    delivered_alignment(made, alignment)
-    for part in made.transforms:
-        for name, means in (
-            ("random", "draws random numbers"),
-            ("gather", "reads other rows"),
-            ("settled", "keeps numbers of all rows"),
-            ("inverse", "changes rows that are written"),
-        ):
-            if getattr(part, name, None):
-                raise ConfigError(
-                    f"transform: expected one that looks at the batch alone, found {part!r}, which {means}"
-                )
-    return made
+def _is_integer(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.integer))
 
 
-def _find_marks(fields: Mapping[FieldKey, Any], slices: Slices) -> Marks:
-    ends = tuple(key for key in (slices.end_key, slices.truncated_key) if key is not None)
-    ids = slices.traj_key
-    if ends or ids is not None:
-        marks = Marks(ends, ids, True)
-    else:
-        ends = next(filter(None, (tuple(key for key in group if key in fields) for group in END_KEYS)), ())
-        ids = next((key for key in TRAJ_KEYS if key in fields), None)
-        marks = Marks(ends, ids, not ends)
-    if not ends and ids is None:
-        raise MissingFieldError(
-            f"slices: expected end_key=, truncated_key= or traj_key=, or a field 'done', found {list(fields)}"
-        )
-    for key in (*ends, *(() if ids is None else (ids,))):
-        if key not in fields:
-            raise MissingFieldError(f"slices: expected one of {list(fields)}, found {key!r}")
-        if prod(fields[key].shape) != 1:
-            raise SchemaError(f"slices: {key!r}: expected one value a row, found {list(fields[key].shape)}")
-    if ids is not None and not jnp.issubdtype(fields[ids].dtype, jnp.integer):
-        raise SchemaError(
-            f"slices: {ids!r}: expected integers as numbers of trajectories, found {fields[ids].dtype}; end_key= or "
-            "traj_key= names the fields that count"
-        )
-    return marks
-
-
-def _check_names(row: Any, layout: Layout, slices: Slices | None) -> None:
-    """Refuse fields that batches need, and a pad that a field cannot hold."""
-    transform = layout.transform
-    taken = {"index"}
-    if transform is not None and transform.reach and slices is None:
-        taken |= {"mask"}
-    if slices is not None and slices.pad is not False:
-        taken |= {"mask"}
-    if isinstance(row, Mapping) and not taken.isdisjoint(row):
-        raise SchemaError(f"init: expected rows without the fields {sorted(taken & row.keys())}, which batches have")
+def _check_pad(row: Any, slices: Slices | None) -> None:
+    """Refuse a pad that a field cannot hold."""
     if slices is None or isinstance(slices.pad, bool):
         return
     for key, leaf in named(row).items():
@@ -213,7 +213,7 @@ def _check_names(row: Any, layout: Layout, slices: Slices | None) -> None:
 
 
 def _accepted(replay: Replay, rows: Any) -> Any:
-    """Rows as arrays with an axis of time in front."""
+    """Rows as arrays with an axis of time in front, those of NumPy as they are."""
     rows = narrowed(as_dicts(rows))
     held, given = named(replay.rows), named(rows)
     structures: list[Any] = [jax.tree.structure(tree) for tree in (rows, replay.rows)]
@@ -238,7 +238,7 @@ def _accepted(replay: Replay, rows: Any) -> Any:
             )
         if leaf.dtype != memory.dtype and not (weak and np.can_cast(leaf.dtype, memory.dtype, "same_kind")):
             raise SchemaError(f"add: field {key!r}: expected {memory.dtype}, found {leaf.dtype}")
-        arrays[key] = jnp.asarray(leaf, memory.dtype)
+        arrays[key] = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf, memory.dtype)
     if len(set(counts.values())) > 1:
         found = {key: count for key, (_, count) in counts.items()}
         raise SchemaError(f"add: expected as many rows in every field, found {found}")

@@ -4,58 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from mouse_core import ConfigError, SchemaError
+from mouse_core import SchemaError
 from mouse_core.nested import FieldKey
 from mouse_core.replay import Compose
-from mouse_core.spec import check_count
+from mouse_core.replay.device.options import Marks as Marks
+from mouse_core.replay.device.options import Order as Order
+from mouse_core.replay.device.options import Slices as Slices
+from mouse_core.spec import Alignment
+from mouse_jax.device.ground.sum_tree import Weights
 
-
-@dataclass(frozen=True, kw_only=True)
-class Slices:
-    """Slices of consecutive rows of one episode, as those of ``mouse_core.replay.SliceSampler``.
-
-    Args:
-        sequence_length: Steps in a slice, S.
-        pad: Whether episodes that are shorter than a slice come, filled up to S steps, with a field ``mask`` that says
-            which are there. True repeats the nearest step that is; a number is what all fields become in the others.
-            With False shorter episodes are left out.
-        end_key, truncated_key, traj_key: The fields that say where episodes end; by default all that the rows have, as
-            in ``SliceSampler``. Numbers of trajectories are integers.
-
-    Raises:
-        ConfigError: An argument out of range.
-    """
-
-    sequence_length: int
-    pad: bool | float = True
-    end_key: FieldKey | None = None
-    truncated_key: FieldKey | None = None
-    traj_key: FieldKey | None = None
-
-    def __post_init__(self) -> None:
-        check_count("sequence_length", self.sequence_length)
-        if not isinstance(self.pad, bool | int | float):
-            raise ConfigError(f"pad: expected True, False or a number, found {self.pad!r}")
-
-
-@dataclass(frozen=True)
-class Marks:
-    """Which fields say where episodes end.
-
-    Args:
-        ends: Those that are not 0 in an episode's last row.
-        ids: The one that numbers trajectories: an episode ends where it changes.
-        numbers: Whether ``ids`` are the numbers of episodes, too.
-    """
-
-    ends: tuple[FieldKey, ...]
-    ids: FieldKey | None
-    numbers: bool
+Memory = Literal["device", "host"]
 
 
 @dataclass(frozen=True)
@@ -67,12 +30,16 @@ class Layout:
         num_envs: E, or None where rows are one stream.
         batch_size: Rows or slices in a batch, where ``sample`` is not told.
         transform: What is done to batches, or None.
+        alignment: Which transition the action, reward and done of a row belong to.
+        memory: Where rows lie.
     """
 
     capacity: int
     num_envs: int | None
     batch_size: int
     transform: Compose | None = None
+    alignment: Alignment = "outgoing"
+    memory: Memory = "device"
 
     @property
     def steps(self) -> int:
@@ -88,11 +55,12 @@ class Episodes:
     Args:
         windows: How many slices there are up to a row in its environment, modulo 2**32, uint32 ``[T, E]``.
         numbers: How many episodes there are up to a row, itself included, modulo 2**32, uint32 ``[T, E]``.
-        position: Of the newest row in its episode, at most S, int32 ``[E]``.
+        position: Of the newest row in its episode, int32 ``[E]``; behind S, less as many periods as leave at least S.
         ended: Whether the newest row ended its episode, bool ``[E]``.
         last_id: The newest row's number of a trajectory ``[E]``, or None.
         slices: What a slice is; static.
         marks: Which fields say where episodes end; static.
+        tiled: Whether slices lie side by side, from an episode's first step that is there on; static.
     """
 
     windows: jax.Array
@@ -102,6 +70,42 @@ class Episodes:
     last_id: jax.Array | None
     slices: Slices = field(metadata={"static": True})
     marks: Marks = field(metadata={"static": True})
+    tiled: bool = field(default=False, metadata={"static": True})
+
+    @property
+    def every(self) -> int:
+        """How many steps lie between the beginnings of two slices of an episode, at least."""
+        return self.slices.sequence_length if self.tiled else self.slices.period
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Epoch:
+    """Where in which epoch ``take`` is.
+
+    Args:
+        rows: How many rows, or slices, the epoch is over, int32 ``[]``; 0: none has begun.
+        began: The number of the sample with which it began, uint32 ``[]``.
+        position: How many of them have come, int32 ``[]``.
+        shuffled: Their order, where they are few; see ``_philox.shuffled``.
+    """
+
+    rows: jax.Array
+    began: jax.Array
+    position: jax.Array
+    shuffled: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Queue:
+    """Which rows ``take`` has not given yet.
+
+    Args:
+        left: So many, the newest, int32 ``[]``.
+    """
+
+    left: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -115,6 +119,8 @@ class Replay:
         size: Time steps there are, int32 ``[]``.
         seed: The halves of the seed, uint32 ``[2]``, high first.
         episodes: Where slices begin; None where single rows are drawn.
+        turns: Which rows come next, where not all may; None where they are drawn at random.
+        weights: What rows weigh; None where all are as likely.
         layout: What does not change; static.
     """
 
@@ -123,6 +129,8 @@ class Replay:
     size: jax.Array
     seed: jax.Array
     episodes: Episodes | None
+    turns: Epoch | Queue | None
+    weights: Weights | None
     layout: Layout = field(metadata={"static": True})
 
 

@@ -1,0 +1,195 @@
+"""Rows between the device and a buffer on the host, which may be of any framework, and the file that both save."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mouse_core import ConfigError, SchemaError
+from mouse_core.replay import ArrayStorage, Priorities, PrioritizedSampler, ReplayBuffer
+from mouse_core.replay.device.moving import (
+    check_fits,
+    check_ordered,
+    epoch_in,
+    epoch_state,
+    fill,
+    left_in,
+    queue_state,
+    sampler_like,
+    weights_in,
+    weights_state,
+)
+from mouse_core.spec import check_count
+from mouse_jax._rollout import are_known, seed_halves
+from mouse_jax.device import _episodes, _turns
+from mouse_jax.device.ground import hosting, sum_tree
+from mouse_jax.device.ground.state import Epoch, Queue, Replay, is_key, named
+from mouse_jax.device.writing import add
+
+
+def dumps(replay: Replay, path: str | PathLike[str], *, samples: int = 0) -> None:
+    """Save a replay to a file that buffers on the host load, as ``loads`` does: the format of ``ReplayBuffer.dumps``.
+
+    Args:
+        replay: A replay, outside of ``jax.jit``. Of one for each of many seeds,
+            ``jax.tree.map(lambda leaf: leaf[3], replay)`` is the fourth.
+        path: A file; or a directory that exists, in which it is called ``replay.mouse``.
+        samples: The number of the next sample, with which a buffer on the host goes on.
+
+    Raises:
+        ConfigError: Several replays, or one that is traced.
+        SchemaError: Rows with random keys of JAX, which are no numbers.
+        StorageError: The file cannot be written (also an OSError).
+    """
+    buffer = _like(replay)
+    to_host(replay, buffer, samples=samples)
+    buffer.dumps(path)
+
+
+def loads(replay: Replay, path: str | PathLike[str]) -> tuple[Replay, int]:
+    """A replay with the rows of a file, and the number of the sample that comes next.
+
+    Args:
+        replay: An empty one, made as that one was that was saved; outside of ``jax.jit``.
+        path: What ``dumps`` wrote, here or of a buffer on the host of any package, over an ``ArrayStorage`` and with
+            the sampler that draws the same.
+
+    Raises:
+        ConfigError: A replay that is not empty; several, or one that is traced.
+        SchemaError, DataError: Rows of another kind; see ``add``.
+        StateError: The file is damaged, or of other parts.
+        StorageError: It cannot be read (also an OSError).
+    """
+    _check_one(replay, "loads")
+    buffer = _like(replay)
+    buffer.loads(path)
+    return from_host(replay, buffer), buffer.stats()["samples"]
+
+
+def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
+    """Put all rows into an empty buffer, which then draws what the replay would.
+
+    Each row lies in the same place, and the buffer takes the seed over. Episodes may have other numbers (``traj_id``).
+
+    Args:
+        replay: A replay, outside of ``jax.jit``.
+        buffer: An empty one of any package and of the same capacity, with environments over a storage with ``ndim=2``;
+            its sampler and transforms are its own.
+        samples: The number of the buffer's next sample.
+
+    Raises:
+        ConfigError: A buffer that is not empty, or of another capacity or ``ndim``; several replays, or one that is
+            traced.
+        SchemaError: Rows with random keys of JAX, which are no numbers.
+    """
+    _check_one(replay, "to_host")
+    layout = replay.layout
+    check_fits(buffer, layout.capacity, layout.num_envs, "to_host")
+    check_count("samples", samples, 0)
+    for key, leaf in named(replay.rows).items():
+        if is_key(leaf.dtype):
+            raise SchemaError(
+                f"to_host: field {key!r}: expected numbers, found {leaf.dtype}; write jax.random.key_data"
+            )
+    rows = jax.tree.map(np.asarray, replay.rows)
+    size, cursor, (high, low) = int(replay.size), int(replay.cursor), replay.seed.tolist()
+    fill(buffer, lambda count: jax.tree.map(lambda leaf: leaf[:count], rows), size, cursor, layout.steps)
+    known = {"kind": type(buffer.sampler).__name__, "state": _sampler_state(replay, buffer)}
+    state = {**buffer.state_dict(), "seed": high << 32 | low, "samples": samples, "sampler": known}
+    buffer.load_state_dict(state)
+
+
+def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
+    """The replay with all rows of a buffer, whose sample of any number is what it draws from then on.
+
+    Each row lies in the same place, and the replay takes the seed over; ``buffer.stats()["samples"]`` is the number of
+    the buffer's next sample. Episodes may have other numbers (``traj_id``).
+
+    Args:
+        replay: An empty one, outside of ``jax.jit``; what it draws and its transforms are its own.
+        buffer: One of any package and of the same capacity, with environments over a storage with ``ndim=2``.
+
+    Raises:
+        ConfigError: A replay that is not empty, or of another capacity; a buffer whose rows lie in no order; several
+            replays, or one that is traced.
+        SchemaError, DataError: Rows of another kind; see ``add``.
+    """
+    _check_one(replay, "from_host")
+    layout = replay.layout
+    check_fits(buffer, layout.capacity, layout.num_envs, "from_host")
+    check_ordered(buffer, "from_host")
+    if int(replay.size):
+        raise ConfigError(f"from_host: expected an empty replay, found {int(replay.size)} time steps")
+    envs, steps = layout.num_envs or 1, layout.steps
+    size, end = len(buffer) // envs, buffer.stats()["written"] // envs
+    begin = (end - size) % steps
+    made = replace(replay, cursor=jnp.int32(begin), seed=seed_halves(buffer.seed))
+    if not size:
+        return made
+    places: Any = (begin + np.arange(size)) % steps
+    if layout.num_envs is not None:
+        places = places[:, None] * envs + np.arange(envs)
+    made = add(made, buffer[places])
+    turns = None if made.turns is None else _turns_of(made, buffer)
+    if turns is not None:
+        made = replace(made, turns=turns)
+    weighed = weights_in(buffer)
+    if made.weights is not None and weighed is not None:
+        made = replace(made, weights=sum_tree.of_units(made.weights, *weighed))
+    return hosting.to_host(made) if layout.memory == "host" else made
+
+
+def _like(replay: Replay) -> ReplayBuffer:
+    """An empty buffer on the host that draws the same."""
+    layout, known, weights = replay.layout, replay.episodes, replay.weights
+    storage = ArrayStorage(layout.capacity, ndim=1 if layout.num_envs is None else 2, alignment=layout.alignment)
+    priorities = None
+    if weights is not None:
+        beta = weights.schedule or float(weights.beta)
+        priorities = Priorities(alpha=float(weights.alpha), beta=beta, eps=float(weights.eps))
+    order: Any = (
+        "epochs" if isinstance(replay.turns, Epoch) else "queue" if isinstance(replay.turns, Queue) else "random"
+    )
+    return ReplayBuffer(storage, sampler_like(None if known is None else known.slices, priorities, order))
+
+
+def _sampler_state(replay: Replay, buffer: ReplayBuffer) -> dict[str, Any]:
+    """What rows weigh and which come next, as a sampler on the host saves it; of another kind, what it is."""
+    sampler, turns, layout = buffer.sampler, replay.turns, replay.layout
+    if replay.weights is not None and isinstance(sampler, PrioritizedSampler):
+        return weights_state(sampler, sum_tree.units(replay.weights, len(buffer)), float(replay.weights.largest))
+    if isinstance(turns, Queue):
+        cursor = int(replay.cursor) * (layout.num_envs or 1)
+        return queue_state(sampler, int(turns.left), len(buffer), cursor, layout.capacity, layout.batch_size)
+    if isinstance(turns, Epoch):
+        return epoch_state(sampler, int(turns.rows), int(turns.began), int(turns.position), layout.batch_size)
+    return sampler.state_dict()
+
+
+def _turns_of(replay: Replay, buffer: ReplayBuffer) -> Epoch | Queue | None:
+    """Which rows come next, of a sampler on the host; None where it is of another kind, and none has come."""
+    if isinstance(replay.turns, Queue):
+        left = left_in(buffer.sampler)
+        return None if left is None else Queue(jnp.int32(left))
+    known = replay.episodes
+    slices = 0 if known is None else int(_episodes.table(replay, known).ends[-1])
+    epoch = epoch_in(buffer.sampler, slices)
+    if epoch is None:
+        return None
+    rows, began, position = epoch
+    return _turns.at(replay, jnp.int32(rows), jnp.uint32(began), jnp.int32(position))
+
+
+def _check_one(replay: Replay, caller: str) -> None:
+    if not are_known(replay.size, anywhere=True):
+        raise ConfigError(f"{caller}: expected a replay outside of jax.jit, found one that is traced")
+    if replay.cursor.ndim:
+        raise ConfigError(
+            f"{caller}: expected one replay, found {replay.cursor.shape[0]}; jax.tree.map(lambda leaf: leaf[0], "
+            "replay) is the first"
+        )

@@ -1,0 +1,241 @@
+"""Rows out of a compiled loop into a store, on disk or in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.experimental import io_callback
+
+from mouse_core import ClosedError, ConfigError, DatasetStore, MissingFieldError, SchemaError
+from mouse_jax.device.ground.state import as_dicts, is_key
+
+_ENDS = ("done", "terminated", "truncated")
+_TRUNCATED = 2  # what ``done`` is in the last row of an episode that was cut off
+_TIME = "time"
+
+
+class Spill:
+    """Writes all rows of a loop that is compiled as a whole into a ``DatasetStore``, episode by episode.
+
+    It is called with rows anywhere in a function under ``jax.jit`` or ``jax.lax.scan``, as often as there are some, and
+    takes what replays and training do not: each row comes into the store once and in order, whatever a ring overwrites.
+    JAX cannot map a callback that keeps its order, so it stands outside of ``jax.vmap``, and takes the axis of what was
+    mapped with the others. Calls do not wait for the store.
+
+    A store has the rows of an episode side by side, so those of each stream wait in the host's memory until theirs has
+    ended: room for the longest running episode of all streams. A process that is killed loses these alone.
+
+    Args:
+        store: A store that may be written to, of the rows' alignment. It is not closed.
+        axes: What the leading axes of rows are, in their order. "time" is that of time steps, without which each call
+            is of one; streams of their own are all others together, as in ("seed", "time", "env").
+        on_interrupted: What becomes of episodes that have not ended when this is closed: with "mark" their last row
+            says so, ``truncated`` or else an integer ``done`` of 2; with "keep" they stay as they are.
+        stream_key: A column with the number of each row's stream, int64, counted in the order of ``axes``; None: none.
+
+    Raises:
+        ConfigError: An argument of another kind.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from mouse_core import DatasetStore
+        >>> from mouse_jax import device
+        >>> store = DatasetStore(alignment="outgoing")
+        >>> with device.Spill(store, axes=("env",)) as spill:
+        ...     def step(count, _):
+        ...         row = {"action": count % 2, "reward": count * 1.0, "done": (count % 5 == 4).astype(jnp.int8)}
+        ...         spill(row)
+        ...         return count + 1, None
+        ...     _ = jax.jit(lambda counts: jax.lax.scan(step, counts, length=12))(jnp.array([0, 3]))
+        >>> len(store)
+        24
+    """
+
+    def __init__(
+        self,
+        store: DatasetStore,
+        *,
+        axes: Sequence[str] = (_TIME,),
+        on_interrupted: str = "mark",
+        stream_key: str | None = None,
+    ) -> None:
+        if not hasattr(store, "extend"):
+            raise ConfigError(f"store: expected a DatasetStore, found {store!r:.80}")
+        if isinstance(axes, str) or len({*axes}) < len([*axes]) or not all(isinstance(name, str) for name in axes):
+            raise ConfigError(f"axes: expected different names, as in ('seed', 'time', 'env'), found {axes!r}")
+        if on_interrupted not in ("mark", "keep"):
+            raise ConfigError(f"on_interrupted: expected 'mark' or 'keep', found {on_interrupted!r}")
+        self._store, self._axes, self._stream_key = store, tuple(axes), stream_key
+        self._mark = on_interrupted == "mark"
+        self._layout: dict[str, Any] | None = None
+        # Rows that wait, [room, streams, ...]: so many time steps; and the one with which each stream's episode begins.
+        self._held: dict[str, npt.NDArray[Any]] = {}
+        self._steps = self._looked = 0  # there are, and were looked at
+        self._begins = np.zeros(0, np.int64)
+        self._is_open = True
+
+    def __call__(self, rows: Mapping[str, Any]) -> None:
+        """Write rows: a value for each column, an array with the leading ``axes``.
+
+        Raises:
+            ConfigError: Inside of ``jax.vmap``.
+            MissingFieldError: No ``done``, ``terminated`` or ``truncated``.
+            SchemaError: No dict of arrays, other columns, shapes or dtypes than before, or those that no store has.
+            ClosedError: This was closed.
+
+        What the store does not take, for which there is no room on the disk, fails the compiled function. These rows
+        wait, and are written with the next, or by ``close()``.
+        """
+        if not self._is_open:
+            raise ClosedError("spill: expected to be open, found it closed")
+        given = as_dicts(rows)
+        self._check(given)
+        try:
+            io_callback(self._take, None, given, ordered=True)
+        except ValueError as error:
+            if "vmap" not in str(error):
+                raise
+            raise ConfigError(
+                "spill: expected a call outside of jax.vmap, found one inside; give the rows to what is mapped as a "
+                "result, and write those of all at once, with another name in axes"
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait for all calls, and write what waits of episodes that have not ended.
+
+        Raises:
+            DataError, StorageError: The store does not take it. It still waits, for another attempt.
+        """
+        if not self._is_open:
+            return
+        try:
+            jax.effects_barrier()  # type: ignore[no-untyped-call]
+        finally:
+            self._write_rest()
+
+    def _write_rest(self) -> None:
+        """Write what waits, and be closed."""
+        episodes = self._ended()
+        begins = self._begins.copy()
+        for _, end, stream in episodes:
+            begins[stream] = end
+        (running,) = np.nonzero(begins < self._steps)
+        if self._mark and running.size:
+            name, value = ("truncated", 1) if "truncated" in self._held else ("done", _TRUNCATED)
+            self._held[name][self._steps - 1, running] = value
+        self._write(episodes + [(int(begins[stream]), self._steps, stream) for stream in running.tolist()])
+        self._is_open, self._held = False, {}
+
+    # ------------------------------------------------------------------ what rows are
+
+    def _check(self, rows: Any) -> None:
+        """Refuse rows of which no columns can be made, before anything runs."""
+        if not isinstance(rows, Mapping) or any(isinstance(value, Mapping | tuple | list) for value in rows.values()):
+            raise SchemaError(f"spill: expected a dict of arrays, column by column, found {rows!r:.200}")
+        layout = {name: self._column(name, value) for name, value in rows.items()}
+        if not any(name in rows for name in _ENDS):
+            raise MissingFieldError(f"spill: expected one of the columns {list(_ENDS)}, found {list(rows)}")
+        if self._mark and "truncated" not in rows and ("done" not in rows or layout["done"][2].kind not in "iu"):
+            raise SchemaError(
+                "spill: expected a column 'truncated', or 'done' of integers, to mark episodes that have not ended, "
+                f"found {list(rows)}; on_interrupted='keep' marks none"
+            )
+        sizes = {name: np.shape(value)[: len(self._axes)] for name, value in rows.items()}
+        if len({*sizes.values()}) > 1:
+            raise SchemaError(
+                f"spill: expected the axes {list(self._axes)} of one length in all columns, found {sizes}"
+            )
+        if self._layout is not None and layout != self._layout:
+            raise SchemaError(f"spill: expected columns as before, {self._layout}, found {layout}")
+        self._layout = layout
+
+    def _column(self, name: str, value: Any) -> tuple[dict[str, int], tuple[int, ...], np.dtype[Any]]:
+        """How many streams of which axes, the shape of a row, and its dtype."""
+        shape, found = np.shape(value), getattr(value, "dtype", None)
+        dtype = np.dtype(object) if found is not None and is_key(found) else jnp.result_type(value)
+        if dtype.kind not in "biuf":
+            raise SchemaError(f"spill: column {name!r}: expected numbers that a store has, found {found}")
+        if len(shape) < len(self._axes):
+            raise SchemaError(
+                f"spill: column {name!r}: expected the axes {list(self._axes)} in front, found {list(shape)}"
+            )
+        lead = zip(self._axes, shape, strict=False)
+        return {axis: size for axis, size in lead if axis != _TIME}, shape[len(self._axes) :], dtype
+
+    # ------------------------------------------------------------------ on the host
+
+    def _take(self, rows: dict[str, Any]) -> None:
+        """Take rows of all streams."""
+        arrays = {name: self._by_time(np.asarray(value)) for name, value in rows.items()}
+        count, streams = next(iter(arrays.values())).shape[:2]
+        if not self._held:
+            self._begins = np.zeros(streams, np.int64)
+            self._held = {name: np.empty((0, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
+        self._make_room(count)
+        for name, array in arrays.items():
+            self._held[name][self._steps : self._steps + count] = array
+        self._steps += count
+        self._write(self._ended())
+
+    def _by_time(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """As ``[time, streams, ...]``."""
+        lead = len(self._axes)
+        array = np.moveaxis(array, self._axes.index(_TIME), 0) if _TIME in self._axes else array[None]
+        own = array.shape[lead + (_TIME not in self._axes) :]
+        return array.reshape(array.shape[0], -1, *own)
+
+    def _make_room(self, count: int) -> None:
+        """Forget time steps that are written in all streams, and have room for so many more."""
+        room = len(next(iter(self._held.values())))
+        if self._steps + count <= room:
+            return
+        gone = int(self._begins.min(initial=self._steps))
+        kept = self._steps - gone
+        for name, held in self._held.items():
+            new = np.empty((max(2 * kept, kept + count, 64), *held.shape[1:]), held.dtype)
+            new[:kept] = held[gone : self._steps]
+            self._held[name] = new
+        self._steps, self._looked, self._begins = kept, self._looked - gone, self._begins - gone
+
+    def _ended(self) -> list[tuple[int, int, int]]:
+        """The episodes that have ended and are not written: begin, end and stream, in the order in which they ended."""
+        first = self._looked
+        over = np.zeros((self._steps - first, len(self._begins)), np.bool_)
+        for name in _ENDS:
+            if name in self._held:
+                over |= (self._held[name][first : self._steps] != 0).reshape(over.shape)
+        begins, found = self._begins.copy(), []
+        for step, stream in zip(*(places.tolist() for places in np.nonzero(over)), strict=True):
+            found.append((int(begins[stream]), first + step + 1, stream))
+            begins[stream] = first + step + 1
+        return found
+
+    def _write(self, episodes: list[tuple[int, int, int]]) -> None:
+        """Write these episodes, all that have ended, and forget them; all stays as it is where that fails."""
+        if episodes:
+            columns = {
+                name: np.concatenate([held[begin:end, stream] for begin, end, stream in episodes])
+                for name, held in self._held.items()
+            }
+            if self._stream_key is not None:
+                numbers = np.array([[stream, end - begin] for begin, end, stream in episodes])
+                columns[self._stream_key] = np.repeat(numbers[:, 0], numbers[:, 1])
+            self._store.extend(columns)
+        for _, end, stream in episodes:
+            self._begins[stream] = end
+        self._looked = self._steps
