@@ -135,9 +135,9 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
                 super().load_state_dict({**state, "next_index": begin})
                 self._digest = digest  # it is the same loader, of which a state cannot be known to be
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, accept_decoder: bool = False) -> None:
         """Go on exactly where ``state`` was taken; see ``PrefetchBatchifier``."""
-        super().load_state_dict(state)
+        super().load_state_dict(state, accept_decoder=accept_decoder)
         self._follow()
 
     def refresh(self) -> None:

@@ -21,12 +21,13 @@ def pad(
     pad_token: int = 0,
     pad_to_multiple_of: int = 1,
     truncate: bool = False,
+    max_turns: int | None = None,
     device: str | torch.device | None = None,
 ) -> TensorDict:
     """One example a row, filled up at the end; see ``mouse_core.groups.pad``.
 
     Args:
-        examples, length, pad_token, pad_to_multiple_of, truncate: As there.
+        examples, length, pad_token, pad_to_multiple_of, truncate, max_turns: As there.
         device: Where the tensors go; None: the CPU.
 
     Returns:
@@ -37,6 +38,7 @@ def pad(
     """
     target = check_device(device)
     options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
+    options["max_turns"] = max_turns
     return _tensors(groups.pad(examples, length, **options), target)
 
 
@@ -48,12 +50,14 @@ def pack(
     pad_token: int = 0,
     pad_to_multiple_of: int = 1,
     truncate: bool = False,
+    max_turns: int | None = None,
+    max_examples: int | None = None,
     device: str | torch.device | None = None,
 ) -> TensorDict:
     """Several examples a row, one behind the other; see ``mouse_core.groups.pack``.
 
     Args:
-        examples, length, num_rows, pad_token, pad_to_multiple_of, truncate: As there.
+        examples, length, num_rows, pad_token, pad_to_multiple_of, truncate, max_turns, max_examples: As there.
         device: Where the tensors go; None: the CPU.
 
     Returns:
@@ -64,6 +68,7 @@ def pack(
     """
     target = check_device(device)
     options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
+    options |= {"max_turns": max_turns, "max_examples": max_examples}
     packed = groups.pack(examples, length, num_rows=num_rows, **options)
     return _tensors(packed, target)
 
@@ -73,6 +78,7 @@ def concatenate(
     capacity: int | None = None,
     *,
     pad_token: int = 0,
+    max_turns: int | None = None,
     device: str | torch.device | None = None,
 ) -> TensorDict:
     """All examples one behind the other, without padding; see ``mouse_core.groups.concatenate``.
@@ -80,7 +86,7 @@ def concatenate(
     ``mouse_torch.as_nested`` makes nested tensors of them.
 
     Args:
-        examples, capacity, pad_token: As there.
+        examples, capacity, pad_token, max_turns: As there.
         device: Where the tensors go; None: the CPU.
 
     Returns:
@@ -90,7 +96,7 @@ def concatenate(
         ConfigError, DataError: As there; a device that is not there.
     """
     target = check_device(device)
-    return _tensors(groups.concatenate(examples, capacity, pad_token=pad_token), target)
+    return _tensors(groups.concatenate(examples, capacity, pad_token=pad_token, max_turns=max_turns), target)
 
 
 def _tensors(arrays: Arrays, device: torch.device) -> TensorDict:

@@ -11,7 +11,7 @@ import torch
 from mouse_core import ConfigError, rollouts
 from mouse_core.rollouts.checks import HostArrays
 from mouse_torch.tracing import untraced
-from mouse_torch.transfer import torch_dtype
+from mouse_torch.transfer import sent, torch_dtype
 
 
 class TensorArrays(HostArrays):
@@ -44,8 +44,8 @@ class TensorArrays(HostArrays):
             )
 
     def index(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-        """Row numbers as a tensor."""
-        return torch.from_numpy(rows).to(self.device)
+        """Row numbers as a tensor; nothing waits for them."""
+        return sent({"rows": rows}, self.device)["rows"]
 
     def may_look(self, array: torch.Tensor) -> bool:
         """Whether no device has to be waited for."""

@@ -59,3 +59,8 @@ def _steps_apart(generator: Callable[..., Iterator[Any]]) -> Callable[..., Itera
 @_apart
 def _advanced(iterator: Iterator[Any]) -> Any:
     return next(iterator, _OVER)
+
+
+def is_known(tensor: torch.Tensor) -> bool:
+    """Whether one may look at what a tensor holds: it lies on the host, and nothing is traced."""
+    return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and not torch.compiler.is_compiling()

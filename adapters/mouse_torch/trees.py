@@ -20,7 +20,7 @@ from tensordict import (
 from mouse_core.dtypes import is_number
 from mouse_core.errors import SchemaError
 from mouse_core.replay import Draw, FieldKey
-from mouse_torch.transfer import from_numpy, to_numpy
+from mouse_torch.transfer import from_numpy, sent, to_numpy
 
 
 def as_tree(rows: Any, *, host: FieldKey = ()) -> Any:
@@ -116,18 +116,13 @@ def from_state(tree: Any) -> Any:
 
 
 def on_device(draw: Draw, device: torch.device) -> Draw:
-    """What a sampler says, in tensors on a device."""
-
-    def moved(values: Any) -> Any:
-        return None if values is None else torch.from_numpy(np.ascontiguousarray(values)).to(device)
-
-    return replace(
-        draw,
-        index=moved(draw.index),
-        mask=moved(draw.mask),
-        priority_weight=moved(draw.priority_weight),
-        extra={name: moved(values) for name, values in draw.extra.items()},
-    )
+    """What a sampler says, in tensors on a device, by one copy."""
+    own = ("index", "mask", "priority_weight")
+    given = {name: getattr(draw, name) for name in own} | {f"extra {name}": draw.extra[name] for name in draw.extra}
+    moved: dict[str, Any] = sent({name: values for name, values in given.items() if values is not None}, device)
+    extra = {name: moved.get(f"extra {name}") for name in draw.extra}
+    changes: dict[str, Any] = {name: moved.get(name) for name in own} | {"extra": extra}
+    return replace(draw, **changes)
 
 
 def tensor_dict(batch: Any, device: torch.device, *, size: Sequence[int] | None = None) -> Any:

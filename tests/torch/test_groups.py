@@ -57,11 +57,12 @@ def test_columns_that_were_declared() -> None:
             nothing.astype(int), ids > 0, nothing, nothing, columns=columns, turn_ids=ids, declared=DECLARED
         )
 
+    wide = {"max_turns": 5, "max_examples": 3}
     examples = [example(3), example(2)]
     for found, expected in (
-        (pad(examples, pad_to_multiple_of=4), groups.pad(examples, pad_to_multiple_of=4)),
-        (pack(examples, 8), groups.pack(examples, 8)),
-        (concatenate(examples, 9), groups.concatenate(examples, 9)),
+        (pad(examples, max_turns=3), groups.pad(examples, max_turns=3)),
+        (pack(examples, 8, **wide), groups.pack(examples, 8, **wide)),
+        (concatenate(examples, 9, max_turns=6), groups.concatenate(examples, 9, max_turns=6)),
     ):
         assert set(found.keys()) == set(expected)
         for name, values in expected.items():

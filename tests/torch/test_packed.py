@@ -97,6 +97,7 @@ def test_a_batch_that_is_not_packed_is_refused() -> None:
             as_nested(wrong)
 
 
+@pytest.mark.slow
 def test_a_plain_data_loader_has_packed_batches() -> None:
     """With processes as workers."""
     source = BatchSource(example_store(), 8, 4, packed=True, **OPTIONS)

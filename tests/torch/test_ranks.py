@@ -80,6 +80,7 @@ def _disagree_in_all(rank: int, count: int) -> list[Any]:
     return [_disagree(rank, count, what) for what in TOLD]
 
 
+@pytest.mark.slow
 def test_processes_of_a_group_are_told_where_they_disagree() -> None:
     first, second = (dict(zip(TOLD, told, strict=True)) for told in run_ranks(_disagree_in_all, 2, 2))
     for what, said in TOLD.items():

@@ -9,8 +9,10 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict, lazy_stack
 
 from mouse_core import BatchSource, text
+from mouse_core.groups import GrpoBatchMaker, RolloutRecord, TopK, Turn
 from tests.core.text_cases import EOS, examples, made
 
 llm = pytest.importorskip("torchrl.data.llm", reason="torchrl is of the extra bench")
@@ -91,3 +93,30 @@ def test_the_whole_way_of_their_loader(tmp_path: Path, tokenizer: Any) -> None:
     assert len(theirs) == len(data)
     for name in ("input_ids", "attention_mask", "prompt_rindex"):
         np.testing.assert_array_equal(ours[name], theirs[name].numpy())
+
+
+@pytest.mark.parametrize("rewards", [[0, 1, 1, 2, 5, 4], [3, 3, 3], [1, 2, 2, 2, 0], [4, 1, 3, 2]])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_the_best_of_a_group(rewards: list[float], k: int) -> None:
+    """``TopK(k, above_median=True)`` keeps what the selector lets into a buffer."""
+    chooser = llm.TopKRewardSelector(len(rewards), k, prompt_key="prompt", verbose=False)
+    rollouts = [
+        TensorDict(
+            {
+                "prompt": "p",
+                "next": {
+                    "reward": torch.full((2 + number, 1), float(reward)),
+                    "done": torch.ones(1, 1, dtype=torch.bool),
+                },
+            }
+        )
+        for number, reward in enumerate(rewards)
+    ]
+    kept = chooser.inv(lazy_stack(rollouts))
+    theirs = [] if kept is None else [len(one["next", "reward"]) - 2 for one in kept]
+    maker = GrpoBatchMaker(retention=TopK(k, above_median=True), filter_zero_variance=False)
+    for number, reward in enumerate(rewards):
+        turn = Turn("x", "assistant", [1], [-1.0])
+        maker.add_rollout(RolloutRecord("e", "p", "0", reward=reward, turns=[turn], rollout_uid=str(number)))
+    ours = maker.create_batch(maker.available) if maker.available else None
+    assert sorted(rewards[number] for number in theirs) == sorted(rewards[int(e.rollout_uid)] for e in ours or [])

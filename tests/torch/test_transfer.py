@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from mouse_core import BatchSource, DatasetStore, Field
 from mouse_core.prefetch import Delivery, Loader
 from mouse_torch.drawn import whole_maker
-from mouse_torch.transfer import device_maker, hand_over, host_maker, slab_tensors, torch_dtype
+from mouse_torch.transfer import by_one_copy, device_maker, hand_over, host_maker, slab_tensors, torch_dtype
 from tests.core.oracle import assert_same
 
 CPU = torch.device("cpu")
@@ -200,3 +200,21 @@ def test_batches_of_ones_own_source_pass_through_pinned_memory(monkeypatch: pyte
             assert_same(as_numpy(view), expected, index)
             assert len({tensor.untyped_storage().data_ptr() for tensor in view.values()}) == 1
     assert pinned == [True] * 6
+
+
+@pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_several_arrays_take_one_copy(on: str) -> None:
+    """Whatever their dtypes and sizes, none of which is told by where the one before ends."""
+    arrays = {
+        "mask": np.array([[True, False, True]]),
+        "index": np.arange(6).reshape(3, 2),
+        "none": np.zeros((0, 2), np.float32),
+        "weight": np.array(0.5, np.float32),
+        "turned": np.arange(6.0).reshape(2, 3).T,
+    }
+    found = by_one_copy(arrays, torch.device(on))
+    assert len({tensor.untyped_storage().data_ptr() for tensor in found.values()}) == 1
+    for name, array in arrays.items():
+        assert found[name].dtype == torch_dtype(array.dtype)
+        assert found[name].shape == array.shape
+        assert (found[name].cpu().numpy() == array).all()

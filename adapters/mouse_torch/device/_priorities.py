@@ -1,0 +1,104 @@
+"""Priorities of the rows of a replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mouse_core.errors import ConfigError
+from mouse_core.replay import LinearSchedule
+from mouse_core.replay.samplers.weighing import weighed
+from mouse_torch.device._episodes import Episodes, Ring, Windows
+from mouse_torch.device._weights import Weights, touched
+from mouse_torch.tracing import is_known
+
+
+def like(indices: torch.Tensor, priorities: torch.Tensor) -> torch.Tensor:
+    """Priorities in the shape of indices, float32, where axes of length 1 may follow and one may be of a whole slice.
+
+    Raises:
+        ConfigError: Shapes that do not go together, or indices that are no integers.
+    """
+    if indices.dtype == torch.bool or indices.is_floating_point():
+        raise ConfigError(f"set_priorities: expected integers as indices, found {indices.dtype}")
+    values, shape = priorities.detach().to(torch.float32), indices.shape
+    if values.shape[: len(shape)] == shape and values.numel() == indices.numel():
+        return values.reshape(shape)  # also [n, 1], as networks give one number for each row
+    fits = values.ndim <= len(shape) and values.shape[:1] in ((), shape[:1])
+    if not fits or any(size not in (1, other) for size, other in zip(values.shape, shape, strict=False)):
+        raise ConfigError(
+            f"set_priorities: expected priorities of the shape of the index {[*shape]}, found {[*priorities.shape]}"
+        )
+    return values.reshape(*values.shape, *[1] * (len(shape) - values.ndim)).expand(shape)
+
+
+def beta_at(beta: Any, number: torch.Tensor) -> Any:
+    """The exponent of importance weights for a sample: what a schedule gives for its number, or what it is itself."""
+    if isinstance(beta, LinearSchedule):
+        # Called, it would ask which of two numbers is smaller, and wait for the device.
+        return beta.start + (beta.end - beta.start) * (number / beta.samples).clamp(max=1.0)
+    return beta(number) if callable(beta) else beta
+
+
+def check(weights: Weights, rows: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
+    """DataError or IndexError where it is seen that a slot is not in use, or cannot have its priority."""
+    if not (is_known(slots) and is_known(values) and is_known(rows)):
+        return
+    known, count = slots.numpy(), int(rows.numpy())
+    weighed(values.numpy()[known >= 0], weights.capacity, weights.alpha, weights.eps)
+    if known.size and known.max() >= count:
+        raise IndexError(f"set_priorities: expected slots in 0..{count - 1}, found {known.max()}")
+
+
+def written(weights: Weights, known: Episodes | None, ring: Ring, count: int, envs: int) -> None:
+    """Give the newest time steps their priorities, and say where slices begin since they are there."""
+    capacity = weights.capacity
+    begin = (ring.cursor - count) % ring.steps * envs
+    weights.fill((begin + torch.arange(count * envs, device=begin.device)) % capacity)
+    if known is None:
+        nodes = touched(begin, count * envs, capacity)
+    else:
+        nodes = _begun(weights, known, ring, count, envs)
+    weights.refresh(nodes)
+
+
+def _begun(weights: Weights, known: Episodes, ring: Ring, count: int, envs: int) -> torch.Tensor:
+    """Mark where slices begin, and say in which rows of the leaves.
+
+    With so many more steps slices of S begin up to S - 1 steps before them. Where short episodes have slices, one
+    begins at the oldest step: what is left of its episode is one of its own.
+    """
+    steps, length, capacity = ring.steps, known.slices.sequence_length, weights.capacity
+    padded, number, where = known.slices.pad is not False, min(count + length - 1, steps), ring.cursor.device
+    age = torch.arange(number - 1, -1, -1, device=where)
+    step = (ring.cursor - 1 - age) % steps
+
+    def at(places: torch.Tensor) -> torch.Tensor:
+        return known.numbers.index_select(0, places % steps)
+
+    mine = at(step)
+    begins = (age >= length - 1)[:, None] & (at(step + length - 1) == mine)
+    if padded:
+        begins = begins | (age == ring.size - 1)[:, None] | (at(step - 1) != mine)
+    begins = begins & (age < ring.size)[:, None]
+    env = torch.arange(envs, device=where)
+    slots = (step[:, None] * envs + env).reshape(-1)
+    weights.mark(slots, begins.reshape(-1))
+    nodes = touched(slots[:1], number * envs, capacity)
+    if padded:
+        oldest = (ring.oldest) % steps * envs
+        weights.mark(oldest + env, torch.ones_like(env, dtype=torch.bool))
+        nodes = torch.cat([nodes, touched(oldest, envs, capacity)])
+    return nodes
+
+
+def windows(ring: Ring, slots: torch.Tensor, envs: int) -> Windows:
+    """The slices that begin in these slots."""
+    return Windows(slots % envs, (slots // envs - (ring.oldest)) % ring.steps)
+
+
+def importance(weights: Any, index: torch.Tensor) -> torch.Tensor:
+    """Importance weights ``[B]`` in the shape of the index, ``[B]`` or ``[B, S]``."""
+    found: torch.Tensor = weights if index.ndim == 1 else weights[:, None].expand(index.shape)
+    return found

@@ -1,0 +1,197 @@
+"""What rows weigh: a sum tree of integers on the device, with the draws of that on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mouse_core.replay import Priorities
+from mouse_core.replay.samplers.weighing import Powers, bits_of, largest_weight, plus_bits, powers, weights_of
+from mouse_torch.device import _words
+
+_FAN, _SHIFT = 16, 4
+
+
+class Weights(torch.nn.Module):
+    """A tree in which a node is the sum of 16 children. Its levels lie one behind the other, in rows of 16 siblings.
+
+    The first level has what rows of the replay weigh, by their slots; the last but one row is the root, and the last
+    belongs to nobody: what is left out is written there.
+
+    Args:
+        capacity: How many slots there are.
+        priorities: How priorities become weights.
+        sliced: Whether only rows count at which a slice begins.
+        device: Where it all lies.
+    """
+
+    sums: torch.Tensor
+    """The weights and their sums, int64 ``[R, 16]``."""
+    least: torch.Tensor
+    """The smallest weight above 0 below each node, float32 ``[R', 16]``; of all levels but the first."""
+    begins: torch.Tensor
+    """Whether a slice begins at a row, bool, as the first level; others do not count."""
+    largest: torch.Tensor
+    """The priority of new rows, float32 ``[]``."""
+    fresh: torch.Tensor
+    """What they weigh, int64 ``[]``."""
+    factors: torch.Tensor
+    shifts: torch.Tensor
+    pieces: torch.Tensor
+    """See ``Powers``."""
+    order: torch.Tensor
+    """Of each slot the last of its places among slots that are updated together; int64, as the first level."""
+
+    def __init__(self, capacity: int, priorities: Priorities, *, sliced: bool, device: torch.device) -> None:
+        super().__init__()
+        self.capacity, self.sliced = capacity, sliced
+        self.alpha, self.beta, self.eps = float(priorities.alpha), priorities.beta, float(priorities.eps)
+        # Where levels end, in rows; those of 1,000 slots have 63, 4 and 1 rows, and end at 63, 67 and 68.
+        rows = -(-capacity // _FAN)
+        self.ends = [rows]
+        while rows > 1:
+            rows = -(-rows // _FAN)
+            self.ends.append(self.ends[-1] + rows)
+        self.starts = [0, *self.ends]
+        made: dict[str, torch.Tensor] = {
+            "sums": torch.zeros((self.ends[-1] + 1, _FAN), dtype=torch.int64),
+            "least": torch.full((self.ends[-1] - self.ends[0], _FAN), torch.inf, dtype=torch.float32),
+            "largest": torch.ones((), dtype=torch.float32),
+            "order": torch.zeros((self.ends[0] + 1) * _FAN, dtype=torch.int64),
+        }
+        if sliced:
+            made["begins"] = torch.zeros((self.ends[0], _FAN), dtype=torch.bool)
+        tables, self._eps_bits = powers(self.alpha), bits_of(self.eps)
+        self.bends_down, self.most = tables.bends_down, largest_weight(capacity, tables)
+        made |= {name: torch.tensor(getattr(tables, name)) for name in ("factors", "shifts", "pieces")}
+        for name, values in made.items():
+            self.register_buffer(
+                name, values.to(device), persistent=name not in ("factors", "shifts", "pieces", "order")
+            )
+        self.register_buffer("fresh", self.weighed(self.largest.reshape(1))[0])
+
+    def weighed(self, priority: torch.Tensor) -> torch.Tensor:
+        """What rows of these priorities weigh, at most what so many rows may; float32 ``[n]`` from 0."""
+        tables = Powers(self.factors, self.shifts, self.pieces, self.bends_down, self.most)
+        # Without the sign, which 0 may have.
+        bits = priority.view(torch.int32).to(torch.int64) & 0x7FFFFFFF
+        found: torch.Tensor = weights_of(plus_bits(bits, self._eps_bits, torch), tables, torch)
+        return found
+
+    @property
+    def total(self) -> torch.Tensor:
+        """What all that counts weighs, int64 ``[]``."""
+        return self._root().sum()
+
+    def _root(self) -> torch.Tensor:
+        if len(self.ends) == 1:
+            return self._leaves(torch.zeros(1, dtype=torch.int64, device=self.sums.device))[0]
+        return self.sums[-2]
+
+    def _leaves(self, rows: torch.Tensor) -> torch.Tensor:
+        """What counts of rows of the first level, int64 ``[m, 16]``."""
+        found = self.sums.index_select(0, rows)
+        return torch.where(self.begins.index_select(0, rows), found, 0) if self.sliced else found
+
+    def refresh(self, nodes: torch.Tensor) -> None:
+        """Sum again what is above some rows of the first level, int64 ``[m]``, of which any may come again."""
+        first = self.ends[0]
+        children = self._leaves(nodes)
+        total, smallest = children.sum(1), _smallest(children)
+        for start in self.starts[1:-1]:
+            # Where a node comes again the same is written.
+            place = nodes + start * _FAN
+            self.sums.view(-1).index_copy_(0, place, total)
+            self.least.view(-1).index_copy_(0, place - first * _FAN, smallest)
+            nodes = nodes >> _SHIFT
+            rows = start + nodes
+            total = self.sums.index_select(0, rows).sum(1)
+            smallest = self.least.index_select(0, rows - first).amin(1)
+
+    def drawn(self, words: torch.Tensor, beta: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slots in proportion to what they weigh, int64 ``[B]``, and importance weights, float32 ``[B]``.
+
+        Args:
+            words: Random words.
+            beta: The exponent of the importance weights.
+        """
+        root = self._root()
+        rest, node = _words.scaled(words, root.sum()), torch.zeros_like(words)
+        for level in range(len(self.ends) - 1, 0, -1):
+            # Where nothing weighs anything the last child is found, of which there may be no row.
+            rows = (self.starts[level] + node).clamp(max=self.starts[level + 1] - 1)
+            node, rest = _child(self.sums.index_select(0, rows), node, rest)
+        node, _ = _child(self._leaves(node.clamp(max=self.ends[0] - 1)), node, rest)
+        slots = node.clamp(max=self.capacity - 1)
+        own = self.sums.view(-1).index_select(0, slots).to(torch.float32)
+        smallest = _smallest(root[None])[0] if len(self.ends) == 1 else self.least[-1].amin()
+        return slots, (own / smallest) ** -beta
+
+    def fill(self, slots: torch.Tensor) -> None:
+        """Weigh new rows; the tree is to be refreshed."""
+        self.sums.view(-1).index_copy_(0, slots, self.fresh.expand(len(slots)))
+
+    def mark(self, slots: torch.Tensor, begins: torch.Tensor) -> None:
+        """Say whether slices begin at some rows, none of which comes twice; the tree is to be refreshed."""
+        self.begins.view(-1).index_copy_(0, slots, begins)
+
+    def update(self, rows: torch.Tensor, slots: torch.Tensor, priority: torch.Tensor) -> None:
+        """Set priorities of some slots, float32 ``[n]``; of a slot that comes twice the last one counts.
+
+        Args:
+            rows: How many slots are in use; others are left out.
+            slots: Int64 ``[n]``.
+            priority: Those that are negative or NaN are left out.
+        """
+        there = (slots >= 0) & (slots < rows) & (priority >= 0)
+        priority = torch.where(there, priority, 0)
+        self.largest.copy_(torch.maximum(self.largest, priority.amax()))
+        new = self.weighed(torch.cat([priority, self.largest.reshape(1)]))
+        self.fresh.copy_(new[-1])
+        # The last of those with one slot: each says its place, and the largest is what is left.
+        place = torch.where(there, slots, self.ends[0] * _FAN)
+        number = torch.arange(len(slots), device=slots.device)
+        self.order.index_fill_(0, place, -1)
+        self.order.scatter_reduce_(0, place, number, "amax")
+        kept = new.index_select(0, self.order.index_select(0, place))
+        out = (self.sums.shape[0] - 1) * _FAN
+        self.sums.view(-1).index_copy_(0, torch.where(there, slots, out), kept)
+        self.refresh(torch.where(there, slots, 0) >> _SHIFT)
+
+    def units(self, rows: int) -> npt.NDArray[np.int64]:
+        """What the first slots weigh, int64 ``[rows]``, in NumPy."""
+        found: npt.NDArray[np.int64] = self.sums.view(-1)[:rows].cpu().numpy().copy()
+        return found
+
+    def take(self, units: npt.NDArray[np.int64], largest: float) -> None:
+        """Go on with what ``units`` said, and the priority of new rows."""
+        self.sums.view(-1)[: len(units)].copy_(torch.from_numpy(units))
+        self.largest.fill_(largest)
+        self.fresh.copy_(self.weighed(self.largest.reshape(1))[0])
+        self.refresh(torch.arange(self.ends[0], device=self.sums.device))
+
+
+def _smallest(weights: torch.Tensor) -> torch.Tensor:
+    return torch.where(weights > 0, weights.to(torch.float32), torch.inf).amin(1)
+
+
+def _child(children: torch.Tensor, node: torch.Tensor, rest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The child of each node in which the sum of all before it and itself passes the rest, and what is left then."""
+    sums = children.cumsum(1)[:, :-1]
+    passed = sums <= rest[:, None]
+    # Sums do not fall, so the last that is passed is the largest.
+    return node * _FAN + passed.sum(1), rest - torch.where(passed, sums, 0).amax(1)
+
+
+def touched(begin: torch.Tensor, count: int, capacity: int) -> torch.Tensor:
+    """Rows of the first level with any of so many slots from one on, round the end of a ring; int64 ``[m]``."""
+    behind = torch.arange(0, count + _FAN - 1, _FAN, device=begin.device).clamp(max=count - 1)
+    slots = begin + behind
+    # The nodes at the end of the ring and at its begin may have no slot at such a distance.
+    wraps = begin + count > capacity
+    last = slots[-1:] % capacity
+    ends = torch.cat([torch.where(wraps, 0, last), torch.where(wraps, capacity - 1, last)])
+    return torch.cat([slots % capacity, ends]) >> _SHIFT

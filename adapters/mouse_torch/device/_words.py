@@ -1,0 +1,121 @@
+"""The random numbers of ``mouse_core.randomness`` as tensors: the same ones, of a number that lies on the device.
+
+torch has no unsigned integers of 64 bits to compute with, so the words are in int64, whose sums and products wrap
+round to the same bits; only shifts and high words are taken apart.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from mouse_core.randomness import Key, Purpose
+from mouse_torch.tracing import is_known
+
+# Philox 4x64 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+_WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+_ROUNDS = 10
+_HALF = 0xFFFFFFFF
+
+
+def words(seed: torch.Tensor, index: torch.Tensor, n: int) -> torch.Tensor:
+    """What ``Key(seed, Purpose.REPLAY, index).bits(n)`` gives, int64 ``[n]``.
+
+    In the memory of the host NumPy computes them, as fast as anything does. Elsewhere they are some 400 operations on
+    ``n`` / 4 numbers, which torch makes one of.
+
+    Args:
+        seed: Its 64 bits, int64 ``[]``.
+        index: Int64 ``[]``, on the same device.
+        n: How many.
+    """
+    if is_known(index):
+        return torch.from_numpy(_key(seed, index).bits(n).view("int64"))
+    if index.device.type == "cpu":
+        known: torch.Tensor = _of_number(seed, index, n)
+        return known
+    if index.device.type == "meta" or torch.compiler.is_compiling():
+        return philox(seed, index, n)
+    made: torch.Tensor = _fused()(seed, index, n)
+    return made
+
+
+def integers(seed: torch.Tensor, index: torch.Tensor, n: int, high: torch.Tensor) -> torch.Tensor:
+    """What ``Key(seed, Purpose.REPLAY, index).integers(high, n)`` gives, int64 ``[n]``; high is int64 ``[]``.
+
+    Where high is 0 they are 0, too.
+    """
+    if is_known(index):
+        return torch.from_numpy(_key(seed, index).integers(max(int(high.numpy()), 1), n))
+    return scaled_integers(words(seed, index, n), high.clamp(min=1))
+
+
+def _key(seed: torch.Tensor, index: torch.Tensor) -> Key:
+    # Not ``item``, which for torch is to wait for a device.
+    return Key(int(seed.numpy()) & ((1 << 64) - 1), Purpose.REPLAY, int(index.numpy()))
+
+
+@torch.library.custom_op("mouse_torch::words", mutates_args=(), device_types="cpu")
+def _of_number(seed: torch.Tensor, index: torch.Tensor, n: int) -> torch.Tensor:
+    return torch.from_numpy(_key(seed, index).bits(n).view("int64"))
+
+
+@_of_number.register_fake
+def _(seed: torch.Tensor, index: torch.Tensor, n: int) -> torch.Tensor:
+    return index.new_empty(n)
+
+
+@cache
+def _fused() -> Any:
+    return torch.compile(philox, fullgraph=True)
+
+
+def philox(seed: torch.Tensor, index: torch.Tensor, n: int) -> torch.Tensor:
+    """``words`` by operations of torch alone."""
+    blocks = -(-n // 4)
+    # NumPy counts before it computes: the first block is number 1.
+    counter: list[Any] = [torch.arange(1, blocks + 1, device=index.device), 0, index, 0]
+    keys = [seed, torch.full((), int(Purpose.REPLAY), device=index.device)]
+    for _ in range(_ROUNDS):
+        (high_0, low_0), (high_1, low_1) = (
+            _multiplied(counter[place], by) for place, by in zip((0, 2), _MULTIPLIERS, strict=True)
+        )
+        counter = [high_1 ^ counter[1] ^ keys[0], low_1, high_0 ^ counter[3] ^ keys[1], low_0]
+        keys = [key + signed(weyl) for key, weyl in zip(keys, _WEYL, strict=True)]
+    return torch.stack(counter, 1).reshape(-1)[:n]
+
+
+def signed(word: int) -> int:
+    """The integer with a sign that has these 64 bits."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _multiplied(number: Any, by: int) -> tuple[Any, Any]:
+    """The high and the low 64 bits of products without signs."""
+    return _high(number, by >> 32, by & _HALF), number * signed(by)
+
+
+def _upper(number: Any) -> Any:
+    """The upper 32 of 64 bits."""
+    return (number >> 32) & _HALF
+
+
+def _high(number: Any, upper: Any, lower: Any) -> Any:
+    high, low = _upper(number), number & _HALF
+    middle = high * lower + _upper(low * lower)
+    return high * upper + _upper(middle) + _upper(low * upper + (middle & _HALF))
+
+
+def scaled(word: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """``floor(word * total / 2**64)`` of each, int64 ``[n]``; total from 0, int64 ``[]``."""
+    made: torch.Tensor = _high(word, total >> 32, total & _HALF)
+    return made
+
+
+def scaled_integers(word: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """Words as integers in ``[0, high)``, as ``Key.integers`` makes them; high from 1, int64 ``[]``."""
+    uniform = ((word >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
+    return torch.minimum((uniform * high).to(torch.int64), high - 1)
