@@ -92,6 +92,10 @@ class RolloutBufferActor:
         """Seal every group that waits; how many there were."""
         return self._buffer.flush()
 
+    def set_policy_version(self, version: str | int) -> None:
+        """Tell the batch maker which version is the latest; again after the actor was started again."""
+        self._buffer.set_policy_version(version)
+
     @ray.method(max_task_retries=0)
     def create_and_store_batch(self, batch_size: int) -> str | None:
         """Let the batch maker make a batch, and store it; its id, or None while there are too few rollouts."""

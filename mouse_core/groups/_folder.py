@@ -251,18 +251,23 @@ class Folder:
             self._index_log.append(encode_ready(self._unnoted), sync=False)
             self._unnoted.clear()
 
+    def making(self, caller: str) -> Making:
+        """The batch maker; ConfigError: there is none."""
+        if self._making is None:
+            raise ConfigError(f"{caller}: expected a buffer with a batch_maker, found none")
+        return self._making
+
     def batch(self, size: int) -> str | None:
         """Let the batch maker make a batch, and store it; its id, or None while there are too few rollouts."""
-        if self._making is None:
-            raise ConfigError("create_and_store_batch: expected a buffer with a batch_maker, found none")
-        made = self._making.batch(size, self.uids)
+        making = self.making("create_and_store_batch")
+        made = making.batch(size, self.uids)
         if made is None:
             return None
         # A batch is of groups in the order in which they became ready, so that must be known before.
         self._note_ready()
         behind = staleness([example.policy_version for example in made.examples], self.versions)
         batch_id = self.batches.store(made.examples, made.metadata, made.uids, behind)
-        self._making.stored(made)
+        making.stored(made)
         return batch_id
 
     def rollout(self, uid: str) -> RolloutRecord:

@@ -265,6 +265,16 @@ class RolloutBuffer(StoredInBuffer):
 
     # ------------------------------------------------------------------ batches
 
+    def set_policy_version(self, version: str | int) -> None:
+        """Tell the batch maker which version is the latest; see ``GrpoBatchMaker.set_policy_version``.
+
+        Raises:
+            ConfigError: There is no batch maker that has such a method.
+            ClosedError, ForkError: As ``add_rollouts``.
+        """
+        with self._step():
+            self._folder.making("set_policy_version").set_policy_version(version)
+
     def create_and_store_batch(self, batch_size: int) -> str | None:
         """Let the batch maker make a batch, and store it.
 

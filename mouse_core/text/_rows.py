@@ -13,6 +13,24 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import Field, check_count, check_dtype
 from mouse_core.text.encoding import Encoder
 
+Ids = Sequence[int] | npt.NDArray[np.int64]
+
+
+class InRow(DataError):
+    """What is wrong with one of the rows that a recipe was given.
+
+    Args:
+        row: Which of them, from 0.
+        message: What.
+    """
+
+    def __init__(self, row: int, message: str) -> None:
+        super().__init__(row, message)
+        self.row, self.message = row, message
+
+    def __str__(self) -> str:
+        return f"row {self.row}: {self.message}"
+
 
 def check_length(max_length: Any) -> None:
     check_count("max_length", max_length)
@@ -55,10 +73,10 @@ def padding_of(told: int | None, encode: Encoder) -> int:
     return found
 
 
-def flat_of(ids: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+def flat_of(ids: Sequence[Ids]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
     """All ids one behind the other, and how many each text has."""
     lengths = np.array([len(one) for one in ids], np.int64)
-    flat = np.empty(int(lengths.sum()), np.int32)
+    flat = np.empty(int(lengths.sum()), np.int64)
     begin = 0
     try:
         for one in ids:
@@ -66,10 +84,20 @@ def flat_of(ids: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int32], npt.ND
             begin += len(one)
     except (OverflowError, TypeError, ValueError) as error:
         raise DataError(f"tokenizer: expected ids that 32 bits hold, found others: {error}") from error
-    return flat, lengths
+    narrow = flat.astype(np.int32)
+    if not np.array_equal(narrow, flat):
+        raise DataError(f"tokenizer: expected ids that 32 bits hold, found {flat[narrow != flat][0]}")
+    return narrow, lengths
 
 
-def padded(ids: Sequence[Sequence[int]], length: int, pad_id: int, side: str) -> list[pa.Array]:
+def ended(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
+    """Of tokens one behind the other, 1 at the last one of each text."""
+    done = np.zeros(int(lengths.sum()), np.int8)
+    done[lengths.cumsum()[lengths > 0] - 1] = 1
+    return done
+
+
+def padded(ids: Sequence[Ids], length: int, pad_id: int, side: str) -> list[pa.Array]:
     """Ids ``[n, length]`` and their mask, as columns of lists."""
     flat, lengths = flat_of(ids)
     if lengths.size and lengths.max() > length:

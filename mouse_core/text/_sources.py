@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import time
@@ -18,12 +19,16 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged, reading
 from mouse_core.formats.rows import read_rows
 
+JSON = pa.json_()
+"""The type of columns whose values have any shape, as chats do: each is the text of a JSON value."""
 CHUNK = 512
 """How many texts are tokenised in one call."""
 # A file that changed so many seconds before it was noted may change again in the same tick of the file system's clock.
 _TICK = 2.0
 
-_OF_LINES = (".jsonl", ".ndjson")
+_OF_JSON, _OF_TEXT, _COMPRESSED = (".jsonl", ".ndjson"), (".txt",), (".gz", ".zst")
+# A longer line is no text, and may come of a small compressed file.
+_LONGEST_LINE = 256 << 20
 
 _Columns = Mapping[str, pa.DataType]
 
@@ -60,7 +65,7 @@ def source_of(texts: Any, columns: _Columns, split: str | None) -> Source:
     if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
         raise ConfigError(
             "source: expected texts or dicts to iterate over, a datasets.Dataset, a pyarrow.Table, or the path of JSON "
-            f"lines, Parquet or Arrow files, found {type(texts).__name__}"
+            f"lines, texts, Parquet or Arrow files, found {type(texts).__name__}"
         )
     if iter(texts) is texts:
         raise ConfigError(
@@ -79,13 +84,9 @@ def _of_path(path: Path, columns: _Columns, split: str | None) -> Source:
     name = str(path)
     stamp = partial(_stamp_of, [path])
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    lines = [file for file in files if file.suffix in _OF_LINES]
-    if lines:
+    if lines := _of_lines(files, name):
         if split is not None:
             raise ConfigError(f"split: expected one for files that have some, found {split!r} for {name!r}")
-        others = [file.name for file in files if file not in lines and not file.name.startswith(".")]
-        if others:
-            raise ConfigError(f"source: expected files of JSON lines alone in {name!r}, found also {others[:5]}")
         return Source(name, partial(_of_objects, name, columns, _Lines(lines)), stamp=stamp)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -108,22 +109,53 @@ def _stamp_of(paths: Iterable[Path]) -> list[Any]:
     return found
 
 
+def _of_lines(files: list[Path], name: str) -> list[Path]:
+    """Files of lines; none where others lie there, beside which a text is no more than a note.
+
+    Raises:
+        ConfigError: Others lie beside files of JSON lines.
+    """
+    seen = [file for file in files if not file.name.startswith(".")]
+    lines = [file for file in files if _suffix(file) in _OF_JSON]
+    if not lines and seen and all(_suffix(file) in _OF_TEXT for file in seen):
+        return seen
+    others = [file.name for file in seen if file not in lines]
+    if lines and others:
+        raise ConfigError(f"source: expected files of JSON lines alone in {name!r}, found also {others[:5]}")
+    return lines
+
+
+def _suffix(file: Path) -> str:
+    """What a file's name ends in, before what says how it is compressed."""
+    return Path(file.stem).suffix if file.suffix in _COMPRESSED else file.suffix
+
+
 class _Lines:
-    """The objects of files of JSON lines."""
+    """The objects of files of JSON lines, or the lines of texts; empty lines are left out."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = list(paths)
 
     def __iter__(self) -> Iterator[Any]:
         for path in self._paths:
-            with reading(path), open(path, "rb") as file:
-                for number, line in enumerate(file, 1):
+            read = json.loads if _suffix(path) in _OF_JSON else _text_of
+            # With "detect" a name's end says how it is compressed.
+            with reading(path), pa.input_stream(path, compression="detect") as raw:
+                file = io.BufferedReader(raw)
+                for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
                     if not line.strip():
                         continue
+                    if len(line) == _LONGEST_LINE:
+                        raise damaged(path, f"expected less than {_LONGEST_LINE} bytes", at=f"line {number}")
                     try:
-                        yield json.loads(line)
-                    except ValueError as error:
-                        raise damaged(path, f"expected JSON, found: {error}", at=f"line {number}") from error
+                        yield read(line)
+                    except (ValueError, RecursionError) as error:
+                        what = "UTF-8" if read is _text_of else "JSON"
+                        raise damaged(path, f"expected {what}, found: {error}", at=f"line {number}") from error
+
+
+def _text_of(line: bytes) -> str:
+    return line.decode("utf-8-sig").rstrip("\r\n")
 
 
 # ---------------------------------------------------------------------- datasets and tables
@@ -162,6 +194,9 @@ def _checked(name: str, columns: _Columns, batches: Callable[[], Iterator[pa.Rec
                 if column not in batch.schema.names:
                     raise DataError(f"{name}: expected a column {column!r}, found {batch.schema.names}")
                 found = batch[column]
+                if wanted == JSON:
+                    made.append(_as_json(found))
+                    continue
                 if found.null_count:
                     first = row + found.is_null().to_pylist().index(True)
                     raise DataError(f"{name}: expected a value in column {column!r}, found none in row {first}")
@@ -177,6 +212,19 @@ def _checked(name: str, columns: _Columns, batches: Callable[[], Iterator[pa.Rec
             row += len(batch)
 
 
+def _as_json(found: pa.Array) -> pa.Array:
+    """Values as JSON: texts are that already, and of structs what is null is left out, as every row has all keys."""
+    if _is_text(found.type):
+        return found.cast(pa.string()).cast(JSON)
+    return _array_of([_without_nulls(one) for one in found.to_pylist()], JSON)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
 def _is_text(found: pa.DataType) -> bool:
     value = found.value_type if pa.types.is_dictionary(found) else found
     return bool(pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value))
@@ -185,30 +233,39 @@ def _is_text(found: pa.DataType) -> bool:
 # ---------------------------------------------------------------------- objects of Python
 
 
+def _array_of(values: list[Any], wanted: pa.DataType) -> pa.Array:
+    if wanted == JSON:
+        said = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in values]
+        return pa.array(said, pa.string()).cast(JSON)
+    return pa.array(values, wanted)
+
+
 def _of_objects(name: str, columns: _Columns, objects: Iterable[Any]) -> Iterator[pa.RecordBatch]:
     """Texts, where one column is read, or dicts."""
     alone = next(iter(columns)) if len(columns) == 1 else None
+    kind = list if alone is not None and columns[alone] == JSON else str
     row, rest = 0, iter(objects)
     while chunk := list(islice(rest, CHUNK)):
         values: dict[str, list[Any]] = {column: [] for column in columns}
         for number, one in enumerate(chunk, row):
-            if alone is not None and isinstance(one, str):
+            if alone is not None and isinstance(one, kind):
                 values[alone].append(one)
                 continue
             if not isinstance(one, Mapping):
-                wanted = "a text or a dict" if alone else "a dict"
+                wanted = f"a {'text' if kind is str else 'list'} or a dict" if alone else "a dict"
                 raise DataError(f"{name}: expected {wanted}, found {one!r:.80} in row {number}")
             for column, wanted_type in columns.items():
                 value = one.get(column)
-                if value is None or (pa.types.is_string(wanted_type) and not isinstance(value, str)):
+                is_text = pa.types.is_string(wanted_type)
+                if wanted_type != JSON and (value is None or (is_text and not isinstance(value, str))):
                     raise DataError(
-                        f"{name}: expected {'text' if pa.types.is_string(wanted_type) else wanted_type} in column "
+                        f"{name}: expected {'text' if is_text else wanted_type} in column "
                         f"{column!r}, found {value!r:.80} in row {number}"
                     )
                 values[column].append(value)
         try:
-            arrays = [pa.array(values[column], wanted_type) for column, wanted_type in columns.items()]
-        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            arrays = [_array_of(values[column], wanted_type) for column, wanted_type in columns.items()]
+        except (pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise DataError(f"{name}: rows {row}..{row + len(chunk) - 1}: {error}") from error
         yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(list(columns.items())))
         row += len(chunk)

@@ -13,7 +13,8 @@ from multiprocessing import connection, get_context, parent_process
 
 import pyarrow as pa
 
-from mouse_core.errors import ConfigError, WorkerError
+from mouse_core.errors import ConfigError, DataError, WorkerError
+from mouse_core.text._rows import InRow
 from mouse_core.text.encoding import Encoder
 from mouse_core.text.recipes import Recipe
 
@@ -65,17 +66,27 @@ def _in_order(
     batches: Iterator[pa.RecordBatch],
     ahead: int,
 ) -> Iterator[pa.RecordBatch]:
-    coming: deque[Future[pa.RecordBatch]] = deque()
+    coming: deque[tuple[int, Future[pa.RecordBatch]]] = deque()
+    row = 0
     try:
         for batch in batches:
-            coming.append(pool.submit(call, batch))
+            coming.append((row, pool.submit(call, batch)))
+            row += batch.num_rows
             if len(coming) > ahead:
-                yield coming.popleft().result()
+                yield _made(*coming.popleft())
         while coming:
-            yield coming.popleft().result()
+            yield _made(*coming.popleft())
     finally:
-        for future in coming:
+        for _, future in coming:
             future.cancel()
+
+
+def _made(row: int, future: Future[pa.RecordBatch]) -> pa.RecordBatch:
+    """What became of a batch that begins with a row."""
+    try:
+        return future.result()
+    except InRow as error:
+        raise DataError(f"row {row + error.row}: {error.message}") from error
 
 
 # ---------------------------------------------------------------------- in a process of its own

@@ -41,6 +41,10 @@ class Encoder(Protocol):
         """The ids of each text, at most ``max_length``, never padded."""
         ...
 
+    def with_offsets(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[tuple[Any, Any]]:
+        """Of each text all ids, and from where to where in it each token stands, as rows of two."""
+        ...
+
 
 class _OfTokenizers:
     """A tokenizer of the package ``tokenizers``: a copy, as truncation is one of its settings."""
@@ -70,6 +74,12 @@ class _OfTokenizers:
         found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [one.ids for one in found]
 
+    def with_offsets(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[tuple[Any, Any]]:
+        if self._length is not None:
+            self._tokenizer.no_truncation()
+            self._length = None
+        return with_offsets(self._tokenizer, texts, add_special_tokens)
+
 
 class _OfTransformers:
     """A tokenizer that is called as those of ``transformers`` are."""
@@ -92,6 +102,44 @@ class _OfTransformers:
         if len(found) != len(texts):
             raise DataError(f"tokenizer: expected ids of {len(texts)} texts, found those of {len(found)}")
         return found
+
+    def with_offsets(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[tuple[Any, Any]]:
+        return with_offsets(self._tokenizer, texts, add_special_tokens)
+
+
+def with_offsets(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[Any, Any]]:
+    """Ids and offsets of each text, by any tokenizer that tells offsets, or by an encoder.
+
+    Raises:
+        ConfigError: It tells none.
+        DataError: A text that is none of Unicode's.
+    """
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"chat: expected characters of Unicode, found half of one at {error.start}: {error}"
+            ) from error
+    if hasattr(tokenizer, "with_offsets"):
+        told: list[tuple[Any, Any]] = tokenizer.with_offsets(texts, add_special_tokens=add_special_tokens)
+        return told
+    if hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str"):
+        if tokenizer.truncation is not None or tokenizer.padding is not None:
+            tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        made = tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        return [(one.ids, one.offsets) for one in made]
+    options = {"add_special_tokens": add_special_tokens, "truncation": False, "padding": False}
+    try:
+        said = tokenizer(list(texts), return_offsets_mapping=True, **options)
+        return list(zip(said["input_ids"], said["offset_mapping"], strict=True))
+    except (TypeError, KeyError, NotImplementedError, ValueError) as error:
+        raise ConfigError(
+            "tokenizer: expected a tokenizers.Tokenizer or a fast tokenizer of transformers, which tell offsets, "
+            f"found {type(tokenizer).__name__}: {error}"
+        ) from error
 
 
 def known(tokenizer: Any) -> tuple[str, Callable[[], Encoder]]:

@@ -15,6 +15,7 @@ from mouse_core.text._rows import (
     batch_of,
     check_length,
     checked_keep,
+    ended,
     flat_of,
     kept,
     kept_fields,
@@ -36,7 +37,7 @@ class Recipe(Protocol):
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
-        """Names and types of the columns that it reads."""
+        """Names and types of the columns that it reads; ``pa.json_()`` for values of any shape, as texts of JSON."""
         ...
 
     @property
@@ -298,9 +299,7 @@ class Tokens:
         if self.eos_id is not None:
             found = [[*ids, self.eos_id] for ids in found]
         flat, lengths = flat_of(found)
-        done = np.zeros(len(flat), np.int8)
-        done[lengths.cumsum()[lengths > 0] - 1] = 1
-        return batch_of(self.schema, [pa.array(flat), pa.array(done)])
+        return batch_of(self.schema, [pa.array(flat), pa.array(ended(lengths))])
 
 
 _SIDES = ("chosen_data.", "rejected_data.")

@@ -79,14 +79,15 @@ def tokenize(
 
     Args:
         source: Texts, or dicts of them by column, in a list or whatever else can be iterated over more than once; a
-            ``datasets.Dataset``, a ``pyarrow.Table``; or the path of a file of JSON lines (``.jsonl``), of a Parquet or
-            Arrow file, of a folder of such, or of what ``datasets`` saved.
+            ``datasets.Dataset``, a ``pyarrow.Table``; or the path of a file of JSON lines (``.jsonl``), of texts, one a
+            line (``.txt``), of either with ``.gz`` or ``.zst`` behind its name, of a Parquet or Arrow file, of a folder
+            of such, or of what ``datasets`` saved. Empty lines are left out.
         tokenizer: A ``tokenizers.Tokenizer``, whose own truncation and padding do not count; the path of its JSON file,
             or of a folder with a ``tokenizer.json``, as ``transformers`` saves it (whose ``tokenizer_config.json`` says
             which tokens pad and end texts); or what is called as tokenizers of ``transformers`` are:
             ``tokenizer(texts, truncation=True, max_length=L)["input_ids"]``.
         folder: Where stores are kept; made where it is missing.
-        recipe: ``Texts``, ``Prompts``, ``Pairs``, ``Tokens``, or one of your own.
+        recipe: ``Texts``, ``Prompts``, ``Pairs``, ``Tokens``, those of ``mouse_core.text.chat``, or one of your own.
         split: Of files that have some, the one to read; by default all.
         num_workers: Processes that tokenise; 0: a thread of this one. They are started afresh, so a script needs
             ``if __name__ == "__main__":``.

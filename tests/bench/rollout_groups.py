@@ -5,18 +5,30 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mouse_core.bench import Contender, interleave
 from mouse_core.files.writing import sync_files
-from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, Turn, concatenate, make_examples, pack, pad
+from mouse_core.groups import (
+    GrpoBatchMaker,
+    RolloutBuffer,
+    RolloutColumn,
+    RolloutRecord,
+    Turn,
+    concatenate,
+    make_examples,
+    pack,
+    pad,
+)
 from mouse_core.groups._files.parts import encode_table, writing_options
-from tests.bench.results import Table, table_of
+from tests.bench.results import Figure, Table, table_of
 from tests.bench.workloads import Settings
 
 TOKENS = 512
@@ -48,7 +60,33 @@ def make_rollouts(count: int) -> list[RolloutRecord]:
 
 def tables(settings: Settings) -> list[Table]:
     """All of it."""
-    return [_writing(settings), _opening(settings), _drawing(settings), _packing(settings)]
+    return [_writing(settings), _late(settings), _opening(settings), _drawing(settings), _packing(settings)]
+
+
+def figures(settings: Settings) -> list[Figure]:
+    """Memory where ten times as many rollouts came as may wait in it: those that may, and the index of all."""
+    room, folder = 4 << 20, settings.folder / "rollout-groups-memory"
+    shutil.rmtree(folder, ignore_errors=True)
+    random, many = np.random.default_rng(0), GROUP * 32
+
+    def add(made: RolloutBuffer, first: int) -> None:
+        tokens, logprobs = random.integers(0, 50_000, (many, TOKENS), np.int32), -random.random((many, TOKENS))
+        turns = [Turn("", "assistant", *both) for both in zip(tokens, logprobs, strict=True)]
+        made.add_rollouts(
+            RolloutRecord("math", str(n // GROUP), "1", f"r{n}", (turn,), n % 3) for n, turn in enumerate(turns, first)
+        )
+
+    with RolloutBuffer(folder / "first", GROUP, sync=False) as made:
+        add(made, 0)  # imports what it needs
+    tracemalloc.start()
+    with RolloutBuffer(folder, GROUP, batch_maker=GrpoBatchMaker(capacity_bytes=room), sync=False) as made:
+        before, most = tracemalloc.get_traced_memory()[0], 0
+        for first in range(0, 10 * room // (8 * TOKENS), many):
+            add(made, first)
+            most = max(most, tracemalloc.get_traced_memory()[0] - before)
+    tracemalloc.stop()
+    shutil.rmtree(folder)
+    return [Figure("groups-memory", "memory after ten times capacity_bytes, of these", most / room, "")]
 
 
 def _writing(settings: Settings) -> Table:
@@ -100,6 +138,42 @@ def _writing(settings: Settings) -> Table:
         units=_AT_ONCE,
         unit="rollouts",
         notes=["By the wall clock. Encoding is of the tables as they lie in memory, and nothing is written."],
+    )
+
+
+def _late(settings: Settings) -> Table:
+    count, rounds = 20_000 if settings.quick else 100_000, max(5, settings.rounds // 5)
+    folder = settings.folder / "rollout-groups-late"
+    shutil.rmtree(folder, ignore_errors=True)
+    answer = Turn("", "assistant", [1], [-1.0])
+    rollouts = [RolloutRecord("math", str(n // 1000), "1", f"r{n}", (answer,), 0.0) for n in range(count)]
+    values = {rollout.rollout_uid: float(number) for number, rollout in enumerate(rollouts)}
+    late = [RolloutColumn(f"judge_{n}", per="example", late=True) for n in range(rounds + 8)]
+    names = (column.name for column in late)
+    files = (folder / f"column_{number}.parquet" for number in itertools.count())
+    with RolloutBuffer(folder, 1000, columns=late) as made:
+        made.add_rollouts(rollouts)
+
+        def add(number: int) -> None:
+            made.add_column(next(names), values)
+
+        def write(number: int) -> None:
+            path = next(files)
+            pq.write_table(pa.table({"uid": list(values), "judge": np.array(list(values.values()), np.float32)}), path)
+            sync_files([path])
+
+        timings = interleave(
+            [
+                Contender("pyarrow writing the column as one file, synced", write, "floor", wall=True),
+                Contender("mouse add_column", add, "ours", wall=True),
+            ],
+            rounds=rounds,
+            slice_seconds=1e-6,  # one call, as a column is written once
+            budget_seconds=settings.budget,
+        )
+    shutil.rmtree(folder)
+    return table_of(
+        "groups-late", f"Rollout groups: a late column for {count:,} rollouts", timings, units=count, unit="values"
     )
 
 

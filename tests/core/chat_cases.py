@@ -53,6 +53,28 @@ MISTRAL = """{{- bos_token }}
     {%- endif %}
 {%- endfor %}"""
 
+# Calls and results in brackets, tools before the last question, and no generation prompt.
+BRACKETS = """{{- bos_token }}
+{%- set asked = messages | selectattr('role', 'equalto', 'user') | list %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {%- if tools and message == asked[-1] %}
+            {{- '[TOOLS] ' ~ (tools | tojson) ~ '[/TOOLS]' }}
+        {%- endif %}
+        {{- '[INST] ' ~ message.content ~ '[/INST]' }}
+    {%- elif message.tool_calls %}
+        {{- '[CALLS] [' }}
+        {%- for call in message.tool_calls %}
+            {{- (call.function | tojson)[:-1] ~ ', "id": "' ~ call.id ~ '"}' ~ ('' if loop.last else ', ') }}
+        {%- endfor %}
+        {{- ']' ~ eos_token }}
+    {%- elif message.role == 'tool' %}
+        {{- '[RESULTS] ' ~ ({'content': message.content, 'id': message.tool_call_id} | tojson) ~ '[/RESULTS]' }}
+    {%- elif message.role == 'assistant' %}
+        {{- ' ' ~ message.content ~ eos_token }}
+    {%- endif %}
+{%- endfor %}"""
+
 # Tools, their calls and their answers; what is generated is said.
 TOOLS = """{%- if tools %}
     {{- '<|im_start|>system\\nTools:' }}

@@ -27,6 +27,7 @@ from mouse_core.text.chat import (
     to_turns,
 )
 from tests.core.chat_cases import (
+    BRACKETS,
     CHATML,
     FORGETFUL,
     HEADERS_ONLY,
@@ -69,6 +70,40 @@ def test_a_chat_with_tools_token_by_token() -> None:
     ids = [tokenizer().encode(piece).ids for piece in TOOL_PIECES]
     assert found.input_ids.tolist() == [one for piece in ids for one in piece]
     assert found.assistant_masks.tolist() == [place % 2 for place, piece in enumerate(ids) for _ in piece]
+
+
+def test_a_chat_with_calls_in_brackets_token_by_token_and_cut() -> None:
+    """Nothing is marked in the template, and nothing introduces an answer."""
+    call = '{"name": "weather", "arguments": {"city": "%s"}, "id": "%s"}'
+    tools = (
+        '[TOOLS] [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": '
+        '{"city": {"type": "string"}}}}}][/TOOLS]'
+    )
+    results = '[RESULTS] {"content": "-3°", "id": "a1"}[/RESULTS][RESULTS] {"content": "21°", "id": "a2"}[/RESULTS]'
+    said = [
+        f"<s>{tools}[INST] cold in Łódź and here?[/INST]",
+        f"[CALLS] [{call % ('Łódź', 'a1')}, {call % ('here', 'a2')}]</s>",
+        results,
+        " there it is cold \U0001f976</s>",
+    ]
+    found = encode_chat(template(BRACKETS, "</s>"), TOOL_TALK[1:], tokenizer(), tools=[WEATHER])
+    assert found.rendered.text == "".join(said)
+    ids = [tokenizer().encode(piece).ids for piece in said]
+    flat, mask = [one for piece in ids for one in piece], [place % 2 for place, piece in enumerate(ids) for _ in piece]
+    assert found.input_ids.tolist() == flat
+    assert found.assistant_masks.tolist() == mask
+    for length in (1, len(ids[0]) + 3, len(flat) - 3, len(flat), len(flat) + 9):
+        for side, kept in (("right", slice(length)), ("left", slice(-length, None))):
+            cut = encode_chat(
+                template(BRACKETS, "</s>"),
+                TOOL_TALK[1:],
+                tokenizer(),
+                tools=[WEATHER],
+                max_length=length,
+                truncation_side=side,
+            )
+            assert cut.input_ids.tolist() == flat[kept]
+            assert cut.assistant_masks.tolist() == mask[kept]
 
 
 @pytest.mark.parametrize(
@@ -168,6 +203,22 @@ def test_all_bytes_of_a_character_are_of_one_kind() -> None:
     assert chat.assistant_masks[spots].tolist() == [0] * each + [1] * each
 
 
+def test_white_space_that_a_tokenizer_trims_off_its_offsets_counts() -> None:
+    from tokenizers.processors import ByteLevel
+
+    trims = fresh_tokenizer()
+    trims.post_processor = ByteLevel(trim_offsets=True)
+    chat = (Message("user", " \n "), Message("assistant", "is  \n it \n cold  "), Message("user", "  "))
+    found, wanted = (encode_chat(template(CHATML), chat, one) for one in (trims, tokenizer()))
+    assert found.input_ids.tolist() == wanted.input_ids.tolist()
+    assert found.assistant_masks.tolist() == wanted.assistant_masks.tolist()
+
+
+def test_half_a_character_is_refused() -> None:
+    with pytest.raises(DataError, match="expected characters of Unicode, found half of one at "):
+        encode_chat(template(CHATML), (Message("user", "a\ud83e"),), tokenizer())
+
+
 def test_settings_and_special_tokens_of_the_tokenizer_do_not_count() -> None:
     from tokenizers.processors import TemplateProcessing
 
@@ -198,6 +249,22 @@ HARMFUL = {
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "output": "{% for i in range(99) %}{{ 'a' * 99999 }}{% endfor %}",
+    "values in values": "{% set n = namespace(l=[1]) %}{% for i in range(40) %}{% set n.l = [n.l, n.l] %}{% endfor %}",
+    "values by times": "{% set l = [['a'] * 1000000] * 9 %}{{ l * 1000000 }}",
+    "indents": "{{ ('a\n' * 1000000) | indent(1000000) }}",
+    "indents of JSON": "{{ range(99999) | list | tojson(indent=1000000) }}",
+    "joining": "{{ (['a'] * 100000) | join('x' * 1000000) }}",
+    "joining by a method": "{{ ('x' * 1000000).join(['a'] * 100000) }}",
+    "replacing by name": "{{ ('a' * 99999) | replace(old='a', new='b' * 999999) }}",
+    "many places": "{{ ('{0}' * 100000).format('x' * 1000000) }}",
+    "many places by %": "{{ ('%(a)s' * 100000) % {'a': 'x' * 1000000} }}",
+    "widths of widths": "{{ '{:9{}}'.format(1, 999999) }}",
+    "one by one": "{{ range(99999) | map('center', 1000000) | list }}",
+    "bytes": "{{ ('a' * 99999).encode().replace('a'.encode(), ('b' * 999999).encode()) }}",
+    "tags": "{{ ('<!---->' * 99999) | striptags }}",
+    "sums of lists": "{{ ([[1]] * 99999) | sum(start=[]) | length }}",
+    "source": " " * 200_001,
+    "chance": "{{ range(9) | random }}",
     "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "globals": "{{ raise_exception.__globals__['re'].x }}",
     "messages": "{{ messages.append(1) }}",
@@ -210,6 +277,36 @@ HARMFUL = {
 def test_templates_that_mean_harm_are_refused(source: str) -> None:
     with pytest.raises((DataError, ConfigError), match="chat template"):
         ChatTemplate(source, max_steps=2000).render(TALK)
+
+
+BIG = "{% set b = namespace(s='a' * 999999) %}{% for i in range(2) %}{% set b.s = b.s ~ b.s %}{% endfor %}"
+SLOW = {
+    "filters": BIG + "{% for i in range(99999) %}{% set x = b.s | upper %}{% endfor %}",
+    "tests": BIG + "{{ range(99999) | map('string') | select('in', b.s ~ '0') | list | length }}",
+    "methods": BIG + "{% for i in range(99999) %}{% set x = b.s.count('b') %}{% endfor %}",
+    "slices": BIG + "{% set x = b.s[1:] %}" * 500,
+    "comparisons": BIG + "{{ 'ab' in b.s }}" * 500,
+}
+
+
+@pytest.mark.parametrize("source", SLOW.values(), ids=SLOW.keys())
+def test_templates_that_take_long_are_stopped(source: str) -> None:
+    with pytest.raises(DataError, match="expected to be done within max_seconds"):
+        ChatTemplate(source, max_seconds=0.01).render(TALK)
+    with pytest.raises(ConfigError, match="max_seconds: expected a number above 0"):
+        ChatTemplate("", max_seconds=0)
+
+
+def test_limits_do_not_change_what_is_small() -> None:
+    source = (
+        "{% set n = namespace(l=[]) %}{% for m in messages %}{% set n.l = n.l + [m.content | replace('e', 'E')] %}"
+        "{% endfor %}{{ n.l | join(';') }}|{{ ', '.join(n.l[:1]) }}|{{ 'a\\nb' | indent(2) }}|{{ [1, (2, 3)] }}|"
+        "{{ '{\"a\": {\"b\": %s}}' % 7 }}|{{ '{0}{{}}{0:>3}'.format('x') }}|{{ '%05.1f%%' | format(2.5) }}|"
+        "{{ {'a': [1]} | tojson(indent=1) }}|{{ messages | map(attribute='role') | unique | list | length }}"
+    )
+    said = "who is thErE?;lEttucE, naïvE \U0001f96c;lEttucE who?;lEttucE in, it is cold"
+    wanted = [said, "who is thErE?", "a\n  b", "[1, (2, 3)]", '{"a": {"b": 7}}', "x{}  x", "002.5%"]
+    assert ChatTemplate(source).render(TALK).split("|") == [*wanted, '{\n "a": [\n  1\n ]\n}', "2"]
 
 
 def test_templates_have_what_those_of_others_use() -> None:

@@ -82,13 +82,22 @@ def test_two_blocks_are_the_halves_and_share_their_memory() -> None:
 
 
 def test_pairs_for_a_reward_model() -> None:
-    examples = [{**one, "margin": place / 2} for place, one in enumerate(EXAMPLES)]
+    texts_alone = [{side: one[side] for side in ("chosen_ids", "rejected_ids")} for one in EXAMPLES]
+    examples = [{**one, "margin": place / 2} for place, one in enumerate(texts_alone)]
     found = collate_rewards(examples, pad_token_id=50, pad_to_multiple_of=4)
     assert found.pop("margin").tolist() == [0, 0.5]
     texts = [[4, 5], [9], [6], [10, 11]]
     assert found["input_ids"].tolist() == rows(texts, 50, 4, "right")
     assert found["attention_mask"].tolist() == rows([[1] * len(text) for text in texts], 0, 4, "right")
-    assert collate_rewards(EXAMPLES, pad_token_id=0, max_length=1)["input_ids"].tolist() == [[4], [9], [6], [10]]
+    assert collate_rewards(texts_alone, pad_token_id=0, max_length=1)["input_ids"].tolist() == [[4], [9], [6], [10]]
+
+
+def test_a_reward_model_reads_the_prompt_before_both_answers() -> None:
+    """What encode_preference gives: an answer without its question would be rewarded otherwise, in silence."""
+    found = collate_rewards(EXAMPLES, pad_token_id=0, max_length=4)
+    assert found["input_ids"].tolist() == [[1, 2, 3, 4], [7, 8, 9, 0], [1, 2, 3, 6], [7, 8, 10, 11]]
+    with pytest.raises(DataError, match="example 1: expected prompt_ids as token ids, found None"):
+        collate_rewards([EXAMPLES[0], {"chosen_ids": [1], "rejected_ids": [2]}], pad_token_id=0)
 
 
 def test_labels_are_what_the_assistant_generated() -> None:

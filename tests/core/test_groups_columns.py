@@ -185,6 +185,41 @@ def test_whatever_is_declared_comes_back(seed: int, tmp_path_factory: pytest.Tem
     assert (joined["turn_ids"][~joined["mask"]] == -1).all()
 
 
+def test_places_of_turns_and_examples_are_as_many_as_were_said() -> None:
+    declared = [RolloutColumn("turn", "turn", fill=-1), RolloutColumn("own", "example", fill=-2)]
+
+    def example(turns: int) -> RLExample:
+        nothing = np.zeros(turns)
+        columns = {"turn": np.arange(turns), "own": turns}
+        return RLExample(
+            nothing.astype(int),
+            nothing > 0,
+            nothing,
+            nothing,
+            columns=columns,
+            turn_ids=np.arange(turns),
+            declared=declared,
+        )
+
+    examples = [example(3), example(1)]
+    padded = pad(examples, max_turns=5)
+    assert padded["turn"].tolist() == [[0, 1, 2, -1, -1], [0, -1, -1, -1, -1]]
+    packed = pack(examples, 4, num_rows=2, max_turns=5, max_examples=3)
+    assert packed["turn"].tolist() == [[0, 1, 2, 0, -1], [-1] * 5]
+    assert packed["own"].tolist() == [[3, 1, -2], [-2] * 3]
+    assert concatenate(examples, max_turns=6)["turn"].tolist() == [0, 1, 2, 0, -1, -1]
+    for make in (
+        lambda: pad(examples, max_turns=2),
+        lambda: pack(examples, 4, max_turns=3),
+        lambda: pack(examples, 4, max_examples=1),
+        lambda: concatenate(examples, max_turns=3),
+    ):
+        with pytest.raises(DataError, match=r"max_(turns|examples): expected at least [234] for these examples, found"):
+            make()
+    with pytest.raises(ConfigError, match="max_turns"):
+        pad(examples, max_turns=0)
+
+
 def flat(example: RLExample, own: Any) -> tuple[bytes, ...]:
     return seen({"tokens": example.tokens, "turn_ids": example.turn_ids, **example.columns}, slice(None), own)
 

@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import statistics
+import tracemalloc
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,8 +27,10 @@ from mouse_core.digest import StreamDigest
 from mouse_core.groups import (
     Grpo,
     GrpoBatchMaker,
+    ReinforcePlusPlus,
     RLExample,
     RolloutBuffer,
+    RolloutColumn,
     RolloutRecord,
     Turn,
     advantages,
@@ -371,6 +374,41 @@ def test_memory_is_bounded() -> None:
     assert 5 < maker.available < 25
     left = sorted(int(uid[1:]) for uid in everything(maker))
     assert left == list(range(100 - len(left), 100)), "the oldest leave"
+
+
+def test_memory_is_bounded_with_ten_times_more_waiting_in_columns(tmp_path: Path) -> None:
+    # Nearly all of a rollout is a column per token, as of images: there are 10 MB, of which 1 MB may stay.
+    column, seen = RolloutColumn("seen", shape=(1250,)), np.ones((5, 1250), np.float32)
+    maker = GrpoBatchMaker(capacity_bytes=10**6)
+    buffer = RolloutBuffer(tmp_path, 8, batch_maker=maker, columns=[column], sync=False)
+
+    def add(numbers: range) -> None:
+        for number in numbers[::40]:
+            items = [rollout(one, example=f"{one // 8}") for one in range(number, number + 40)]
+            turns = [(item.turns[0], replace(item.turns[1], columns={"seen": seen})) for item in items]
+            buffer.add_rollouts(replace(item, turns=of) for item, of in zip(items, turns, strict=True))
+
+    with buffer:
+        add(range(40))  # what is imported on use is not counted
+        tracemalloc.start()
+        try:
+            add(range(40, 440))
+            taken = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert maker.summary()["left/capacity_bytes"] + maker.available == len(buffer) == 440
+        assert 30 < maker.available <= 40
+        assert taken < 2e6, "what has left is on the disk only"
+
+
+def test_answers_without_tokens_only_count() -> None:
+    answers = [Turn("4", "assistant", [], []), Turn("4", "assistant", [1], [-0.5])]
+    maker = GrpoBatchMaker(advantage=ReinforcePlusPlus())
+    for number, answer in enumerate([answers[0], answers[0], answers[1]]):
+        item = rollout(number)
+        maker.add_rollout(replace(item, turns=(item.turns[0], answer)))
+    assert maker.create_batch(2) is None
+    assert uids(maker.create_batch(1)) == ["r2"]
 
 
 actions = st.lists(

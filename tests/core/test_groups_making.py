@@ -52,13 +52,22 @@ def everything(maker: GrpoBatchMaker) -> dict[str, RLExample]:
 def test_reinforce_plus_plus_is_normalised_over_the_batch(baseline: bool) -> None:
     rewards = {"a": [0.0, 1.0, 5.0], "b": [2.0, 2.0], "c": [4.0, 7.0]}
     items = [
-        rollout(10 * place + number, example=name, reward=reward)
+        rollout(10 * place + number, example=name, reward=reward, tokens=3 + number)
         for place, (name, many) in enumerate(rewards.items())
         for number, reward in enumerate(many)
     ]
     found = everything(fed(items, advantage=ReinforcePlusPlus(baseline=baseline), filter_zero_variance=False))
     values = [reward - (statistics.fmean(many) if baseline else 0.0) for many in rewards.values() for reward in many]
-    expected = [(x - statistics.fmean(values)) / (statistics.pstdev(values) + 1e-8) for x in values]
+    # Of every token that belongs into the loss.
+    each = [
+        value
+        for item, value in zip(items, values, strict=True)
+        for turn in item.turns
+        if turn.is_trained
+        for _ in turn.tokens
+    ]
+    assert len(each) > len(values)
+    expected = [(x - statistics.fmean(each)) / (statistics.pstdev(each) + 1e-8) for x in values]
     order = [found[item.rollout_uid].advantage[-1] for item in items]
     np.testing.assert_allclose(order, expected, rtol=1e-6, atol=1e-7)
     assert all(not example.advantage[:3].any() for example in found.values()), "the prompt is worth nothing"
@@ -126,6 +135,7 @@ def test_what_is_kept_is_what_was_said() -> None:
     assert kept() == of(0, 100, 200, 300)
     assert kept(MaxAge(200)) == of(100, 200, 300)
     assert kept(Newest(4)) == of(200, 300), "of each environment"
+    assert kept(Newest({"math": 4})) == of(200, 300), "all of others"
     assert kept(MaxAge(200), lambda rows: rows.environment == 0) == of(100, 200)
     assert kept(lambda rows: rows.staleness <= 1) == of(200, 300)
     # A newer version does not throw away what is to be kept.
@@ -149,18 +159,20 @@ def test_newer_rollouts_are_drawn_more_often() -> None:
     st.lists(st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=5), min_size=1, max_size=3),
     st.integers(1, 3),
     st.sampled_from([(0, 1 << 62), (7, 9)]),
+    st.booleans(),
 )
-def test_filters_are_those_of_a_loop(groups: list[list[float]], k: int, lengths: tuple[int, int]) -> None:
+def test_filters_are_those_of_a_loop(groups: list[list[float]], k: int, lengths: tuple[int, int], above: bool) -> None:
     items = [
         rollout(10 * place + number, example=str(place), reward=reward, tokens=3 + number)
         for place, many in enumerate(groups)
         for number, reward in enumerate(many)
     ]
-    filters = [TopK(k), Lengths(*lengths), Rewards(0.5)]
-    found = set(everything(fed(items, filters=filters, filter_zero_variance=False)))
+    filters = [TopK(k, above), Lengths(*lengths), Rewards(0.5)]
+    found = set(everything(fed(items, retention=filters, filter_zero_variance=False)))
     expected = set()
     for place, many in enumerate(groups):
         best = sorted(range(len(many)), key=lambda number: (-many[number], number))[:k]
+        best = [number for number in best if not above or many[number] > statistics.median_low(many)]
         fits = [number for number in best if lengths[0] <= 6 + number <= lengths[1] and many[number] >= 0.5]
         expected |= {f"r{10 * place + number}" for number in fits}
     assert found == expected
@@ -169,7 +181,7 @@ def test_filters_are_those_of_a_loop(groups: list[list[float]], k: int, lengths:
 def test_versions_from_the_future_change_nothing(tmp_path: Path) -> None:
     maker = GrpoBatchMaker()
     with RolloutBuffer(tmp_path, 4, batch_maker=maker, sync=False) as buffer:
-        maker.set_policy_version(9)
+        buffer.set_policy_version(9)
         buffer.add_rollouts(group(0, 2, version=9))
         with pytest.raises(DataError, match=r"'r8': expected a version up to '9'.*found '10'"):
             buffer.add_rollouts([rollout(7, version=9), rollout(8, version=10)])
@@ -183,8 +195,7 @@ def test_a_restart_goes_through_all_functions(tmp_path: Path) -> None:
         maker = GrpoBatchMaker(
             rng_seed=2,
             advantage=ReinforcePlusPlus(),
-            retention=[Newest(7), MaxAge(50), Recency(1)],
-            filters=[Lengths(0, 9), TopK(3)],
+            retention=[Lengths(0, 9), TopK(3), Newest(7), MaxAge(50), Recency(1)],
             max_staleness=2,
             max_uses=2,
         )

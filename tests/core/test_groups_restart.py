@@ -37,16 +37,16 @@ COLUMNS = [
 
 def options(rng: random.Random) -> dict[str, Any]:
     """Some batch maker."""
+    filters = rng.sample([TopK(2), Lengths(most=8)], k=rng.randint(0, 2))
     retention = rng.sample([Recency(2.0), Newest(9), MaxAge(30.0)], k=rng.randint(0, 2))
     return {
         "rng_seed": rng.randrange(9),
         "advantage": rng.choice([Rloo(), Grpo(), DrGrpo(), ReinforcePlusPlus(), RewardToGo()]),
-        "retention": retention,
-        "filters": rng.sample([TopK(2), Lengths(most=8)], k=rng.randint(0, 2)),
+        "retention": [*filters, *retention],
         "max_uses": rng.choice([1, 1, 2]),
         "filter_zero_variance": rng.random() < 0.7,
         "balance": rng.random() < 0.3,
-        "older_groups": None if retention else rng.choice(["drop", "keep", "until_as_large"]),
+        "older_groups": rng.choice([None, "keep"] if retention else ["drop", "keep", "until_as_large"]),
         "max_staleness": rng.choice([None, None, 1]),
     }
 

@@ -146,6 +146,67 @@ def test_texts_are_the_same_wherever_they_lie(tmp_path: Path) -> None:
         text.tokenize(tmp_path / "lines", tokenizer(), tmp_path / "made", recipe)
 
 
+def test_lines_of_text_and_what_is_compressed(tmp_path: Path) -> None:
+    recipe, lines = text.Texts(max_length=4), ["knock knock", "who is there", "x" * 5000]
+    first = text.tokenize(lines, Called(), tmp_path / "made", recipe)
+    as_text = "\ufeff" + lines[0] + "\r\n\n" + "\n".join(lines[1:])
+    as_json = "".join(json.dumps({"text": one}) + "\n" for one in lines)
+    (tmp_path / "a.txt").write_text(as_text, newline="")
+    for name, said in (("b.txt", as_text), ("c.jsonl", as_json)):
+        for end, compression in (("gz", "gzip"), ("zst", "zstd")):
+            with pa.output_stream(tmp_path / f"{name}.{end}", compression=compression) as file:
+                file.write(said.encode())
+    for name in ("a.txt", "b.txt.gz", "b.txt.zst", "c.jsonl.gz", "c.jsonl.zst"):
+        assert text.tokenize(tmp_path / name, Called(), tmp_path / "made", recipe).path == first.path
+    whole = (tmp_path / "c.jsonl.gz").read_bytes()
+    for name, found, says in (
+        ("cut.jsonl.gz", whole[:-9], "cut.jsonl.gz: cannot be read"),
+        ("other.jsonl.gz", b"no gzip", "other.jsonl.gz"),
+        ("bytes.txt", b"a\n\xff\n", "line 2: expected UTF-8"),
+    ):
+        (tmp_path / name).write_bytes(found)
+        with pytest.raises(DataError, match=says):
+            text.tokenize(tmp_path / name, Called(), tmp_path / "made", recipe)
+    with pytest.raises(DataError, match="expected a dict, found 'knock knock' in row 0"):
+        text.tokenize(tmp_path / "a.txt", Called(), tmp_path / "made", text.Prompts(max_length=4))
+
+
+def test_a_text_beside_other_files_is_a_note(tmp_path: Path) -> None:
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "README.txt").write_text("about these\n")
+    pq.write_table(pa.table({"text": ["a", "b", "c"]}), tmp_path / "lines" / "data.parquet")
+    assert text.tokenize(tmp_path / "lines", Called(), tmp_path / "made", text.Texts(max_length=4)).texts == 3
+    (tmp_path / "lines" / "data.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(ConfigError, match=r"README\.txt"):
+        text.tokenize(tmp_path / "lines", Called(), tmp_path / "made", text.Texts(max_length=4))
+
+
+@pytest.mark.parametrize("recipe", [text.Tokens(eos_id=EOS), text.Prompts(max_length=40, pad_id=PAD)], ids=type)
+def test_parts_of_a_store_share_no_text(tmp_path: Path, recipe: Any) -> None:
+    store = text.tokenize(DATA, tokenizer(), tmp_path, recipe).to_store()
+    assert store.episodes.num_rows == len(DATA)
+    assert set(store.episodes["return"].to_pylist()) == {0.0}
+    parts = store.split(train=0.7, valid=0.3)
+    found = {}
+    for name, part in parts.items():
+        windows: Any = {"windows": {}} if len(store) == len(DATA) else {"sequence_length": 1}
+        rows = BatchSource(part, batch_size=len(part), sampling="last", **windows)[0]["input_ids"]
+        found[name] = rows.reshape(len(part), -1)
+    assert all(0 < part.episodes.num_rows < len(DATA) for part in parts.values())
+    numbers = [number for part in parts.values() for number in part.episodes["episode"].to_pylist()]
+    assert sorted(numbers) == list(range(len(DATA)))
+    whole = BatchSource(store, batch_size=len(store), sampling="last", **windows)[0]["input_ids"]
+    together = np.concatenate(list(found.values())).tolist()
+    assert sorted(together) == sorted(whole.reshape(len(store), -1).tolist())
+
+
+def test_the_best_by_what_was_kept(tmp_path: Path) -> None:
+    recipe = text.Texts(max_length=4, pad_id=PAD, keep={"score": "float32"})
+    store = text.tokenize(DATA, tokenizer(), tmp_path, recipe).to_store()
+    best = BatchSource(store.best(0.1, by="score"), batch_size=4, windows={}, sampling="last")[0]
+    assert best["score"].tolist() == [9.0, 9.25, 9.5, 9.75]
+
+
 @pytest.mark.parametrize(
     ("source", "error", "says"),
     [

@@ -107,6 +107,7 @@ def pad(
     pad_token: int = 0,
     pad_to_multiple_of: int = 1,
     truncate: bool = False,
+    max_turns: int | None = None,
 ) -> Arrays:
     """One example a row, filled up at the end.
 
@@ -116,6 +117,8 @@ def pad(
         pad_token: What rows are filled up with.
         pad_to_multiple_of: ``L`` is the next multiple of it.
         truncate: Whether longer examples are cut off at the end; otherwise they are an error.
+        max_turns: Places for the values of turns, ``T``; by default as many as are needed. A fixed one spares compiling
+            anew.
 
     Returns:
         ``tokens`` int32, ``loss_mask`` bool, ``advantage`` float32, ``generator_log_probs`` float32, and ``mask`` bool,
@@ -125,8 +128,8 @@ def pad(
         ``[B, *shape]`` per example; they are filled up with their fill.
 
     Raises:
-        ConfigError: ``length`` or ``pad_to_multiple_of`` is below 1.
-        DataError: No examples, something else, or one that is longer than ``length``.
+        ConfigError: ``length``, ``pad_to_multiple_of`` or ``max_turns`` is below 1.
+        DataError: No examples, something else, or one that is longer than ``length`` or has more than ``max_turns``.
     """
     sizes = _sizes(examples)
     longest = _length(sizes, length, truncate)
@@ -136,7 +139,7 @@ def pad(
     layout = Layout((len(examples), longest), rows, np.zeros_like(rows), taken, cut=bool((taken < sizes).any()))
     arrays = layout.place_all(examples, pad_token, mask=np.bool_)
     np.less(np.arange(longest), taken[:, None], out=arrays["mask"])
-    return arrays | place_columns(examples, layout.place, len(examples), rows)
+    return arrays | place_columns(examples, layout.place, len(examples), rows, max_turns=max_turns)
 
 
 def pack(
@@ -147,6 +150,8 @@ def pack(
     pad_token: int = 0,
     pad_to_multiple_of: int = 1,
     truncate: bool = False,
+    max_turns: int | None = None,
+    max_examples: int | None = None,
 ) -> Arrays:
     """Several examples a row, one behind the other, so that little is left to fill up.
 
@@ -158,6 +163,8 @@ def pack(
         num_rows: How many rows there are to be, ``R``; by default as many as are needed. A fixed one spares compiling
             anew.
         pad_token, pad_to_multiple_of, truncate: As in ``pad``.
+        max_turns, max_examples: Places of a row for the values of turns, ``T``, and of examples, ``E``; by default as
+            many as are needed. Fixed ones spare compiling anew.
 
     Returns:
         The arrays of ``pad``, all ``[R, L]``, and ``segment_ids`` int32, which counts the examples of a row from 1 and
@@ -166,8 +173,8 @@ def pack(
         that at ``segment_ids - 1``, and ``turn_ids`` count the turns of a row.
 
     Raises:
-        ConfigError: ``length``, ``num_rows`` or ``pad_to_multiple_of`` is below 1.
-        DataError: As ``pad``; more rows are needed than there are to be.
+        ConfigError: ``length``, ``num_rows``, ``pad_to_multiple_of``, ``max_turns`` or ``max_examples`` is below 1.
+        DataError: As ``pad``; more rows, or places, are needed than there are to be.
     """
     sizes = _sizes(examples)
     taken = np.minimum(sizes, _length(sizes, check_count("length", length), truncate))
@@ -183,10 +190,17 @@ def pack(
     count = np.arange(length, dtype=np.int32)
     layout.place([count[:size] for size in taken.tolist()], 0, arrays["positions"])
     np.greater(arrays["segment_ids"], 0, out=arrays["mask"])
-    return arrays | place_columns(examples, layout.place, rows, row_of, segment_of - 1)
+    most = {"max_turns": max_turns, "max_examples": max_examples}
+    return arrays | place_columns(examples, layout.place, rows, row_of, segment_of - 1, **most)
 
 
-def concatenate(examples: Sequence[RLExample], capacity: int | None = None, *, pad_token: int = 0) -> Arrays:
+def concatenate(
+    examples: Sequence[RLExample],
+    capacity: int | None = None,
+    *,
+    pad_token: int = 0,
+    max_turns: int | None = None,
+) -> Arrays:
     """All examples one behind the other, without padding, for variable-length attention.
 
     Args:
@@ -194,6 +208,7 @@ def concatenate(examples: Sequence[RLExample], capacity: int | None = None, *, p
         capacity: How many tokens there are to be, filled up at the end; None: T, as many as the examples have. A fixed
             one spares compiling anew.
         pad_token: What is filled up with.
+        max_turns: Places for the values of all turns; None: as many as there are.
 
     Returns:
         The arrays of ``pad``, all ``[T]``, and ``cu_seqlens`` int32 ``[n + 1]``: example k has the tokens
@@ -204,8 +219,8 @@ def concatenate(examples: Sequence[RLExample], capacity: int | None = None, *, p
         and per turn those of all turns, of which ``turn_ids`` says which one a token is of.
 
     Raises:
-        ConfigError: ``capacity`` is below 1.
-        DataError: No examples, something else, or more tokens than the capacity.
+        ConfigError: ``capacity`` or ``max_turns`` is below 1.
+        DataError: No examples, something else, more tokens than the capacity, or more turns than ``max_turns``.
 
     Example:
         >>> three = [RLExample([n] * n, [True] * n, [1.0] * n, [0.0] * n) for n in (3, 1, 2)]
@@ -220,7 +235,7 @@ def concatenate(examples: Sequence[RLExample], capacity: int | None = None, *, p
         arrays[name] = np.empty(len(where["position"]), dtype)
         np.concatenate([getattr(example, name) for example in examples], out=arrays[name][:total])
         arrays[name][total:] = pad_token if name == "tokens" else 0
-    return arrays | where | concatenate_columns(examples, len(where["position"]))
+    return arrays | where | concatenate_columns(examples, len(where["position"]), max_turns)
 
 
 def examples_digest(index: int, examples: Sequence[RLExample], first_row: int = 0) -> StreamDigest:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.errors import DataError
 from mouse_core.groups.types.columns import Columns, RolloutColumn, common_columns
 from mouse_core.groups.types.example import RLExample
 from mouse_core.groups.types.records import RolloutRecord, Turn
+from mouse_core.spec import check_count
 
 Arrays = dict[str, npt.NDArray[Any]]
 """Arrays by name."""
@@ -75,6 +77,9 @@ def place_columns(
     rows: int,
     row_of: npt.NDArray[np.int64],
     segment_of: npt.NDArray[np.int64] | None = None,
+    *,
+    max_turns: int | None = None,
+    max_examples: int | None = None,
 ) -> Arrays:
     """The columns of examples that stand in rows, and ``turn_ids`` where there are some with a value per turn.
 
@@ -84,9 +89,11 @@ def place_columns(
         rows: How many rows there are.
         row_of: In which row an example stands, ``[n]``.
         segment_of: Which of the examples of its row it is, from 0, ``[n]``; None: each row has one.
+        max_turns, max_examples: Places of a row for the values of turns and examples; None: as many as are needed.
 
     Raises:
-        DataError: Examples of differing columns.
+        ConfigError: There are to be none.
+        DataError: Examples of differing columns; more places are needed.
     """
     declared = common_columns(examples)
     arrays: Arrays = {}
@@ -107,19 +114,22 @@ def place_columns(
             arrays[name] = place(own, column.fill)
         elif column.per == "turn":
             slots = np.arange(int(turns.sum())) + np.repeat(begins - (np.cumsum(turns) - turns), turns)
-            arrays[name] = _in_slots(column, np.concatenate(own), np.repeat(row_of, turns), slots, rows)
+            arrays[name] = _in_slots(
+                column, np.concatenate(own), np.repeat(row_of, turns), slots, rows, ("max_turns", max_turns)
+            )
         elif segment_of is None:
             arrays[name] = np.stack(own)
         else:
-            arrays[name] = _in_slots(column, np.stack(own), row_of, segments, rows)
+            arrays[name] = _in_slots(column, np.stack(own), row_of, segments, rows, ("max_examples", max_examples))
     return arrays
 
 
-def concatenate_columns(examples: Sequence[RLExample], total: int) -> Arrays:
-    """The columns of examples that stand one behind the other, filled up to a number of tokens, and ``turn_ids``.
+def concatenate_columns(examples: Sequence[RLExample], total: int, max_turns: int | None = None) -> Arrays:
+    """The columns of examples that stand one behind the other, filled up to numbers of tokens and turns; ``turn_ids``.
 
     Raises:
-        DataError: Examples of differing columns.
+        ConfigError: There are to be no turns.
+        DataError: Examples of differing columns; more turns.
     """
     declared = common_columns(examples)
     arrays: Arrays = {}
@@ -133,7 +143,21 @@ def concatenate_columns(examples: Sequence[RLExample], total: int) -> Arrays:
         if name in arrays and len(arrays[name]) < total:
             more = np.full((total - len(arrays[name]), *arrays[name].shape[1:]), fill, arrays[name].dtype)
             arrays[name] = np.concatenate([arrays[name], more])
+    for column in declared.of("turn"):
+        values = arrays[column.name]
+        placed = column.filled(_places(len(values), "max_turns", max_turns))
+        placed[: len(values)] = values
+        arrays[column.name] = placed
     return arrays
+
+
+def _places(needed: int, name: str, most: int | None) -> int:
+    """How many places there are: those that are needed, or as many as were said."""
+    if most is None:
+        return needed
+    if check_count(name, most) < needed:
+        raise DataError(f"{name}: expected at least {needed} for these examples, found {most}")
+    return most
 
 
 def _num_turns(example: RLExample, declared: Columns) -> int:
@@ -153,7 +177,8 @@ def _in_slots(
     row_of: npt.NDArray[np.int64],
     slots: npt.NDArray[np.int64],
     rows: int,
+    most: tuple[str, int | None],
 ) -> npt.NDArray[Any]:
-    placed = column.filled(rows, int(slots.max(initial=0)) + 1)
+    placed = column.filled(rows, _places(int(slots.max(initial=0)) + 1, *most))
     placed[row_of, slots] = values
     return placed

@@ -103,14 +103,16 @@ class Layout:
 def best_fit(sizes: Sequence[int], length: int) -> tuple[list[int], list[int], list[int]]:
     """For each example its row, where it begins there, and its number in the row from 1."""
     row_of, begin_of, segment_of = [0] * len(sizes), [0] * len(sizes), [0] * len(sizes)
-    rooms: list[tuple[int, int]] = []  # what is left in a row and the row's number, in order
+    rooms: list[int] = []  # what is left in each row, times 2**32, and the row's number, in order
     held: list[int] = []
-    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
-        found = bisect_left(rooms, (sizes[place], -1))
-        room, row = rooms.pop(found) if found < len(rooms) else (length, len(held))
+    for place in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+        needed = sizes[place] << 32
+        found = bisect_left(rooms, needed)
+        own = rooms.pop(found) if found < len(rooms) else length << 32 | len(held)
+        room, row = own >> 32, own & 0xFFFFFFFF
         if row == len(held):
             held.append(0)
         held[row] += 1
         row_of[place], begin_of[place], segment_of[place] = row, length - room, held[row]
-        insort(rooms, (room - sizes[place], row))
+        insort(rooms, own - needed)
     return row_of, begin_of, segment_of

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError
 from mouse_core.groups.types.example import RLExample
 from mouse_core.groups.types.versions import version_order
-from mouse_core.randomness import Key, Purpose
+from mouse_core.randomness import Key, Purpose, as_exponential
 
 
 def draw(
@@ -41,7 +41,7 @@ def draw(
     if weights is not None:
         # The smallest of exponential times with these rates: Efraimidis and Spirakis, "Weighted random sampling with a
         # reservoir" (2006).
-        words = -np.log((words >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54) / weights
+        words = as_exponential((~words >> np.uint64(11)).astype(np.float64) * 2.0**-53) / weights
     if shares is None:
         return _smallest(words, size)
     there = sorted(set(environments.tolist()), key=names.__getitem__)

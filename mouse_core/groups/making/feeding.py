@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import DataError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.groups._files.index import StoredBatch
 from mouse_core.groups.making.grpo import GrpoBatchMaker
 from mouse_core.groups.making.protocol import BatchMaker, ResumableBatchMaker
@@ -105,6 +105,17 @@ class Making:
         check = getattr(self.maker, "check_rollout", None)
         if check is not None:
             check(rollout)
+
+    def set_policy_version(self, version: str | int) -> None:
+        """Tell the maker which version is the latest.
+
+        Raises:
+            ConfigError: It has no use for that.
+        """
+        tell = getattr(self.maker, "set_policy_version", None)
+        if tell is None:
+            raise ConfigError(f"set_policy_version: expected a batch maker with that method, found {self.maker!r:.100}")
+        tell(version)
 
     def batch(self, size: int, known: Container[str]) -> Made | None:
         """A batch, the same one until ``stored`` is called; None if there are too few rollouts.

@@ -42,10 +42,9 @@ class GrpoBatchMaker:
             of one's own; see ``Advantage``.
         filter_zero_variance: Whether rollouts that are worth 0 are left out, as all are whose group earned the same. A
             batch is filled up with others, so it is never smaller for it.
-        filters: Which rollouts are drawn at all: ``Lengths(...)``, ``Rewards(...)``, ``TopK(...)`` or functions of
-            one's own; see ``Retention``.
-        retention: Which rollouts stay while new ones come, and how likely each is drawn: ``Recency(...)``,
-            ``Newest(...)``, ``MaxAge(...)``, a function of one's own, or several, whose weights are multiplied.
+        retention: Which rollouts are kept, and how likely each is drawn: ``Lengths(...)``, ``Rewards(...)``,
+            ``TopK(...)``, ``Recency(...)``, ``Newest(...)``, ``MaxAge(...)``, a function of one's own, or several,
+            whose weights are multiplied; see ``Retention``.
         older_groups: What becomes of a problem's group of an older version when rollouts of a newer one come. "drop":
             the first of them ends the older group, whatever its size. "until_as_large": the older group may be drawn
             until the newer one has as many rollouts; each is scored on its own. "keep": both may be drawn, and rollouts
@@ -69,7 +68,6 @@ class GrpoBatchMaker:
         *,
         advantage: Advantage | None = None,
         filter_zero_variance: bool = True,
-        filters: Retention | Sequence[Retention] = (),
         retention: Retention | Sequence[Retention] = (),
         older_groups: str | None = None,
         max_staleness: int | None = None,
@@ -85,14 +83,13 @@ class GrpoBatchMaker:
         if not callable(self._advantage) or isinstance(self._advantage, type):
             raise ConfigError(f"advantage: expected a function of rewards and groups, found {advantage!r:.80}")
         self._filter = filter_zero_variance
-        kept = functions("retention", retention)
-        self._retention = [*functions("filters", filters), *kept]
+        self._retention = functions("retention", retention)
         self._max_staleness = None if max_staleness is None else check_count("max_staleness", max_staleness, 0)
         self._max_uses = check_count("max_uses", max_uses, 1)
         self._capacity = None if capacity_bytes is None else check_count("capacity_bytes", capacity_bytes, 1)
         self._shares = shares_of(balance)
         self._pool = Pool(self._advantage)
-        self._wanted = WantedGroups(older_groups or ("keep" if kept else "drop"))
+        self._wanted = WantedGroups(older_groups or ("keep" if self._retention else "drop"))
         self._names: list[str] = []
         self._versions = Versions()
         self._arrived: Counter[str] = Counter()
@@ -147,7 +144,8 @@ class GrpoBatchMaker:
 
     def _take(self, rollout: RolloutRecord, group: int, arrival: int) -> None:
         """Take a rollout of a group that is wanted."""
-        useful = any(turn.is_trained for turn in rollout.turns) and self._uses[rollout.rollout_uid] < self._max_uses
+        has_uses = self._uses[rollout.rollout_uid] < self._max_uses
+        useful = has_uses and any(turn.is_trained and len(turn.tokens) for turn in rollout.turns)
         about = check_rewarded(rollout), group, rollout.environment, rollout.policy_version, arrival
         self._add(rollout.rollout_uid, rollout if useful else None, *about)
 
@@ -222,8 +220,7 @@ class GrpoBatchMaker:
             return
         if environment not in self._names:
             self._names.append(environment)
-        number = self._names.index(environment)
-        place = self._versions.place(version)
+        number, place = self._names.index(environment), self._versions.place(version)
         self._pool.add(uid, record, reward=reward, group=group, environment=number, version=place, arrival=arrival)
         self._seen.add(uid)
         if len(self._unwanted) >= _FORGET:
@@ -343,7 +340,7 @@ class GrpoBatchMaker:
         """Numbers for a log, of the rollouts of all groups that are there, drawn or not; see ``summarise``.
 
         "groups", "groups_equal" (whose rollouts all earned the same), their share "groups_equal_share"; "rollouts",
-        "available"; "left/<name>": how many left for that filter or retention; and of reward, tokens and staleness
+        "available"; "left/<name>": how many left for that retention; and of reward, tokens and staleness
         "<name>_mean", "_std", "_min" and "_max", for all and after "<environment>/" for each.
         """
         available = self.available

@@ -122,5 +122,7 @@ class Pool:
 
 
 def nbytes_of(record: RolloutRecord) -> int:
-    """About how many bytes a rollout takes."""
-    return sum(8 * len(turn.tokens) + len(turn.message) for turn in record.turns)
+    """About how many bytes a rollout takes, with its columns, which may well be most of it."""
+    turns = sum(8 * len(turn.tokens) + len(turn.message) for turn in record.turns)
+    columns = [*record.columns.values(), *(values for turn in record.turns for values in turn.columns.values())]
+    return turns + sum(np.asarray(values).nbytes for values in columns)

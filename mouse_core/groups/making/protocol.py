@@ -17,7 +17,8 @@ class BatchMaker(Protocol):
     restart it gives all rollouts again that no stored batch has used, in the same order. Which ones a batch has used is
     what its examples' ``rollout_uid`` say, and "rollout_uids" in its metadata, a list. Where neither does, an example
     that has the tokens of a rollout (those of all turns) has used it; a batch of other examples is refused. A maker may
-    have a method ``check_rollout(rollout)``: what it raises, ``add_rollouts`` raises before anything is stored.
+    have a method ``check_rollout(rollout)``: what it raises, ``add_rollouts`` raises before anything is stored; and one
+    ``set_policy_version(version)``, for the buffer's.
     """
 
     def add_rollout(self, rollout: RolloutRecord) -> None:

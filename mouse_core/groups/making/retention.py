@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,20 +58,24 @@ class Newest:
     """The newest ``count`` rollouts of each environment, counted as they came, whether drawn since or not.
 
     Args:
-        count: 1 or more.
+        count: 1 or more; or how many by the environment's name, where all of others are kept.
 
     Raises:
-        ConfigError: It is below 1.
+        ConfigError: One is below 1.
     """
 
-    count: int
+    count: int | Mapping[str, int]
 
     def __post_init__(self) -> None:
-        check_count("count", self.count, 1)
+        for name, count in self.count.items() if isinstance(self.count, Mapping) else [("count", self.count)]:
+            check_count(name, count, 1)
 
     def __call__(self, rows: Rows) -> npt.ArrayLike:
         """See ``Retention``."""
-        return rows.newer < self.count
+        if not isinstance(self.count, Mapping):
+            return rows.newer < self.count
+        most = np.array([self.count.get(name, len(rows) + 1) for name in rows.environments], np.int64)
+        return rows.newer < most[rows.environment]
 
 
 @dataclass(frozen=True)
@@ -166,14 +170,20 @@ class Rewards:
 class TopK:
     """The ``k`` rollouts of each group that earned most, of equal ones those that came first.
 
+    It is for groups that come whole, as a ``RolloutBuffer`` seals them. ``TopK(k, above_median=True)`` chooses as
+    TorchRL's ``TopKRewardSelector(size of groups, k)`` does.
+
     Args:
         k: 1 or more.
+        above_median: Leave out what earned no more than the group's median, of an even number the lower one of the two
+            in the middle: of rewards 0, 1, 1, 2 only 2 is left, and of equal ones none.
 
     Raises:
-        ConfigError: It is below 1.
+        ConfigError: ``k`` is below 1.
     """
 
     k: int
+    above_median: bool = False
 
     def __post_init__(self) -> None:
         check_count("k", self.k, 1)
@@ -186,6 +196,9 @@ class TopK:
         sizes = np.diff(np.append(first, len(groups)))
         kept = np.empty(len(rows), np.bool_)
         kept[order] = np.arange(len(rows)) - np.repeat(first, sizes) < self.k
+        if self.above_median:
+            # Rewards go down: of 5 the median is number 2 from 0, of 4 the lower one is number 2, too.
+            kept[order] &= rows.reward[order] > np.repeat(rows.reward[order][first + sizes // 2], sizes)
         return kept
 
 

@@ -28,6 +28,8 @@ class BatchAdvantage(Protocol):
     def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:
         """What the tokens of each rollout are worth: a number, or one for each of its tokens, ``[L]``.
 
+        What turns are worth, ``[T]``, is ``np.repeat(values, [len(turn.tokens) for turn in rollout.turns])`` of tokens.
+
         Args:
             rollouts: Those of the batch, B of them.
             worth: What ``__call__`` gave of each, float64 ``[B]``.
@@ -90,10 +92,12 @@ class DrGrpo:
 
 @dataclass(frozen=True)
 class ReinforcePlusPlus:
-    """Normalised over the batch: ``(a_i - mean(a)) / (std(a) + eps)`` of what the batch's rollouts are worth before.
+    """Normalised over the batch's tokens: ``(a_i - mean(a)) / (std(a) + eps)`` of what rollouts are worth before.
 
     Hu, "REINFORCE++" (2025). ``a_i`` is the reward, or with ``baseline=True``, REINFORCE++-baseline, the reward minus
-    its group's mean. Mean and deviation (with n) are of the B examples, each counted once, however long it is.
+    its group's mean. Mean and deviation are of all tokens that belong into the loss: a rollout counts once for each of
+    its own. The deviation is with n, as in OpenRLHF, which has a least variance of 1e-8 in place of ``eps``; veRL's is
+    with n - 1 tokens.
 
     Args:
         baseline: Whether the group's mean is taken off first.
@@ -118,8 +122,9 @@ class ReinforcePlusPlus:
 
     def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:
         """See ``BatchAdvantage``."""
-        deviation = worth - worth.mean()
-        return list(deviation / (np.sqrt(np.mean(deviation**2)) + self.eps))
+        tokens = [sum(len(turn.tokens) for turn in rollout.turns if turn.is_trained) for rollout in rollouts]
+        deviation = worth - np.average(worth, weights=tokens)
+        return list(deviation / (np.sqrt(np.average(deviation**2, weights=tokens)) + self.eps))
 
 
 @dataclass(frozen=True)

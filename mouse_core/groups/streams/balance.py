@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +33,15 @@ class MicroBatch:
     length: int | None = None
     max_examples: int | None = None
     pad_token: int = 0
+    max_turns: int | None = None
 
     def __post_init__(self) -> None:
         tokens = check_count("max_tokens", self.max_tokens)
         if self.collate not in COLLATIONS:
             raise ConfigError(f"collate: expected one of {list(COLLATIONS)}, found {self.collate!r}")
-        if self.max_examples is not None:
-            check_count("max_examples", self.max_examples)
+        for name in ("max_examples", "max_turns"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
         if self.collate == "concatenate" and self.length is not None:
             raise ConfigError(f"length: expected None with collate='concatenate', found {self.length!r}")
         if self.collate == "pad" and self.length is None:
@@ -72,11 +75,12 @@ class MicroBatch:
         """The arrays, of one shape for all micro-batches; filled up with an example of no tokens."""
         wanted = 1 if self.collate == "pack" or self.most is None else self.most
         filled = [*examples, *[empty] * (wanted - len(examples))]
+        fill: dict[str, Any] = {"pad_token": self.pad_token, "max_turns": self.max_turns}
         if self.collate == "pad":
-            return pad(filled, self.row, pad_token=self.pad_token)
+            return pad(filled, self.row, **fill)
         if self.collate == "pack":
-            return pack(filled, self.row, num_rows=self.rows, pad_token=self.pad_token)
-        return concatenate(filled, self.max_tokens, pad_token=self.pad_token)
+            return pack(filled, self.row, num_rows=self.rows, max_examples=self.max_examples, **fill)
+        return concatenate(filled, self.max_tokens, **fill)
 
 
 def plan_micro_batches(

@@ -35,10 +35,11 @@ class RolloutStream:
         max_tokens: The most tokens of a micro-batch, padding included.
         shard: ``(rank, count)``, or "auto": as ``mouse_core.ranks.find_ranks`` finds it.
         batch_size: With a buffer, how many examples the batches have that are made; None: none are made.
-        collate, length, max_examples: As in ``plan_micro_batches``. With these all micro-batches have one shape, unless
-            columns per turn are declared, columns per example are packed, or examples are concatenated without
+        collate, length, max_examples: As in ``plan_micro_batches``. With these all micro-batches have one shape, if
+            columns per turn come with ``max_turns``, and packed columns per example, or concatenated examples, with
             ``max_examples``.
         pad_token: What is filled up with.
+        max_turns: Places for the values of turns: of a row, or of all where examples are concatenated.
         timeout: Seconds to wait for a batch.
 
     Raises:
@@ -64,11 +65,12 @@ class RolloutStream:
         length: int | None = None,
         max_examples: int | None = None,
         pad_token: int = 0,
+        max_turns: int | None = None,
         timeout: float = 600.0,
     ) -> None:
         ranks = ranks_of(shard)
         self.shard = check_shard(shard if ranks is None else ranks.shard, 0, "pad")
-        self._kind = MicroBatch(max_tokens, collate, length, max_examples, int(pad_token))
+        self._kind = MicroBatch(max_tokens, collate, length, max_examples, int(pad_token), max_turns)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
             raise ConfigError(f"timeout: expected seconds, at least 0, found {timeout!r}")
         self._timeout = float(timeout)

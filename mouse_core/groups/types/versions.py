@@ -43,21 +43,19 @@ def version_order(version: str) -> tuple[Any, ...]:
     return (0, tuple(int(piece) if index % 2 else piece for index, piece in enumerate(pieces)), version)
 
 
-def staleness(versions: Sequence[str], known: Collection[str]) -> list[float | None]:
-    """How far each version is behind the newest of them and of those known: None where there is no version.
+def staleness(versions: Sequence[str], known: Collection[str]) -> list[int | None]:
+    """How far each version is behind the newest of them and of those known; None where there is no version.
 
-    Numbers are compared as numbers; of other versions it is counted how many known ones are newer.
+    See ``Versions.behind``.
 
     Example:
         >>> staleness(["3", "5", ""], {"7"}), staleness(["step-9"], {"step-10", "step-11"})
-        ([4.0, 2.0, None], [2.0])
+        ([4, 2, None], [2])
     """
-    orders = sorted({version_order(version) for version in {*versions, *known} if version})
-    behind: dict[str, float | None] = {"": None}
-    for version in set(versions) - {""}:
-        order = version_order(version)
-        numbers = order[0] == orders[-1][0] == 1
-        behind[version] = float(orders[-1][1] - order[1]) if numbers else float(len(orders) - 1 - orders.index(order))
+    seen = Versions()
+    for version in {*versions, *known} - {""}:
+        seen.note(version)
+    behind = {version: seen.behind(version) if version else None for version in set(versions)}
     return [behind[version] for version in versions]
 
 

@@ -7,15 +7,19 @@ from mouse_core.text.chat.collating import collate_chats, collate_preferences, c
 from mouse_core.text.chat.dicts import from_openai, from_sharegpt, to_openai, to_sharegpt
 from mouse_core.text.chat.encoding import EncodedChat, encode_chat, encode_preference
 from mouse_core.text.chat.messages import Message, Part, ToolCall
+from mouse_core.text.chat.recipes import Chats, ChatTokens, Preferences
 from mouse_core.text.chat.spans import RenderedChat, render_chat
 from mouse_core.text.chat.template import ChatTemplate
 from mouse_core.text.chat.turns import from_turns, to_turns
 
 __all__ = [
     "ChatTemplate",
+    "ChatTokens",
+    "Chats",
     "EncodedChat",
     "Message",
     "Part",
+    "Preferences",
     "RenderedChat",
     "ToolCall",
     "collate_chats",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,16 +18,34 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.text.chat._limits import (
+    BRACES,
+    PERCENTS,
+    Limits,
+    TooMuch,
+    check_format,
+    check_join,
+    check_made,
+    check_numbers,
+    check_replace,
+    check_size,
+    check_time,
+    listed,
+    size_of,
+    timed,
+    within,
+)
 
 # Among the variables, under a name that no template can say or set.
 _STATE = "\0rendering"
-# A number that says how long a text is to be; and of one value, how many characters or items it may have.
-_LARGEST_NUMBER, _LARGEST_VALUE = 1_000_000, 8_000_000
-_WIDE = re.compile(r"[0-9]{6}")
-
-
-class _TooMuch(Exception):
-    """A limit was met."""
+# Filters that no chat needs, whose results or times have no bound that is easily told, or differ from one time to the
+# next.
+_WITHOUT = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
+# Templates are read and compiled in time that grows with their length.
+_LONGEST = 200_000
+_TO_COMPILE = 10.0
+# Those that are given what is made one by one, and pass it on so.
+_ONE_BY_ONE = ("map", "select", "reject", "selectattr", "rejectattr", "first", "batch")
 
 
 @dataclass(slots=True)
@@ -57,20 +74,25 @@ class _Generation(Extension):
 
     @jinja2.pass_context
     def _step(self, context: Context) -> str:
+        check_time()
         state: _Rendering = context.parent[_STATE]
         state.steps -= 1
         if state.steps < 0:
-            raise _TooMuch("expected fewer steps of its loops than max_steps")
+            raise TooMuch("expected fewer steps of its loops than max_steps")
         return ""
 
     def _joined(self, *values: Any) -> str:
-        texts = [str(value) for value in values]
-        _check_size(sum(map(len, texts)))
+        texts = [str(_shown(value)) for value in values]
+        check_size(sum(map(len, texts)))
         return "".join(texts)
+
+    def _sized(self, value: Any) -> Any:
+        size_of(value)
+        return value
 
 
 class _Counted(NodeTransformer):
-    """Has loops and macros count, and texts that are joined measured."""
+    """Has loops and macros count, and what is joined, compared, cut out or holds other values measured."""
 
     def __init__(self, extension: Extension) -> None:
         self._extension = extension
@@ -87,6 +109,28 @@ class _Counted(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return self._extension.call_method("_joined", node.nodes, lineno=node.lineno)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        return self._sized(node)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        if isinstance(node.arg, nodes.Slice):
+            return self._sized(node)
+        self.generic_visit(node)
+        return node
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:
+        return self._sized(node)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        return self._sized(node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        return self._sized(node) if node.ctx == "load" else node
+
+    def _sized(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        return self._extension.call_method("_sized", [node], lineno=node.lineno)
 
     def _with_step(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
@@ -115,47 +159,59 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-        self.filters["tojson"] = _tojson
-        self.filters = {name: _guarded(function) for name, function in self.filters.items()}
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=_shown)
+        self.filters |= {"tojson": _tojson, "replace": _replace, "indent": _indent}
+        for name in _WITHOUT:
+            del self.filters[name]
+        self.filters = {name: _guarded(name, function) for name, function in self.filters.items()}
+        self.tests = {name: timed(function) for name, function in self.tests.items()}
         for name in ("lipsum", "cycler", "joiner"):
             del self.globals[name]
         self.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now, "namespace": _Namespace}
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, str) and attr in ("translate", "expandtabs", "format_map"):
+        if isinstance(obj, str) and attr in ("encode", "translate", "expandtabs", "format_map"):
+            return False
+        if isinstance(obj, bytes | int):
             return False
         return super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Any:
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            _check_format(value.__self__)
-        return wrapped
+        if wrapped is None:
+            return None
+
+        @wraps(wrapped)
+        def formatted(*args: Any, **kwargs: Any) -> str:
+            check_format(value.__self__, (*args, *kwargs.values()), BRACES)
+            return wrapped(*args, **kwargs)
+
+        return formatted
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         for one, other in ((left, right), (right, left)):
             if operator == "*" and isinstance(one, int) and hasattr(other, "__len__"):
-                _check_size(one * len(other))
+                check_size(one * len(other))
         if operator in ("*", "**"):
-            _check_number(left)
-            _check_number(right)
+            check_numbers((left, right))
         if operator == "**" and isinstance(right, int) and right > 64:
-            raise _TooMuch("expected a power of at most 64")
+            raise TooMuch("expected a power of at most 64")
         if operator == "%" and isinstance(left, str):
-            _check_format(left)
-            _check_numbers(right if isinstance(right, tuple) else (right,))
+            check_format(left, right if isinstance(right, tuple) else (right,), PERCENTS)
         made = super().call_binop(context, operator, left, right)
-        _check_made(made)
+        check_made(made)
         return made
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
-        _check_numbers((*args, *kwargs.values()))
-        if isinstance(owner, str):
-            _check_method(owner, name, args)
+        args = tuple(map(listed, args))
+        check_numbers((*args, *kwargs.values()))
+        if isinstance(owner, str) and name == "replace" and len(args) > 1:
+            check_replace(owner, *args[:2])
+        if isinstance(owner, str) and name == "join" and args:
+            check_join(owner, args[0])
         made = super().call(__context, __obj, *args, **kwargs)
-        _check_made(made)
+        check_made(made)
         return made
 
 
@@ -170,37 +226,39 @@ class Program:
     """
 
     def __init__(self, source: str) -> None:
+        if len(source) > _LONGEST:
+            raise ConfigError(f"chat template: expected at most {_LONGEST} characters, found {len(source)}")
         environment = _Environment()
         try:
             tree = environment.parse(source)
             self.has_generation = any(node.name == "_marked" for node in tree.find_all(nodes.ExtensionAttribute))
             extension = environment.extensions[_Generation.identifier]
-            code = environment.compile(_Counted(extension).visit(tree), "chat template", "chat template")
+            with within(_TO_COMPILE):  # what is constant is computed
+                code = environment.compile(_Counted(extension).visit(tree), "chat template", "chat template")
             self._template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
                 f"chat template: expected a Jinja template, found in line {error.lineno}: {error}"
             ) from error
-        except (_TooMuch, RecursionError) as error:
+        except (TooMuch, RecursionError) as error:
             raise ConfigError(f"chat template: expected one that can be compiled, found: {error}") from error
 
-    def render(
-        self, variables: dict[str, Any], marks: tuple[str, str], now: datetime, max_chars: int, max_steps: int
-    ) -> str:
+    def render(self, variables: dict[str, Any], marks: tuple[str, str], now: datetime, limits: Limits) -> str:
         """The text; around what stands in ``{% generation %}`` are the marks.
 
         Raises:
             DataError: The template refuses, fails, or meets a limit.
         """
-        state = _Rendering(marks, max_steps, now)
+        state = _Rendering(marks, limits.max_steps, now)
         made, size = [], 0
         try:
-            for piece in self._template.generate({**variables, _STATE: state}):
-                made.append(piece)
-                size += len(piece)
-                if size > max_chars:
-                    raise _TooMuch(f"expected at most {max_chars} characters (max_chars)")
-        except _TooMuch as error:
+            with within(limits.max_seconds):
+                for piece in self._template.generate({**variables, _STATE: state}):
+                    made.append(piece)
+                    size += len(piece)
+                    if size > limits.max_chars:
+                        raise TooMuch(f"expected at most {limits.max_chars} characters (max_chars)")
+        except TooMuch as error:
             raise DataError(f"chat template: {error}") from error
         except _RefusedError as error:
             raise DataError(f"chat template: it refuses this chat: {error}") from error
@@ -223,26 +281,56 @@ def _strftime_now(context: Context, form: str) -> str:
     return now.strftime(form)
 
 
+def _shown(value: Any) -> Any:
+    """A value that becomes text, which is not looked into while that is made."""
+    check_time()
+    if not isinstance(value, str):
+        size_of(value)
+    return value
+
+
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
+    by = len(indent) if isinstance(indent, str) else indent or 0
+    for text in separators or ():
+        check_size(len(text) * 100_000)
+    size_of(value, by)
     # Jinja's own escapes what HTML does not allow.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose numbers and whose results are bounded."""
+def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
+    text, old, new = str(_shown(value)), str(_shown(old)), str(_shown(new))
+    check_replace(text, old, new)
+    return text.replace(old, new, -1 if count is None else count)
+
+
+def _indent(value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    text = str(_shown(value))
+    check_size(len(text) + (len(text.splitlines()) + 1) * (len(width) if isinstance(width, str) else width))
+    return jinja2.filters.do_indent(text, width, first, blank)
+
+
+def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose numbers, whose values and whose results are bounded."""
 
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        _check_numbers((*args, *kwargs.values()))
-        texts = [one for one in args if isinstance(one, str)]
-        if function.__name__ == "do_replace" and len(texts) > 2:
-            _check_method(texts[0], "replace", texts[1:])
-        if function.__name__ == "do_format" and texts:
-            _check_format(texts[0])
+        if name not in _ONE_BY_ONE:
+            args = tuple(map(listed, args))
+        check_numbers((*args, *kwargs.values()))
+        if name == "sum" and any(isinstance(one, list | tuple) for one in (*args[1:], *kwargs.values())):
+            raise TooMuch("expected sums of numbers")
+        if name == "join":
+            _, *given = args  # behind the settings of the environment
+            check_join(str(_shown(given[1] if len(given) > 1 else kwargs.get("d", ""))), given[0])
+        if name == "format":
+            check_format(str(args[0]), (*args[1:], *kwargs.values()), PERCENTS)
+        if name in ("string", "upper", "lower", "title", "capitalize", "center", "trim", "escape", "e", "forceescape"):
+            size_of(args[0])
         made = function(*args, **kwargs)
-        _check_made(made)
+        check_made(made)
         return made
 
     return guarded
@@ -251,36 +339,3 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise jinja2.exceptions.SecurityError(f"a namespace has no names that begin with an underscore: {name!r:.80}")
-
-
-def _check_method(owner: str, name: str, args: Any) -> None:
-    """Methods whose result may be as long as the product of what they are given."""
-    if name == "replace" and len(args) > 1 and isinstance(args[0], str) and isinstance(args[1], str):
-        _check_size(len(owner) + owner.count(args[0]) * len(args[1]))
-    if name == "join" and args and hasattr(args[0], "__len__"):
-        _check_size(len(owner) * len(args[0]))
-
-
-def _check_format(form: str) -> None:
-    if _WIDE.search(form):
-        raise _TooMuch("expected widths of fewer than six digits")
-
-
-def _check_numbers(values: Any) -> None:
-    for value in values:
-        _check_number(value)
-
-
-def _check_number(value: Any) -> None:
-    if isinstance(value, int) and abs(value) > _LARGEST_NUMBER:
-        raise _TooMuch(f"expected numbers of at most {_LARGEST_NUMBER}, found a larger one")
-
-
-def _check_made(value: Any) -> None:
-    if isinstance(value, str | bytes | list | tuple | dict):
-        _check_size(len(value))
-
-
-def _check_size(size: int) -> None:
-    if size > _LARGEST_VALUE:
-        raise _TooMuch(f"expected values of at most {_LARGEST_VALUE} characters or items, found {size}")

@@ -117,7 +117,8 @@ def collate_rewards(
     Names, order and numbers are those of TRL's ``DataCollatorForPreference`` of its ``RewardTrainer``.
 
     Args:
-        examples: Dicts with ``chosen_ids`` and ``rejected_ids``; all of them or none with a number ``margin``.
+        examples: Dicts with ``chosen_ids`` and ``rejected_ids``; all of them or none with ``prompt_ids``, which stand
+            before both, as ``encode_preference`` gives them; all of them or none with a number ``margin``.
         pad_token_id: What stands behind them, or before them.
         max_length: How many tokens are kept, from the first on; None: all.
         padding_side: "right" or "left".
@@ -135,7 +136,13 @@ def collate_rewards(
     if max_length is not None:
         check_count("max_length", max_length, 1)
     given = _dicts(examples)
-    rows = [ids[:max_length] for side in _SIDES for ids in _ids(given, f"{side}_ids")]
+    empty = [np.empty(0, np.int64)] * len(given)
+    prompts = _ids(given, "prompt_ids") if any("prompt_ids" in example for example in given) else empty
+    rows = [
+        np.concatenate([prompt, answer])[:max_length]
+        for side in _SIDES
+        for prompt, answer in zip(prompts, _ids(given, f"{side}_ids"), strict=True)
+    ]
     made = _padded(rows, pad_token_id, padding_side, pad_to_multiple_of)
     return {**(_apart(made) if two_blocks else made), **_numbers(given, "margin")}
 

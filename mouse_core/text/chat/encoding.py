@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,10 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import check_count
 from mouse_core.text.chat.spans import RenderedChat, render_chat
 from mouse_core.text.chat.template import ChatTemplate, messages_of
+from mouse_core.text.encoding import with_offsets
 
 Ids = npt.NDArray[np.int64]
+STRADDLING = ("include", "exclude", "refuse")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -24,7 +26,7 @@ class EncodedChat:
     Args:
         input_ids: int64 ``[L]``.
         assistant_masks: int64 ``[L]``, 1 where an assistant generated the token.
-        offsets: Which characters of the text a token stands for, int64 ``[L, 2]``.
+        offsets: Which characters of the text a token stands for, from and to, int64 ``[L, 2]``.
         rendered: The text, and which characters were generated.
     """
 
@@ -68,16 +70,11 @@ def encode_chat(
         ConfigError: Another word, or a tokenizer that tells no offsets.
         DataError: As ``render_chat``; a token that straddles, where that is refused.
     """
-    _check_word("truncation_side", truncation_side, ("right", "left"))
-    _check_word("straddling", straddling, ("include", "exclude", "refuse"))
-    if max_length is not None:
-        check_count("max_length", max_length, 1)
+    check_cut(max_length, truncation_side)
+    check_word("straddling", straddling, STRADDLING)
     rendered = render_chat(template, messages, tools=tools, documents=documents, end_of_turn=end_of_turn)
-    ids, offsets = tokens_of(tokenizer, rendered.text, add_special_tokens)
-    mask = _mask(rendered, offsets, straddling)
-    kept = slice(None) if max_length is None else slice(max_length)
-    if max_length is not None and truncation_side == "left":
-        kept = slice(-max_length, None)
+    ids, offsets = tokens_of(tokenizer, [rendered.text], add_special_tokens)[0]
+    mask, kept = mask_of(rendered, offsets, straddling), kept_of(max_length, truncation_side)
     return EncodedChat(ids[kept], mask[kept], offsets[kept], rendered)
 
 
@@ -106,53 +103,72 @@ def encode_preference(
         DataError: As ``ChatTemplate.render``; the text of the prompt, or its tokens, are not those with which a
             whole chat begins.
     """
+    texts = preference_texts(template, prompt, chosen, rejected, tools)
+    ids = [ids for ids, _ in tokens_of(tokenizer, texts, False)]
+    return preference_of(ids)
+
+
+def preference_texts(
+    template: ChatTemplate, prompt: Iterable[Any], chosen: Iterable[Any], rejected: Iterable[Any], tools: Any
+) -> tuple[str, str, str]:
+    """The texts of a prompt, and of both chats that begin with it.
+
+    Raises:
+        DataError: As ``encode_preference``.
+    """
     asked, listed = messages_of(prompt), None if tools is None else list(tools)
     text = template.render(asked, tools=listed, add_generation_prompt=True)
-    ids = tokens_of(tokenizer, text, False)[0]
-    made = {"prompt_ids": ids}
+    made = [text]
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
         whole = template.render((*asked, *messages_of(answer)), tools=listed)
         if not whole.startswith(text):
             raise DataError(f"{name}: expected a text that begins with that of the prompt, found {whole!r:.200}")
-        found = tokens_of(tokenizer, whole, False)[0]
-        if not np.array_equal(found[: len(ids)], ids):
+        made.append(whole)
+    return made[0], made[1], made[2]
+
+
+def preference_of(ids: Sequence[Ids]) -> dict[str, Ids]:
+    """Of the ids of a prompt and of both chats, those of the prompt and of the two answers.
+
+    Raises:
+        DataError: As ``encode_preference``.
+    """
+    prompt, *wholes = ids
+    made = {"prompt_ids": prompt}
+    for name, found in zip(("chosen", "rejected"), wholes, strict=True):
+        if not np.array_equal(found[: len(prompt)], prompt):
             raise DataError(f"{name}: expected tokens that begin with those of the prompt, found one across its end")
-        made[f"{name}_ids"] = found[len(ids) :]
+        made[f"{name}_ids"] = found[len(prompt) :]
     return made
 
 
-def tokens_of(tokenizer: Any, text: str, add_special_tokens: bool) -> tuple[Ids, Ids]:
-    """Ids ``[L]`` and offsets ``[L, 2]`` of a text.
+def tokens_of(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[Ids, Ids]]:
+    """Ids ``[L]`` and offsets ``[L, 2]`` of each text.
 
     Raises:
         ConfigError: It tells no offsets.
+        DataError: A text that is none of Unicode's.
     """
-    if hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str"):
-        if tokenizer.truncation is not None or tokenizer.padding is not None:
-            tokenizer = type(tokenizer).from_str(tokenizer.to_str())
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
-        found = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        ids, offsets = found.ids, found.offsets
-    else:
-        try:
-            said = tokenizer(
-                text,
-                add_special_tokens=add_special_tokens,
-                return_offsets_mapping=True,
-                truncation=False,
-                padding=False,
-            )
-            ids, offsets = said["input_ids"], said["offset_mapping"]
-        except (TypeError, KeyError, NotImplementedError, ValueError) as error:
-            raise ConfigError(
-                "tokenizer: expected a tokenizers.Tokenizer or a fast tokenizer of transformers, which tell offsets, "
-                f"found {type(tokenizer).__name__}: {error}"
-            ) from error
-    return np.asarray(ids, np.int64).reshape(-1), np.asarray(offsets, np.int64).reshape(-1, 2)
+    found = with_offsets(tokenizer, texts, add_special_tokens)
+    return [
+        (np.asarray(ids, np.int64).reshape(-1), _whole(np.asarray(offsets, np.int64).reshape(-1, 2)))
+        for ids, offsets in found
+    ]
 
 
-def _mask(rendered: RenderedChat, offsets: Ids, straddling: str) -> Ids:
+def _whole(offsets: Ids) -> Ids:
+    """Offsets where tokens that are white space alone have it: some tokenizers trim it off, and nothing is left.
+
+    Offsets (0, 1), (3, 3), (3, 4) become (0, 1), (1, 3), (3, 4). What is at or before the end of another token, as
+    tokens are that stand for nothing, stays empty.
+    """
+    starts, ends = offsets[:, 0], offsets[:, 1]
+    before = np.maximum.accumulate(np.concatenate([[0], ends]))[:-1]
+    return np.stack([np.where((starts == ends) & (before < ends), before, starts), ends], axis=1)
+
+
+def mask_of(rendered: RenderedChat, offsets: Ids, straddling: str) -> Ids:
+    """Which tokens an assistant generated."""
     generated = np.zeros(len(rendered.text) + 1, np.int64)
     for start, end in rendered.spans:
         generated[start + 1 : end + 1] = 1
@@ -171,6 +187,21 @@ def _mask(rendered: RenderedChat, offsets: Ids, straddling: str) -> Ids:
     return (mask & ~across if straddling == "exclude" else mask).astype(np.int64)
 
 
-def _check_word(name: str, value: Any, words: tuple[str, ...]) -> None:
+def kept_of(max_length: int | None, truncation_side: str) -> slice:
+    """Which tokens are left of a text."""
+    if max_length is None:
+        return slice(None)
+    return slice(max_length) if truncation_side == "right" else slice(-max_length, None)
+
+
+def check_cut(max_length: Any, truncation_side: Any) -> None:
+    """Of how much is kept, and of which side."""
+    check_word("truncation_side", truncation_side, ("right", "left"))
+    if max_length is not None:
+        check_count("max_length", max_length, 1)
+
+
+def check_word(name: str, value: Any, words: tuple[str, ...]) -> None:
+    """That it is one of some words."""
     if value not in words:
         raise ConfigError(f"{name}: expected one of {', '.join(map(repr, words))}, found {value!r:.80}")

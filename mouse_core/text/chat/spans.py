@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,15 +69,15 @@ def _of_generation(renderings: Renderings, text: str) -> tuple[tuple[int, int], 
     if marked.replace(begin, "").replace(end, "") != text:
         raise DataError("chat template: expected what is in {% generation %} to become text as it is, found it changed")
     spans, start, depth, position = [], 0, 0, 0
-    for character in marked:
-        if character == begin:
+    for piece in re.split(f"([{begin}{end}])", marked):
+        if piece == begin:
             start, depth = position if not depth else start, depth + 1
-        elif character == end:
+        elif piece == end:
             depth -= 1
             if not depth and position > start:
                 spans.append((start, position))
         else:
-            position += 1
+            position += len(piece)
     return tuple(spans)
 
 

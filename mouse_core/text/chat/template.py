@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,8 @@ class ChatTemplate:
 
     Templates of others are programs of others. They run in Jinja's ``ImmutableSandboxedEnvironment``: they are given
     JSON values, and reach no file, no module and nothing that belongs to Python; loops, the sizes of values and of the
-    text are bounded. That is a limit on steps and sizes, and none on time or memory: who renders what a stranger wrote
-    for harm does it in a process that has such limits.
+    text, and the time are bounded. That is no limit on memory: who renders what a stranger wrote for harm does it in a
+    process that has one.
 
     Args:
         source: The program.
@@ -40,6 +40,7 @@ class ChatTemplate:
         now: What ``strftime_now`` tells; None: the time of the rendering. Texts that are to be the same again need one.
         max_chars: How long a text may be.
         max_steps: How many rounds of loops, and calls of macros, a rendering may take.
+        max_seconds: How long a rendering may take. It is told between operations, each of which is short.
 
     Raises:
         ConfigError: No template, or variables that are no JSON.
@@ -51,6 +52,7 @@ class ChatTemplate:
     now: datetime | None = None
     max_chars: int = 4_000_000
     max_steps: int = 200_000
+    max_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.source, str) or not isinstance(self.variables, Mapping):
@@ -60,6 +62,8 @@ class ChatTemplate:
             )
         check_count("max_chars", self.max_chars, 1)
         check_count("max_steps", self.max_steps, 1)
+        if not isinstance(self.max_seconds, int | float) or not self.max_seconds > 0:
+            raise ConfigError(f"max_seconds: expected a number above 0, found {self.max_seconds!r:.80}")
         try:
             object.__setattr__(self, "variables", plain(self.variables, "variables"))
         except DataError as error:
@@ -68,7 +72,7 @@ class ChatTemplate:
 
     def __reduce__(self) -> Any:
         # What is compiled stays here: another process compiles its own.
-        return type(self), (self.source, self.variables, self.now, self.max_chars, self.max_steps)
+        return type(self), tuple(getattr(self, one.name) for one in fields(self))
 
     @classmethod
     def of(cls, tokenizer: Any, *, name: str = "default") -> ChatTemplate:
@@ -146,7 +150,7 @@ class ChatTemplate:
             listed = None if value is None else list(value)
             variables[name] = plain(listed, f"chat, {name}")
         variables["messages"] = to_openai(messages) if messages else []
-        return self._compiled.render(variables, marks, now, self.max_chars, self.max_steps)
+        return self._compiled.render(variables, marks, now, self)
 
 
 class Renderings:

@@ -1,0 +1,338 @@
+"""What becomes of chats that are kept on disk: padded rows with masks, every token a row, and pairs for DPO."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.spec import Field
+from mouse_core.text._rows import (
+    InRow,
+    batch_of,
+    check_length,
+    checked_keep,
+    ended,
+    flat_of,
+    kept,
+    kept_fields,
+    kept_types,
+    padded,
+    padded_columns,
+    padded_fields,
+    padding_of,
+)
+from mouse_core.text._sources import JSON
+from mouse_core.text.chat.dicts import from_openai, from_sharegpt
+from mouse_core.text.chat.encoding import (
+    STRADDLING,
+    Ids,
+    check_cut,
+    check_word,
+    kept_of,
+    mask_of,
+    preference_of,
+    preference_texts,
+    tokens_of,
+)
+from mouse_core.text.chat.messages import Message
+from mouse_core.text.chat.spans import render_chat
+from mouse_core.text.chat.template import ChatTemplate
+from mouse_core.text.encoding import Encoder
+
+_Side = Literal["right", "left"]
+_Straddling = Literal["include", "exclude", "refuse"]
+_Made = TypeVar("_Made")
+_ANSWERS = ("chosen", "rejected")
+
+
+class _OfChats:
+    """What recipes of chats have in common."""
+
+    template: ChatTemplate
+    max_length: int | None
+    messages: str
+    tools: str | None
+    end_of_turn: str | None
+    truncation_side: _Side
+    straddling: _Straddling
+
+    def __post_init__(self) -> None:
+        _check_template(self.template)
+        check_cut(self.max_length, self.truncation_side)
+        check_word("straddling", self.straddling, STRADDLING)
+
+    @property
+    def columns(self) -> Mapping[str, pa.DataType]:
+        """The chats, as JSON, and their tools where they have some."""
+        return {name: JSON for name in (self.messages, self.tools) if name is not None}
+
+    def _encoded(self, texts: pa.RecordBatch, encode: Encoder) -> tuple[list[Ids], list[Ids]]:
+        """Ids and masks of each chat, as long as they may be."""
+        chats = zip(_values(texts, self.messages), _values(texts, self.tools), strict=True)
+        rendered = _each(
+            lambda chat: render_chat(
+                self.template, _messages(chat[0], self.messages), tools=chat[1], end_of_turn=self.end_of_turn
+            ),
+            chats,
+        )
+        tokens = tokens_of(encode, [one.text for one in rendered], False)
+        both = zip(rendered, tokens, strict=True)
+        cut = kept_of(self.max_length, self.truncation_side)
+        masks = _each(lambda one: mask_of(one[0], one[1][1], self.straddling)[cut], both)
+        return [ids[cut] for ids, _ in tokens], masks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chats(_OfChats):
+    """Every chat a row, filled up to one length, with the mask of what an assistant generated.
+
+    A batch has ``input_ids``, ``attention_mask`` and ``assistant_masks``, int64 ``[B, L]``. They are those of
+    ``encode_chat``; labels are the ids where ``assistant_masks`` is 1, and -100 elsewhere.
+
+    A chat is a list of dicts as ``from_openai`` or ``from_sharegpt`` takes them, or the text of its JSON.
+
+    Args:
+        template: The template. One that tells the time of day needs ``now``, as its texts differ from day to day.
+        max_length: L, the tokens of a row; longer chats are truncated, ids and masks alike.
+        messages: The column of the chats.
+        tools: The column of the tools that may be called, a list of JSON schemas in each row, or nothing; None: there
+            is no such column.
+        end_of_turn, truncation_side, straddling: As in ``encode_chat``.
+        pad_id: What rows are filled up with; by default what the tokenizer pads with, else what ends its texts.
+        padding_side: Where it stands.
+        keep: Columns of numbers that rows keep, by name with their dtypes, as in ``{"rewards": "float32"}``.
+
+    Raises:
+        ConfigError: No length, a word or a dtype that is none, or a template that tells the time of day.
+    """
+
+    template: ChatTemplate
+    max_length: int
+    messages: str = "messages"
+    tools: str | None = None
+    end_of_turn: str | None = None
+    truncation_side: _Side = "right"
+    straddling: _Straddling = "include"
+    pad_id: int | None = None
+    padding_side: _Side = "right"
+    keep: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_length(self.max_length)
+        check_word("padding_side", self.padding_side, ("right", "left"))
+        taken = ("input_ids", "attention_mask", "assistant_masks")
+        object.__setattr__(self, "keep", checked_keep(self.keep, taken))
+
+    @property
+    def columns(self) -> Mapping[str, pa.DataType]:
+        """The chats, as JSON, their tools where they have some, and what is kept."""
+        return {**super().columns, **kept_types(self.keep)}
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Three columns of lists of one length, and what is kept."""
+        lists = [*padded_columns("", self.max_length), ("assistant_masks", pa.list_(pa.uint8(), self.max_length))]
+        return pa.schema([*lists, *kept_types(self.keep).items()])
+
+    @property
+    def fields(self) -> Sequence[Field]:
+        """``input_ids``, ``attention_mask`` and ``assistant_masks``, int64 ``[L]``, and what is kept."""
+        return [*padded_fields(""), Field("assistant_masks", dtype="int64"), *kept_fields(self.keep)]
+
+    def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
+        """A row for each chat."""
+        ids, masks = self._encoded(texts, encode)
+        made = padded(ids, self.max_length, padding_of(self.pad_id, encode), self.padding_side)
+        made.append(_masks(masks, self.max_length, self.padding_side))
+        return batch_of(self.schema, [*made, *kept(texts, self.keep)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTokens(_OfChats):
+    """Every token of chats a row, and every chat an episode: batches are windows ``[B, S]``, padded or packed chats.
+
+    ``input_ids`` is the token, ``assistant_masks`` is 1 where an assistant generated it; ``done`` is 1 at the last one
+    of a chat.
+
+    Args:
+        template, messages, tools, end_of_turn, truncation_side, straddling: As in ``Chats``.
+        max_length: Longer chats are truncated; None: none is.
+
+    Raises:
+        ConfigError: As ``Chats``.
+    """
+
+    template: ChatTemplate
+    max_length: int | None = None
+    messages: str = "messages"
+    tools: str | None = None
+    end_of_turn: str | None = None
+    truncation_side: _Side = "right"
+    straddling: _Straddling = "include"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """A token, whether it was generated, and whether it is the last one of its chat."""
+        return pa.schema([("input_ids", pa.int32()), ("assistant_masks", pa.uint8()), ("done", pa.int8())])
+
+    @property
+    def fields(self) -> Sequence[Field]:
+        """``input_ids``, ``assistant_masks`` and ``done``, int64."""
+        return [Field("input_ids", dtype="int64"), Field("assistant_masks", dtype="int64")]
+
+    def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
+        """A row for each token."""
+        ids, masks = self._encoded(texts, encode)
+        flat, lengths = flat_of(ids)
+        mask = np.concatenate([np.empty(0, np.uint8), *masks]).astype(np.uint8)
+        return batch_of(self.schema, [pa.array(flat), pa.array(mask), pa.array(ended(lengths))])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preferences:
+    """Every prompt with a chosen and a rejected answer a row, for DPO and for reward models.
+
+    A batch has ``chosen_data.input_ids``, ``chosen_data.attention_mask``, ``chosen_data.completion_mask`` and the same
+    of ``rejected_data``, int64 ``[B, L]``; ``as_pairs`` of ``mouse_core.text`` nests them. Tokens and masks are those
+    of ``encode_preference`` and ``collate_preferences``: the completion is all that follows the prompt.
+
+    Args:
+        template: The template. One that tells the time of day needs ``now``.
+        max_length: L, the tokens of a row; longer ones are truncated.
+        prompt: The column of the chats up to the answers; None: there is none, and the prompt is the messages with
+            which both answers begin.
+        chosen: The column of the messages that were preferred.
+        rejected: The column of the others.
+        tools, truncation_side, pad_id, padding_side, keep: As in ``Chats``.
+
+    Raises:
+        ConfigError: As ``Chats``.
+    """
+
+    template: ChatTemplate
+    max_length: int
+    prompt: str | None = "prompt"
+    chosen: str = "chosen"
+    rejected: str = "rejected"
+    tools: str | None = None
+    truncation_side: _Side = "right"
+    pad_id: int | None = None
+    padding_side: _Side = "right"
+    keep: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_template(self.template)
+        check_length(self.max_length)
+        check_cut(self.max_length, self.truncation_side)
+        check_word("padding_side", self.padding_side, ("right", "left"))
+        object.__setattr__(self, "keep", checked_keep(self.keep, ()))
+
+    @property
+    def columns(self) -> Mapping[str, pa.DataType]:
+        """The prompt and its answers, as JSON, their tools where they have some, and what is kept."""
+        names = (self.prompt, self.chosen, self.rejected, self.tools)
+        return {**{name: JSON for name in names if name is not None}, **kept_types(self.keep)}
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Six columns of lists of one length, and what is kept."""
+        lists: list[tuple[str, pa.DataType]] = []
+        for side in _ANSWERS:
+            lists += padded_columns(f"{side}_data.", self.max_length)
+            lists.append((f"{side}_data.completion_mask", pa.list_(pa.uint8(), self.max_length)))
+        return pa.schema([*lists, *kept_types(self.keep).items()])
+
+    @property
+    def fields(self) -> Sequence[Field]:
+        """``input_ids``, ``attention_mask``, ``completion_mask`` of both answers, int64 ``[L]``, and what is kept."""
+        made: list[Field] = []
+        for side in _ANSWERS:
+            made += [*padded_fields(f"{side}_data."), Field(f"{side}_data.completion_mask", dtype="int64")]
+        return [*made, *kept_fields(self.keep)]
+
+    def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
+        """A row for each pair."""
+        names = (self.prompt, self.chosen, self.rejected, self.tools)
+        said = _each(self._texts, zip(*(_values(texts, name) for name in names), strict=True))
+        found = iter(ids for ids, _ in tokens_of(encode, [one for three in said for one in three], False))
+        pairs = _each(preference_of, zip(found, found, found, strict=True))
+        pad_id, cut = padding_of(self.pad_id, encode), kept_of(self.max_length, self.truncation_side)
+        made: list[pa.Array] = []
+        for side in _ANSWERS:
+            ids = [np.concatenate([one["prompt_ids"], one[f"{side}_ids"]])[cut] for one in pairs]
+            lengths = [[len(one["prompt_ids"]), len(one[f"{side}_ids"])] for one in pairs]
+            masks = [np.repeat(np.array([0, 1], np.int64), both)[cut] for both in lengths]
+            made += padded(ids, self.max_length, pad_id, self.padding_side)
+            made.append(_masks(masks, self.max_length, self.padding_side))
+        return batch_of(self.schema, [*made, *kept(texts, self.keep)])
+
+    def _texts(self, row: tuple[Any, Any, Any, Any]) -> tuple[str, str, str]:
+        chosen, rejected = _messages(row[1], self.chosen), _messages(row[2], self.rejected)
+        if self.prompt is None:
+            same = next((at for at, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other), 0)
+            prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
+            if not prompt:
+                names = f"columns {self.chosen!r} and {self.rejected!r}"
+                raise DataError(f"{names}: expected chats that begin alike and then differ, found others")
+        else:
+            prompt = _messages(row[0], self.prompt)
+        return preference_texts(self.template, prompt, chosen, rejected, row[3])
+
+
+def _check_template(template: Any) -> None:
+    if not isinstance(template, ChatTemplate):
+        raise ConfigError(f"template: expected a ChatTemplate, found {template!r:.80}")
+    if template.now is None and "strftime_now" in template.source:
+        raise ConfigError(
+            "template: expected one whose texts are the same tomorrow, found one that tells the time of day "
+            "(strftime_now); say ChatTemplate(..., now=...)"
+        )
+
+
+def _values(texts: pa.RecordBatch, column: str | None) -> list[Any]:
+    """What each row has in a column, as text of JSON or None."""
+    return [None] * texts.num_rows if column is None else _each(_read, texts[column].to_pylist())
+
+
+def _read(said: str | None) -> Any:
+    try:
+        return None if said is None else json.loads(said)
+    except ValueError as error:
+        raise DataError(f"expected JSON, found {said!r:.80}: {error}") from error
+
+
+def _messages(value: Any, column: str) -> tuple[Message, ...]:
+    """The chat in a column, of either form."""
+    is_sharegpt = isinstance(value, list) and value and isinstance(value[0], dict) and "role" not in value[0]
+    if not isinstance(value, list) and not (isinstance(value, dict) and "conversations" in value):
+        raise DataError(f"column {column!r}: expected a list of messages, found {value!r:.80}")
+    return from_sharegpt(value) if is_sharegpt or isinstance(value, dict) else from_openai(value)
+
+
+def _each(call: Callable[[Any], _Made], values: Iterable[Any]) -> list[_Made]:
+    """What is made of each row.
+
+    Raises:
+        InRow: Of the first that nothing can be made of.
+    """
+    made = []
+    for row, value in enumerate(values):
+        try:
+            made.append(call(value))
+        except (DataError, RecursionError) as error:
+            raise InRow(row, str(error)) from error
+    return made
+
+
+def _masks(masks: Sequence[npt.NDArray[np.int64]], length: int, side: str) -> pa.Array:
+    """Masks as a column of lists, 0 where rows are filled up."""
+    values = padded(masks, length, 0, side)[0].flatten()
+    return pa.FixedSizeListArray.from_arrays(values.cast(pa.uint8()), length)

@@ -1,0 +1,230 @@
+"""Chats kept on disk: their rows are those of encode_chat and encode_preference, whatever the chats lie in."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mouse_core import BatchSource, text
+from mouse_core.cli import main
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.text import chat
+from tests.core.chat_cases import BRACKETS, CHATML, TALK, TOOL_TALK, TOOLS, WEATHER, made, template, tokenizer
+
+PAD = 0
+WITH_TOOLS = {"messages": chat.to_openai(TOOL_TALK[1:]), "tools": [WEATHER], "score": 0.5}
+DATA = [{"messages": chat.to_openai(TALK), "score": 2.0}, WITH_TOOLS, {**WITH_TOOLS, "tools": None, "score": -1}]
+PAIRS = [
+    {"prompt": chat.to_openai(TALK[:1]), "chosen": chat.to_openai(TALK[1:2]), "rejected": chat.to_openai(TALK[3:])},
+    {"prompt": chat.to_openai(TALK[:3]), "chosen": chat.to_openai(TALK[3:]), "rejected": chat.to_openai(TALK[1:2])},
+]
+BY_TOKEN = {"sequence_length": 200, "batch_size": 3, "sampling": "sequential", "boundary": "episode"}
+
+
+def stored(found: text.Tokenized) -> dict[str, np.ndarray]:
+    """All rows, as batches deliver them."""
+    store = found.to_store()
+    return dict(BatchSource(store, batch_size=len(store), windows={}, sampling="last")[0])
+
+
+def by_hand(source: str, eos: str, **options: Any) -> list[chat.EncodedChat]:
+    """Each chat by itself."""
+    return [
+        chat.encode_chat(template(source, eos), one["messages"], tokenizer(), tools=one.get("tools"), **options)
+        for one in DATA
+    ]
+
+
+@pytest.mark.parametrize(("source", "eos"), [(TOOLS, "<|im_end|>"), (BRACKETS, "</s>")])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_rows_are_the_tokens_of_each_chat_cut_and_filled_up(source: str, eos: str, side: Any, tmp_path: Path) -> None:
+    recipe = chat.Chats(
+        template=template(source, eos),
+        max_length=70,
+        tools="tools",
+        truncation_side=side,
+        pad_id=PAD,
+        padding_side=side,
+        keep={"score": "float32"},
+    )
+    rows = stored(text.tokenize(DATA, tokenizer(), tmp_path, recipe))
+    chats = by_hand(source, eos, max_length=70, truncation_side=side)
+    assert 70 in map(len, (one.input_ids for one in chats))  # some were cut
+    fills = [70 - len(one.input_ids) for one in chats]
+    for name, values, fill in (
+        ("input_ids", [one.input_ids for one in chats], PAD),
+        ("assistant_masks", [one.assistant_masks for one in chats], 0),
+        ("attention_mask", [np.ones(len(one.input_ids)) for one in chats], 0),
+    ):
+        width = [(0, more) if side == "right" else (more, 0) for more in fills]
+        wanted = [np.pad(one, each, constant_values=fill) for one, each in zip(values, width, strict=True)]
+        np.testing.assert_array_equal(rows[name], wanted)
+        assert rows[name].dtype == np.int64
+    assert rows["score"].tolist() == [2, 0.5, -1]
+    made = chat.collate_chats(chats, pad_token_id=PAD, padding_side=side, pad_to_multiple_of=70)
+    np.testing.assert_array_equal(rows["assistant_masks"], made["assistant_masks"])
+
+
+def test_every_token_is_a_row_and_every_chat_an_episode(tmp_path: Path) -> None:
+    recipe = chat.ChatTokens(template=template(TOOLS), tools="tools", max_length=120, truncation_side="left")
+    store = text.tokenize(DATA, tokenizer(), tmp_path, recipe).to_store()
+    chats = by_hand(TOOLS, "<|im_end|>", max_length=120, truncation_side="left")
+    ids, masks = ([getattr(one, name) for one in chats] for name in ("input_ids", "assistant_masks"))
+    rows = dict(BatchSource(store, batch_size=len(store), windows={}, sampling="last")[0])
+    assert rows["input_ids"].tolist() == np.concatenate(ids).tolist()
+    assert rows["assistant_masks"].tolist() == np.concatenate(masks).tolist()
+    assert rows["done"].tolist() == [int(at == len(one) - 1) for one in ids for at in range(len(one))]
+
+    # Padded, packed and as windows, the tokens of a batch are those of some chats, each once an epoch.
+    packed = BatchSource(store, **BY_TOKEN, packed=True)[0]
+    ends = packed["cu_seqlens"].tolist()
+    names = ("input_ids", "assistant_masks")
+    found = [[packed[name][a:b].tolist() for name in names] for a, b in pairwise(ends)]
+    assert sorted(found) == sorted([one.tolist(), mask.tolist()] for one, mask in zip(ids, masks, strict=True))
+    padded = BatchSource(store, **BY_TOKEN, pad=PAD)[0]
+    assert padded["input_ids"].shape == padded["mask"].shape == (3, 200)
+    assert padded["input_ids"][padded["mask"]].tolist() == packed["input_ids"].tolist()
+    windows = BatchSource(store, sequence_length=16, batch_size=4)[0]
+    assert windows["assistant_masks"].shape == (4, 16)
+    whole = "".join(chr(one) for one in np.concatenate(ids))
+    assert all("".join(map(chr, row)) in whole for row in windows["input_ids"].tolist())
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_pairs_are_those_of_encode_preference_and_its_collation(side: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"template": template(CHATML), "max_length": 40, "pad_id": PAD, "truncation_side": side}
+    recipe = chat.Preferences(**options, keep={"margin": "float32"})
+    data = [{**one, "margin": at} for at, one in enumerate(PAIRS)]
+    rows = stored(text.tokenize(data, tokenizer(), tmp_path, recipe))
+    pairs = [chat.encode_preference(template(CHATML), **one, tokenizer=tokenizer()) for one in PAIRS]
+    mode = "keep_start" if side == "right" else "keep_end"
+    wanted = chat.collate_preferences(
+        pairs, pad_token_id=PAD, max_length=40, truncation_mode=mode, pad_to_multiple_of=40, two_blocks=True
+    )
+    for name, values in text.as_pairs(rows).items():
+        if name != "margin":
+            assert values.keys() == {"input_ids", "attention_mask", "completion_mask"}
+            for field, array in values.items():
+                np.testing.assert_array_equal(array, wanted[f"{name.removesuffix('_data')}_{field}"])
+    assert rows["margin"].tolist() == [0, 1]
+
+    # Without a column of prompts they are what both chats begin with.
+    whole = [{name: one["prompt"] + one[name] for name in ("chosen", "rejected")} for one in PAIRS]
+    again = text.tokenize(whole, tokenizer(), tmp_path, chat.Preferences(**options, prompt=None))
+    assert all(np.array_equal(values, rows[name]) for name, values in stored(again).items())
+    same = [{"chosen": one["chosen"], "rejected": one["chosen"]} for one in whole]
+    with pytest.raises(DataError, match="row 0: columns 'chosen' and 'rejected': expected chats that begin alike"):
+        text.tokenize(same, tokenizer(), tmp_path, chat.Preferences(**options, prompt=None))
+
+
+def test_chats_lie_in_lists_files_tables_and_datasets_and_are_the_same(tmp_path: Path) -> None:
+    recipe = chat.Chats(template=template(TOOLS), max_length=150, tools="tools", pad_id=PAD)
+    data = [{name: one.get(name) for name in ("messages", "tools")} for one in DATA]
+    lines = tmp_path / "chats.jsonl"
+    lines.write_text("\n".join(map(json.dumps, data)))
+    typed = pa.Table.from_pylist(data)  # every message has all keys, most of them null
+    pq.write_table(typed, tmp_path / "chats.parquet")
+    texts = pa.table({name: [json.dumps(one[name]) for one in data] for name in ("messages", "tools")})
+    sources = {"list": data, "lines": lines, "parquet": tmp_path / "chats.parquet", "typed": typed, "texts": texts}
+    sources["dataset"] = datasets.Dataset(typed)
+    wanted = stored(text.tokenize(data, tokenizer(), tmp_path / "tokens", recipe))
+    for name, source in sources.items():
+        rows = stored(text.tokenize(source, tokenizer(), tmp_path / name, recipe))
+        assert all(np.array_equal(rows[field], values) for field, values in wanted.items()), name
+
+    alone = replace(recipe, tools=None)
+    lists = stored(text.tokenize([one["messages"] for one in data], tokenizer(), tmp_path / "tokens", alone))
+    said = [{"from": {"user": "human", "assistant": "gpt"}[one.role], "value": one.text} for one in TALK]
+    theirs = [{"messages": said}, {"messages": {"conversations": said}}]
+    rows = stored(text.tokenize(theirs, tokenizer(), tmp_path / "tokens", alone))
+    assert rows["input_ids"].tolist() == [lists["input_ids"][0].tolist()] * 2
+
+
+def test_it_is_made_once_for_the_same_template_and_options(tmp_path: Path) -> None:
+    recipe = chat.Chats(template=template(TOOLS), max_length=64, pad_id=PAD)
+    folder = tmp_path / "tokens"
+
+    def again(changed: chat.Chats) -> text.Tokenized:
+        return text.tokenize(DATA, tokenizer(), folder, changed)
+
+    first = again(recipe)
+    assert not first.reopened
+    assert again(chat.Chats(template=chat.ChatTemplate(TOOLS, recipe.template.variables), max_length=64, pad_id=PAD))
+    assert again(recipe).reopened
+    for changed in (
+        replace(recipe, template=template(TOOLS, "</s>")),
+        replace(recipe, template=template(TOOLS + " ")),
+        replace(recipe, max_length=65),
+        replace(recipe, tools="tools"),
+        replace(recipe, straddling="exclude"),
+        replace(recipe, truncation_side="left"),
+    ):
+        assert not again(changed).reopened
+
+
+def test_what_is_no_chat_is_refused_by_its_row(tmp_path: Path) -> None:
+    recipe = chat.ChatTokens(template=template(TOOLS))
+
+    def refused(source: Any, match: str) -> None:
+        with pytest.raises(DataError, match=match) as told:
+            text.tokenize(source, tokenizer(), tmp_path, recipe)
+        assert told.type is DataError  # and nothing that nobody else can name
+
+    many = [[{"role": "user", "content": "hi"}]] * 513
+    refused([*many, {"messages": []}], "row 513: .*expected one or more messages")
+    refused([*many, {"text": "none"}], "row 513: column 'messages': expected a list of messages, found None")
+    refused([{"messages": "no JSON"}], "row 0: expected JSON, found 'no JSON'")
+    refused([{"messages": [{"content": "of nobody"}]}], "row 0: .*from")
+    refused([{"messages": [{"role": "user", "content": {1}}]}], "rows 0..0: .*set is not JSON")
+    deep = "[" * 5000 + "]" * 5000
+    refused([{"messages": deep}], "row 0: maximum recursion depth")
+    (tmp_path / "deep.jsonl").write_text(deep)
+    refused(tmp_path / "deep.jsonl", "line 1: expected JSON, found: maximum recursion")
+    refused(["a text"], "expected a list or a dict, found 'a text' in row 0")
+    refusing = chat.ChatTemplate("{% if messages|length > 1 %}{{ raise_exception('no') }}{% endif %}a")
+    recipe = chat.ChatTokens(template=refusing)
+    chats = [DATA[0]["messages"][:1], DATA[0]["messages"]]
+    refused(chats, "row 1: chat template: it refuses this chat: no")
+
+
+def test_recipes_refuse_what_cannot_be() -> None:
+    told = "Today is {{ strftime_now('%d') }}."
+    with pytest.raises(ConfigError, match=re.escape("say ChatTemplate(..., now=...)")):
+        chat.ChatTokens(template=chat.ChatTemplate(told))
+    assert chat.ChatTokens(template=chat.ChatTemplate(told, now=datetime(2026, 1, 2))).max_length is None
+    with pytest.raises(ConfigError, match="template: expected a ChatTemplate, found 'chatml'"):
+        chat.Preferences(template="chatml", max_length=4)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="max_length"):
+        chat.Chats(template=template(TOOLS), max_length=0)
+    with pytest.raises(ConfigError, match="straddling: expected one of 'include'"):
+        chat.Chats(template=template(TOOLS), max_length=4, straddling="maybe")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="assistant_masks"):
+        chat.Chats(template=template(TOOLS), max_length=4, keep={"assistant_masks": "int8"})
+
+
+def test_the_command_line_takes_chats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text(made())
+    (tmp_path / "model" / "chat_template.jinja").write_text(TOOLS + "{# strftime_now #}")
+    (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps(one) for one in DATA))
+    command = ["tokenize", str(tmp_path / "chats.jsonl"), str(tmp_path / "tokens"), "--as", "chat-tokens"]
+    command += ["--tokenizer", str(tmp_path / "model"), "--columns", "tools=tools"]
+    assert main(command) == 2
+    assert "tells the time of day" in capsys.readouterr().err
+    assert main([*command, "--now", "2026-11-23"]) == 0
+    tokens = sum(len(one.input_ids) for one in by_hand(TOOLS, "<|im_end|>"))
+    assert f": {tokens:,} rows of 3 texts" in capsys.readouterr().out
+    for more, said in ((["--now", "today"], "--now: expected a date"), (["--eos-id", "3"], "--eos-id: expected none")):
+        assert main([*command, *more]) == 2
+        assert said in capsys.readouterr().err
