@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -53,9 +54,22 @@ def namespace(values: Any) -> Any:
     """The array API's functions for an array; at once for those of NumPy, which is asked for on every batch."""
     if type(values) is np.ndarray:
         return _numpy_namespace()
+    if is_tensor(values):
+        import array_api_compat.torch
+
+        return array_api_compat.torch
     from array_api_compat import array_namespace
 
     return array_namespace(values)
+
+
+def is_tensor(values: Any) -> bool:
+    """Whether it is a tensor of torch, which is not imported to tell.
+
+    As ``array_api_compat.is_torch_array``, whose answers are cached, of which ``torch.compile`` warns a dozen times.
+    """
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(values, torch.Tensor)
 
 
 @cache

@@ -45,6 +45,7 @@ class ColumnPart:
 
     # What its addresses are backed by. Whoever reads there waits for it; ``chunk`` gives values that stay.
     backing: Backing | None = None
+    videos: Any = None  # that its frames are of: ``video.frames.VideoFiles``
     # How many chunks are looked up one by one, where that is no slower.
     few = _FEW
 
@@ -320,8 +321,7 @@ class Column:
             if part.begin[local] == UNKNOWN:
                 part.width[local], part.begin[local] = self._first_value_of(part, local)
             begin, width = int(part.begin[local]), int(part.width[local])
-        tables = self.__dict__.get("_tables")
-        if tables is not None:
+        if (tables := self.__dict__.get("_tables")) is not None:
             with self._lock:
                 tables[1][number], tables[0][number] = width, begin
         return begin, width

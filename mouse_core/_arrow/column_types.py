@@ -29,8 +29,10 @@ class ColumnType:
     """What a column holds, apart from how Arrow happens to encode it: columns of equal types fit together.
 
     Args:
-        kind: "scalar", "list", "image" (encoded: a ``{bytes, path}`` struct or binary), "null" or "other".
-        value_type: The Arrow type of the innermost values, as text; of images that of their pixels, "image" for uint8.
+        kind: "scalar", "list", "image" (encoded: a ``{bytes, path}`` struct or binary), "video" (frames of videos: a
+            ``{video, frame}`` struct of whole numbers), "null" or "other".
+        value_type: The Arrow type of the innermost values, as text; of images and frames that of their pixels, and for
+            uint8 the kind.
         depth: Levels of lists.
     """
 
@@ -39,11 +41,14 @@ class ColumnType:
     depth: int = 0
 
     @property
+    def is_encoded(self) -> bool:
+        """Whether values are pictures that have to be decoded."""
+        return self.kind in ("image", "video")
+
+    @property
     def dtype(self) -> np.dtype[np.generic]:
         """The NumPy dtype of the innermost values."""
-        return np.dtype(
-            NUMPY_NAMES.get(self.value_type, "uint8") if self.kind == "image" else NUMPY_NAMES[self.value_type]
-        )
+        return np.dtype(NUMPY_NAMES.get(self.value_type, "uint8") if self.is_encoded else NUMPY_NAMES[self.value_type])
 
     def __str__(self) -> str:
         return f"{'list of ' * self.depth}{self.value_type or self.kind}"
@@ -73,6 +78,9 @@ def column_type(data_type: pa.DataType) -> ColumnType:
         return ColumnType("list" if depth else "scalar", str(data_type), depth)
     encoded = pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type)
     if pa.types.is_struct(data_type):
+        whole = {field.name: pa.types.is_integer(field.type) for field in data_type}
+        if whole == {"video": True, "frame": True} and not depth:
+            return ColumnType("video", "video")
         encoded = {field.name for field in data_type} == {"bytes", "path"}
     return ColumnType("image", "image") if encoded and not depth else ColumnType("other", str(data_type), depth)
 
@@ -99,10 +107,15 @@ def check_readable(kind: ColumnType, field: Field) -> None:
         if most:
             wanted += f"{most} dimension{'s' * (most > 1)}"
         raise SchemaError(f"{where}: expected {wanted}, found {kind}")
-    readable = ("list", "null", "image") if field.image else ("scalar", "list", "null")
+    readable = ("list", "null", "image", "video") if field.image else ("scalar", "list", "null")
     if kind.kind not in readable or (field.image and kind.kind == "list" and kind.depth not in (2, 3)):
         wanted = "images or lists [H, W] or [H, W, C] of integers" if field.image else "numbers or lists of numbers"
         raise SchemaError(f"{where}: expected {wanted}, found {kind}")
+    if field.crop is not None:
+        if kind.kind not in ("video", "null"):
+            raise SchemaError(f"{where}: expected frames of videos to crop, found {kind}")
+        if len(field.crop) != 4 or not all(type(number) is int for number in field.crop):
+            raise SchemaError(f"{where}: expected crop as (top, left, height, width), found {field.crop!r:.80}")
 
 
 @dataclass(frozen=True)
@@ -115,6 +128,7 @@ class Reading:
         shape: The shape of one row, images as ``(H, W, C)``.
         fill, pad: See ``spec.Field``.
         budget: Limits the dense copies; None: there are none.
+        crop: See ``spec.Field``.
     """
 
     name: str
@@ -123,6 +137,7 @@ class Reading:
     fill: float | None = None
     pad: float | None = None
     budget: DenseBudget | None = None
+    crop: tuple[int, int, int, int] | None = None
 
     @memo
     def width(self) -> int:

@@ -23,6 +23,13 @@ def plain(array: pa.Array) -> pa.Array:
     return array
 
 
+def without_nulls(array: pa.Array) -> pa.Array:
+    """The values that are not null; pyarrow (26) gives others of nested lists of fixed size that do not begin at 0."""
+    if array.offset and pa.types.is_fixed_size_list(array.type):
+        array = pa.concat_arrays([array, array.slice(0, 0)])
+    return array.drop_null()
+
+
 def dense_rows(
     array: pa.Array,
     shape: tuple[int, ...],

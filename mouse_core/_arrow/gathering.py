@@ -160,6 +160,7 @@ def _gather_slices(
     slices: dict[pa.DataType, list[pa.Array]] = {}
     targets: dict[pa.DataType, list[Int64s]] = {}
     images: list[tuple[pa.Array, int, Sequence[str]]] = []
+    frames: dict[Any, list[tuple[pa.Array, int, Sequence[str]]]] = {}
     wanted: dict[ColumnPart, list[tuple[int, int, int]]] = {}
     places: dict[ColumnPart, list[int]] = {}
     for begin, end in pairwise(begins):
@@ -169,11 +170,17 @@ def _gather_slices(
     for part, some in wanted.items():
         for found, place in zip(part.slices(some), places[part], strict=True):
             values = plain(found)
+            if column.kind.kind == "video":
+                frames.setdefault(part.videos, []).append((values, place, part.image_roots))
+                continue
             if column.kind.kind == "image":
                 images.append((values, place, part.image_roots))
                 continue
             slices.setdefault(values.type, []).append(values)
             targets.setdefault(values.type, []).append(np.arange(place, place + len(values)))
+    for videos, runs in frames.items():
+        reading = column.reading
+        videos.fill(runs, column.shape, steps, fill=reading.fill, pixel=reading.dtype, crop=reading.crop)
     if images:
         from mouse_core.images.rows import fill_images  # 0.5 us; the first image alone takes a hundred times that
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from mouse_core._base.checks import is_whole
-from mouse_core.errors import DataError
-from mouse_core.spec import Field
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.spec import DIMS, Field, check_alignment
 
 # What a dataset may say that a step of a field, or an image, holds: so much is made room for in every batch.
 _MOST_VALUES, _MOST_IMAGE_VALUES = 1 << 24, 1 << 28
@@ -99,3 +99,21 @@ def said_in(text: str, names: Set[str], newest: int, *, where: str) -> dict[str,
     if unknown:
         raise DataError(f"{where}: expected what version {version} can say, found also {unknown}")
     return dict(said)
+
+
+def check_words(about: Any) -> None:
+    """Raise ConfigError unless what an ``About`` is given of alignment, names, tasks, fields and widths are such."""
+    if about.alignment is not None:
+        check_alignment(about.alignment)
+    names = about.environments
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"environments: expected names of environments, found {names!r:.200}")
+    if not all(is_whole(number) and isinstance(text, str) for number, text in dict(about.tasks).items()):
+        raise ConfigError(f"tasks: expected texts by whole numbers, found {about.tasks!r:.200}")
+    for item in about.fields:
+        if not isinstance(item, Field):
+            raise ConfigError(f"fields: expected mouse_core.Field objects, found {item!r:.200}")
+    for name in DIMS:
+        dim = getattr(about, name)
+        if dim is not None and (not is_whole(dim) or dim < 1):
+            raise ConfigError(f"{name}: expected a positive integer, found {dim!r:.200}")

@@ -1,8 +1,9 @@
-"""Which values columns may have, as a dataset says it."""
+"""Which values columns may have, and what their dimensions are called, as a dataset says it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -59,3 +60,22 @@ def _common(specs: Sequence[Any]) -> Any:
         return NonTensor()
     sizes = zip(*(one.shape for one in specs), strict=True)
     return Unbounded(tuple(size[0] if len(set(size)) == 1 else -1 for size in sizes), dtype)
+
+
+def check_dimensions(given: Any) -> Mapping[str, tuple[str, ...]]:
+    """Names of dimensions by column, or ConfigError."""
+    found = {}
+    for column, names in dict(given if isinstance(given, Mapping) else {0: 0}).items():
+        is_list = isinstance(names, Sequence) and not isinstance(names, str)
+        if not isinstance(column, str) or not is_list or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"dimensions: expected lists of names by column, found {given!r:.200}")
+        found[column] = tuple(names)
+    return MappingProxyType(found)
+
+
+def joined_dimensions(said: Sequence[Mapping[str, Sequence[str]]]) -> dict[str, Sequence[str]]:
+    """The names that no two parts say differently."""
+    found: dict[str, Sequence[str]] = {}
+    for names in said:
+        found |= {column: some for column, some in names.items() if column not in found}
+    return {column: some for column, some in found.items() if all(one.get(column, some) == some for one in said)}

@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from mouse_core._base.checks import is_whole
-from mouse_core.about._fields import check_width, field_from_json, field_to_json, said_in
-from mouse_core.about._specs import check_spec, joined_specs, spec_from_json
+from mouse_core.about._fields import check_width, check_words, field_from_json, field_to_json, said_in
+from mouse_core.about._specs import check_dimensions, check_spec, joined_dimensions, joined_specs, spec_from_json
+from mouse_core.about._videos import check_videos, joined_videos
 from mouse_core.about.features import HUGGINGFACE, feature_of, features_in
 from mouse_core.about.recording import Recording, check_recordings, recording_from_json, recording_to_json
 from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
@@ -26,9 +26,10 @@ __all__ = ["KEY", "About", "joined", "read_about", "with_about"]
 KEY = "mouse_data"
 """Under which name the text stands in metadata, descriptions and features."""
 
-_VERSION = 3
-# What earlier releases read is written as they wrote it: before there were specs, and before recordings.
-_VERSION_WITHOUT_SPEC, _VERSION_WITHOUT_RECORDINGS = 2, 1
+_VERSION = 5
+# What earlier releases read is written as they wrote it: before there were names of dimensions, videos, specs, and
+# recordings.
+_WITHOUT_DIMENSIONS, _WITHOUT_VIDEOS, _WITHOUT_SPEC, _WITHOUT_RECORDINGS = 4, 3, 2, 1
 _MARK = f"{KEY}: "
 # What earlier versions wrote: the alignment alone.
 _OLD_KEY = "mouse_alignment"
@@ -52,6 +53,9 @@ class About:
         max_obs_continuous_dim: Width C of observations.
         recordings: How the steps were recorded, as recorders say it; each way once.
         spec: Which values columns may have: a ``mouse_core.spec.Composite``, or a dict, of the specs of arrays by name.
+        videos: The files that frames are of, by number: the path of each below the dataset's folder, and the digest of
+            its index (``mouse_core.video.VideoIndex``).
+        dimensions: What the dimensions of columns are called, by column: ``{"action": ["elbow", "wrist"]}``.
 
     Raises:
         ConfigError: A value that is none of these.
@@ -65,9 +69,11 @@ class About:
     max_obs_continuous_dim: int | None = None
     recordings: Sequence[Recording] = ()
     spec: Any = None
+    videos: Sequence[tuple[str, str]] = ()
+    dimensions: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._check()
+        check_words(self)
         for name in DIMS:
             dim = getattr(self, name)
             object.__setattr__(self, name, None if dim is None else int(dim))
@@ -77,21 +83,8 @@ class About:
         object.__setattr__(self, "fields", tuple(self.fields))
         object.__setattr__(self, "recordings", check_recordings(self.recordings))
         object.__setattr__(self, "spec", check_spec(self.spec))
-
-    def _check(self) -> None:
-        if self.alignment is not None:
-            check_alignment(self.alignment)
-        if isinstance(self.environments, str) or not all(isinstance(name, str) for name in self.environments):
-            raise ConfigError(f"environments: expected names of environments, found {self.environments!r:.200}")
-        if not all(is_whole(number) and isinstance(text, str) for number, text in dict(self.tasks).items()):
-            raise ConfigError(f"tasks: expected texts by whole numbers, found {self.tasks!r:.200}")
-        for item in self.fields:
-            if not isinstance(item, Field):
-                raise ConfigError(f"fields: expected mouse_core.Field objects, found {item!r:.200}")
-        for name in DIMS:
-            dim = getattr(self, name)
-            if dim is not None and (not is_whole(dim) or dim < 1):
-                raise ConfigError(f"{name}: expected a positive integer, found {dim!r:.200}")
+        object.__setattr__(self, "videos", check_videos(self.videos))
+        object.__setattr__(self, "dimensions", check_dimensions(self.dimensions))
 
     def __bool__(self) -> bool:
         return self != About()
@@ -113,8 +106,10 @@ class About:
 
     def to_json(self) -> str:
         """All that is said, as JSON in one line, with the version of the form."""
-        before = _VERSION_WITHOUT_SPEC if self.recordings else _VERSION_WITHOUT_RECORDINGS
-        said: dict[str, Any] = {"version": before if self.spec is None else _VERSION}
+        before = _WITHOUT_SPEC if self.recordings else _WITHOUT_RECORDINGS
+        before = before if self.spec is None else _WITHOUT_VIDEOS
+        before = _WITHOUT_DIMENSIONS if self.videos else before
+        said: dict[str, Any] = {"version": _VERSION if self.dimensions else before}
         if self.alignment is not None:
             said["alignment"] = self.alignment
         if self.environments:
@@ -128,6 +123,10 @@ class About:
             said["recordings"] = [recording_to_json(item) for item in self.recordings]
         if self.spec is not None:
             said["spec"] = self.spec.to_json()
+        if self.videos:
+            said["videos"] = self.videos
+        if self.dimensions:
+            said["dimensions"] = dict(self.dimensions)
         return json.dumps(said, allow_nan=False)
 
     @classmethod
@@ -203,6 +202,8 @@ def joined(parts: Iterable[tuple[str, About]]) -> About:
         **{name: values.get(name) for name in DIMS},
         recordings=recordings,
         spec=joined_specs([about.spec for _, about in parts]),
+        videos=joined_videos([(where, about.videos) for where, about in parts]),
+        dimensions=joined_dimensions([about.dimensions for _, about in parts]),
     )
 
 

@@ -155,7 +155,7 @@ class PipelineAround:
         groups = []
         for number, ((offsets, shift), fields) in enumerate(chosen.items()):
             # Decoding costs more than finding rows one by one.
-            encoded = any(reader.column.kind.kind == "image" for reader in fields.values())
+            encoded = any(reader.column.kind.is_encoded for reader in fields.values())
             blocks = BlocksAround(anchors.blocks, offsets, shift, number, single=encoded)
             masked: dict[str, FieldReader | MaskReader] = {**fields}
             masked |= {mask: MaskReader(FieldSpec(mask, np.dtype(np.bool_), ())) for mask in map(mask_of, fields)}

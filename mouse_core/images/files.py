@@ -45,8 +45,19 @@ def open_inside(path: str, roots: Sequence[str]) -> IO[bytes]:
     Raises:
         DataError: It lies elsewhere, also by way of a link; there is none; or it is no regular file.
     """
+    return _found_inside(path, roots, "image", "an image")[1]
+
+
+def find_video(path: str, roots: Sequence[str]) -> str:
+    """Where a video lies that rows name, absolute and without links; else as ``open_inside``."""
+    real, file = _found_inside(path, roots, "video", "a video")
+    file.close()
+    return real
+
+
+def _found_inside(path: str, roots: Sequence[str], what: str, one: str) -> tuple[str, IO[bytes]]:
     roots = tuple(dict.fromkeys(check_list("image_roots", roots)))
-    wanted = "expected an image file inside the dataset's folder or one that --image-root or image_roots= names"
+    wanted = f"expected {one} file inside the dataset's folder or one that --image-root or image_roots= names"
     for root in roots:
         real = os.path.realpath(os.path.join(root, path))
         if os.path.commonpath([root, real]) != root or not os.path.lexists(real):
@@ -56,14 +67,14 @@ def open_inside(path: str, roots: Sequence[str]) -> IO[bytes]:
             flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
             descriptor = os.open(real, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
         except OSError as error:
-            raise DataError(f"expected a readable image, found path {path!r}: {error.strerror}") from error
+            raise DataError(f"expected a readable {what}, found path {path!r}: {error.strerror}") from error
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return os.fdopen(descriptor, "rb")
+            return real, os.fdopen(descriptor, "rb")
         os.close(descriptor)
         raise DataError(f"{wanted}, found path {path!r}, which is no regular file")
     inside = [root for root in roots if os.path.commonpath([root, os.path.realpath(os.path.join(root, path))]) == root]
     if inside:
-        raise DataError(f"expected a readable image, found path {path!r} and no file there (looked in {inside})")
+        raise DataError(f"expected a readable {what}, found path {path!r} and no file there (looked in {inside})")
     raise DataError(f"{wanted} (now {list(roots)}), found path {path!r}{_leads_to(path, roots)}")
 
 

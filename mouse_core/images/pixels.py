@@ -103,6 +103,14 @@ def encode_png(value: object, *, dtype: npt.DTypeLike = np.uint8, image_roots: S
     return stream.getvalue()
 
 
+def encode_jpeg(pixels: npt.NDArray[np.uint8], quality: int) -> bytes:
+    """Encode pixels ``[H, W, C]`` of uint8, C being 1 or 3, as JPEG, which loses something at any quality up to 100."""
+    stream = io.BytesIO()
+    image = pillow().fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    image.save(stream, format="JPEG", quality=quality)
+    return stream.getvalue()
+
+
 def image_shape(
     value: object,
     *,

@@ -138,7 +138,7 @@ class StoreFeed(Feed):
 
     def restored(self, state: Mapping[str, Any]) -> tuple[Feed, int]:
         """A feed with the seed and the rows of a state; see ``Feed``."""
-        from mouse_core.prefetch._resuming import check_source, dropped_of, numbers_of, rows_of
+        from mouse_core.prefetch._resuming import check_decoder, check_source, dropped_of, numbers_of, rows_of
 
         numbers = numbers_of(state)
         try:
@@ -151,6 +151,7 @@ class StoreFeed(Feed):
                 f"state: expected one of this dataset and configuration, found: {error}{dropped_of(self._store)}"
             ) from error
         check_source(source, state, dropped_of(self._store))
+        check_decoder(source, state)
         return StoreFeed(source, self._store), numbers["next_index"]
 
     def refreshed(self, next_index: int) -> Feed:

@@ -17,6 +17,8 @@ from mouse_core.sampling.plan import MASK
 _NUMBERS = ("seed", "next_index", "epoch_start")
 # States of earlier versions have none.
 _CONFIGURATION = "configuration"
+# Those of streams without videos have none of it: the versions that the last bits of pixels depend on.
+_DECODER = "decoder"
 _LONGEST_TEXT, _MOST_ENTRIES = 60, 32
 # What is compared whatever the sampling is.
 _WHEREVER = ("sampling", "normalize", "augment", "map", "lengths", "packed")
@@ -41,12 +43,32 @@ def state_of(source: BatchSource, next_index: int) -> dict[str, Any]:
         "epoch_start": source.epoch_start,
         "fingerprint": source.fingerprint,
         _CONFIGURATION: json.dumps(_configuration(source), separators=(",", ":")),
+        **_decoder_of(source),
     }
+
+
+def _decoder_of(source: BatchSource) -> dict[str, str]:
+    readers = source.snapshot.readers
+    if not any(name in readers and readers[name].column.kind.kind == "video" for name in source.spec):
+        return {}
+    from mouse_core.video import decoder_version  # loaded where there are videos
+
+    return {_DECODER: decoder_version()}
+
+
+def check_decoder(source: BatchSource, state: Mapping[str, Any]) -> None:
+    """Raise StateError where frames of a state's batches were decoded by another version, as far as it says one."""
+    here = _decoder_of(source).get(_DECODER)
+    if here is not None and state.get(_DECODER, here) != here:
+        raise StateError(
+            f"state: expected batches decoded by {here}, found {state[_DECODER]!r:.80}, of which pixels may differ in "
+            "their last bits; load_state_dict(state, accept_decoder=True) goes on with the same frames"
+        )
 
 
 def check_keys(state: Any, keys: set[str]) -> None:
     """Raise StateError unless a state is a dict with these keys."""
-    if not isinstance(state, Mapping) or state.keys() - {_CONFIGURATION} != keys:
+    if not isinstance(state, Mapping) or state.keys() - {_CONFIGURATION, _DECODER} != keys:
         raise StateError(f"state: expected a dict with the keys {sorted(keys)}, found {state!r:.200}")
 
 

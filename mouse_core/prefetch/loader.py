@@ -241,9 +241,8 @@ class Loader(Generic[T]):
         """Everything needed to go on with the next batch, here or elsewhere: plain integers and strings.
 
         ``seed``, ``next_index``, ``rows`` (of the snapshot; of a mixture a dict of them by its members' names),
-        ``epoch_start`` (the index at which the first epoch over
-        the snapshot began), ``fingerprint`` (of data and configuration) and ``configuration`` (in words, to say what
-        differs). The same in every framework, for every shard and any number of workers.
+        ``epoch_start`` (where the first epoch over the snapshot began), ``fingerprint`` (of data and configuration) and
+        ``configuration`` (in words), with videos also ``decoder``. The same in every framework, shard and worker count.
 
         Over a source of one's own it is ``next_index`` and ``fingerprint``. Over a replay buffer it is ``next_index``
         and the batches that were drawn and not yet delivered, as arrays; the buffer has a state of its own.
@@ -258,15 +257,19 @@ class Loader(Generic[T]):
             state[KEY] = rank_state(self._digest, shard_of(self._feed.source, self._delivery.ranks))
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, accept_decoder: bool = False) -> None:
         """Go on exactly where ``state`` was taken, with its seed; the store may have grown since.
 
         A digest goes on, too, where the state has that of a whole stream: of one process, or of all ranks together, as
         ``mouse_core.digest.whole_state`` makes it. Of several ranks rank 0 carries it on and the others begin with
         nothing, so that they add up to the stream's. With the state of one rank among several all begin with nothing.
 
+        Frames of videos are to be decoded by the versions that the state names (``mouse_core.video.decoder_version``),
+        or by others with ``accept_decoder=True``: the same frames, whose pixels may differ in their last bits.
+
         Raises:
-            StateError: The state is of another dataset or configuration, or damaged; nothing has changed then.
+            StateError: The state is of another dataset or configuration, or decoder, or damaged; nothing has changed
+                then.
             ConfigError: Ranks that were found (``shard="auto"``) load other states; nothing has changed then.
             ClosedError, ForkError: As ``next_batch``.
         """
@@ -275,6 +278,8 @@ class Loader(Generic[T]):
         if isinstance(state, Mapping):
             state = dict(state)
             digest = state.pop("digest", None)
+            if accept_decoder:
+                state.pop("decoder", None)
         feed, next_index = self._feed.restored(state)
         if self._agreement is not None:
             self._agreement.hold("load_state_dict()", feed, next_index, self._next_index)

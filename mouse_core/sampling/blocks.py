@@ -218,7 +218,7 @@ def row_bytes(snapshot: Snapshot) -> float:
     """
     types = snapshot.config.types
     readers = {reader.spec.column: reader for reader in snapshot.readers.values()}
-    images = {name for name in readers if types[name].kind == "image"}
+    images = {name for name in readers if types[name].is_encoded}
     plain = readers.keys() - images
     known = float(sum(prod(readers[name].spec.shape) * types[name].dtype.itemsize for name in plain))
     if images:

@@ -76,9 +76,10 @@ class Field:
         labels: What the codes from 0 are called in messages.
         image: Whether values are images: encoded (``{bytes, path}``) or raw arrays ``[H, W]`` or ``[H, W, C]`` of
             pixels. They are delivered flattened, ``[H * W * C]``. ``shape`` is their ``(H, W, C)``, by default that of
-            the first.
+            the first. Frames of videos are resized to it.
         transition: Whether values belong to a transition, as an action and its reward do, and not to an observation; by
             default as those of the standard field of this name. ``windows=`` of sources goes by it.
+        crop: Of frames of videos, the part that is delivered, before it is resized: ``(top, left, height, width)``.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Field:
     dim: int | None = None
     labels: tuple[str, ...] = ()
     transition: bool | None = None
+    crop: tuple[int, int, int, int] | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
@@ -254,9 +256,7 @@ class FieldSpec:
 
     def replace(self, **changes: Any) -> FieldSpec:
         """The same field with other dtypes or another shape; a new ``dtype`` alone is that it is stored in, too."""
-        if "dtype" in changes:
-            changes.setdefault("stored_dtype", None)
-        return replace(self, **changes)
+        return replace(self, **({"stored_dtype": None, **changes} if "dtype" in changes else changes))
 
 
 @dataclass(frozen=True)

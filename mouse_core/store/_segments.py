@@ -49,6 +49,7 @@ class Segment:
     is_picked: bool = False
     # For appended rows, the address of the first value of some columns, and values of a row; others are looked up.
     addresses: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    _videos: Any = None
     _make_table: Callable[[], pa.Table] | None = None
     _make_columns: Mapping[str, Callable[[], pa.ChunkedArray]] = MappingProxyType({})
 
@@ -79,8 +80,8 @@ class Segment:
         segment.addresses = {name: (column.address, column.width) for name, column in dense.items()}
         segment._make_columns = {name: partial(_to_column, column, rows) for name, column in dense.items()}
         segment._make_table = partial(extent.to_table, rows)
-        segment._parts, segment._first_values = {}, {}
-        segment.__dict__.update(chunk_starts=np.array([0, rows]), _same_chunks=True, is_mapped=False)
+        segment._parts, starts = {}, np.array([0, rows])
+        segment.__dict__.update(_first_values={}, chunk_starts=starts, _same_chunks=True, is_mapped=False)
         return segment
 
     @memo
@@ -149,21 +150,23 @@ class Segment:
                 part = ColumnPart(self._make_columns[name], self.chunk_starts, same_chunks=True)
                 part.begin[0], part.width[0] = self.addresses[name]
             else:
-                is_there = name in self.types
-                is_image = is_there and column_type(self.types[name]).kind == "image"
-                make = self._make_columns.get(name)
+                kind = column_type(self.types[name]) if name in self.types else None
                 part = ColumnPart(
-                    make or (partial(self.table.column, name) if is_there else _no_column),
+                    self._make_columns.get(name) or (_no_column if kind is None else partial(self.table.column, name)),
                     self.chunk_starts,
                     same_chunks=self._same_chunks,
                     alike=self._alike if self.is_mapped else None,
-                    image_roots=self.image_roots if is_image else (),
+                    image_roots=self.image_roots if kind is not None and kind.is_encoded else (),
                 )
                 part.backing = self.backing
-                if not is_there:
+                if kind is not None and kind.kind == "video":
+                    from mouse_core.video.frames import videos_of
+
+                    part.videos = self._videos = self._videos or videos_of(self.origin or self.table.schema)
+                if kind is None:
                     part.begin[:] = IRREGULAR
-            # One part for all, as addresses in it outlive the snapshot that asked for it.
-            self._parts.setdefault(name, part)
+            # One for all, as addresses in it outlive the snapshot that asked for it.
+            return self._parts.setdefault(name, part)
         return self._parts[name]
 
     @memo

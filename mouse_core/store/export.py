@@ -51,11 +51,12 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], about: Abou
     return dataset if read_about(dataset) == about else with_about(dataset, about)
 
 
-def save(dataset: Any, path: str | os.PathLike[str]) -> None:
-    """Write a dataset to a folder that is whole or not there; see ``Store.save``.
+def save(snapshot: Snapshot, dataset: Any, path: str | os.PathLike[str]) -> None:
+    """Write a snapshot's rows to a folder that is whole or not there; see ``Store.save``.
 
     Args:
-        dataset: A ``datasets.Dataset``.
+        snapshot: The rows.
+        dataset: The same as a ``datasets.Dataset``.
         path: The folder. There must be nothing yet.
 
     Raises:
@@ -69,6 +70,12 @@ def save(dataset: Any, path: str | os.PathLike[str]) -> None:
             with pa.memory_map(str(file)) as source:
                 rows[file.name] = sum(batch.num_rows for batch in pa.ipc.open_stream(source))
         note(partial_folder, rows, None)
+        videos = read_about(dataset).videos
+        if videos:
+            from mouse_core.video.frames import carry_videos  # loaded where there are some
+
+            roots = dict.fromkeys(root for segment in snapshot.segments for root in segment.image_roots)
+            carry_videos(videos, tuple(roots), partial_folder)
 
 
 def _saying_nothing(dataset: Any) -> Any:

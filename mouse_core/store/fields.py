@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,8 +72,9 @@ class FieldReader:
     @property
     def identity(self) -> list[Any]:
         """What decides about the field's values, but for the dtype they are delivered in."""
-        spec = self.spec
-        return [spec.name, spec.column, spec.shape, spec.image_shape, repr(self.field.fill), repr(self.field.pad)]
+        spec, crop = self.spec, self.field.crop
+        column = spec.column if crop is None else f"{spec.column} cropped to {list(crop)}"
+        return [spec.name, column, spec.shape, spec.image_shape, repr(self.field.fill), repr(self.field.pad)]
 
     def check_fills(self, dtype: np.dtype[Any]) -> None:
         """Raise ConfigError if ``dtype`` cannot hold what becomes of nulls and short rows."""
@@ -201,9 +202,9 @@ def _bind(
             raise DataError(f"{field.name}: expected values, found null in every row (column {field.column!r})")
         return None
     shape = _shape(segments, field, kind, first)
-    if kind.kind == "image":
+    if kind.is_encoded:
         kind = replace(kind, value_type=field.pixel_dtype.name)
-    reading = Reading(field.column, kind, shape, field.fill, field.pad, budget)
+    reading = Reading(field.column, kind, shape, field.fill, field.pad, budget, field.crop)
     column = Column(reading, [segment.part(field.column) for segment in segments])
     return _reader(field, column)
 
@@ -227,10 +228,10 @@ def _reader(field: Field, column: Column) -> FieldReader:
 
 
 def _shape(
-    segments: Sequence[Segment], field: Field, kind: ColumnType, found: tuple[int, Any, tuple[str, ...]]
+    segments: Sequence[Segment], field: Field, kind: ColumnType, found: tuple[int, Any, Segment]
 ) -> tuple[int, ...]:
     """The shape of one row: declared, or that of the column's type, or that of its first value."""
-    row, first, image_roots = found
+    row, first, of = found
     where = f"at row {row} (column {field.column!r})"
     if field.shape is not None:
         return field.shape
@@ -238,7 +239,9 @@ def _shape(
         from mouse_core.images.pixels import image_shape
 
         try:
-            return image_shape(first, dtype=field.pixel_dtype, image_roots=image_roots)
+            if kind.kind == "video":
+                return tuple(of.part(field.column).videos.shape_of(first, of.image_roots, field.crop))
+            return image_shape(first, dtype=field.pixel_dtype, image_roots=of.image_roots)
         except ValueError as error:
             raise DataError(f"{field.name}: {error} {where}") from error
     if kind.depth or field.min_ndim:
@@ -257,15 +260,15 @@ def _shape(
     return shape
 
 
-def _first_value(segments: Sequence[Segment], name: str, rows: int) -> tuple[int, Any, tuple[str, ...]] | None:
-    """The first value of a column that is not null, its row, and where images that it names may lie; None where all
-    are. Looks no further than it must.
+def _first_value(segments: Sequence[Segment], name: str, rows: int) -> tuple[int, Any, Segment] | None:
+    """The first value of a column that is not null, its row, and the segment; None where all are. Looks no further
+    than it must.
     """
     begin = 0
     for segment in segments:
         found = segment.first_value(name, rows - begin)
         if found is not None:
-            return begin + found[0], found[1], segment.image_roots
+            return begin + found[0], found[1], segment
         begin += segment.num_rows
     return None
 
@@ -278,6 +281,16 @@ def stored_types(segments: Sequence[Segment]) -> dict[str, pa.DataType]:
             if name not in found or pa.types.is_null(found[name]):
                 found[name] = data_type
     return found
+
+
+def kinds_of(types: Mapping[str, ColumnType], columns: Iterable[str], segments: Sequence[Segment]) -> dict[str, str]:
+    """The types of some columns in words, of frames with what tells the videos that they are of from others."""
+    kinds = {name: str(types[name]) for name in columns}
+    for name in kinds:
+        if types[name].kind == "video":
+            known = [segment.part(name).videos.digest for segment in segments if name in segment.types]
+            kinds[name] += f" {' '.join(dict.fromkeys(known))}"
+    return kinds
 
 
 def rows_without(segments: Sequence[Segment], rows: int, column: str) -> str | None:

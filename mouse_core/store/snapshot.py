@@ -19,7 +19,7 @@ from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
 from mouse_core.spec import Alignment, Field, Spec, codes_called
 from mouse_core.store._segments import Segment, continues, growth_of
-from mouse_core.store.fields import FieldReader, SnapshotConfig, bind_fields, rows_without
+from mouse_core.store.fields import FieldReader, SnapshotConfig, bind_fields, kinds_of, rows_without
 
 _SAMPLED_ROWS = 8
 Sampler = TypeVar("Sampler")
@@ -177,7 +177,8 @@ class Snapshot:
         """The rows at which episodes begin, int64 ``[n]``, ascending; the first read looks at all rows once.
 
         An episode begins behind a row whose ``done`` is not 0 (where its codes have labels: not called "alive"), and
-        where ``time`` is there, also at a row whose time is 0 or not larger than that of the row before.
+        where ``time`` is there, also at a row whose time is 0 or not larger than that of the row before. Where neither
+        is there, every row is one.
 
         Raises:
             DataError: A code of ``done`` that does not exist.
@@ -215,7 +216,7 @@ class Snapshot:
         digest = hashlib.sha256()
         # What is computed follows from the rest, and from how.
         made = {name: how for name, how in self.config.made.items() if name in columns}
-        kinds = {name: str(self.config.types[name]) for name in columns} | made
+        kinds = kinds_of(self.config.types, columns, self.segments) | made
         columns -= made.keys()
         digest.update(json.dumps([self.num_rows, self.alignment, kinds], sort_keys=True).encode())
         sampled = np.unique(np.linspace(0, max(self.num_rows - 1, 0), _SAMPLED_ROWS).astype(np.int64)).tolist()

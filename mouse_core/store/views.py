@@ -120,7 +120,8 @@ class Store(ABC):
 
         The folder appears when all of it is on the disk, so that neither a kill nor a power cut leaves a part of it.
         The SHA-256 of every file is noted, for ``mouse verify``. Nothing that is there is written over, as others may
-        have it mapped: rows that come later go to another folder, or to a ``DatasetStore.open``.
+        have it mapped: rows that come later go to another folder, or to a ``DatasetStore.open``. Videos that rows name
+        frames of lie in it, too: linked, or copied where they cannot be.
 
         Args:
             path: The folder. There must be nothing yet.
@@ -131,7 +132,7 @@ class Store(ABC):
         """
         from mouse_core.store.export import save
 
-        save(self.to_dataset(), path)
+        save(self.snapshot(), self.to_dataset(), path)
 
     # ------------------------------------------------------------------ episodes
 
@@ -144,6 +145,8 @@ class Store(ABC):
         "arrived"; ``done``, the code of its last row, 0 where it was broken off or still goes on; and every column of
         single numbers or texts whose value stays the same all through each episode, as the name of a task does. Where
         rows have the number of a task, and the store is told its text (``about.tasks``), there is ``task``, too.
+
+        Rows with neither ``done`` nor ``time``, as prompts are, are an episode each; without rewards the return is 0.
 
         What was counted is not counted again when rows come, but for the episode that was the last.
 

@@ -33,6 +33,7 @@ WHOLE = About(
     ],
     max_action_dim=3,
     max_obs_continuous_dim=11,
+    dimensions={"observation": ["elbow", 'wrist "ä\n"']},
 )
 
 
@@ -199,6 +200,8 @@ def test_contradictions_name_both() -> None:
         ("b", About("outgoing", ["Y"], {1: "place"}, [Field("f", dtype="int16")], 4, 5)),
     ]
     same = About(environments=["X", "Y"])
+    one, other = About(dimensions={"a": ["x"], "b": ["y"]}), About(dimensions={"a": ["z"], "c": ["y"]})
+    assert joined([("a", one), ("b", other), ("c", one)]) == About(dimensions={"b": ["y"], "c": ["y"]})
     assert joined([("a", About(environments=["X"])), ("b", About(environments=["Y"])), ("c", same)]) == same
     for name, message in {
         "alignment": "alignment: expected one, found 'arrived' in a and 'outgoing' in b",
@@ -222,7 +225,7 @@ def test_contradictions_name_both() -> None:
         ("{", "expected JSON, found '{'"),
         ("[]", "expected a JSON object with a version"),
         ('{"alignment": "arrived"}', "expected a JSON object with a version"),
-        ('{"version": 4}', "expected version 3 at most, found version 4, which a newer mouse-data wrote"),
+        ('{"version": 6}', "expected version 5 at most, found version 6, which a newer mouse-data wrote"),
         ('{"version": 1, "colour": 1}', r"expected what version 1 can say, found also \['colour'\]"),
         ('{"version": 1, "alignment": "sideways"}', "alignment: expected one of"),
         ('{"version": 1, "tasks": {"one": "x"}}', "mouse_data: invalid literal"),
@@ -235,6 +238,8 @@ def test_contradictions_name_both() -> None:
         ('{"version": 1, "fields": [{"name": "x", "shape": [100000, 100000]}]}', "x: expected at most 16777216 values"),
         ('{"version": 1, "fields": [{"name": "x", "dim": 100000000000}]}', "x: expected at most 16777216 values"),
         ('{"version": 1, "fields": [{"name": "x", "max_ndim": "1"}]}', "'x': expected max_ndim as an integer"),
+        ('{"version": 5, "dimensions": {"x": "elbow"}}', "dimensions: expected lists of names by column"),
+        ('{"version": 5, "dimensions": [1]}', "dimensions: expected lists of names by column"),
         ('{"version": 1, "fields": [{"name": "x", "column": [1]}]}', "'x': expected the name of a column"),
     ],
 )

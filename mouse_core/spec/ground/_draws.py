@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.dtypes import number_kind
-from mouse_core.randomness import Key, Purpose, check_seed
+from mouse_core.randomness import Key, Purpose, as_exponential, as_normal, check_seed
 
 Array = npt.NDArray[Any]
 _U53 = 2.0**-53
@@ -102,8 +102,7 @@ def _without_bounds(uniform: Array, low: Array, high: Array) -> Array:
     """Normal where both bounds are infinite, exponential from the one that is not, uniform where neither is."""
     below, above = np.isinf(low), np.isinf(high)
     first, last = np.where(below, 0.0, low), np.where(above, 0.0, high)
-    decay = -np.log1p(-uniform[..., 0])
-    normal = np.sqrt(2.0 * decay) * np.cos(2.0 * np.pi * uniform[..., 1])
+    decay, normal = as_exponential(uniform[..., 0]), as_normal(uniform[..., 0], uniform[..., 1])
     conditions = [below & above, below, above]
     drawn = np.select(conditions, [normal, last - decay, first + decay], _between(uniform[..., 0], first, last))
     return np.asarray(drawn)

@@ -59,20 +59,25 @@ def episode_starts(
     """The rows at which episodes begin, int64 ``[n]``, ascending, 0 first.
 
     An episode begins behind a row whose ``done`` ends one, and, where times are known, at a row whose time is 0 or not
-    larger than that of the row before: so an episode that was broken off ends where the next one begins.
+    larger than that of the row before: so an episode that was broken off ends where the next one begins. Rows that say
+    neither, as prompts and pictures do, are an episode each.
 
     Args:
         segments: What holds the rows.
         rows: How many rows count.
-        fields: Names of the fields that there are: ``done`` and, maybe, ``time``.
+        fields: Names of the fields that there are, of which ``done`` and ``time`` count.
         read: The values of a field in the windows of a length that begin at some rows, one after another.
         alive: The codes of ``done`` that end no episode.
 
     Raises:
         DataError: A value that its field does not allow.
     """
+    if "done" not in fields and "time" not in fields:
+        return np.arange(rows)
     parts = [np.zeros(1, np.int64)]
     begin, before = 0, None
+    if "done" not in fields:
+        alive = ()
     for segment in segments:
         end = min(begin + segment.num_rows, rows)
         found = _look(segment, begin, end, fields, read, alive)
@@ -99,8 +104,8 @@ def _look(
     while row < end:
         length = min(_LENGTH, end - row)
         firsts = np.arange(row, min(end - length, row + (_WINDOWS - 1) * length) + 1, length)
-        codes = read("done", firsts, length)
-        done = codes != 0 if alive == (0,) else ~np.isin(codes, alive)
+        codes = read("done", firsts, length) if alive else np.zeros(len(firsts) * length, np.int64)
+        done = codes != 0 if alive in ((0,), ()) else ~np.isin(codes, alive)
         breaks = np.concatenate([[ended], done[:-1]])
         ended = bool(done[-1])
         if "time" in fields:

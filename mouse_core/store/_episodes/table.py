@@ -55,6 +55,8 @@ class Rows(Protocol):
     @property
     def alignment(self) -> str: ...
     @property
+    def readers(self) -> Mapping[str, Any]: ...
+    @property
     def episode_starts(self) -> Int64s: ...
     def stored(self, field: str, starts: Int64s, length: int = ..., dtype: Any = ...) -> npt.NDArray[Any]: ...
 
@@ -191,7 +193,9 @@ def _single_column(rows: Rows, types: dict[str, pa.DataType], name: str) -> str:
 def _counted(rows: Rows, starts: Int64s, first: int) -> dict[str, npt.NDArray[Any]]:
     """What the table says of the episodes that begin at ``starts``, the first of which has number ``first``."""
     ends = np.append(starts[1:], rows.num_rows)
-    done = [rows.stored("done", ends[at : at + _BLOCK] - 1) for at in range(0, len(ends), _BLOCK)]
+    done = [np.zeros(len(ends), np.int64)]  # of rows that are no steps
+    if "done" in rows.readers:
+        done = [rows.stored("done", ends[at : at + _BLOCK] - 1) for at in range(0, len(ends), _BLOCK)]
     return {
         "episode": np.arange(first, first + len(starts)),
         "start": starts,
@@ -208,7 +212,7 @@ def _returns(rows: Rows, starts: Int64s) -> npt.NDArray[np.float64]:
     that begin at rows 0 and 3 sum up to 2 and 2 then, and to 11 and 11 where rows are "outgoing".
     """
     sums = np.zeros(len(starts))
-    for begin, end in _blocks(int(starts[0]), rows.num_rows):
+    for begin, end in _blocks(int(starts[0]), rows.num_rows) if "reward" in rows.readers else ():
         reward = rows.stored("reward", np.array([begin]), end - begin, np.dtype(np.float64))
         inside = starts[starts.searchsorted(begin) : starts.searchsorted(end)]
         if rows.alignment == "arrived":

@@ -62,6 +62,11 @@ def _of_kind(
         return _of_numbers(column, field, shape)
     if column.kind.kind == "list" and (field is not None or isinstance(value, np.ndarray)):
         return _of_arrays(column, value, field, shape)
+    if column.kind.kind == "video":
+        raise ValueError(
+            "expected pictures in a store of their own, as frames of videos are not appended; `mouse convert --images "
+            "video` makes videos of them, and mouse_core.mixtures mixes both"
+        )
     if column.kind.kind == "image":
         return _of_images(replace(column, shape=shape or (), arrow_type=known or _IMAGE_STRUCT), value)
     return replace(column, arrow_type=known or _object_type(value), object_bytes=_size_of(value))

@@ -8,6 +8,7 @@ from typing import Any
 
 from mouse_core.errors import ConfigError
 from mouse_core.remote.clients import Reaching, is_url
+from mouse_core.store.disk.manifest import NAME
 
 
 def opened(
@@ -36,6 +37,22 @@ def opened(
         from mouse_core.store.elsewhere.opening import open_elsewhere
 
         return open_elsewhere(make, str(path), mode, options)
+    if os.path.isfile(os.path.join(path, "meta", "info.json")) and not os.path.exists(os.path.join(path, NAME)):
+        if mode != "r":
+            raise ConfigError(
+                f"{os.fspath(path)}: expected the mode 'r', as a LeRobotDataset is only read, found {mode!r}"
+            )
+        from mouse_core.formats.lerobot.reading import store_of
+
+        return store_of(path, make=make, **options)
+    if os.path.isfile(os.path.join(path, "features.json")) and not os.path.exists(os.path.join(path, NAME)):
+        if mode != "r":
+            raise ConfigError(
+                f"{os.fspath(path)}: expected the mode 'r', as a dataset of TFDS is only read, found {mode!r}"
+            )
+        from mouse_core.formats.tfds.reading import store_of as store_of_records
+
+        return store_of_records(path, make=make, verify=verify, **options)
     misplaced = [f"{name}=" for name in Reaching.__dataclass_fields__ if name in options]
     if misplaced:
         raise ConfigError(

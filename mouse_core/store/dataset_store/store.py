@@ -102,7 +102,7 @@ class DatasetStore(Store):
             layout: How rows are sealed: "columns", one by one; "windows", 128 to 256 rows at a time; None: as the last.
             **options: Those of the class, where an alignment that is not given is the one that the rows have; for an
                 address also those of ``mouse_core.remote.Reaching``, ``storage_options``, ``cache`` and the like;
-                of a LeRobotDataset ``final`` and ``cameras``, as ``formats.lerobot.read_lerobot`` takes them.
+                of a LeRobotDataset, and of TFDS in TFRecord files, those of their readers: ``final`` and others.
 
         Returns:
             The store. A writer's is closed by ``close()``, or at the end of a ``with`` block.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -86,6 +87,7 @@ class FolderRows(Rows):
         self._together: list[SealedSegments] = []
         # The manifest that segments were taken over from last, and what keeps their files.
         self._taken, self._shared = Manifest(), Shared(Lease())
+        self._videos: Any = None
 
     def shown(self) -> list[Segment]:
         """See ``Rows``; of many sealed files one."""
@@ -129,7 +131,14 @@ class FolderRows(Rows):
         schema = manifest.schemas[sealed.schema]
         file = SealedFile(self.folder_path, sealed, schema, first, manifest.identity, verify=self._verify)
         file.kept = self._shared
-        return SealedSegment(file, self.schema.image_roots, self._token)
+        roots, videos = self.schema.image_roots, manifest.about.videos
+        if not videos:
+            return SealedSegment(file, roots, self._token)
+        from mouse_core.video.frames import VideoFiles  # loaded where there are some
+
+        if self._videos is None or self._videos.files != videos:
+            self._videos = VideoFiles(videos)
+        return SealedSegment(file, (os.path.realpath(self.folder_path), *roots), self._token, self._videos)
 
     def recount(self) -> None:
         """See ``Rows``; where none are taken nothing changes."""

@@ -105,10 +105,11 @@ class PartOfFiles(ColumnPart):
     few = 1
 
     def __init__(self, files: Sequence[SealedFile], first: Int64s, name: str, segment: Segment) -> None:
-        is_image = column_type(segment.types[name]).kind == "image"
+        is_image = column_type(segment.types[name]).is_encoded
         roots = segment.image_roots if is_image else ()
         super().__init__(_no_column, segment.chunk_starts, same_chunks=True, image_roots=roots)
         self._files, self._first, self._name = files, first, name
+        self.videos = segment._videos
 
     def _of(self, chunk: int) -> int:
         """Which file a chunk is in."""
@@ -139,14 +140,15 @@ class SealedSegment(Segment):
 
     Args:
         file: The file.
-        image_roots: Folders in which images that rows name by path may lie.
+        image_roots: Folders in which images that rows name by path may lie, and videos.
         folder: What stands for the store's folder; see ``Segment.place``.
+        videos: Those that frames are of, if there are any.
     """
 
-    def __init__(self, file: SealedFile, image_roots: tuple[str, ...], folder: object) -> None:
+    def __init__(self, file: SealedFile, image_roots: tuple[str, ...], folder: object, videos: Any = None) -> None:
         self.file, self.num_rows, self.place = file, file.sealed.rows, (folder, file.first)
         self.extent = object() if file.sealed.appended else None
-        self._named_roots, self.sealed_bytes = image_roots, file.sealed.bytes
+        self._named_roots, self.sealed_bytes, self._videos = image_roots, file.sealed.bytes, videos
         self._parts, self._first_values = {}, {}
         size = self.file.sealed.batch_rows or self.num_rows
         starts = np.append(np.arange(0, self.num_rows, size), self.num_rows)
@@ -198,7 +200,7 @@ class SealedSegment(Segment):
         return {name: partial(self.file.column, name) for name in self.file.schema.names}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SealedSegment, (self.file, self._named_roots, self.place)
+        return SealedSegment, (self.file, self._named_roots, self.place, self._videos)
 
 
 class SealedSegments(Segment):
@@ -216,6 +218,7 @@ class SealedSegments(Segment):
         self.members, self.place = list(members), first.place
         self.extent = None if first.extent is None else object()
         self._named_roots, self.sealed_bytes = first.image_roots, sum(one.sealed_bytes for one in members)
+        self._videos = first._videos
         self._parts, self._first_values = {}, {}
         # The first row of each, and the end; the first chunk of each, and how many there are.
         self._starts = np.cumsum([0, *(one.num_rows for one in members)], dtype=np.int64)

@@ -74,7 +74,7 @@ class ElsewhereSegment(Segment):
     def part(self, name: str) -> ColumnPart:
         """See ``Segment``; a head is read when a chunk is touched."""
         if name not in self._parts and name in self.types:
-            is_image = column_type(self.types[name]).kind == "image"
+            is_image = column_type(self.types[name]).is_encoded
             roots = self.image_roots if is_image else ()
             self._parts.setdefault(name, _PartElsewhere(self.files, name, roots, self._lists))
         return super().part(name)

@@ -81,6 +81,11 @@ def upload(
     try:
         # Its lease keeps the files until they are sent.
         manifest, lease = found.manifest, found.lease
+        if manifest.about.videos:
+            raise ConfigError(
+                f"{source}: expected rows with their pictures, found frames of videos, which are not read elsewhere; "
+                "`mouse convert --images png` has them in the rows"
+            )
         before, version = _there(client, manifest)
         known, numbers = set(before.segments), {sealed.number for sealed in before.segments}
         new = [sealed for sealed in manifest.segments if sealed not in known]

@@ -1,0 +1,189 @@
+"""Frames of one group of a video: packets read, checked, fed to a decoder, and pixels copied out."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from mouse_core.errors import DataError
+from mouse_core.files.reading import damaged, reading
+from mouse_core.video._demuxing import new_decoder, pyav
+from mouse_core.video.index import VideoIndex
+
+Key = tuple[str, bytes, tuple[int, ...], int, int]
+Take = Callable[[int, npt.NDArray[Any]], None]
+
+# Bytes between two packets, of sound for example, that are rather read along than left out.
+_GAP = 64 << 10
+# What is read with one call ends where a piece of the file of this size does.
+_PIECE = 8 << 20
+_MOST_DECODERS = 8
+
+
+class Decoders:
+    """The decoders of one thread, each for all files of its kind, and the one that converts their pixels."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[Key, Any] = OrderedDict()
+        self._reformatters: dict[tuple[Any, ...], Any] = {}
+
+    def of(self, index: VideoIndex) -> Any:
+        """A decoder that has seen nothing yet."""
+        decoder = None if _is_own(index) else self._held.pop(_key(index), None)
+        return new_decoder(index.codec, index.header, index.colours) if decoder is None else decoder
+
+    def keep(self, index: VideoIndex, decoder: Any) -> None:
+        """Take back a decoder with which nothing went wrong."""
+        if _is_own(index):
+            return
+        decoder.flush_buffers()
+        self._held[_key(index)] = decoder
+        if len(self._held) > _MOST_DECODERS:
+            self._held.popitem(last=False)
+
+    def converted(self, frame: Any, form: str, height: int, width: int) -> Any:
+        """A frame in another pixel format and size, as ``frame.reformat`` makes it."""
+        # Before PyAV 17 one that has converted other colours may stay with them.
+        sizes = frame.height - height, frame.width - width
+        key = frame.format.name, int(frame.colorspace), int(frame.color_range), *sizes
+        reformatter = self._reformatters.get(key)
+        if reformatter is None:
+            if len(self._reformatters) >= _MOST_DECODERS:
+                self._reformatters.clear()
+            reformatter = self._reformatters[key] = pyav().video.reformatter.VideoReformatter()
+        wanted = {"format": form} | ({"height": height, "width": width} if any(sizes) else {})
+        try:
+            return reformatter.reformat(frame, **wanted, threads=1)
+        except TypeError:  # before PyAV 16, which never used threads here
+            return reformatter.reformat(frame, **wanted)
+
+
+def _is_own(index: VideoIndex) -> bool:
+    """Whether parameters that packets bring would stay in the decoder for the next file; those of JPEG are tables."""
+    return index.own_sets or index.codec == "mjpeg"
+
+
+def _key(index: VideoIndex) -> Key:
+    return index.codec, index.header, tuple(index.colours), index.height, index.width
+
+
+def decode_group(
+    decoders: Decoders, index: VideoIndex, frames: npt.NDArray[np.int64], take: Take, like: Any, crop: Any = None
+) -> None:
+    """Decode some frames that begin at one packet.
+
+    Args:
+        decoders: The thread's.
+        index: Of the video.
+        frames: Their numbers, each once.
+        take: Called with the place of each in ``frames``, and its pixels.
+        like: Pixels wanted: an array ``[..., H, W, C]`` of uint8 or uint16.
+        crop: Which part of a frame, ``(top, left, height, width)``; None: all of it.
+
+    Raises:
+        DataError: The file has changed, or the decoder gives no such frame.
+    """
+    packets = index.packet[frames]
+    places = {int(packet): place for place, packet in enumerate(packets)}
+    start, last = int(index.start[packets[0]]), int(packets.max())
+    chosen = np.arange(start, last + 1)
+    wanted = np.zeros(len(chosen), np.bool_)
+    wanted[packets - start] = True
+    chosen = chosen[wanted | ((index.start[start : last + 1] >= start) & (index.referenced[start : last + 1] != 0))]
+
+    def named(packet: int, reason: object) -> DataError:
+        shown = np.flatnonzero(index.packet == packet)
+        return damaged(index.path, reason, at=f"frame {shown[0]}" if len(shown) else f"packet {packet}")
+
+    decoder = decoders.of(index)
+    fed = start
+    try:
+        for frame in _decoded(decoder, index, chosen, named):
+            fed = frame.pts if frame.pts is not None else fed
+            place = places.pop(fed, None)
+            if place is not None:
+                if frame.is_corrupt:
+                    raise named(fed, "expected a whole frame, found one of which a part is missing")
+                take(place, _pixels(decoders, index, frame, like, crop))
+            if not places:
+                break
+    except DataError as error:
+        raise error if index.path in str(error) else named(fed, error) from error
+    except pyav().error.FFmpegError as error:
+        raise named(min(places, default=fed), f"cannot be decoded: {error}") from error
+    if places:
+        raise named(min(places), "expected a frame, found none that the decoder gives")
+    decoders.keep(index, decoder)
+
+
+def _decoded(
+    decoder: Any, index: VideoIndex, chosen: npt.NDArray[np.int64], named: Callable[[int, object], DataError]
+) -> Iterator[Any]:
+    """The frames that a decoder gives for some packets; ``pts`` of each is its packet."""
+    packet_of = pyav().Packet
+    for number, content in zip(chosen.tolist(), _contents(index, chosen), strict=True):
+        if len(content) != index.size[number] or xxhash.xxh3_64_intdigest(content) != index.checksum[number]:
+            raise named(number, "expected the bytes that were there when it was indexed, found others")
+        # A copy, behind which there are zeros: decoders read on, and what they find is seen in a broken frame.
+        packet = packet_of(len(content))
+        packet.update(content)
+        packet.pts = packet.dts = number
+        yield from decoder.decode(packet)
+    yield from decoder.decode(None)
+
+
+def _contents(index: VideoIndex, chosen: npt.NDArray[np.int64]) -> Iterator[memoryview]:
+    """The bytes of some packets, in their order; those that lie together are read with one call."""
+    begins = index.position[chosen]
+    ends = begins + index.size[chosen]
+    apart = (begins[1:] - ends[:-1] > _GAP) | (begins[1:] < ends[:-1])
+    cuts = np.flatnonzero(apart | (begins[1:] // _PIECE != begins[:-1] // _PIECE)) + 1
+    with reading(index.path), open(index.path, "rb", buffering=0) as file:
+        for first, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(chosen)], strict=True):
+            offset = int(begins[first])
+            file.seek(offset)
+            memory = memoryview(file.read(int(ends[end - 1]) - offset))
+            for begin, stop in zip(
+                (begins[first:end] - offset).tolist(), (ends[first:end] - offset).tolist(), strict=True
+            ):
+                yield memory[begin:stop]
+
+
+def _pixels(decoders: Decoders, index: VideoIndex, frame: Any, like: Any, crop: Any) -> npt.NDArray[Any]:
+    """A frame, or a part of it, in the size of ``like``, ``[H, W, C]``."""
+    height, width, channels = like.shape[-3:]
+    if (frame.height, frame.width) != (index.height, index.width):
+        raise DataError(f"expected frames of {index.height}x{index.width}, found {frame.height}x{frame.width}")
+    if like.dtype == np.uint16:
+        if frame.format.name != index.pixel_format:
+            raise DataError(f"expected pixels as {index.pixel_format}, found {frame.format.name}")
+        # Converting would scale the numbers to all of 16 bits.
+        return _cropped(_lines(frame, ">u2" if frame.format.name.endswith("be") else "<u2", 1), crop)
+    form = "rgb24" if channels == 3 else "gray"
+    if crop is None:
+        return _lines(decoders.converted(frame, form, height, width), "u1", channels)
+    part = _cropped(_lines(decoders.converted(frame, form, frame.height, frame.width), "u1", channels), crop)
+    if part.shape[:2] == (height, width):
+        return part
+    picture = pyav().VideoFrame.from_ndarray(
+        np.ascontiguousarray(part if channels == 3 else part[:, :, 0]), format=form
+    )
+    return _lines(decoders.converted(picture, form, height, width), "u1", channels)
+
+
+def _lines(frame: Any, dtype: str, channels: int) -> npt.NDArray[Any]:
+    plane = frame.planes[0]
+    lines = np.frombuffer(plane, dtype).reshape(plane.height, -1)
+    return lines[:, : frame.width * channels].reshape(frame.height, frame.width, channels)
+
+
+def _cropped(pixels: npt.NDArray[Any], crop: Any) -> npt.NDArray[Any]:
+    if crop is None:
+        return pixels
+    top, left, height, width = crop
+    return pixels[top : top + height, left : left + width]

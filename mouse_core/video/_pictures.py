@@ -1,0 +1,186 @@
+"""What the packets of a video say of their pictures before any is decoded.
+
+A container marks key frames, from some of which no decoder can begin: a picture of H.264 with a recovery point, one of
+HEVC that others lead in. So what stands in the packets themselves counts: ITU-T H.264 (7.3.1) and H.265 (7.3.1.2) for
+units, the AV1 specification (5.3, 5.9.2) and that of VP9 (6.2) for frame headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from mouse_core.errors import DataError
+from mouse_core.video._h264 import FrameNumbers, sets_of
+
+
+class Picture(NamedTuple):
+    """What one packet holds.
+
+    Args:
+        entry: A decoder may begin here, and is then as one that began before.
+        leading: Shown before the entry that it follows, and not to be decoded from there.
+        cut: An entry whose leading pictures are not shown, wherever a decoder began.
+        referenced: Other pictures may need it.
+        layer: Its temporal layer: a picture that none of its own layer needs may be needed by higher ones.
+        sets: Parameter sets in it that the header of the file lacks.
+        shown: There is a picture to be shown in it at all.
+        gap: Pictures that it needs may be missing before it: what a decoder takes instead depends on all that it saw.
+    """
+
+    entry: bool
+    leading: bool = False
+    cut: bool = False
+    referenced: bool = True
+    layer: int = 0
+    sets: frozenset[bytes] = frozenset()
+    shown: bool = True
+    gap: bool = False
+
+
+def picture_reader(codec: str, header: bytes) -> Callable[[memoryview], Picture]:
+    """A function that says what a packet holds; it is given all packets of a file, in their order.
+
+    Args:
+        codec: As FFmpeg calls it.
+        header: What stands before all packets ("extradata").
+
+    Raises:
+        DataError: Another codec than those known here, or packets that are not as they are in MP4.
+    """
+    if codec in ("h264", "hevc"):
+        place = 4 if codec == "h264" else 21
+        if len(header) <= place or header[0] != 1:
+            raise DataError(f"expected {codec} with lengths before its units, as in MP4, found start codes")
+        width = (header[place] & 3) + 1
+        units = _H264(header).picture if codec == "h264" else _Hevc(header).picture
+        return lambda packet: units(_units(packet, width))
+    others = {"av1": _av1, "vp9": _vp9, "mjpeg": _MotionJpeg().picture}
+    if codec not in others:
+        raise DataError(f"expected h264, hevc, av1, vp9 or mjpeg, found {codec}")
+    return others[codec]
+
+
+def _units(packet: memoryview, width: int) -> Iterator[memoryview]:
+    """The units of a packet, each behind its length."""
+    place = 0
+    while place < len(packet):
+        begin = place + width
+        place = begin + int.from_bytes(packet[begin - width : begin])
+        if place > len(packet) or place <= begin:
+            raise DataError(f"expected units within {len(packet)} bytes, found one up to byte {place}")
+        yield packet[begin:place]
+
+
+class _H264:
+    """Reads packets of H.264."""
+
+    def __init__(self, header: bytes) -> None:
+        self._header = header
+        self._numbers = FrameNumbers()
+        for unit in sets_of(header):
+            self._numbers.learn(unit)
+
+    def picture(self, units: Iterator[memoryview]) -> Picture:
+        """What a packet holds."""
+        entry = referenced = shown = gap = False
+        sets = []
+        for unit in units:
+            kind = unit[0] & 31
+            if kind in (1, 2, 5):  # slices
+                entry = entry or kind == 5
+                referenced = referenced or unit[0] >> 5 & 3 != 0
+                gap = self._numbers.is_gap(unit, first=not shown) or gap
+                shown = True
+            elif kind in (7, 8, 13, 15):
+                sets += [bytes(unit)]
+                self._numbers.learn(sets[-1])
+        new = frozenset(one for one in sets if one not in self._header)
+        # What brings sets is not left out.
+        return Picture(entry, referenced=referenced or entry or bool(new), sets=new, shown=shown, gap=gap)
+
+
+class _Hevc:
+    """Reads packets of HEVC."""
+
+    def __init__(self, header: bytes) -> None:
+        self._header, self._ended = header, False
+
+    def picture(self, units: Iterator[memoryview]) -> Picture:
+        """What a packet holds."""
+        entry = leading = cut = shown = False
+        referenced, layer = True, 0
+        sets, ends = [], False
+        for unit in units:
+            kind = unit[0] >> 1 & 63
+            if len(unit) < 2 or unit[0] & 1 or unit[1] >> 3:  # another view or quality of the same pictures
+                continue
+            if kind < 32:  # slices; the pictures of a packet are one, whose slices are alike in this
+                entry, leading = 16 <= kind <= 21, kind in (8, 9)
+                # Behind the end of a sequence an entry is as at the beginning of a file.
+                cut = 16 <= kind <= 18 or self._ended
+                referenced, layer = kind > 14 or kind % 2 == 1, (unit[1] & 7) - 1
+                shown, ends = True, False
+            elif kind in (32, 33, 34):
+                sets += [bytes(unit)]
+            elif kind in (36, 37):  # the end of a sequence, of all
+                self._ended = ends = True
+        self._ended = ends or (self._ended and not shown)
+        new = frozenset(one for one in sets if one not in self._header)
+        return Picture(entry, leading, cut, referenced or bool(new) or ends, layer, new, shown)
+
+
+def _av1(packet: memoryview) -> Picture:
+    """An entry is a shown key frame behind a sequence header: it replaces all that later frames may refer to."""
+    place, sequence = 0, False
+    while place < len(packet):
+        kind, extended, sized = packet[place] >> 3 & 15, packet[place] >> 2 & 1, packet[place] >> 1 & 1
+        place += 1 + extended
+        size, place = _leb128(packet, place) if sized else (len(packet) - place, place)
+        if place + size > len(packet):
+            raise DataError(f"expected units within {len(packet)} bytes, found one up to byte {place + size}")
+        if kind == 1:
+            sequence = True
+        elif kind in (3, 6) and size:  # show_existing_frame, frame_type (2 bits), show_frame
+            return Picture(sequence and packet[place] >> 4 == 0b0001)
+        place += size
+    return Picture(False)
+
+
+def _leb128(packet: memoryview, place: int) -> tuple[int, int]:
+    value = 0
+    for count, byte in enumerate(packet[place : place + 8]):
+        value |= (byte & 127) << 7 * count
+        if byte < 128:
+            return value, place + count + 1
+    raise DataError("expected the length of a unit, found none")
+
+
+def _vp9(packet: memoryview) -> Picture:
+    """An entry is a key frame, the first of those that are in the packet."""
+    if not packet or packet[0] >> 6 != 0b10:
+        raise DataError("expected a frame of VP9, found none")
+    # Profile 3 has one more bit. Then show_existing_frame, frame_type, of which 0 is a key frame, and show_frame.
+    bits = packet[0] << 1 if packet[0] >> 4 & 3 == 3 else packet[0]
+    # The last of several frames in a packet is shown, and so marked by its last byte.
+    shown = bool(bits >> 3 & 1 or bits >> 1 & 1 or packet[-1] >> 5 == 0b110)
+    return Picture(bits >> 2 & 3 == 0, shown=shown)
+
+
+class _MotionJpeg:
+    """Reads packets of Motion JPEG: an entry brings all tables, apart from those that no picture before it brought."""
+
+    def __init__(self) -> None:
+        self._tables: set[int] = set()
+
+    def picture(self, packet: memoryview) -> Picture:
+        """What a packet holds."""
+        here, place = set(), 2
+        while place + 4 <= len(packet) and packet[place] == 0xFF and packet[place + 1] != 0xDA:  # up to the pixels
+            here.add(packet[place + 1])
+            place += 2 + int.from_bytes(packet[place + 2 : place + 4])
+        here &= {0xC4, 0xDB}  # of Huffman codes, of quantisation
+        entry = here >= self._tables
+        self._tables |= here
+        # Pictures that lack tables are as those of a higher layer: they may need any of the others.
+        return Picture(entry, referenced=not entry, layer=int(not entry))

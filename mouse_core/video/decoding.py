@@ -1,0 +1,206 @@
+"""Frames of many videos at once, each as decoding its file from the beginning gives it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.checks import check_count
+from mouse_core._base.locks import ProcessLock
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.video._demuxing import pyav
+from mouse_core.video._feeding import Decoders, decode_group
+from mouse_core.video.index import VideoIndex
+
+_NO_FRAME = -1
+Crop = tuple[int, int, int, int]
+
+
+def decoder_version() -> str:
+    """The versions of what decodes frames and converts their pixels, on which the last bit of a pixel may depend.
+
+    Raises:
+        ImportError: PyAV is not installed.
+    """
+    versions = pyav().library_versions
+    return " ".join(f"{name} {'.'.join(map(str, versions[name]))}" for name in ("libavcodec", "libswscale"))
+
+
+class FrameDecoder:
+    """Decodes frames of videos, wherever in them they are.
+
+    Frames that are wanted of one file and begin at the same picture are decoded together: their bytes are read with
+    one call, fed to a decoder that the thread keeps for all files of that kind, and only those wanted become pixels.
+    Pixels are those that PyAV gives for the same frame when the file is decoded from its beginning
+    (``frame.to_ndarray(format="rgb24")``), bit for bit.
+
+    It may be used by several threads at once, and goes to other processes as its options.
+
+    Args:
+        threads: How many decode the frames of a call; with 1 it is the one that calls.
+
+    Raises:
+        ConfigError: ``threads`` is below 1.
+    """
+
+    def __init__(self, *, threads: int = 1) -> None:
+        self.threads = check_count("threads", threads)
+        self._lock = ProcessLock()  # a thread may hold it where a process is forked
+        self._forget()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(FrameDecoder, threads=self.threads), ()
+
+    def decode(
+        self,
+        videos: Sequence[VideoIndex],
+        video: npt.ArrayLike,
+        frame: npt.ArrayLike,
+        out: npt.NDArray[Any],
+        *,
+        crop: Crop | None = None,
+        resize: bool = False,
+    ) -> None:
+        """Write frames into ``out``.
+
+        Args:
+            videos: The indexes of some videos.
+            video: Which of them each row of ``out`` is of, integers ``[n]``.
+            frame: Which of its frames, integers ``[n]``; with -1 the row stays as it is.
+            out: ``[n, H, W, 3]`` of uint8 for colours (RGB); ``[n, H, W, 1]`` of uint8 for greys, or of uint16 for
+                videos of greys, whose numbers are then left as they are.
+            crop: Which part of a frame is wanted, ``(top, left, height, width)``; by default all of it.
+            resize: Whether what is wanted is resized where ``out`` has another H and W (as swscale does it by default);
+                frames of another size are an error otherwise, and numbers of uint16 are never resized.
+
+        Raises:
+            ImportError: PyAV is not installed.
+            ConfigError: Arrays that do not go together.
+            DataError: No such video or frame, frames of another size or kind than ``out``, or a file that has changed
+                since it was indexed or holds a frame that cannot be decoded; the message names file and frame. Rows
+                of other frames may be written by then.
+        """
+        which, frames = np.asarray(video), np.asarray(frame)
+        _check(videos, which, frames, out, crop, resize=resize)
+        tasks = list(_tasks(videos, which, frames))
+        work = partial(self._work, out, crop)
+        if self.threads == 1 or len(tasks) < 2:
+            for task in tasks:
+                work(task)
+            return
+        futures = [self._threads().submit(work, task) for task in tasks]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+            for future in futures:  # until nobody writes to it any more
+                if not future.cancelled():
+                    future.exception()
+
+    def close(self) -> None:
+        """End the threads and let the decoders go; they are made anew when they are needed."""
+        with self._lock:
+            pool, owner = self._pool, self._owner
+            self._forget()
+        if pool is not None and owner == os.getpid():
+            pool.shutdown()
+
+    def _forget(self) -> None:
+        self._owner = os.getpid()
+        self._here = threading.local()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._owner != os.getpid():  # the parent's threads are not in a forked child
+                self._forget()
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.threads, "mouse-video")
+            return self._pool
+
+    def _work(self, out: npt.NDArray[Any], crop: Crop | None, task: tuple[VideoIndex, Any, list[Any]]) -> None:
+        index, frames, rows = task
+        decoders = getattr(self._here, "decoders", None)
+        if decoders is None or self._here.owner != os.getpid():
+            decoders = self._here.decoders = Decoders()
+            self._here.owner = os.getpid()
+
+        def take(place: int, pixels: npt.NDArray[Any]) -> None:
+            for row in rows[place]:
+                out[row] = pixels
+
+        decode_group(decoders, index, frames, take, out, crop)
+
+
+def _check(videos: Sequence[VideoIndex], which: Any, frames: Any, out: Any, crop: Crop | None, *, resize: bool) -> None:
+    if which.shape != frames.shape or which.ndim != 1 or which.dtype.kind not in "iu" or frames.dtype.kind not in "iu":
+        raise ConfigError(
+            f"video, frame: expected integers [n] both, found {which.dtype} {list(which.shape)} and "
+            f"{frames.dtype} {list(frames.shape)}"
+        )
+    kinds = {(np.dtype(np.uint8), 3), (np.dtype(np.uint8), 1), (np.dtype(np.uint16), 1)}
+    if out.ndim != 4 or len(out) != len(frames) or (out.dtype, out.shape[3]) not in kinds:
+        raise ConfigError(
+            f"out: expected [{len(frames)}, H, W, 3] of uint8 or [{len(frames)}, H, W, 1] of uint8 or uint16, found "
+            f"{list(out.shape)} of {out.dtype}"
+        )
+    there = frames != _NO_FRAME
+    for number in np.unique(which[there]).tolist():
+        if not 0 <= number < len(videos):
+            raise DataError(f"video: expected 0 to {len(videos) - 1}, found {number}")
+        index, wanted = videos[number], frames[there & (which == number)]
+        if wanted.min() < 0 or wanted.max() >= len(index):
+            found = int(wanted.min()) if wanted.min() < 0 else int(wanted.max())
+            raise DataError(f"{index.path}: expected frames 0 to {len(index) - 1}, found frame {found}")
+        size = _size_of(index, crop)
+        if out.shape[1:3] != size and not (resize and out.dtype == np.uint8):
+            raise DataError(
+                f"{index.path}: expected frames of {out.shape[1]}x{out.shape[2]}, found {size[0]}x{size[1]}"
+            )
+        _check_depth(index, out)
+
+
+def _size_of(index: VideoIndex, crop: Crop | None) -> tuple[int, int]:
+    """Height and width of what is wanted of a frame."""
+    if crop is None:
+        return index.height, index.width
+    top, left, height, width = crop
+    inside = min(top, left) >= 0 and top + height <= index.height and left + width <= index.width
+    if min(height, width) < 1 or not inside:
+        raise DataError(
+            f"{index.path}: expected a crop (top, left, height, width) inside of {index.height}x{index.width}, found "
+            f"{tuple(crop)}"
+        )
+    return height, width
+
+
+def _check_depth(index: VideoIndex, out: Any) -> None:
+    """Greys of more than 8 bits are numbers: they are delivered as they are, or not."""
+    wide = index.pixel_format.startswith("gray") and index.pixel_format != "gray"
+    if wide != (out.dtype == np.uint16):
+        wanted = "greys of more than 8 bits" if out.dtype == np.uint16 else "8 bits a channel, or uint16 for depth"
+        raise DataError(f"{index.path}: expected {wanted}, found {index.pixel_format}")
+
+
+def _tasks(videos: Sequence[VideoIndex], which: Any, frames: Any) -> Iterator[tuple[VideoIndex, Any, list[Any]]]:
+    """What is decoded together: a video, frames of it in order, and the rows that each of them goes to."""
+    rows = np.flatnonzero(frames != _NO_FRAME)
+    begins = np.array(
+        [videos[video].start[videos[video].packet[f]] for video, f in zip(which[rows], frames[rows], strict=True)]
+    )
+    order = np.lexsort((frames[rows], begins, which[rows])) if len(rows) else rows
+    keys = np.stack([which[rows], begins, frames[rows]])[:, order] if len(rows) else np.zeros((3, 0), np.int64)
+    rows = rows[order]
+    group = np.flatnonzero((keys[:2, 1:] != keys[:2, :-1]).any(0)) + 1
+    for part in np.split(np.arange(len(rows)), group) if len(rows) else ():
+        numbers, places = np.unique(keys[2, part], return_index=True)
+        yield videos[keys[0, part[0]]], numbers, np.split(rows[part], places[1:])

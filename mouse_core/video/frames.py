@@ -1,0 +1,231 @@
+"""Frames that rows name by two numbers, which file and which frame of it, decoded together for all rows of a batch.
+
+A column of them is ``struct<video: int32, frame: int32>``: the first is a place in the dataset's list of files
+(``about.About.videos``), the second counts frames in the order in which they are shown. A null is no frame.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core._base.locks import ProcessLock
+from mouse_core._base.memo import memo
+from mouse_core.about.dataset import read_about
+from mouse_core.dtypes import RowError, convert
+from mouse_core.errors import DataError, SchemaError
+from mouse_core.files.writing import StrPath, storing
+from mouse_core.images.files import find_video
+from mouse_core.video.decoding import Crop, FrameDecoder
+from mouse_core.video.index import SUFFIX, VideoIndex, index_video
+
+# Each maps a file, of which a process may have some 65,000.
+_MOST_INDEXES = 4096
+_MOST_THREADS = 8
+# What MP4 files are called.
+_SUFFIXES = (".mp4", ".m4v", ".mov")
+
+
+class VideoFiles:
+    """The videos of a dataset, by number; what is decoded with is shared by all columns, and by all threads.
+
+    Args:
+        files: Of each its path below the dataset's folder, and the digest of its index.
+    """
+
+    def __init__(self, files: Sequence[tuple[str, str]]) -> None:
+        self.files = tuple(files)
+        self._lock = ProcessLock()  # a thread may hold it where a process is forked
+        self._held: OrderedDict[tuple[int, tuple[str, ...]], VideoIndex] = OrderedDict()
+
+    def __eq__(self, other: object) -> bool:
+        return self.files == other.files if isinstance(other, VideoFiles) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.files)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return VideoFiles, (self.files,)
+
+    def __str__(self) -> str:
+        return f"of {len(self.files)} videos {self.digest}"
+
+    @memo
+    def digest(self) -> str:
+        """Of all files, wherever they lie, 32 hexadecimal digits."""
+        return hashlib.sha256("".join(f"{digest} " for _, digest in self.files).encode()).hexdigest()[:32]
+
+    @memo
+    def _decoder(self) -> FrameDecoder:
+        return FrameDecoder(threads=min(_MOST_THREADS, _processors()))
+
+    def index(self, number: int, roots: Sequence[str]) -> VideoIndex:
+        """The index of a file.
+
+        Args:
+            number: Which one.
+            roots: Folders (absolute, without links) in which it may lie.
+
+        Raises:
+            DataError: There is none of that number, it lies elsewhere, or is another than the rows were made of.
+        """
+        key = number, tuple(roots)
+        with self._lock:
+            found = self._held.get(key)
+            if found is not None:
+                self._held.move_to_end(key)
+                return found
+        if not 0 <= number < len(self.files):
+            raise DataError(f"expected videos 0 to {len(self.files) - 1}, as the dataset lists them, found {number}")
+        path, digest = self.files[number]
+        found = index_video(find_video(path, roots))
+        if found.digest != digest:
+            raise DataError(f"{found.path}: expected the video that rows were made for, {digest}, found {found.digest}")
+        with self._lock:
+            self._held[key] = found
+            if len(self._held) > _MOST_INDEXES:
+                self._held.popitem(last=False)
+        return found
+
+    def shape_of(self, value: dict[str, Any], roots: Sequence[str], crop: Crop | None = None) -> tuple[int, int, int]:
+        """``(H, W, C)`` of the frame that a row names, or of a part of it; C is 1 for greys, else 3."""
+        index = self.index(-1 if value["video"] is None else value["video"], roots)
+        height, width = (index.height, index.width) if crop is None else crop[2:]
+        return height, width, 1 if index.pixel_format.startswith("gray") else 3
+
+    def fill(
+        self,
+        runs: Sequence[tuple[pa.Array, int, Sequence[str]]],
+        shape: tuple[int, ...],
+        out: npt.NDArray[Any],
+        *,
+        fill: float | None,
+        pixel: np.dtype[Any],
+        crop: Crop | None = None,
+    ) -> None:
+        """Decode the frames that rows name into rows of ``out``, those of a file and group of pictures with one read.
+
+        Args:
+            runs: Rows of a column, the row of ``out`` that the first goes to, and the folders that videos may lie in.
+            shape: ``(H, W, C)`` of a frame.
+            out: ``[rows, H * W * C]`` of any dtype, C-contiguous.
+            fill: What a null becomes; None: an error.
+            pixel: The dtype of pixels, uint8 or uint16.
+            crop: Which part of a frame is wanted, ``(top, left, height, width)``; it is resized to ``shape``.
+
+        Raises:
+            RowError: A null without ``fill``, or numbers below 0.
+            DataError: A frame that is not there, or cannot be decoded; names the file.
+        """
+        which, frames = np.full(len(out), -1), np.full(len(out), -1)
+        indexes: list[VideoIndex] = []
+        for rows, values, roots in _joined(runs):
+            video, frame, there = _numbers(values)
+            if not there.all():
+                if fill is None:
+                    raise RowError(int(rows[~there][0]), "expected a frame, found null")
+                out[rows[~there]] = fill
+            wrong = there & ((frame < 0) | (video < 0))
+            if wrong.any():
+                found = f"frame {frame[wrong][0]} of video {video[wrong][0]}"
+                raise RowError(int(rows[wrong][0]), f"expected numbers from 0 on, found {found}")
+            numbers, place = np.unique(video[there], return_inverse=True)
+            which[rows[there]] = len(indexes) + place.reshape(-1)
+            frames[rows[there]] = frame[there]
+            indexes += [self.index(number, roots) for number in numbers.tolist()]
+        if out.dtype == pixel:
+            pixels = out.reshape(len(out), *shape)
+            self._decoder.decode(indexes, which, frames, pixels, crop=crop, resize=True)
+            return
+        decoded = np.zeros((len(out), *shape), pixel)
+        self._decoder.decode(indexes, which, frames, decoded, crop=crop, resize=True)
+        rows = np.flatnonzero(frames >= 0)
+        out[rows] = convert(decoded[rows].reshape(len(rows), out.shape[1]), out.dtype)
+
+
+def _joined(
+    runs: Sequence[tuple[pa.Array, int, Sequence[str]]],
+) -> Iterator[tuple[npt.NDArray[np.int64], pa.Array, Sequence[str]]]:
+    """Runs whose videos lie in the same folders as one, with the rows that they go to: most are of one row."""
+    by_roots: dict[tuple[str, ...], list[tuple[pa.Array, int]]] = {}
+    for values, first, roots in runs:
+        by_roots.setdefault(tuple(roots), []).append((values, first))
+    for folders, some in by_roots.items():
+        arrays = [values for values, _ in some]
+        lengths = np.array([len(values) for values in arrays])
+        before = np.cumsum(lengths) - lengths
+        rows = np.repeat(np.array([first for _, first in some]) - before, lengths) + np.arange(lengths.sum())
+        yield rows, pa.concat_arrays(arrays) if len(arrays) > 1 else arrays[0], folders
+
+
+def _numbers(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Which videos and frames rows name, and which rows name some."""
+    found, there = [], np.asarray(values.is_valid())
+    for name in ("video", "frame"):
+        column = values.field(name)
+        there = there & np.asarray(column.is_valid())
+        found.append(column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64))
+    return found[0], found[1], there
+
+
+def videos_of(dataset: Any) -> VideoFiles:
+    """The videos that a dataset lists, which is as ``about.read_about`` takes it.
+
+    Raises:
+        SchemaError: It lists none.
+    """
+    files = read_about(dataset).videos
+    if not files:
+        raise SchemaError("expected a list of videos (videos= of mouse_core.about.About) for frames, found none")
+    return VideoFiles(files)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def carry_videos(videos: Sequence[tuple[str, str]], roots: Sequence[str], folder: StrPath) -> int:
+    """Have a dataset's videos in another folder, under the paths that the dataset lists, with their indexes.
+
+    They are linked, so that they take no more room, and copied where the file system has no links, or another one has
+    them. Each is held against the digest that is listed.
+
+    Args:
+        videos: Paths and digests, as ``about.About.videos`` has them.
+        roots: Folders (absolute, without links) in which they may lie.
+        folder: The other one.
+
+    Returns:
+        How many bytes they are.
+
+    Raises:
+        DataError: One is not there, lies elsewhere, is another one, or is no video by its name.
+        StorageError: It cannot be written.
+    """
+    files, total = VideoFiles(videos), 0
+    for number, (path, _) in enumerate(videos):
+        if not path.lower().endswith(_SUFFIXES):
+            raise DataError(f"expected videos that end in one of {list(_SUFFIXES)}, found {path!r}")
+        found, target = files.index(number, roots), os.path.join(folder, path)
+        with storing(f"video {target}"):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            for end in ("", SUFFIX):
+                if os.path.isfile(f"{found.path}{end}") and not os.path.lexists(f"{target}{end}"):
+                    _link(f"{found.path}{end}", f"{target}{end}")
+            total += os.stat(target).st_size
+    return total
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,247 @@
+"""Which frames a video has and where in the file each lies, kept beside the file.
+
+An index is an Arrow file of one row, whose columns are what is known of the video, lists of a number a packet among
+them; ``mouse_video`` in the schema's metadata is its version. It is mapped, and 37 bytes a frame.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from mouse_core.errors import DataError, SchemaError
+from mouse_core.files.reading import reading
+from mouse_core.files.writing import StrPath, replacing
+from mouse_core.video._demuxing import demux
+
+SUFFIX = ".index.arrow"
+_VERSION, _KEY = 2, b"mouse_video"
+_SCHEMA = pa.schema(
+    [
+        ("bytes", pa.int64()),
+        ("ends", pa.uint64()),
+        ("digest", pa.string()),
+        ("codec", pa.string()),
+        ("header", pa.binary()),
+        ("height", pa.int32()),
+        ("width", pa.int32()),
+        ("pixel_format", pa.string()),
+        ("colours", pa.list_(pa.int32())),
+        ("time_base", pa.list_(pa.int64())),
+        ("own_sets", pa.bool_()),
+        ("pts", pa.list_(pa.int64())),
+        ("position", pa.list_(pa.int64())),
+        ("size", pa.list_(pa.int32())),
+        ("start", pa.list_(pa.int32())),
+        ("referenced", pa.list_(pa.uint8())),
+        ("checksum", pa.list_(pa.uint64())),
+        ("packet", pa.list_(pa.int32())),
+    ],
+    metadata={_KEY: str(_VERSION).encode()},
+)
+_ARRAYS = ("pts", "position", "size", "start", "referenced", "checksum", "packet")
+# What tells a file from another one of its size without reading all of it: so many bytes of both ends, in which the
+# tables of an MP4 begin or end.
+_END_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, eq=False)
+class VideoIndex:
+    """The frames of one video file, numbered from 0 in the order in which they are shown.
+
+    ``index_video`` makes it. Arrays have a value a packet, in the order in which a decoder takes them, apart from
+    ``packet``.
+
+    Args:
+        path: The video.
+        digest: Of all below and of the bytes of all packets, in hexadecimal digits; equal wherever the file lies.
+        codec: As FFmpeg calls it: "h264", "hevc", "av1", "vp9" or "mjpeg".
+        header: What a decoder is told before the first packet.
+        height: Of a frame, in pixels.
+        width: Of a frame, in pixels.
+        pixel_format: As FFmpeg calls it, such as "yuv420p" or "gray12le".
+        colours: What the container says of them where the packets do not: FFmpeg's numbers of the matrix and the range;
+            else ().
+        time_base: Seconds that one unit of ``pts`` takes.
+        own_sets: Whether packets bring parameters with them that are not in ``header``.
+        pts: When each packet's frame is shown, int64.
+        position: At which byte of the file it begins, int64.
+        size: Its bytes, int32.
+        start: The packet at which to begin in order to decode it, int32.
+        referenced: 1 where other packets may need it, uint8.
+        checksum: XXH3 of its bytes, uint64.
+        packet: The packet of each frame, int32 ``[frames]``.
+    """
+
+    path: str
+    digest: str
+    codec: str
+    header: bytes
+    height: int
+    width: int
+    pixel_format: str
+    colours: tuple[int, ...]
+    time_base: Fraction
+    own_sets: bool
+    pts: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int32]
+    start: npt.NDArray[np.int32]
+    referenced: npt.NDArray[np.uint8]
+    checksum: npt.NDArray[np.uint64]
+    packet: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        """The number of frames."""
+        return len(self.packet)
+
+    @property
+    def times(self) -> npt.NDArray[np.float64]:
+        """When each frame is shown, in seconds, float64 ``[frames]``."""
+        return np.asarray(self.pts[self.packet] * float(self.time_base), np.float64)
+
+    def __repr__(self) -> str:
+        return f"VideoIndex({self.path!r}, {len(self)} frames, {self.codec} {self.height}x{self.width})"
+
+
+def index_video(path: StrPath, *, sidecar: StrPath | None = None) -> VideoIndex:
+    """The index of a video: read where it lies, or made by going through the file once, and written.
+
+    An index that belongs to another file, or is damaged, is made anew. Where none can be written none is.
+
+    Args:
+        path: An MP4 file with H.264, HEVC, AV1, VP9 or Motion JPEG; of several video streams the first counts.
+        sidecar: Where the index is kept; by default beside the video, with ".index.arrow" behind its name, and where
+            its folder is only read in "videos" of the folder of caches (``mouse_core.remote.mirror.cache_folder``).
+
+    Raises:
+        ImportError: There is no index yet, and PyAV is not installed.
+        ConfigError: There is no such file.
+        DataError: The file is damaged, or of another kind; the message names it and where it parts.
+        SchemaError: The index was written by a newer version of this library.
+    """
+    video = Path(path)
+    place = _place_of(video) if sidecar is None else Path(sidecar)
+    with reading(video):
+        ends = _ends_of(video)
+    found = _read(video, place, ends)
+    if found is None:
+        found = _packed(demux(video), ends)
+        with suppress(OSError):
+            if sidecar is None:
+                place.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            suppress(OSError),
+            replacing(place, sync=False) as partial,
+            pa.OSFile(str(partial), "wb") as sink,
+            pa.ipc.new_file(sink, _SCHEMA) as writer,
+        ):
+            writer.write_batch(found)
+    return _unpacked(video, found)
+
+
+def _place_of(video: Path) -> Path:
+    """Where the index of a video is kept where nobody says it."""
+    beside = Path(f"{video}{SUFFIX}")
+    if beside.exists() or os.access(beside.parent, os.W_OK) or not video.exists():
+        return beside
+    from mouse_core.remote.mirror.mirror import cache_folder  # loaded where there is no room beside
+
+    name = hashlib.sha256(os.fsencode(video.resolve())).hexdigest()[:32]
+    return cache_folder() / "videos" / f"{name}{SUFFIX}"
+
+
+def _ends_of(video: Path) -> tuple[int, int]:
+    """How many bytes a file has, and a checksum of its ends."""
+    with video.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        first = stream.read(_END_BYTES)
+        stream.seek(max(0, size - _END_BYTES))
+        return size, xxhash.xxh3_64_intdigest(first + stream.read(_END_BYTES))
+
+
+def _packed(about: dict[str, Any], ends: tuple[int, int]) -> pa.RecordBatch:
+    row = {**about, "bytes": ends[0], "ends": ends[1]}
+    row["digest"] = _digest(row)
+    columns = []
+    for field in _SCHEMA:
+        value = row[field.name]
+        if field.name in _ARRAYS:
+            columns.append(pa.ListArray.from_arrays(pa.array([0, len(value)], pa.int32()), pa.array(value)))
+        else:
+            columns.append(pa.array([value], field.type))
+    return pa.record_batch(columns, schema=_SCHEMA)
+
+
+def _digest(row: dict[str, Any]) -> str:
+    """The digest of an index, apart from itself: as in version 1, which knew of no colours, where there are none."""
+    whole = hashlib.sha256()
+    for field in _SCHEMA:
+        value = row[field.name] if field.name != "digest" else "1"
+        if field.name == "colours" and not value:
+            continue
+        content = np.ascontiguousarray(value).tobytes() if field.name in _ARRAYS else repr(value).encode()
+        whole.update(f"{field.name} {len(content)} ".encode() + content)
+    return whole.hexdigest()[:32]
+
+
+def _read(video: Path, place: Path, ends: tuple[int, int]) -> pa.RecordBatch | None:
+    """The row of an index; None where there is none of this file that is whole."""
+    if not place.is_file():
+        return None
+    try:
+        with reading(place), pa.memory_map(str(place)) as source:
+            reader = pa.ipc.open_file(source)
+            version = int((reader.schema.metadata or {}).get(_KEY, b"0"))
+            if version > _VERSION:
+                raise SchemaError(
+                    f"{place}: expected an index of version {_VERSION} at most, found version {version}; "
+                    "it was written by a newer mouse-data"
+                )
+            batch = reader.get_batch(0)
+            if not reader.schema.equals(_SCHEMA) or version != _VERSION or len(batch) != 1:
+                return None
+            row = _row(batch)
+        own = (row["bytes"], row["ends"]) == ends and row["digest"] == _digest(row)
+        return batch if own and _fits(row) else None
+    except DataError:
+        return None
+
+
+def _fits(row: dict[str, Any]) -> bool:
+    """Whether no number of an index leads out of the file, or of the index itself."""
+    count = len(row["pts"])
+    if not count or len(row["time_base"]) != 2 or row["time_base"][1] < 1 or len(row["colours"]) not in (0, 2):
+        return False
+    if any(len(row[name]) != count for name in _ARRAYS if name != "packet"):
+        return False
+    position, size, start, packet = (row[name] for name in ("position", "size", "start", "packet"))
+    inside = position.min() >= 0 and size.min() > 0 and (row["bytes"] - size >= position).all()
+    back = start.min() >= 0 and (start <= np.arange(count)).all()
+    shown = len(packet) and packet.min() >= 0 and packet.max() < count
+    return bool(inside and back and shown)
+
+
+def _row(batch: pa.RecordBatch) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, column in zip(_SCHEMA.names, batch.columns, strict=True):
+        array = name in _ARRAYS
+        row[name] = column[0].values.to_numpy(zero_copy_only=True) if array else column[0].as_py()
+    return row
+
+
+def _unpacked(video: Path, batch: pa.RecordBatch) -> VideoIndex:
+    row = _row(batch)
+    del row["bytes"], row["ends"]
+    row["time_base"], row["colours"] = Fraction(*row["time_base"]), tuple(row["colours"])
+    return VideoIndex(path=str(video), **row)

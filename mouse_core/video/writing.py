@@ -1,0 +1,286 @@
+"""Writing videos, whose frames are then read wherever they are."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError, DataError, MouseError
+from mouse_core.files.writing import StrPath, storing
+from mouse_core.video._demuxing import LARGEST_SIDE, pyav
+
+# The encoder of each codec, and how it is told what is wanted: `{gop}` and the like are filled in.
+_ENCODERS = {"h264": "libx264", "hevc": "libx265", "av1": "libsvtav1", "vp9": "libvpx-vp9"}
+_CRF = {"h264": 23.0, "hevc": 28.0, "av1": 30.0, "vp9": 31.0}
+_MOST_CRF = {"h264": 51, "hevc": 51, "av1": 63, "vp9": 63}
+_PRESETS = {"libx264": "medium", "libx265": "medium", "libsvtav1": "8", "libvpx-vp9": "5"}
+_QUIET = "log-level=none"
+_FULL_RANGE = 2
+
+
+@dataclass(frozen=True)
+class VideoCodec:
+    """How frames are encoded.
+
+    As a text it is the codec and what differs from the defaults, with colons between: ``"h264:gop=2:crf=20"``.
+
+    Args:
+        codec: "h264", "hevc", "av1" or "vp9".
+        gop: Frames from one key frame to the next. Of a frame anywhere, all since its key frame are decoded, so few are
+            fast to read at random, and many are small.
+        crf: How much is lost: 0 for least, up to 51, and 63 for AV1 and VP9. By default 23 for H.264, 28 for HEVC, 30
+            for AV1 and 31 for VP9.
+        pix_fmt: As FFmpeg calls it: "yuv420p", "yuv444p", "gray", "gray12le". By default "yuv420p" for colours, "gray"
+            for greys where the codec has it, and "gray12le" for greys of uint16, of which values up to 4,095 fit.
+        preset: How much time is taken for small files, in the encoder's words.
+        lossless: Whether nothing is lost of what ``pix_fmt`` holds: every bit of greys in "gray" and "gray12le", and of
+            colours in "gbrp", which HEVC has.
+
+    Raises:
+        ConfigError: Another codec or option, or a value that it does not take; says which there are.
+    """
+
+    codec: str = "h264"
+    gop: int = 2
+    crf: float | None = None
+    pix_fmt: str | None = None
+    preset: str | None = None
+    lossless: bool = False
+
+    def __post_init__(self) -> None:
+        if self.codec not in _ENCODERS:
+            raise ConfigError(f"video: expected a codec, one of {list(_ENCODERS)}, found {self.codec!r}")
+        if type(self.gop) is not int or self.gop < 1:
+            raise ConfigError(f"video: gop: expected a number of frames from 1 on, found {self.gop!r}")
+        most = _MOST_CRF[self.codec]
+        if self.crf is not None and not 0 <= self.crf <= most:
+            raise ConfigError(f"video: crf: expected a number from 0 to {most} for {self.codec}, found {self.crf!r}")
+        if self.crf is not None and self.lossless:
+            raise ConfigError("video: expected crf or lossless, found both")
+        if self.preset is not None and not re.fullmatch(r"\w+", self.preset):
+            raise ConfigError(f"video: preset: expected a word, found {self.preset!r}")
+
+    @classmethod
+    def parse(cls, text: str) -> VideoCodec:
+        """Made of a text, as ``str`` gives it."""
+        codec, *options = text.split(":")
+        given: dict[str, Any] = {}
+        kinds = {"gop": int, "crf": float, "pix_fmt": str, "preset": str}
+        for option in options:
+            name, equals, value = option.partition("=")
+            try:
+                if name == "lossless" and not equals:
+                    given[name] = True
+                    continue
+                if not equals or name in given:
+                    raise KeyError
+                given[name] = kinds[name](value)
+            except (KeyError, ValueError) as error:
+                wanted = ["gop=2", "crf=23", "pix_fmt=yuv420p", "preset=medium", "lossless"]
+                raise ConfigError(f"video: expected options like {wanted}, each once, found {option!r}") from error
+        return cls(codec, **given)
+
+    def __str__(self) -> str:
+        said = [self.codec]
+        for one in fields(self)[1:]:
+            value = getattr(self, one.name)
+            if value != one.default or one.name == "gop":
+                said.append(
+                    one.name
+                    if value is True
+                    else f"{one.name}={value:g}"
+                    if one.name == "crf"
+                    else f"{one.name}={value}"
+                )
+        return ":".join(said)
+
+    def pixel_format(self, shape: tuple[int, int, int], dtype: npt.DTypeLike) -> str:
+        """The pixel format of frames ``(H, W, C)`` of uint8, or of greys of uint16.
+
+        Raises:
+            ImportError: PyAV is not installed, or has no encoder for the codec.
+            ConfigError: One that the codec does not have, or that does not hold such frames.
+        """
+        wide, grey = np.dtype(dtype) != np.uint8, shape[2] == 1
+        formats = _formats(self.codec)
+        found = self.pix_fmt
+        if found is None and wide:
+            found = "gray12le"
+        elif found is None:
+            found = "gray" if grey and "gray" in formats else "yuv420p"
+        if found not in formats:
+            why = f" for numbers of {np.dtype(dtype)}; hevc has gray12le, and png any" if wide else ""
+            raise ConfigError(
+                f"video: pix_fmt: expected one of {sorted(formats)} of {self.codec}, found {found!r}{why}"
+            )
+        if max(shape[:2]) > LARGEST_SIDE or shape[2] not in (1, 3):
+            raise ConfigError(f"video: expected frames of 1 or 3 channels, up to {LARGEST_SIDE} a side, found {shape}")
+        if found.startswith("gray") != grey and (wide or not grey):
+            raise ConfigError(f"video: pix_fmt: expected one of {'greys' if wide else 'colours'}, found {found!r}")
+        made = pyav().VideoFormat(found, 16, 16)
+        if wide != (grey and made.components[0].bits > 8):
+            raise ConfigError(f"video: pix_fmt: expected one for pixels of {np.dtype(dtype)}, found {found!r}")
+        odd = [
+            side
+            for side, part in zip(shape, (made.chroma_height(16), made.chroma_width(16)), strict=False)
+            if side % 2 and part < 16
+        ]
+        if odd:
+            full = "yuv444p" if "yuv444p" in formats else "another codec"
+            raise ConfigError(f"video: {found}: expected even sides, found {shape[0]}x{shape[1]}; {full} takes any")
+        return found
+
+    def options(self) -> dict[str, str]:
+        """What the encoder is told."""
+        encoder = _ENCODERS[self.codec]
+        crf = _CRF[self.codec] if self.crf is None else self.crf
+        said = {"crf": f"{crf:g}"}
+        if encoder == "libx265":
+            said["x265-params"] = f"open-gop=0:{_QUIET}" + (":lossless=1" if self.lossless else "")
+        elif encoder == "libvpx-vp9":
+            said |= {"b": "0", "deadline": "good", "row-mt": "1"} | ({"lossless": "1"} if self.lossless else {})
+        elif self.lossless:
+            said = {"qp": "0"} if encoder == "libx264" else {"svtav1-params": "lossless=1"}
+        preset = "cpu-used" if encoder == "libvpx-vp9" else "preset"
+        return {"g": str(self.gop), preset: self.preset or _PRESETS[encoder], **said}
+
+
+def _pyav() -> Any:
+    """The package PyAV, which encodes."""
+    try:
+        return pyav()
+    except ImportError as error:
+        raise ImportError("writing videos needs PyAV: pip install 'mouse-data[encode]'") from error
+
+
+@cache
+def _formats(codec: str) -> frozenset[str]:
+    """The pixel formats that a codec's encoder takes."""
+    av, name = _pyav(), _ENCODERS[codec]
+    try:
+        return frozenset(one.name for one in av.Codec(name, "w").video_formats)
+    except ValueError as error:
+        raise ImportError(f"video: expected the encoder {name} in PyAV, found none; its own wheels have it") from error
+
+
+class VideoWriter:
+    """Writes an MP4 file, a frame every ``1 / frames_per_second`` seconds from 0 on.
+
+    Args:
+        path: The file. What is there is overwritten.
+        codec: How frames are encoded.
+        shape: ``(H, W, C)`` of every frame, C being 1 or 3.
+        dtype: "uint8", or for greys also "uint16".
+        frames_per_second: How many are shown.
+
+    Raises:
+        ImportError: PyAV is not installed, or has no encoder for the codec.
+        ConfigError: Frames that the codec does not take.
+        StorageError: The file cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: StrPath,
+        codec: VideoCodec,
+        shape: tuple[int, int, int],
+        *,
+        dtype: npt.DTypeLike = np.uint8,
+        frames_per_second: float = 30,
+    ) -> None:
+        self.path, self.codec, self.shape, self.dtype = os.fspath(path), codec, shape, np.dtype(dtype)
+        self.pixel_format = codec.pixel_format(shape, dtype)
+        self._largest = (1 << pyav().VideoFormat(self.pixel_format, 16, 16).components[0].bits) - 1
+        rate = Fraction(frames_per_second).limit_denominator(1001)
+        #: How many frames were written, and how many bytes of them lie in the file by now.
+        self.frames = self.bytes = 0
+        with self._said():
+            self._container = pyav().open(self.path, "w", format="mp4")
+            self._stream = self._container.add_stream(_ENCODERS[codec.codec], rate=rate, options=codec.options())
+            self._stream.height, self._stream.width = shape[:2]
+            self._stream.pix_fmt = self.pixel_format
+            self._stream.codec_context.time_base = 1 / rate
+            if self.pixel_format.startswith("gray"):
+                self._stream.codec_context.color_range = _FULL_RANGE  # greys are what they are, from black to white
+
+    def write(self, frames: npt.NDArray[Any]) -> None:
+        """Add frames, ``[n, H, W, C]``.
+
+        Raises:
+            DataError: Another shape or dtype, or numbers that ``pixel_format`` does not hold.
+            StorageError: The file cannot be written.
+        """
+        if frames.shape[1:] != self.shape or frames.dtype != self.dtype:
+            wanted = f"{self.dtype} {list(self.shape)}"
+            raise DataError(f"{self.path}: expected frames of {wanted}, found {frames.dtype} {list(frames.shape[1:])}")
+        if self.dtype != np.uint8 and frames.size and frames.max() > self._largest:
+            raise DataError(
+                f"{self.path}: expected numbers up to {self._largest}, which {self.pixel_format} holds, found "
+                f"{frames.max()}; png holds any"
+            )
+        with self._said():
+            for frame in frames:
+                made = self._frame(frame)
+                made.pts, made.time_base = self.frames, self._stream.codec_context.time_base
+                self._mux(self._stream.encode(made))
+                self.frames += 1
+
+    def close(self) -> None:
+        """Write what the encoder still holds, and the tables, and close the file.
+
+        Raises:
+            StorageError: The file cannot be written.
+        """
+        with self._said():
+            self._mux(self._stream.encode())
+            self._container.close()
+
+    def discard(self) -> None:
+        """Close the file, whatever is in it by now."""
+        try:
+            self._container.close()
+        except (OSError, ValueError):
+            pass
+
+    def _mux(self, packets: Any) -> None:
+        for packet in packets:
+            self.bytes += packet.size
+            self._container.mux(packet)
+
+    def _frame(self, pixels: npt.NDArray[Any]) -> Any:
+        av = pyav()
+        height, width, channels = self.shape
+        if self.dtype == np.uint8:
+            plain = np.ascontiguousarray(pixels[:, :, 0] if channels == 1 else pixels)
+            frame = av.VideoFrame.from_ndarray(plain, format="gray" if channels == 1 else "rgb24")
+            return frame if frame.format.name == self.pixel_format else frame.reformat(format=self.pixel_format)
+        # Converting would scale the numbers.
+        frame = av.VideoFrame(width, height, self.pixel_format)
+        plane = frame.planes[0]
+        lines = np.zeros((plane.buffer_size // plane.line_size, plane.line_size // 2), "<u2")
+        lines[:height, :width] = pixels[:, :, 0]
+        plane.update(lines)
+        return frame
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        """Errors of the system and of the encoder are ours."""
+        try:
+            with storing(f"video {self.path}"):
+                yield
+        except (ValueError, RuntimeError, ArithmeticError) as error:
+            if isinstance(error, MouseError):
+                raise
+            frames = f"{self.shape[0]}x{self.shape[1]}"
+            raise ConfigError(
+                f"video: {self.codec}: expected what the encoder takes for frames of {frames}, found: {error}"
+            ) from error
