@@ -16,7 +16,7 @@ from typing import Any
 from mouse_core.errors import MouseError
 from mouse_core.files.reading import read_json_object
 from mouse_core.formats._files.h5 import H5File
-from mouse_core.formats._files.on_disk import npz_names
+from mouse_core.formats._files.on_disk import BAG, DREAMERV3, MCAP, is_zarr, npz_names
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _MOST_JSON = 64 << 20
@@ -25,6 +25,7 @@ _MOST_FOLDERS = 1000
 _MOST_HEADER = 1 << 16
 _EPISODE = re.compile(r"(?!\.).*\d{8}T\d{6}_\d+_\d+_-?\d+_-?[\d.]+\.np[yz]")
 _RELATION = re.compile(rb"^\s*@relation\s", re.IGNORECASE | re.MULTILINE)
+_TELLING = ("data", "_meta", "observations")
 _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _ARCHIVES = (".tar", ".gz", ".tgz", ".xz", ".txz")
 
@@ -36,7 +37,11 @@ def contents(path: Path) -> str:
         return f"a file of {path.stat().st_size:,} bytes"
     kind = "a folder" if names is None else "an HDF5 file"
     try:
-        found = sorted(file.name for file in path.iterdir()) if names is None else sorted(names)
+        found = (
+            sorted(file.name for file in path.iterdir())
+            if names is None
+            else sorted(name for name in names if "/" not in name)
+        )
     except OSError as error:
         return f"{kind} that cannot be read ({error.strerror})"
     if not found:
@@ -98,6 +103,31 @@ def is_roboset_file(names: Sequence[str]) -> bool:
     return any(re.fullmatch(r"(Trial|Rollout)\d+", name) for name in names)
 
 
+def is_dreamerv3(path: Path) -> bool:
+    """A folder of pieces of DreamerV3's replay, or one of them, by their names."""
+    names = (file.name for file in islice(path.glob("*.npz"), _MOST_NAMES)) if path.is_dir() else [path.name]
+    return any(DREAMERV3.fullmatch(name) for name in names)
+
+
+def is_recording(path: Path) -> bool:
+    """An MCAP file or one of rosbag2, a bag of ROS 2, or a folder of such."""
+    if not path.is_dir():
+        return path.suffix in (".mcap", ".db3") or _begins(path, MCAP)
+    below = (one for one in islice(path.iterdir(), _MOST_FOLDERS) if not one.name.startswith("."))
+    return _is_bag(path) or any(one.suffix == ".mcap" or (one.is_dir() and _is_bag(one)) for one in below)
+
+
+def _is_bag(folder: Path) -> bool:
+    """Whether rosbag2 described what is in a folder, or files of it lie beside a description."""
+    if (folder / BAG).is_file() and any(folder.glob("*.db3")):
+        return True
+    try:
+        with (folder / BAG).open("rb") as file:
+            return b"rosbag2_bagfile_information" in file.read(_MOST_HEADER)
+    except OSError:
+        return False
+
+
 def is_gen_dgrl(path: Path) -> bool:
     """A folder or archive of Gen-DGRL's episodes, or one of them, by their names."""
     if path.is_dir():
@@ -131,8 +161,49 @@ def is_minari_file(names: Sequence[str]) -> bool:
     return any(re.fullmatch(r"episode_\d+", name) for name in names)
 
 
+def layout_of(names: Sequence[str]) -> str | None:
+    """The name of the layout that a tree of arrays has, by the names in it and below them; None: none that has one."""
+    tops = {name.split("/")[0] for name in names}
+    if any(re.fullmatch(r"data/demo_\d+", name) for name in names):
+        return "robomimic"
+    if "meta/episode_ends" in names and any(name.startswith("data/") for name in names):
+        return "diffusion_policy"
+    trajectory = {name.split("/")[1] for name in names if re.fullmatch(r"traj_\d+/.+", name)}
+    if "actions" in trajectory and "done" not in trajectory:
+        return "maniskill"
+    if {"_meta/obs", "_meta/act"} <= set(names):
+        return "tianshou"
+    if {"columns", "num_episodes", "observations_0"} <= tops:
+        return "d3rlpy"
+    if {"action", "reward"} <= tops:
+        if {"observation", "discount"} <= tops:
+            return "drqv2"
+        if "image" in tops and tops & {"discount", "is_terminal"}:
+            return "dreamer"
+    return "aloha" if "action" in tops and "observations/qpos" in names else None
+
+
+def names_of_arrays(path: Path) -> list[str]:
+    """What lies in a zarr group, an npz file, or the first such or HDF5 file of a folder, and in the groups of it."""
+    if is_zarr(path):
+        if path.is_dir():
+            return [f"{name}/{inner.name}" for name in ("data", "meta") for inner in path.glob(f"{name}/*")]
+        return list({"/".join(name.split("/")[:2]) for name in npz_names(path)})
+    if is_dreamerv3(path):  # whose arrays may be called as those of episodes are
+        return []
+    if not path.is_dir():
+        return [name.removesuffix(".npy") for name in npz_names(path)]
+    for pattern in ("*.hdf5", "*.npz"):
+        files = (file for file in path.glob(pattern) if file.name != "main_data.hdf5" and not file.name.startswith("."))
+        if (first := min(files, default=None)) is not None:
+            return hdf5_names(first) or names_of_arrays(first)
+    return []
+
+
 def is_ted_file(names: Sequence[str]) -> bool:
     """What TensorDict writes, by the names in an HDF5 file."""
+    if layout_of(names) is not None:
+        return False
     return "next" in names or any(re.fullmatch(r"traj_\d+", name) for name in names) or {"done", "shift"} <= set(names)
 
 
@@ -142,7 +213,9 @@ def is_d4rl(names: Sequence[str]) -> bool:
 
 
 def is_ogbench(path: Path) -> bool:
-    """A file of ``numpy.savez``."""
+    """A file of ``numpy.savez``, and no episode of another library's."""
+    if layout_of(names_of_arrays(path)) is not None:
+        return False
     return path.suffix == ".npz" or "observations.npy" in npz_names(path)
 
 
@@ -161,12 +234,17 @@ def _begins(path: Path, magic: bytes) -> bool:
 
 
 def hdf5_names(path: Path) -> list[str] | None:
-    """What lies in an HDF5 file; nothing where it cannot be looked into, None where it is no such file."""
+    """What lies in an HDF5 file, and in groups of it that tell whose it is; None where it is no such file.
+
+    Nothing where it cannot be looked into.
+    """
     if not path.is_file() or not (_begins(path, _HDF5) or path.suffix in (".h5", ".hdf5")):
         return None
     try:
         # In a process of its own: the file may be damaged.
         with H5File(path) as file:
-            return file.names()
+            names = file.names()
+            below = [name for name in names if name in _TELLING or name.startswith("traj_")][:2]
+            return names + [f"{name}/{inner}" for name in below for inner in file.names(f"/{name}")]
     except (MouseError, ImportError):
         return []

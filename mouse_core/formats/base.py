@@ -32,6 +32,7 @@ from mouse_core.formats.columns.transitions import TransitionRows, check_final, 
 from mouse_core.spec import Alignment
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.evidence import FirstRows
+from mouse_core.video.frames import carry_videos
 
 __all__ = [
     "BATCH_ROWS",
@@ -159,7 +160,10 @@ class RowStream:
         options["image_roots"] = [*self.image_folders(), *options.get("image_roots", ())]
         if self.opened is not None and (self.rows or not self.mapped):
             opened = self.opened(**options)
-            if opened.about == self.about:
+            said = opened.about
+            # Of videos that stay where they are it says where.
+            known = {"fields": self.about.fields} if said.videos else {}
+            if said.replace(videos=(), dimensions=self.about.dimensions, **known) == self.about:
                 return opened
         rows = self.mapped() if self.mapped else self.to_table()
         if read_about(rows) != self.about:
@@ -171,7 +175,7 @@ class RowStream:
         """A digest of names, types and all values, in order; see ``rows_digest``."""
         return rows_digest(self)
 
-    def write(self, path: str | os.PathLike[str]) -> str:
+    def write(self, path: str | os.PathLike[str], *, videos: bool = True) -> str:
         """Write all rows to a folder that ``datasets.load_from_disk`` opens, one batch in memory at a time.
 
         The folder appears when it is complete, and on the disk. Images that rows name by path are written into the
@@ -179,6 +183,8 @@ class RowStream:
 
         Args:
             path: The folder. There must be nothing yet.
+            videos: Whether videos that rows name frames of lie in the folder, too: linked, or copied where they cannot
+                be. Without, whoever opens it says where they are with ``image_roots``.
 
         Returns:
             The digest of what was written; see ``rows_digest``.
@@ -199,6 +205,8 @@ class RowStream:
                 for batch in embedded(self).watched(digest.update).watched(first.add):
                     writer.write_batch(batch.cast(schema) if batch.schema != schema else batch)
             describe(partial, schema, self.about, {name: digest.rows}, digest.hexdigest())
+            if videos and self.about.videos:
+                carry_videos(self.about.videos, self.image_folders(), partial)
         if self.alignment == "arrived":
             first.warn_of_rewards(self.path, stacklevel=2)
         return digest.hexdigest()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from mouse_core._base.progress import progress_bar
 from mouse_core.errors import ConfigError, DataError
@@ -31,13 +29,19 @@ from mouse_core.formats._files.shards import (
 )
 from mouse_core.formats.base import RowDigest, RowStream, rows_digest
 from mouse_core.formats.columns.blocks import blocks, check_size
+from mouse_core.formats.columns.digest import DigestedRows
 from mouse_core.formats.columns.embedding import embedded
 from mouse_core.formats.opening import open as open_rows
+from mouse_core.formats.pictures.changing import changed_stream
+from mouse_core.formats.pictures.encoding import encoded_stream
+from mouse_core.formats.pictures.kept import Kept, Pictures, by_column, pictures_of
+from mouse_core.formats.sources import in_place
 from mouse_core.store.disk.sealed import LAYOUTS, MOST_BYTES
 from mouse_core.store.evidence import FirstRows
+from mouse_core.video.frames import carry_videos
 
 _KINDS = ("arrow", "parquet", "store")
-_JOB, _LOCK = "job.json", "lock"
+_JOB, _LOCK, _ENCODED = "job.json", "lock", "encoded"
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Conversion:
         digest: Of all rows, in the source and in the result; see ``rows_digest``.
         shards: How many files.
         resumed_rows: Rows that an interrupted conversion had written already.
+        pictures: What became of pictures, and of videos that rows name frames of, a sentence each.
     """
 
     path: str
@@ -57,6 +62,7 @@ class Conversion:
     digest: str
     shards: int
     resumed_rows: int
+    pictures: tuple[str, ...] = ()
 
 
 def convert(
@@ -64,6 +70,7 @@ def convert(
     target: str | os.PathLike[str],
     *,
     to: str | None = None,
+    images: str | Sequence[str] | Mapping[str, str] | None = None,
     layout: str | None = None,
     shard_bytes: int | str = "500MB",
     progress: bool = False,
@@ -74,7 +81,11 @@ def convert(
     and its rows, read back, have the digest that they had in the source. After an interruption at any moment the same
     call goes on where it was: what was written is checked against the source and kept.
 
-    Images that rows name by path are written into the rows; the digest is that of the rows with them.
+    Images that rows name by path are written into the rows; the digest is that of the rows with them. Videos that rows
+    name frames of lie in the result, too: linked, and copied where the file system has no links.
+
+    With ``images="raw"`` and ``"png"`` every pixel stays what it is. JPEG and videos lose some, each time that they are
+    made, apart from ``lossless`` ones.
 
     Args:
         stream: The rows. What they say of themselves is written with them; an alignment that is only taken for granted
@@ -82,6 +93,10 @@ def convert(
         target: A folder, or a file whose name ends in ``.parquet``. There must be nothing yet.
         to: "arrow" (a folder for ``datasets.load_from_disk``), "parquet", or "store" (one for ``DatasetStore.open``);
             by default Arrow, Parquet for a target of that name, and a store where ``layout`` is given.
+        images: How pictures are kept: "raw" pixels, "png", "jpeg:95", or frames of videos, "video:h264:gop=2" with what
+            ``mouse_core.video.VideoCodec`` has; "video" leaves frames of videos as they are and encodes others. For all
+            columns of pictures, or by column; by default they stay what they are. Each such column gets a field of
+            images, where none reads it.
         layout: How rows of a store lie in its files, "columns" or "windows"; see ``DatasetStore.open``.
         shard_bytes: About how large the files of a folder are, in bytes or like ``"500MB"`` or ``"1GiB"``; those of a
             store at most 64 MB.
@@ -90,15 +105,50 @@ def convert(
     Raises:
         ConfigError: Something is at ``target``, or it has the name of a file of another type; an option that cannot be
             used, an unfinished conversion of another source there, or another process at work on the same target.
+            ``images`` for rows without pictures; videos for one Parquet file.
+        ImportError: PyAV is not installed, for videos.
         StorageError: It cannot be written; what was written so far is there for the next call.
         DataError: The source is damaged, or changed between interruption and resumption; a row names an image that is
             none or lies in no folder in which it may; or the result differs from the source.
         SchemaError: Types that a dataset cannot have.
     """
+    wanted = {} if images is None else by_column(images)
+    if any(kept.way == "video" and kept.codec is None for kept in wanted.values()):
+        stream = in_place(stream)
     stream = embedded(stream)
+    changed = pictures_of(stream, wanted) if wanted else {}
     path = Path(target)
     single = path.suffix == ".parquet"
     kind = to or ("parquet" if single else "store" if layout else "arrow")
+    _check_options(path, kind, layout, single=single)
+    shard_bytes = check_size("shard_bytes (--max-shard-size)", shard_bytes)
+    work = path.with_name(f".{path.name}.converting")
+    check_nothing_at(path, "convert")
+    with storing(f"convert: {str(path)!r}"):
+        make_folder(work)
+        with alone(work / _LOCK, "convert"):
+            made = changed_stream(stream, changed)
+            if single and (made.about.videos or any(kept.way == "video" for _, kept in changed.values())):
+                raise ConfigError(f"{path}: expected a folder for rows with videos, found the name of one file")
+            shards: list[Shard] = []
+            try:
+                made = encoded_stream(made, changed, work / _ENCODED, most_bytes=shard_bytes, progress=progress)
+                ways = [_sentence(one) for one in changed.values()]
+                job = _Job(work, made, kind, layout or "columns", shard_bytes, ways)
+                shards = job.shards
+                done = job.run(path, single=single, progress=progress)
+            finally:
+                # Without a shard or a video there is nothing to go on from.
+                if not shards and not (work / _ENCODED).exists() and not (work / _JOB).exists():
+                    shutil.rmtree(work, ignore_errors=True)
+    done = replace(done, pictures=(*ways, *done.pictures))
+    if stream.alignment == "arrived":
+        job.first.warn_of_rewards(stream.path, stacklevel=2)
+    return done
+
+
+def _check_options(path: Path, kind: str, layout: str | None, *, single: bool) -> None:
+    """Raise ConfigError unless a target and options go together."""
     if kind not in _KINDS or (single and kind != "parquet"):
         raise ConfigError(f"to: expected one of {list(_KINDS)} that goes with {path.name!r}, found {kind!r}")
     if layout is not None and layout not in LAYOUTS:
@@ -110,22 +160,15 @@ def convert(
         )
     if not single:
         check_folder_name(path, wanted="the name of a folder, or of a file that ends in .parquet")
-    shard_bytes = check_size("shard_bytes (--max-shard-size)", shard_bytes)
-    work = path.with_name(f".{path.name}.converting")
-    check_nothing_at(path, "convert")
-    with storing(f"convert: {str(path)!r}"):
-        make_folder(work)
-        with alone(work / _LOCK, "convert"):
-            job = _Job(work, stream, kind, layout or "columns", shard_bytes)
-            try:
-                done = job.run(path, single=single, progress=progress)
-            finally:
-                # Without a shard there is nothing to go on from.
-                if not job.shards:
-                    shutil.rmtree(work, ignore_errors=True)
-    if stream.alignment == "arrived":
-        job.first.warn_of_rewards(stream.path, stacklevel=2)
-    return done
+
+
+def _sentence(one: tuple[Pictures, Kept]) -> str:
+    """What became of a column of pictures."""
+    picture, kept = one
+    if kept.way == "video":
+        lost = "" if kept.codec and kept.codec.lossless else ", which loses some of what they were"
+        return f"{picture.name}: frames of videos, {kept.codec}{lost}"
+    return f"{picture.name}: {f'jpeg of quality {kept.quality}, which loses some' if kept.way == 'jpeg' else kept.way}"
 
 
 class _Job:
@@ -137,9 +180,12 @@ class _Job:
         kind: "arrow", "parquet" or "store".
         layout: Of a store.
         shard_bytes: When a shard is full.
+        ways: What becomes of pictures.
     """
 
-    def __init__(self, work: Path, stream: RowStream, kind: str, layout: str, shard_bytes: int) -> None:
+    def __init__(
+        self, work: Path, stream: RowStream, kind: str, layout: str, shard_bytes: int, ways: Sequence[str]
+    ) -> None:
         self.work, self.stream, self.kind, self.layout = work, stream, kind, layout
         self.shard_bytes = min(shard_bytes, MOST_BYTES) if kind == "store" else shard_bytes
         self.schema = dataset_schema(stream.schema, stream.about, stream.path)
@@ -153,6 +199,7 @@ class _Job:
             "kind": kind,
             "shard_bytes": shard_bytes,
         } | ({"layout": layout} if kind == "store" else {})
+        self.about |= {"images": list(ways)} if ways else {}
         self.shards: list[Shard] = []
         self.digest: str | None = None
         self._load()
@@ -174,16 +221,25 @@ class _Job:
             counts = finish_names(self.work, result, self.shards, self.kind)
             if self.kind == "arrow":
                 describe(result, self.schema, self.stream.about, counts, str(self.digest))
+        said = self._carry(result)
         with progress_bar("verifying", total=rows, unit="rows", enabled=progress) as advance:
             self._verify(result, advance)
         put_in_place(result, path)
         shutil.rmtree(self.work, ignore_errors=True)
-        return Conversion(str(path), rows, str(self.digest), 1 if single else len(self.shards), resumed)
+        return Conversion(str(path), rows, str(self.digest), 1 if single else len(self.shards), resumed, said)
+
+    def _carry(self, result: Path) -> tuple[str, ...]:
+        """Have the videos in the result that rows name frames of."""
+        videos = self.stream.about.videos
+        if not videos:
+            return ()
+        size = carry_videos(videos, self.stream.image_folders(), result)
+        return (f"{len(videos)} videos in the result, {size / 1e6:,.1f} MB",)
 
     def _write(self, advance: Callable[[int], None]) -> None:
         """Write the shards that are missing; those that are there must hold the source's rows."""
         whole = RowDigest(self.stream.schema)
-        source = _Rows(blocks(self.stream), whole, advance)
+        source = DigestedRows(blocks(self.stream), whole, advance)
         for shard in self.shards:
             if source.digest_of(shard.rows, self.stream.schema) != shard.digest:
                 raise DataError(
@@ -240,7 +296,7 @@ class _Job:
                 f"{', '.join(differing)}; finish it, or delete the folder"
             )
         written = [Shard(**shard) for shard in found["shards"]]
-        keep_only(self.work, {shard.name for shard in written} | {_JOB, _LOCK})
+        keep_only(self.work, {shard.name for shard in written} | {_JOB, _LOCK, _ENCODED})
         # What a crash of the machine took along is written again, and all after it.
         self.shards = list(takewhile(lambda shard: shard.is_in(self.work), written))
         self.digest = found["digest"] if len(self.shards) == len(written) else None
@@ -248,43 +304,3 @@ class _Job:
     def _save(self) -> None:
         state = {"about": self.about, "shards": [vars(shard) for shard in self.shards], "digest": self.digest}
         write_file(self.work / _JOB, json.dumps(state).encode(), only_writer=True)
-
-
-class _Rows:
-    """The source's rows, taken in runs of any length.
-
-    Args:
-        batches: The rows.
-        digest: Takes in every row that is taken.
-        advance: Called with the number of rows taken.
-    """
-
-    def __init__(self, batches: Iterator[pa.RecordBatch], digest: RowDigest, advance: Callable[[int], None]) -> None:
-        self._batches = batches
-        self._rest: pa.RecordBatch | None = None
-        self._digest = digest
-        self._advance = advance
-
-    def following(self) -> Iterator[pa.RecordBatch]:
-        """The batches that come next."""
-        return iter(self._take, None)
-
-    def digest_of(self, rows: int, schema: pa.Schema) -> str:
-        """The digest of the next ``rows`` rows, or of as many as there are."""
-        digest = RowDigest(schema)
-        while rows and (batch := self._take(rows)) is not None:
-            digest.update(batch)
-            rows -= batch.num_rows
-        return digest.hexdigest()
-
-    def _take(self, most: int | None = None) -> pa.RecordBatch | None:
-        """The next rows, up to ``most``; None at the end."""
-        batch = self._rest if self._rest is not None else next(self._batches, None)
-        self._rest = None
-        if batch is None:
-            return None
-        if most is not None and most < batch.num_rows:
-            batch, self._rest = batch.slice(0, most), batch.slice(most)
-        self._digest.update(batch)
-        self._advance(batch.num_rows)
-        return batch

@@ -34,12 +34,18 @@ class _Format:
         sign: What is looked for, in words.
         is_there: Whether it is found at a path; of HDF5 files, among the names in it.
         hdf5: Whether it is recognised by the names in an HDF5 file.
+        layout: What ``read_layouts`` reads it by, where it is no format with a reader of its own.
     """
 
     name: str
     sign: str
     is_there: Callable[[Any], bool]
     hdf5: bool = False
+    layout: Any = None
+
+
+def _of_layout(name: str, sign: str) -> _Format:
+    return _Format(name, sign, lambda _: False, layout=name)  # by signs.layout_of, for all of them at once
 
 
 # In the order in which they are tried: what has a sign of its own comes before what only has a suffix.
@@ -51,11 +57,21 @@ _FORMATS = (
     _Format("ted", "meta.json of a memory-mapped TensorDict", signs.is_memmap),
     _Format("dopamine", "files $store$_action_ckpt.N.gz", signs.is_dopamine),
     _Format("roboset", "a folder of HDF5 files with groups TrialN", signs.is_roboset),
+    _Format("topics", "MCAP files, or bags of ROS 2 (metadata.yaml, db3 files)", signs.is_recording),
+    _Format("dreamerv3", "npz files TIME-ID-FOLLOWING-LENGTH, pieces of DreamerV3's replay", signs.is_dreamerv3),
     _Format("gen_dgrl", "episodes DATE_NUMBER_LENGTH_SEED_RETURN.npz or .npy, also in a tar", signs.is_gen_dgrl),
     _Format("openml", "an ARFF file, or a folder with description.xml and a dataset", signs.is_openml),
     _Format("rows", "Arrow or Parquet files, or a folder of save_to_disk", is_there),
     _Format("roboset", "an HDF5 file with groups TrialN", signs.is_roboset_file, hdf5=True),
     _Format("minari", "an HDF5 file with groups episode_N", signs.is_minari_file, hdf5=True),
+    _of_layout("robomimic", "an HDF5 file with data/demo_N, or a folder of such"),
+    _of_layout("maniskill", "an HDF5 file with traj_N/actions"),
+    _of_layout("diffusion_policy", "a zarr group with meta/episode_ends and data"),
+    _of_layout("drqv2", "npz files with observation, action, reward and discount"),
+    _of_layout("dreamer", "npz files with image, action, reward and discount or is_terminal"),
+    _of_layout("tianshou", "an HDF5 file with _meta/obs and _meta/act"),
+    _of_layout("d3rlpy", "an HDF5 file with columns, num_episodes and observations_0"),
+    _of_layout("aloha", "a folder of HDF5 files with action and observations/qpos, or one of them"),
     _Format("ted", "an HDF5 file with 'next', or with groups traj_N", signs.is_ted_file, hdf5=True),
     _Format("d4rl", "an HDF5 file with observations and actions", signs.is_d4rl, hdf5=True),
     _Format("ogbench", "an npz file with observations and actions", signs.is_ogbench),
@@ -65,7 +81,7 @@ _FORMATS = (
 def open(
     path: str | os.PathLike[str],
     *,
-    format: str | None = None,
+    format: str | Any = None,
     final: str | None = None,
     splits: Sequence[str] | None = None,
     alignment: Alignment | None = None,
@@ -79,9 +95,12 @@ def open(
         path: A file or folder; an address, as ``DatasetStore.open`` takes it; or the id of a dataset in other
             libraries, a text that begins with one of ``formats.ID_SCHEMES`` (``"minari:D4RL/door/human-v2"``): it is
             opened in that library's cache, and downloaded by that library where it is not there.
-        format: The format's name, for what is not recognised: "d4rl", "dopamine", "gen_dgrl", "lerobot",
+        format: The format's name, for what is not recognised: "d4rl", "dopamine", "dreamerv3", "gen_dgrl", "lerobot",
             "minari", "ogbench", "openml", "roboset", "rows" (datasets on disk, Arrow, Parquet), "store"
-            (``DatasetStore.open``), "ted" or "tfds".
+            (``DatasetStore.open``), "ted" or "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d3rlpy",
+            "diffusion_policy", "dreamer", "drqv2", "maniskill", "robomimic", "tianshou"); or a ``layouts.TreeLayout``,
+            of recordings of robots (MCAP, bags of ROS 2) a ``topics.TopicLayout``, its arguments as a mapping, or a
+            YAML file of these.
         final: "drop" or "mark", for formats that lack the observation that an episode ends in.
         splits: Names of the splits to read, where the format has some.
         alignment: Which transition a row's action, reward and done belong to, for rows that do not say it: "arrived" or
@@ -104,9 +123,16 @@ def open(
     roots = check_roots(image_roots, where="image_roots (--image-root)")
     if alignment is not None:
         check_alignment(alignment)
-    root, format = place(path, format)
-    found = _format_at(root, format, options)
-    reader = getattr(importlib.import_module(f"mouse_core.formats.{found.name}"), f"read_{found.name}")
+    if format is not None and (not isinstance(format, str) or format.endswith((".yaml", ".yml"))):
+        root = place(path, None)[0]
+        module = "topics" if isinstance(root, Path) and signs.is_recording(root) else "layouts"
+        found = _Format(module, "a layout", bool, layout=format)
+    else:
+        root, format = place(path, format)
+        found = _format_at(root, format, options)
+    module = found.name if found.layout is None or found.name == "topics" else "layouts"
+    options |= {} if found.layout is None else {"layout": found.layout}
+    reader = getattr(importlib.import_module(f"mouse_core.formats.{module}"), f"read_{module}")
     takes = inspect.signature(reader).parameters
     if splits is not None and "splits" not in takes:
         raise ConfigError(f"{root}: splits: {found.name} data have none, found {list(splits)}")
@@ -149,6 +175,12 @@ def _format_at(root: Any, name: str | None, options: Mapping[str, Any]) -> _Form
     if name is not None and name not in names:
         raise ConfigError(f"format: expected one of {sorted(names)}, found {name!r}")
     found = names[name] if name is not None else _recognised(root)
+    if found is None and root.suffix in (".pkl", ".pickle"):
+        raise ConfigError(
+            f"{root}: expected recorded data, found a pickle, which is a program and is not run here; where you trust "
+            "it, load it with the library that wrote it and save its arrays with numpy.savez: the guide on formats has "
+            "five lines for buffers of Stable-Baselines3"
+        )
     if found is None:
         raise ConfigError(
             f"{root}: no format recognised in {signs.contents(root)}; looked for "
@@ -188,9 +220,11 @@ def _all_rows(stream: RowStream) -> Iterator[pa.RecordBatch]:
 
 
 def _recognised(root: Path) -> _Format | None:
-    names = signs.hdf5_names(root)
+    names, beside = signs.hdf5_names(root), signs.names_of_arrays(root)
+    layout = signs.layout_of(names or beside)
     found = [one for one in _FORMATS if not one.hdf5 and one.is_there(root)]
     found += [one for one in _FORMATS if one.hdf5 and names is not None and one.is_there(names)]
+    found = [one for one in _FORMATS if layout is not None and one.layout == layout] + found
     if root.is_dir() and len({one.name for one in found}) > 1:
         # Taking the first would leave out what the others would have read.
         raise ConfigError(

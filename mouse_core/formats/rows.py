@@ -67,7 +67,10 @@ def read_rows(
         batches=partial(_batches, files, schema, batch_rows),
         alignment=about.alignment or "arrived",
         rows=sum(counts.values()),
-        metadata={"splits": {name: [str(file) for file in found[name]] for name in found}},
+        metadata={
+            "splits": {name: [str(file) for file in found[name]] for name in found},
+            "split_rows": {name: sum(counts[file] for file in found[name]) for name in splits or found},
+        },
         notes=_notes(root),
         mapped=partial(_mapped, files) if all(map(_is_stream, files)) else None,
         about=about,

@@ -76,6 +76,19 @@ def stream_of(store: Store, *, batch_rows: int = BATCH_ROWS) -> RowStream:
     )
 
 
+def in_place(stream: RowStream) -> RowStream:
+    """The same rows with frames of videos that stay where they are, where a stream has their pixels otherwise."""
+    if stream.opened is None or stream.about.videos:
+        return stream
+    store = stream.opened()
+    if not store.about.videos:
+        return stream
+    made = stream_of(store)
+    roots = dict.fromkeys(root for segment in store.snapshot().segments for root in segment.image_roots)
+    said = {name: getattr(stream, name) for name in ("path", "format", "episodes", "notes", "metadata")}
+    return made.replace(**said, opened=stream.opened, image_roots=(*roots, *stream.image_roots))
+
+
 def _check_arrived(alignment: str | None) -> None:
     if alignment not in (None, "arrived"):
         raise SchemaError(f"rows: expected rows of alignment 'arrived', found {alignment!r}")

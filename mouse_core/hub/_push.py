@@ -188,6 +188,11 @@ def push_to_hub(
     options = check_options(max_shard_size, max_rows_per_shard, compression, temp_dir)
     check_names(repo_id, config, splits, revision, commit_message)
     alignment, about, parts = collect_parts(splits)
+    if about.videos:
+        raise ConfigError(
+            "push: expected rows with their pictures, found frames of videos, which stay where they are; `mouse "
+            "convert --images png` has them in the rows"
+        )
     rows = _rows(parts)
     check_statistics(statistics, splits, rows, where="statistics")
     named = "" if config == CONFIG else f"{config}: "

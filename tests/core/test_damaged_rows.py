@@ -83,8 +83,8 @@ def test_ted_in_hdf5(tmp_path: Path) -> None:
     write_ted(recording(texts=False), tmp_path / "source.h5", layout="flat")
     folder = tmp_path / "copies"
     folder.mkdir()
-    counts = read_all(damaged_copies(tmp_path / "source.h5", folder, count=40), format="ted")
-    assert counts["refused"] > 8
+    counts = read_all(damaged_copies(tmp_path / "source.h5", folder, count=15), format="ted")
+    assert counts["refused"] > 2
 
 
 def test_lerobot(tmp_path: Path) -> None:

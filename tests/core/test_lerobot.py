@@ -222,8 +222,10 @@ def test_rows_are_what_was_recorded(final: str, size: int, version: str, tmp_pat
     assert table.column("metadata_episode_index").to_pylist() == wanted["episode"]
     assert (stream.format, stream.episodes, stream.rows) == ("lerobot", 4, table.num_rows)
     assert stream.metadata["tasks"] == {0: "pick", 1: "place"}
-    assert stream.about == About("arrived", tasks={0: "pick", 1: "place"})
+    assert stream.about.replace(dimensions={}) == About("arrived", tasks={0: "pick", 1: "place"})
     assert stream.metadata["stats"] == {"action": {"mean": [0.0] * 6}}
+    joints = tuple(f"joint_{k}" for k in range(6))
+    assert stream.about.dimensions == {"observation": joints, "action": joints}
     assert any("does not tell terminal states" in note for note in stream.notes)
     if final == "mark":
         ends = [step == length for length in robot.lengths for step in range(length + 1)]
@@ -445,7 +447,7 @@ def test_depth_videos_keep_all_of_their_bits(
     root = robot.write(tmp_path / "d", files=[[0, 1]], change=depth_camera(said))
     for file in root.rglob("*.mkv"):
         file.rename(file.with_suffix(".mp4"))
-    stream = read_lerobot(root, final="drop")
+    stream = read_lerobot(root, final="drop", videos="pixels")
     assert any("numbers of 16 bits" in note for note in stream.notes)
     table = stream.to_table()
     found = np.array(table["observation_images_depth"].to_pylist())
@@ -520,10 +522,12 @@ def test_language_is_text(tmp_path: Path) -> None:
     assert formats.open(tmp_path / "converted").digest() == stream.digest()
 
 
-def test_task_texts_survive_convert(tmp_path: Path) -> None:
+def test_texts_of_tasks_and_names_of_dimensions_survive_convert(tmp_path: Path) -> None:
     stream = formats.open(Robot().write(tmp_path / "set"), final="drop")
     convert(stream, tmp_path / "rows.parquet")
     stream.write(tmp_path / "rows")
-    wanted = About("arrived", tasks={0: "pick", 1: "place"})
+    joints = [f"joint_{k}" for k in range(6)]
+    named = {"observation": joints, "action": joints}
+    wanted = About("arrived", tasks={0: "pick", 1: "place"}, dimensions=named)
     assert formats.open(tmp_path / "rows.parquet").about == formats.open(tmp_path / "rows").about == wanted
     assert formats.open(tmp_path / "rows").to_store().about == wanted

@@ -33,6 +33,8 @@ _CHILD = Path(__file__).with_name("h5_child.py")
 class H5File:
     """An HDF5 file open for reading; a context manager.
 
+    What reads another kind of trees of arrays in a process of its own derives from it, and says by which program.
+
     Args:
         path: The file.
 
@@ -42,16 +44,18 @@ class H5File:
         DataError: It is no HDF5 file, or a damaged one.
     """
 
+    child = _CHILD
+    library = "h5py"
+    called = "HDF5"
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        if importlib.util.find_spec("h5py") is None:
-            raise ImportError("HDF5 files need h5py: pip install 'mouse-data[formats]'")
-        if not os.path.isfile(self.path):
-            found = "a folder" if os.path.isdir(self.path) else "none"
-            raise ConfigError(f"{self.path}: expected an HDF5 file, found {found}")
+        if importlib.util.find_spec(self.library) is None:
+            raise ImportError(f"{self.called} files need {self.library}: pip install 'mouse-data[formats]'")
+        self.check(self.path)
         self._lock = threading.Lock()
         self._process: Any = subprocess.Popen(
-            [sys.executable, "-P", str(_CHILD), self.path],
+            [sys.executable, "-P", str(self.child), self.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -59,7 +63,7 @@ class H5File:
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
         try:
-            self._ask(None, "expected an HDF5 file: ")
+            self._ask(None, f"expected {self.called} data: ")
         except BaseException:
             self.close()
             raise
@@ -77,6 +81,24 @@ class H5File:
                 stream.close()
         self._process.kill()
         self._process.wait()
+
+    def another(self, path: str | os.PathLike[str]) -> None:
+        """Close the file, and open another one in the process that reads: to start one takes 0.2 s.
+
+        Raises:
+            ConfigError: There is no such file.
+            DataError: It is no HDF5 file, or a damaged one.
+        """
+        self.path = os.fspath(path)
+        self.check(self.path)
+        self._ask({"do": "open", "path": self.path}, f"expected {self.called} data: ")
+
+    @staticmethod
+    def check(path: str) -> None:
+        """Raise ConfigError where nothing of this kind can lie at a path."""
+        if not os.path.isfile(path):
+            found = "a folder" if os.path.isdir(path) else "none"
+            raise ConfigError(f"{path}: expected an HDF5 file, found {found}")
 
     def names(self, path: str = "/") -> list[str]:
         """The names of what lies in a group, in the file's order."""
@@ -96,6 +118,11 @@ class H5File:
         """
         trees: list[dict[str, Any]] = self._ask({"do": "trees", "paths": list(paths)})[0]["trees"]
         return trees
+
+    def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
+        """What lies at some paths, as ``trees`` has it; None where nothing does."""
+        found: list[dict[str, Any] | None] = self._ask({"do": "found", "paths": list(paths)})[0]["trees"]
+        return found
 
     def read(self, items: Sequence[tuple[str, int, int]]) -> list[npt.NDArray[Any]]:
         """Values of several datasets.
@@ -145,8 +172,8 @@ class H5File:
         if header is None:
             process.wait()
             if overdue.is_set():
-                raise damaged(self.path, f"the HDF5 library did not answer within {PATIENCE:.0f} s")
-            raise damaged(self.path, f"the HDF5 library broke down over it (exit code {process.returncode})")
+                raise damaged(self.path, f"the {self.called} library did not answer within {PATIENCE:.0f} s")
+            raise damaged(self.path, f"the {self.called} library broke down over it (exit code {process.returncode})")
         if "error" in header:
             raise damaged(self.path, expected + header["error"].strip().splitlines()[0])
         return header, payload

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 MEMORY = 3 << 30
@@ -75,6 +76,26 @@ def _check_stored(dataset: Any) -> None:
             raise ValueError(f"expected {expected} bytes for shape {shape}, found {found}")
 
 
+def _find(h5py: Any, file: Any, path: str) -> Any:
+    """What a path leads to within the file, None where there is nothing; ValueError where a link leads on."""
+    node = file
+    for name in path.strip("/").split("/") if path.strip("/") else ():
+        link = node.get(name, getlink=True) if isinstance(node, h5py.Group) else None
+        if link is None:
+            return None
+        if not isinstance(link, h5py.HardLink):
+            raise ValueError(f"{path}: expected data inside the file, found a link at {name!r}")
+        node = node[name]
+    return node
+
+
+def _there(h5py: Any, file: Any, path: str) -> Any:
+    node = _find(h5py, file, path)
+    if node is None:
+        raise ValueError(f"{path}: expected a group or a dataset, found none")
+    return node
+
+
 def _tree(h5py: Any, node: Any, depth: int = 0) -> dict[str, Any]:
     """All that lies below a group, without values."""
     if depth > DEPTH:
@@ -100,7 +121,7 @@ def _tree(h5py: Any, node: Any, depth: int = 0) -> dict[str, Any]:
 
 
 def _read(h5py: Any, np: Any, file: Any, path: str, start: int, stop: int) -> tuple[dict[str, Any], list[Any]]:
-    dataset = file[path]
+    dataset = _there(h5py, file, path)
     if not isinstance(dataset, h5py.Dataset):
         raise ValueError(f"{path}: expected values, found a group")
     try:
@@ -123,11 +144,18 @@ def _read(h5py: Any, np: Any, file: Any, path: str, start: int, stop: int) -> tu
     return {"kind": kind, "dtype": described, "shape": [len(items)]}, [lengths, b"".join(items)]
 
 
-def _answer(request: dict[str, Any], h5py: Any, np: Any, file: Any) -> tuple[dict[str, Any], list[Any]]:
+def _answer(request: dict[str, Any], file: Any) -> tuple[dict[str, Any], list[Any]]:
+    import h5py
+    import numpy as np
+
     if request["do"] == "names":
-        return {"names": list(file[request["path"]])}, []
+        node = _there(h5py, file, request["path"])
+        return {"names": list(node) if isinstance(node, h5py.Group) else []}, []
     if request["do"] == "trees":
-        return {"trees": [_tree(h5py, file[path]) for path in request["paths"]]}, []
+        return {"trees": [_tree(h5py, _there(h5py, file, path)) for path in request["paths"]]}, []
+    if request["do"] == "found":
+        found = (_find(h5py, file, path) for path in request["paths"])
+        return {"trees": [None if node is None else _tree(h5py, node) for node in found]}, []
     parts: list[Any] = []
     headers = []
     for path, start, stop in request["items"]:
@@ -147,25 +175,42 @@ def _send(out: BinaryIO, header: dict[str, Any], parts: list[Any]) -> None:
     out.flush()
 
 
-def _serve(path: str) -> None:
+def _open(path: str) -> Any:
+    import h5py
+
+    return h5py.File(path, "r", locking=False, rdcc_nbytes=32 << 20)
+
+
+def serve(path: str, opened: Callable[[str], Any], answer: Callable[[dict[str, Any], Any], Any]) -> None:
+    """Answer requests until there are no more.
+
+    Args:
+        path: The first file; a request names others.
+        opened: Gives what is closed before the next file is opened.
+        answer: Gives a line of JSON, and the bytes that it announces, for a request and what is open.
+    """
     _bound_memory()
     out = sys.stdout.buffer
     try:
-        import h5py
-        import numpy as np
-
-        file = h5py.File(path, "r", locking=False, rdcc_nbytes=32 << 20)
+        file = opened(path)
         _send(out, {}, [])
     except Exception as error:
         _send(out, {"error": f"{error}" or type(error).__name__}, [])
         return
     for line in sys.stdin.buffer:
+        parts: list[Any] = []
         try:
-            header, parts = _answer(json.loads(line), h5py, np, file)
+            request = json.loads(line)
+            if request["do"] == "open":
+                file.close()
+                file = opened(request["path"])
+                header: dict[str, Any] = {}
+            else:
+                header, parts = answer(request, file)
         except Exception as error:
             header, parts = {"error": f"{error}" or type(error).__name__}, []
         _send(out, header, parts)
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    serve(sys.argv[1], _open, _answer)

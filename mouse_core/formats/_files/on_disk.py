@@ -6,6 +6,7 @@ which of them were meant.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import zipfile
@@ -15,8 +16,14 @@ from typing import Any
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged, read_json_object
+from mouse_core.video.index import SUFFIX as INDEX
 
 SUFFIXES = (".arrow", ".parquet")
+ZARR = (".zgroup", "zarr.json", ".zmetadata")
+DREAMERV3 = re.compile(r"(\d{8}T\d{6}(?:F\d+)?)-([0-9A-Za-z]+)-([0-9A-Za-z]+)-(\d{1,9})\.npz")
+"""Files of DreamerV3's replay: when a piece was begun, its name, that of the one behind it, and how long it is."""
+MCAP, BAG = b"\x89MCAP0\r\n", "metadata.yaml"
+KEPT = ".mouse"
 STATE, SPLITS = "state.json", "dataset_dict.json"
 # Two spellings of shard names: `train-00000-of-00002`, with the Hub's older ones ending in a hash.
 _SHARD = re.compile(r"(?P<split>.+?)-(?P<number>\d{5})-of-(?P<count>\d{5})(-[0-9a-f]+)?")
@@ -25,13 +32,13 @@ _CACHE = re.compile(r"cache-[0-9a-f]+(_\d{5}_of_\d{5})?\.arrow")
 # Recorded data of any format that is read, finished or not. Names that begin with a dot are nobody's data.
 _UNFINISHED = r"(\.(partial|incomplete|tmp|part|gz|zst))?"
 _DATA = re.compile(
-    rf"[^.].*\.((arrow|feather|ipc|parquet|pq|hdf5|h5|memmap){_UNFINISHED}|(array_record|tfrecord)([.-].*)?)",
+    rf"[^.].*\.((arrow|feather|ipc|parquet|pq|hdf5|h5|memmap|mcap|db3){_UNFINISHED}|(array_record|tfrecord)([.-].*)?)",
     re.IGNORECASE,
 )
 _SHOWN = 6
 # What files are called; a folder of such a name is never what was meant.
 _FILE = re.compile(
-    r"\.(7z|arrow|array_record|avro|bz2|csv|db|duckdb|feather|gz|h5|hdf5?|ipc|json|jsonl|lance|mat|md|memmap|mp4|ndjson|"
+    r"\.(7z|arrow|array_record|avro|bz2|csv|db3?|duckdb|feather|gz|h5|hdf5?|ipc|json|jsonl|lance|mat|mcap|md|memmap|mp4|ndjson|"
     r"np[yz]|orc|parquet|parq|pickle|pkl|pq|pth?|safetensors|sqlite3?|tar|tfrecord|tgz|tsv|txt|xlsx?|xml|xz|ya?ml|zip|zst)",
     re.IGNORECASE,
 )
@@ -61,6 +68,21 @@ def files_by_split(root: Path) -> dict[str, list[Path]]:
             "name one of them, or move the others elsewhere"
         )
     return found
+
+
+def kept_beside(root: Path, kind: str) -> Path:
+    """The folder for what is kept of a dataset: ".mouse" in its own, or one in that of caches where it is only read.
+
+    Args:
+        root: The dataset's folder.
+        kind: What the folder of caches calls such datasets.
+    """
+    beside = root / KEPT
+    if beside.exists() or os.access(root, os.W_OK):
+        return beside
+    from mouse_core.remote.mirror import cache_folder  # loaded where there is no room beside
+
+    return cache_folder() / kind / hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
 
 
 def check_folder_name(path: Path, *, wanted: str) -> None:
@@ -130,7 +152,8 @@ def _loose(root: Path) -> dict[str, list[Path]]:
 
 def _data_files(root: Path) -> Iterator[list[Path]]:
     for folder in (root, root / "data"):
-        files = sorted(file for file in _folder(folder) if file.suffix in SUFFIXES and not file.name.startswith("."))
+        named = [file for file in _folder(folder) if file.suffix in SUFFIXES and not file.name.startswith(".")]
+        files = sorted(file for file in named if not _is_index(file))
         if files:
             yield files
 
@@ -199,16 +222,28 @@ def _other_data(root: Path, files: set[Path], described: set[Path]) -> Iterator[
 def _is_data(file: Path) -> bool:
     if file.suffix == ".npz" and not file.name.startswith("."):
         return "observations.npy" in npz_names(file)
-    return bool(_DATA.fullmatch(file.name)) and not _CACHE.fullmatch(file.name)
+    return bool(_DATA.fullmatch(file.name)) and not _CACHE.fullmatch(file.name) and not _is_index(file)
+
+
+def _is_index(file: Path) -> bool:
+    """Whether a file is what is known of a video beside it."""
+    return file.name.endswith(INDEX) and file.with_name(file.name.removesuffix(INDEX)).is_file()
 
 
 def npz_names(file: Path) -> list[str]:
-    """What lies in a file of ``numpy.savez``; nothing where it is none."""
+    """What lies in a zip file, as ``numpy.savez`` writes one; nothing where it is none."""
     try:
         with zipfile.ZipFile(file) as archive:
             return archive.namelist()
     except (OSError, ValueError, zipfile.BadZipFile):
         return []
+
+
+def is_zarr(path: Path) -> bool:
+    """Whether a zarr group lies there, by the names in a folder or zip file."""
+    if path.is_dir():
+        return any((path / name).is_file() for name in ZARR)
+    return path.suffix == ".zip" and bool(set(ZARR) & set(npz_names(path)))
 
 
 def _some(files: list[Path], root: Path) -> str:

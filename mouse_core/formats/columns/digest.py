@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mouse_core._arrow.column_types import is_list
-from mouse_core._arrow.dense import plain
+from mouse_core._arrow.dense import plain, without_nulls
 from mouse_core.errors import SchemaError
 
 
@@ -69,7 +69,7 @@ class _ColumnDigest:
         array = plain(array)
         if array.null_count or pa.types.is_null(array.type):
             self._valid.update(np.asarray(array.is_valid()).astype(np.int64))
-            array = array.drop_null()
+            array = without_nulls(array)
         elif len(array):
             self._valid.add(1, len(array))
         if is_list(array.type):
@@ -160,3 +160,46 @@ def _canonical(data_type: pa.DataType) -> str:
         inner: list[Any] = [f"{child.name}: {_canonical(child.type)}" for child in data_type]
         return f"struct<{', '.join(inner)}>"
     return str(data_type).removeprefix("large_")
+
+
+class DigestedRows:
+    """Rows, taken in runs of any length.
+
+    Args:
+        batches: The rows.
+        digest: Takes in every row that is taken; None: nothing does.
+        advance: Called with the number of rows taken.
+    """
+
+    def __init__(
+        self, batches: Iterator[pa.RecordBatch], digest: RowDigest | None, advance: Callable[[int], None]
+    ) -> None:
+        self._batches = batches
+        self._rest: pa.RecordBatch | None = None
+        self._digest = digest
+        self._advance = advance
+
+    def following(self) -> Iterator[pa.RecordBatch]:
+        """The batches that come next."""
+        return iter(self._take, None)
+
+    def digest_of(self, rows: int, schema: pa.Schema) -> str:
+        """The digest of the next ``rows`` rows, or of as many as there are."""
+        digest = RowDigest(schema)
+        while rows and (batch := self._take(rows)) is not None:
+            digest.update(batch)
+            rows -= batch.num_rows
+        return digest.hexdigest()
+
+    def _take(self, most: int | None = None) -> pa.RecordBatch | None:
+        """The next rows, up to ``most``; None at the end."""
+        batch = self._rest if self._rest is not None else next(self._batches, None)
+        self._rest = None
+        if batch is None:
+            return None
+        if most is not None and most < batch.num_rows:
+            batch, self._rest = batch.slice(0, most), batch.slice(most)
+        if self._digest is not None:
+            self._digest.update(batch)
+        self._advance(batch.num_rows)
+        return batch

@@ -36,12 +36,22 @@ class Frames:
         final: "drop" or "mark".
         cameras: Whether pictures are read.
         videos: Whether those in videos are, too.
+        in_place: Whether these are named by numbers (``_videos.Videos.codes``) rather than decoded.
     """
 
     def __init__(
-        self, where: str, described: Description, *, final: str | None, cameras: bool, videos: bool = True
+        self,
+        where: str,
+        described: Description,
+        *,
+        final: str | None,
+        cameras: bool,
+        videos: bool = True,
+        in_place: bool = False,
     ) -> None:
-        self.where, self.described, self.final = where, described, final
+        self.where, self.described, self.final, self.in_place = where, described, final, in_place
+        #: Episodes that are left out, by their place among all.
+        self.skipped: frozenset[int] = frozenset()
         kinds = ("video", "image") if cameras else ()
         # What a camera is called depends on how many there are, whether all are read or not.
         self._cameras = [key for key, feature in described.features.items() if feature.dtype in kinds]
@@ -58,7 +68,12 @@ class Frames:
             if name not in types.names:
                 raise damaged(file, f"expected a column {name!r}, found {types.names[:40]}")
         features = self.described.features
-        pictures = {key: np.zeros((1, *features[key].shape), pixel(features[key])) for key in self.pictures}
+        pictures: Columns = {
+            key: np.zeros(1, np.int64)
+            if self._is_code(key)
+            else np.zeros((1, *features[key].shape), pixel(features[key]))
+            for key in self.pictures
+        }
         keys = [key for key in self.stored if key not in pictures]
         batch = pa.record_batch([_example(features[key], types.field(key).type) for key in keys], names=keys)
         found = self.columns(batch, {}, file, keys)
@@ -66,6 +81,14 @@ class Frames:
         one = np.ones(1, bool)
         *_, made = transition_rows([(self.seen(frames), self.brought(frames, one), one)], final=self.final, where="")
         return schema_of(self.numbered(made, np.zeros(len(made["episode_step"]), np.int64)))
+
+    @memo
+    def codes(self) -> dict[str, str]:
+        """The columns whose frames are named by numbers, by feature."""
+        return {key: self.picture_column(key) for key in self.pictures if self._is_code(key)}
+
+    def _is_code(self, key: str) -> bool:
+        return self.in_place and self.described.features[key].dtype == "video"
 
     @memo
     def _ends(self) -> npt.NDArray[np.int64]:
@@ -158,7 +181,9 @@ class Frames:
         index = np.array(self.described.episodes.index, np.int64)
         lengths = np.array(self.described.episodes.length)
         # With final="drop" an episode of one frame has no transition left; it still has its first row.
-        index = index[lengths > 0]
+        there = lengths > 0
+        there[list(self.skipped)] = False
+        index = index[there]
         return {**rows, "metadata_episode_index": index[np.clip(ordinals, 0, max(len(index) - 1, 0))]}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,12 +123,30 @@ def check_action(described: Description, where: str) -> None:
         raise SchemaError(f"{where}: expected a feature 'action', found {list(described.features)}")
 
 
-def bytes_a_frame(described: Description) -> int:
-    """What a frame takes in memory, with its pictures."""
-    return sum(
-        math.prod(feature.shape) * (1 if feature.dtype in ("video", "image") else 8)
-        for feature in described.features.values()
-    )
+def bytes_a_frame(described: Description, pictures: Container[str] | None = None) -> int:
+    """What a frame takes in memory, with its pictures, or those of some cameras."""
+    total = 0
+    for key, feature in described.features.items():
+        picture = feature.dtype in ("video", "image")
+        if not picture or pictures is None or key in pictures:
+            total += math.prod(feature.shape) * (1 if picture else 8)
+    return total
+
+
+def dimensions(described: Description) -> dict[str, list[str]]:
+    """What the dataset calls the dimensions of columns, by the names that columns have here."""
+    found = {}
+    for key, feature in described.features.items():
+        names = described.info["features"][key].get("names")
+        if isinstance(names, Mapping) and len(names) == 1:  # {"motors": ["shoulder", "elbow"]}
+            (names,) = names.values()
+        listed = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if not listed or len(names) != math.prod(feature.shape) or key.startswith("next."):
+            continue
+        column = key.removesuffix(".state") if key == "observation.state" else key
+        column = column if column.startswith(("observation", "action")) else f"metadata_{column}"
+        found[column.replace(".", "_")] = [*names]
+    return found
 
 
 def _feature(key: object, entry: object, file: Path) -> Feature:

@@ -25,7 +25,7 @@ from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import Columns, to_batch
 from mouse_core.formats.columns.transitions import check_final, transition_rows
 from mouse_core.formats.lerobot._frames import INDEX, Frames
-from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, read_description
+from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, dimensions, read_description
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.remote.clients.failing import MissingObject
 from mouse_core.store.disk.manifest import Manifest
@@ -85,7 +85,8 @@ class LeRobotRows(ReadOnlyRows):
         frames = infos[len(said) :] or infos_of(place.client, described.episodes.files())
         self._again = place, told, budget, final, cameras, [*said, *frames]
         files = LeRobotFiles(place, frames, described, final, cameras)
-        self.schema = settled(told, Manifest(About("arrived", tasks=described.tasks), (files.schema,)), url)
+        about = About("arrived", tasks=described.tasks, dimensions=dimensions(described))
+        self.schema = settled(told, Manifest(about, (files.schema,)), url)
         self.segments[:] = [ElsewhereSegment(files, self.schema.image_roots, (object(), 0))]
         self.count = self.segments[0].num_rows
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,9 @@ from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import Columns, to_batch
 from mouse_core.formats.columns.transitions import check_final, transition_rows
 from mouse_core.formats.lerobot._frames import INDEX, Frames
-from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, read_description
+from mouse_core.formats.lerobot._keeping import kept_rows
+from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, dimensions, read_description
+from mouse_core.formats.lerobot._videos import Videos, base_of, column_of, with_frames
 from mouse_core.formats.store.reading import stream_of
 from mouse_core.remote.clients import is_url, public_url
 from mouse_core.store.dataset_store import DatasetStore
@@ -37,6 +39,8 @@ def read_lerobot(
     *,
     final: str | None = None,
     cameras: bool = True,
+    videos: Literal["pixels", "frames"] | None = None,
+    skip_broken: bool = False,
     batch_rows: int = BATCH_ROWS,
     **reaching: Any,
 ) -> RowStream:
@@ -46,6 +50,10 @@ def read_lerobot(
     ``observation_images_<name>``; ``action``, ``next.reward`` and ``next.done`` become the standard columns, others
     ``metadata_<name>``. Done is 1 where ``next.done`` (2 where also ``next.truncated``), and 2 where an episode
     ends without. Where there is no ``next.reward``, reward is 0. Every frame of a video is decoded once, in order.
+
+    A store of it, from ``to_store()`` or ``DatasetStore.open``, has no pixels: its rows name frames of the videos,
+    which stay where they are, and batches have these (``mouse_core.video``). Each row's frame is looked for first, and
+    an episode that lacks some is refused.
 
     Depth and greys of more than 8 bits are the numbers that were recorded, uint16, in a column of the camera's name: a
     ``Field`` of one's own reads it. Columns of language are JSON text. What the robot was to do is ``tasks`` in the
@@ -58,6 +66,9 @@ def read_lerobot(
         path: The dataset's folder, or its address.
         final: "drop" or "mark": what to do about the observation that an episode ends in.
         cameras: Whether to read pictures; videos need the extra ``video``.
+        videos: What rows have of videos: "pixels", or "frames", which are ``{video, frame}``; by default those of the
+            stream have pixels, and those of a store frames.
+        skip_broken: Whether episodes whose videos lack frames, or are damaged, are left out; ``notes`` name them.
         batch_rows: How many rows a batch has, about; fewer where they are large.
         **reaching: Of an address, as ``mouse_core.remote.Reaching`` takes them.
 
@@ -67,25 +78,71 @@ def read_lerobot(
         DataError: Something is damaged; names the file.
     """
     if is_url(path):
+        if skip_broken or videos is not None:
+            raise ConfigError(f"{public_url(str(path))}: videos, skip_broken: expected a folder, found an address")
         return _read_elsewhere(str(path), final, cameras, batch_rows, reaching)
+    if videos not in (None, "pixels", "frames"):
+        raise ConfigError(f"videos: expected 'pixels' or 'frames', found {videos!r}")
     root = Path(path)
     if reaching:
         raise ConfigError(f"{', '.join(reaching)}: expected an address, as s3://bucket/folder, found the path {root}")
     described = read_description(root)
     check_final(final, where=str(root))
     check_action(described, str(root))
-    reader = _Reader(root, Frames(str(root), described, final=final, cameras=cameras), batch_rows)
+    frames = Frames(str(root), described, final=final, cameras=cameras, in_place=videos == "frames")
+    recorded = [key for key in frames.pictures if described.features[key].dtype == "video"]
+    about, notes, found = (
+        About("arrived", tasks=described.tasks, dimensions=dimensions(described)),
+        [*_notes(described)],
+        None,
+    )
+    if recorded and (frames.in_place or skip_broken):
+        found = Videos(root, described, recorded, skip_broken=skip_broken)
+        frames.skipped = frozenset(found.broken)
+        notes += found.broken.values()
+    if found is not None and frames.in_place:
+        about = about.replace(videos=found.files, fields=found.fields(frames.codes))
+    reader = _Reader(root, frames, batch_rows, found)
+    lengths = [length for place, length in enumerate(described.episodes.length) if place not in frames.skipped]
+    again = partial(store_of, root, final=final, cameras=cameras, skip_broken=skip_broken)
     return RowStream(
         path=str(root),
         format="lerobot",
         schema=reader.schema,
         batches=partial(_Reader.batches, reader),
-        episodes=len(described.episodes.index),
-        rows=sum(length + (final == "mark") for length in described.episodes.length if length),
-        notes=tuple(_notes(described)),
+        episodes=len(lengths),
+        rows=sum(length + (final == "mark") for length in lengths if length),
+        notes=tuple(notes),
         metadata={name: dict(getattr(described, name)) for name in ("info", "tasks", "stats")},
-        about=About("arrived", tasks=described.tasks),
+        opened=again if recorded and videos != "pixels" else None,
+        about=about,
+        image_roots=() if found is None else (os.path.realpath(base_of(root)),),
     )
+
+
+def store_of(
+    path: str | os.PathLike[str],
+    *,
+    final: str | None = None,
+    cameras: bool = True,
+    skip_broken: bool = False,
+    make: Callable[..., DatasetStore] = DatasetStore,
+    **options: Any,
+) -> DatasetStore:
+    """A store of a dataset in a folder, whose videos stay where they are; see ``DatasetStore.open``.
+
+    Args:
+        path: The folder.
+        final, cameras, skip_broken: As for ``read_lerobot``.
+        make: Makes the store.
+        **options: Of the store.
+    """
+    root = Path(path)
+    check_final(final, where=str(root))
+    asked: dict[str, Any] = {"final": final, "cameras": cameras, "skip_broken": skip_broken}
+    rows = kept_rows(root, asked, partial(read_lerobot, root, videos="frames", **asked))
+    options["image_roots"] = [base_of(root), *options.get("image_roots", ())]
+    return make(**options).from_dataset(rows)
 
 
 def _read_elsewhere(
@@ -131,11 +188,14 @@ class _Reader:
         root: The dataset's folder.
         frames: What they are as rows.
         batch_rows: As for ``read_lerobot``.
+        videos: Where frames are that are named by numbers.
     """
 
-    def __init__(self, root: Path, frames: Frames, batch_rows: int) -> None:
-        self.root, self.frames, self.described = root, frames, frames.described
-        self.batch_rows = rows_at_once(bytes_a_frame(self.described), most=batch_rows, budget=_PIECE_BYTES)
+    def __init__(self, root: Path, frames: Frames, batch_rows: int, videos: Videos | None) -> None:
+        self.root, self.frames, self.described, self.videos = root, frames, frames.described, videos
+        held = [key for key in frames.pictures if key not in frames.codes]
+        size = bytes_a_frame(self.described, held)
+        self.batch_rows = rows_at_once(size, most=batch_rows, budget=_PIECE_BYTES)
 
     def files(self) -> list[Path]:
         """The files of frames, all of which are there."""
@@ -153,11 +213,13 @@ class _Reader:
             raise damaged(self.root / "data", "expected frames, found none")
         with reading(files[0]), open_parquet(files[0]) as opened:
             types = opened.schema_arrow
-        return self.frames.schema(types, files[0])
+        return with_frames(self.frames.schema(types, files[0]), self.frames.codes.values())
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows."""
         frames, schema, where = self.frames, self.schema, str(self.root)
+        named = frames.codes.values()
+        numbers_only = pa.schema([pa.field(one.name, pa.int64()) if one.name in named else one for one in schema])
         ordinal = -1  # of the episode of the last row so far
         with ExitStack() as opened:
             cameras = {key: opened.enter_context(closing(camera)) for key, camera in self._cameras()}
@@ -169,12 +231,17 @@ class _Reader:
                 numbers = ordinal + np.cumsum(made["episode_step"] == 0)
                 if len(numbers):
                     ordinal = int(numbers[-1])
-                    yield to_batch(frames.numbered(made, numbers), schema, where=where)
+                    batch = to_batch(frames.numbered(made, numbers), numbers_only, where=where)
+                    columns = [
+                        column_of(column.to_numpy()) if name in named else column
+                        for name, column in zip(schema.names, batch.columns, strict=True)
+                    ]
+                    yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _cameras(self) -> Iterator[tuple[str, Camera]]:
         for key in self.frames.pictures:
             feature = self.described.features[key]
-            if feature.dtype == "video":
+            if feature.dtype == "video" and key not in self.frames.codes:
                 yield key, Camera(key, feature.shape, self.described.frames_per_second, wide=feature.wide)  # type: ignore[arg-type]
 
     def _pieces(
@@ -193,7 +260,11 @@ class _Reader:
                 episode, number = self.frames.places(rows)
                 for first, stop in pairwise([0, *(np.flatnonzero(number[1:] == 0) + 1), batch.num_rows]):
                     place, here = int(episode[first]), number[first:stop]
-                    pictures = {key: self._video(camera, place, here) for key, camera in cameras.items()}
+                    if place in self.frames.skipped:
+                        continue
+                    pictures: Columns = {key: self._video(camera, place, here) for key, camera in cameras.items()}
+                    if self.videos is not None:
+                        pictures |= {key: self.videos.codes(key, place, here) for key in self.frames.codes}
                     columns = self.frames.columns(batch.slice(first, stop - first), pictures, file)
                     yield columns, here == 0, here == lengths[place] - 1
                 row += batch.num_rows

@@ -68,6 +68,5 @@ def _check_nested(file: Path, names: Sequence[str]) -> None:
     if "actions" in names and "done" not in names:
         raise SchemaError(
             f"{file}: expected trajectories of TED, found those of ManiSkill ({', '.join(sorted(names)[:8])}), which "
-            "are not read yet; mouse_core.formats.base.episode_rows makes rows of the obs (T + 1) and the actions, "
-            "rewards and done (T) of one, for DatasetStore.extend"
+            "format='maniskill' (--format maniskill) reads"
         )

@@ -5,6 +5,7 @@ The wire format is that of protocol buffers: tagged fields of numbers in base 12
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,12 @@ from mouse_core.errors import DataError
 
 Feature = npt.NDArray[Any] | list[bytes]
 """A feature's values: int64 or float32 ``[n]``, or byte strings."""
+
+Read = Callable[[int, int], bytes]
+"""Gives the bytes between two places of a record."""
+
+# As long as the head of a field can be: two numbers of 10 bytes.
+_HEAD = 20
 
 
 def parse_example(data: bytes) -> dict[str, Feature]:
@@ -33,16 +40,76 @@ def parse_example(data: bytes) -> dict[str, Feature]:
     return found
 
 
+def feature_places(read: Read, length: int) -> dict[str, tuple[int, int]]:
+    """Where the values of each feature of an Example begin and end, without reading them.
+
+    Args:
+        read: Gives the bytes between two places of it.
+        length: How many bytes it has.
+
+    Raises:
+        DataError: It is not one.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for number, start, stop in _messages(read, 0, length):
+        if number != 1:
+            raise DataError(f"expected an Example of features, found field {number} besides")
+        for _, begin, end in _messages(read, start, stop):
+            name, span = "", None
+            for inner, first, last in _messages(read, begin, end):
+                if inner == 1:
+                    name = _name(read(first, last))
+                elif inner == 2:
+                    span = first, last
+            if span is not None:
+                found[name] = span
+    return found
+
+
+def value_places(read: Read, start: int, stop: int) -> list[tuple[int, int]]:
+    """Where each of a feature's byte strings begins and ends; see ``feature_places``."""
+    found: list[tuple[int, int]] = []
+    for number, first, last in _messages(read, start, stop):
+        if number != 1:
+            raise DataError("expected byte strings, found numbers")
+        found += [(begin, end) for inner, begin, end in _messages(read, first, last) if inner == 1]
+    return found
+
+
+def parse_feature(data: bytes) -> Feature:
+    """A feature's values, from the bytes between its places."""
+    return _feature(data, 0, len(data))
+
+
+def _messages(read: Read, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """The fields of a message that are messages, texts or bytes: their number, and where they begin and end."""
+    place = start
+    while place < stop:
+        head = read(place, min(place + _HEAD, stop))
+        tag, at = _varint(head, 0, len(head))
+        if tag & 7 != 2:
+            raise DataError(f"expected a message at byte {place}, found a field of kind {tag & 7}")
+        length, at = _varint(head, at, len(head))
+        begin = place + at
+        place = begin + length
+        if place > stop:
+            raise DataError(f"expected a message that ends at byte {stop}, found a field that ends at byte {place}")
+        yield tag >> 3, begin, place
+
+
+def _name(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise DataError("expected a feature's name as UTF-8") from error
+
+
 def _entry(data: bytes, start: int, stop: int, found: dict[str, Feature]) -> None:
     """One entry of the map from names to features."""
     name, span = "", None
     for number, value in _fields(data, start, stop):
         if number == 1:
-            first, last = _span(value, "a feature's name")
-            try:
-                name = data[first:last].decode()
-            except UnicodeDecodeError as error:
-                raise DataError("expected a feature's name as UTF-8") from error
+            name = _name(data[slice(*_span(value, "a feature's name"))])
         elif number == 2:
             span = _span(value, "a feature's value")
     if span is not None:

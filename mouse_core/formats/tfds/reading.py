@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,20 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import making
 from mouse_core.formats._files.tfrecord import READERS
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
-from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
-from mouse_core.formats.columns.named import is_image, nested, to_batch
+from mouse_core.formats.columns.blocks import check_batch_rows
+from mouse_core.formats.columns.named import is_image, to_batch
 from mouse_core.formats.columns.steps import Stack, rlds_steps
 from mouse_core.formats.columns.transitions import check_final
 from mouse_core.formats.rlds.reading import first_batch, stack_rows
 from mouse_core.formats.sources import episodes_of
+from mouse_core.formats.tfds._episodes import STEPS, episode_pieces, is_column, is_encoded, is_of_step, repeatable
 from mouse_core.formats.tfds._example import parse_example
-from mouse_core.formats.tfds._features import Leaf, Split, decode_leaf, parse_features, parse_info
+from mouse_core.formats.tfds._features import Leaf, Split, parse_features, parse_info
+from mouse_core.formats.tfds._index import index_records
 from mouse_core.images.pixels import encode_png
+from mouse_core.store.dataset_store import DatasetStore
 
 __all__ = ["read_tfds", "write_tfds"]
-
-_ABOUT_NUMBERS = 64
-_STEPS = "steps/"
 
 
 def read_tfds(
@@ -48,6 +48,10 @@ def read_tfds(
     """An RLDS dataset of TFDS as rows; columns as in ``mouse_core.formats.rlds.read_rlds``.
 
     Pictures are decoded. The CRCs of TFRecord files are verified.
+
+    ``to_store()`` of TFRecord files, and ``DatasetStore.open``, give a store whose rows stay there: where records begin
+    is found once, and kept; a record is read when a batch wants rows of it, and of its pictures those that the batch
+    has, which are decoded then. The CRC of a record is compared when it is first read, for which all of it is.
 
     Args:
         path: The folder with ``features.json``, or one above it that leads to no other dataset.
@@ -65,13 +69,7 @@ def read_tfds(
     """
     check_final(final, where=os.fspath(path), needed=False)
     check_batch_rows(batch_rows)
-    folder = _folder(Path(path))
-    described = parse_features(folder / "features.json")
-    leaves = {name: leaf for name, leaf in described.items() if _is_column(leaf)}
-    if f"{_STEPS}is_first" not in leaves or f"{_STEPS}reward" not in leaves:
-        raise ConfigError(f"{folder}: expected an RLDS dataset with a feature 'steps', found {sorted(leaves)[:12]}")
-    info, kind, found = parse_info(folder)
-    chosen = _chosen(found, splits, folder)
+    folder, described, leaves, info, kind, chosen = _described(path, splits)
 
     def pieces() -> Iterator[Stack]:
         return _pieces(chosen, kind, leaves, batch_rows)
@@ -91,8 +89,58 @@ def read_tfds(
         episodes=None if -1 in lengths else sum(lengths),
         notes=_notes(described, str(info.get("name", ""))),
         metadata=info,
+        opened=partial(store_of, path, splits=splits, final=final) if kind == "tfrecord" else None,
         about=About("arrived"),
     )
+
+
+def store_of(
+    path: str | os.PathLike[str],
+    *,
+    splits: str | Sequence[str] | None = None,
+    final: str | None = None,
+    verify: bool = True,
+    make: Callable[..., DatasetStore] = DatasetStore,
+    **options: Any,
+) -> DatasetStore:
+    """A store of a dataset whose rows stay in its TFRecord shards; see ``read_tfds``.
+
+    Args:
+        path, splits, final: As for ``read_tfds``.
+        verify: Whether the CRC of a record is compared when its rows are first read; that reads all of it once.
+        make: Makes the store.
+        **options: Of the store.
+
+    Raises:
+        ConfigError: As ``read_tfds``; and files that are no TFRecord.
+        SchemaError: The index was written by a newer version of this library.
+    """
+    from mouse_core.formats.tfds._in_place import ENCODED, RecordFiles, RecordRows, image_columns
+
+    folder, _, leaves, _, kind, chosen = _described(path, splits)
+    if kind != "tfrecord":
+        raise ConfigError(
+            f"{folder}: expected TFRecord files, whose rows can stay where they are, found {kind}; formats.open reads "
+            "them, and mouse convert makes a store of them"
+        )
+    schema = read_tfds(path, splits=splits, final=final).schema
+    pictures = image_columns(leaves)
+    schema = pa.schema([pa.field(one.name, ENCODED) if one.name in pictures else one for one in schema])
+    store = make(**options)
+    files = RecordFiles(index_records(folder, chosen), leaves, schema, final, verify)
+    store._rows = RecordRows(str(folder), store._rows.schema, store._rows.budget, files)
+    return store
+
+
+def _described(path: str | os.PathLike[str], splits: str | Sequence[str] | None) -> tuple[Any, ...]:
+    """A dataset's folder, all its features, those that are columns, what it says, the kind of its files, its splits."""
+    folder = _folder(Path(path))
+    described = parse_features(folder / "features.json")
+    leaves = {name: leaf for name, leaf in described.items() if is_column(leaf)}
+    if f"{STEPS}is_first" not in leaves or f"{STEPS}reward" not in leaves:
+        raise ConfigError(f"{folder}: expected an RLDS dataset with a feature 'steps', found {sorted(leaves)[:12]}")
+    info, kind, found = parse_info(folder)
+    return folder, described, leaves, info, kind, _chosen(found, splits, folder)
 
 
 def _folders(path: Path) -> list[Path]:
@@ -125,35 +173,16 @@ def _notes(leaves: Mapping[str, Leaf], name: str) -> tuple[str, ...]:
     notes = []
     if name.startswith("d4rl_"):
         notes.append("TFDS ends every episode of its D4RL datasets with the last observation of the whole dataset.")
-    rounded = [leaf.name for leaf in leaves.values() if leaf.dtype == "float64" and not _is_encoded(leaf)]
+    rounded = [leaf.name for leaf in leaves.values() if leaf.dtype == "float64" and not is_encoded(leaf)]
     if rounded:
         notes.append(f"TFDS stores {rounded} as 32-bit floats, though declared as float64.")
-    unlike = [leaf.name for leaf in leaves.values() if not _is_column(leaf)]
+    unlike = [leaf.name for leaf in leaves.values() if not is_column(leaf)]
     if unlike:
         notes.append(f"{unlike} cannot be columns (videos, sounds, sequences in sequences): left out.")
-    large = [leaf.name for leaf in leaves.values() if _is_column(leaf) and not (_is_of_step(leaf) or _repeatable(leaf))]
+    large = [leaf.name for leaf in leaves.values() if is_column(leaf) and not (is_of_step(leaf) or repeatable(leaf))]
     if large:
         notes.append(f"{large} belong to whole episodes and are too large to be repeated in every row: left out.")
     return tuple(notes)
-
-
-def _is_encoded(leaf: Leaf) -> bool:
-    return leaf.kind == "image" or leaf.encoding != "none"
-
-
-def _is_of_step(leaf: Leaf) -> bool:
-    return leaf.name.startswith(_STEPS)
-
-
-def _is_column(leaf: Leaf) -> bool:
-    """Whether a feature can be a column: one value a step, or one sequence of values."""
-    return leaf.kind != "other" and leaf.ragged - _is_of_step(leaf) <= 1
-
-
-def _repeatable(leaf: Leaf) -> bool:
-    """Whether an episode's own feature can stand in all its rows."""
-    numbers = math.prod(size or 1 << 20 for size in leaf.shape)
-    return not leaf.ragged and leaf.kind != "image" and numbers <= _ABOUT_NUMBERS
 
 
 def _pieces(splits: list[Split], kind: str, leaves: Mapping[str, Leaf], batch_rows: int) -> Iterator[Stack]:
@@ -164,38 +193,11 @@ def _pieces(splits: list[Split], kind: str, leaves: Mapping[str, Leaf], batch_ro
             count = 0
             for record, at in READERS[kind](file):
                 with reading(file, at=at):
-                    yield from _episode(record, number, leaves, batch_rows)
+                    yield from episode_pieces(parse_example(record), number, leaves, batch_rows)
                 number += 1
                 count += 1
             if split.lengths is not None and count != split.lengths[index]:
                 raise damaged(file, f"expected {split.lengths[index]} records, found {count}")
-
-
-def _episode(record: bytes, number: int, leaves: Mapping[str, Leaf], batch_rows: int) -> Iterator[Stack]:
-    features = parse_example(record)
-    count = len(features.get(f"{_STEPS}is_first", ()))
-    of_episode = [leaf for leaf in leaves.values() if not _is_of_step(leaf) and _repeatable(leaf)]
-    about = _nest({leaf.name: decode_leaf(leaf, features, None) for leaf in of_episode})
-    steps = {leaf.name.removeprefix(_STEPS): leaf for leaf in leaves.values() if _is_of_step(leaf)}
-    # What has to be decoded is decoded piece by piece.
-    encoded = {name: leaf for name, leaf in steps.items() if _is_encoded(leaf)}
-    whole = {name: decode_leaf(leaf, features, count) for name, leaf in steps.items() if name not in encoded}
-    size = rows_at_once(sum(map(_step_bytes, encoded.values())), most=batch_rows)
-    for first in range(0, count, size):
-        part = slice(first, min(first + size, count))
-        values = {name: array[part] for name, array in whole.items()}
-        values |= {name: decode_leaf(leaf, features, count, part) for name, leaf in encoded.items()}
-        ordered = {name: values[name] for name in steps}
-        yield Stack(_nest(ordered), part.stop - first, number, first, part.stop == count, about)
-
-
-def _step_bytes(leaf: Leaf) -> int:
-    """About how many bytes a step's value takes once it is decoded."""
-    return math.prod(size or 256 for size in leaf.shape) * np.dtype(leaf.dtype).itemsize
-
-
-def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    return nested({tuple(path.split("/")): value for path, value in flat.items()})
 
 
 def write_tfds(

@@ -14,12 +14,14 @@ from mouse_core import DataError, formats
 from mouse_core.formats.base import RowStream, reading
 from mouse_core.formats.d4rl import read_d4rl
 from mouse_core.formats.dopamine import read_dopamine
+from mouse_core.formats.layouts import read_layouts
 from mouse_core.formats.minari import read_minari, write_minari
 from mouse_core.formats.ogbench import read_ogbench
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.ted import read_ted, write_ted
 from mouse_core.testing import FormatConformance
 from tests.core.formats.test_flat_files import LENGTHS, atari, flat, logged, write_d4rl, write_dopamine, write_ogbench
+from tests.core.formats.test_layouts import write_robomimic
 
 
 def recorded(*, terminal: int = 1, truncated: int = 2) -> tuple[tuple[int, int], ...]:
@@ -61,6 +63,16 @@ class TestDopamine(FormatConformance):
 
     def read(self, path: Path, **options: Any) -> Any:
         return read_dopamine(path, final="mark", **options)
+
+
+class TestLayouts(FormatConformance):
+    episodes = recorded()
+
+    def write(self, folder: Path) -> Path:
+        return write_robomimic(folder / "x.npz", logged())
+
+    def read(self, path: Path, **options: Any) -> Any:
+        return read_layouts(path, layout="robomimic", **options)
 
 
 class FromRows(FormatConformance):

@@ -1,0 +1,7 @@
+"""Trees of arrays in HDF5, zarr and npz files, read by a description of where in them things lie."""
+
+from mouse_core.formats.layouts.layout import TreeLayout, load_layout
+from mouse_core.formats.layouts.presets import LAYOUTS
+from mouse_core.formats.layouts.reading import read_layouts
+
+__all__ = ["LAYOUTS", "TreeLayout", "load_layout", "read_layouts"]

@@ -1,0 +1,182 @@
+"""The arrays of an episode, or of all episodes, that a layout names, and how long they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import SchemaError
+from mouse_core.files.reading import damaged
+from mouse_core.formats._files.h5 import leaves
+from mouse_core.formats.layouts.layout import TreeLayout
+
+
+class Tree(Protocol):
+    """A file, or a folder, of groups and arrays; what ``H5File`` has."""
+
+    path: str
+
+    def names(self, path: str = "/") -> list[str]:
+        """Of what lies in a group."""
+
+    def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
+        """What lies at some paths."""
+
+    def read(self, items: Sequence[tuple[str, int, int]]) -> list[npt.NDArray[Any]]:
+        """Rows of several arrays."""
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+
+
+_SEEN = ("observation", "next_observation")
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array, and what its rows are.
+
+    Args:
+        path: Where it lies.
+        role: What for, as layouts call it.
+        name: What its column is called besides; empty where it is alone.
+        rows: How many it has, of those that belong to the episode; -1 for a single value.
+        row_bytes: About how many bytes a row takes.
+    """
+
+    path: str
+    role: str
+    name: str
+    rows: int
+    row_bytes: int
+
+
+def arrays_at(file: Tree, layout: TreeLayout, star: str) -> list[Array]:
+    """What the layout names for an episode.
+
+    Args:
+        file: The open file.
+        layout: Where things lie.
+        star: What stands for ``*``.
+
+    Raises:
+        DataError: A path that leads nowhere, or to what no column can be.
+        SchemaError: Two arrays of one name.
+    """
+    return arrays_of(file, layout, [star])[0]
+
+
+def arrays_of(file: Tree, layout: TreeLayout, stars: Sequence[str]) -> list[list[Array]]:
+    """``arrays_at`` for several episodes."""
+    named = [(role, name, path) for role, paths in layout.roles().items() for name, path in paths.items()]
+    asked = [[_plain(path).replace("*", star) for _, _, path in named] for star in stars]
+    found = iter(file.find([path for paths in asked for path in paths]))
+    return [_arrays(file, named, paths, [next(found) for _ in paths]) for paths in asked]
+
+
+def _plain(path: str) -> str:
+    return path.removeprefix("not ").removesuffix("?")
+
+
+def _arrays(
+    file: Tree, named: Sequence[tuple[str, str, str]], paths: Sequence[str], trees: Sequence[Any]
+) -> list[Array]:
+    found: list[Array] = []
+    for (role, name, written), path, tree in zip(named, paths, trees, strict=True):
+        if tree is None or (tree["kind"] == "group" and not any(True for _ in leaves(tree))):
+            if written.endswith("?"):
+                continue
+            what = "none" if tree is None else "a group of nothing"
+            raise damaged(file.path, f"{path}: expected an array or a group of them for {role}, found {what}")
+        if role == "metadata" and not name and tree["kind"] != "group":
+            name = path.split("/")[-1]
+        if tree["kind"] != "group":
+            found.append(_array(file.path, path, role, name.replace("/", "_"), tree))
+            continue
+        if role in ("reward", "terminated", "truncated"):
+            raise damaged(file.path, f"{path}: expected an array for {role}, found a group of {[*tree['items']][:8]}")
+        for keys, part in leaves(tree):
+            below = "/".join((path, *keys))
+            if below not in paths:
+                parts = (name, *keys) if name else keys
+                found.append(_array(file.path, below, role, "_".join(parts).replace("/", "_"), part))
+    columns = [(array.role, array.name) for array in found]
+    if len(set(columns)) < len(columns):
+        same = sorted({"_".join(column) for column in columns if columns.count(column) > 1})
+        raise SchemaError(f"{file.path}: expected paths that make different names of columns, found {same[:8]} twice")
+    seen, following = ({name for other, name in columns if other == role} for role in _SEEN)
+    if following and seen != following:
+        raise SchemaError(f"{file.path}: expected next observations {sorted(seen)[:8]}, found {sorted(following)[:8]}")
+    return found
+
+
+def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any]) -> Array:
+    wanted = ("number", "text") if role in ("observation", "next_observation", "metadata", "action") else ("number",)
+    if part["kind"] not in wanted:
+        raise damaged(
+            where, f"{path}: expected numbers for {role}, found {part['kind']} {part['dtype']} of shape {part['shape']}"
+        )
+    shape = part["shape"]
+    # A text may be of any length.
+    width = np.dtype(part["dtype"]).itemsize if part["kind"] == "number" else 256
+    if role == "observation" and part["dtype"] == "|u1" and len(shape) == 2:
+        width *= 20  # pictures that are encoded, maybe
+    return Array(path, role, name, shape[0] if shape else -1, math.prod(shape[1:]) * width)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How many transitions an episode has, and whether its rows include the observation that it ends in."""
+
+    steps: int
+    closed: bool
+
+
+def lengths_of(arrays: Sequence[Array], layout: TreeLayout, rows: int | None, where: str) -> Lengths:
+    """How long an episode is, after comparing the lengths of all its arrays.
+
+    Args:
+        arrays: All of it.
+        layout: Which of them arrived.
+        rows: How many rows of each array belong to it, where the arrays hold several episodes.
+        where: What messages name.
+
+    Raises:
+        DataError: Lengths that do not go together.
+    """
+
+    def length(role: str) -> int | None:
+        return next((rows if rows is not None else array.rows for array in arrays if array.role == role), None)
+
+    seen, acted = length("observation"), length("action")
+    arrived = layout.arrived() & {array.role for array in arrays}
+    if seen is not None and arrived:
+        found = Lengths(seen - 1, True)
+    elif seen is None or acted is None:
+        found = Lengths(seen if acted is None and seen is not None else acted or 0, False)
+    else:
+        found = Lengths(acted, seen == acted + 1)
+    if found.steps < 1:
+        raise damaged(where, f"expected at least one step, found {seen} observations and {acted} actions")
+    for array in arrays if rows is None else ():
+        single = array.rows in (-1, 1) and array.role in ("terminated", "truncated")
+        if not single and array.rows not in _wanted(array, found, arrived):
+            wanted = " or ".join(map(str, _wanted(array, found, arrived)))
+            raise damaged(
+                where, f"{array.path}: expected {wanted} rows, as there are steps, found {max(array.rows, 0)}"
+            )
+    return found
+
+
+def _wanted(array: Array, lengths: Lengths, arrived: frozenset[str]) -> tuple[int, ...]:
+    """Which lengths an array may have."""
+    if array.role == "observation" or array.role in arrived:
+        return (lengths.steps + lengths.closed,)
+    if array.role == "next_observation" or not lengths.closed:
+        return (lengths.steps,)
+    return (lengths.steps, lengths.steps + 1)

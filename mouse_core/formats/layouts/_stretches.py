@@ -1,0 +1,177 @@
+"""The episodes of a file, or the stretches of rows in it that follow each other, as a layout tells them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError
+from mouse_core.files.reading import damaged
+from mouse_core.formats.layouts._arrays import Array, Lengths, Tree, arrays_at, arrays_of, lengths_of
+from mouse_core.formats.layouts.layout import TreeLayout
+
+_AT_ONCE = 64
+# Of a file that says where its episodes end, and of a ring.
+_MOST_ENDS = 1 << 27
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Rows of a file that follow each other.
+
+    Args:
+        arrays: Where they are.
+        first: The first of them.
+        steps: How many transitions.
+        closed: Whether one row more has the observation that they end in.
+        whole: Whether they are an episode.
+        where: What messages name.
+    """
+
+    arrays: Sequence[Array]
+    first: int
+    steps: int
+    closed: bool
+    whole: bool
+    where: str
+
+
+def natural(text: str) -> list[tuple[int, int, str]]:
+    """What sorts names by the numbers in them: demo_2 before demo_10."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", text) if part]
+
+
+def files_of(root: Path, layout: TreeLayout, suffixes: Sequence[str]) -> list[Path]:
+    """The files to read, in their order.
+
+    Raises:
+        ConfigError: There are none.
+        DataError: A link leads out of the folder.
+    """
+    if not root.exists():
+        raise ConfigError(f"{root}: expected a file or folder, found none")
+    if root.is_file():
+        return [root]
+    if layout.files is not None:
+        found = [file for file in root.glob(layout.files) if not file.name.startswith(".")]
+    else:
+        found = [file for file in root.iterdir() if file.suffix in suffixes and not file.name.startswith(".")]
+    for file in found:
+        if not file.resolve().is_relative_to(root.resolve()):
+            raise damaged(file, f"expected a file inside of {str(root)!r}, found a link to {str(file.resolve())!r}")
+    if not found:
+        wanted = f"files {layout.files}" if layout.files else f"files of {list(suffixes)}"
+        raise ConfigError(f"{root}: expected {wanted}, found none")
+    return sorted(found, key=lambda file: natural(file.name))
+
+
+def stretches_of(file: Tree, layout: TreeLayout) -> Iterator[Stretch]:
+    """All of a file, in order.
+
+    Raises:
+        DataError: A damaged file, or one of another layout.
+        ConfigError: Nothing that the layout speaks of.
+    """
+    leads = [path for path in layout.leads() if "*" in path]
+    if leads:
+        yield from _starred(file, layout, leads[0])
+        return
+    arrays = arrays_at(file, layout, "")
+    if layout.one_a_file:
+        lengths = lengths_of(arrays, layout, None, file.path)
+        yield Stretch(arrays, 0, lengths.steps, lengths.closed, True, file.path)
+        return
+    rows = lengths_of(arrays, layout, None, file.path)
+    if rows.closed:
+        raise damaged(file.path, "expected as many observations as actions in arrays that hold several episodes")
+    if layout.episode_ends is not None:
+        yield from _between(file, layout, layout.episode_ends, arrays, rows)
+    elif layout.ring is not None:
+        for number, (first, stop) in enumerate(_rings(file, layout.ring, rows.steps)):
+            yield Stretch(arrays, first, stop - first, False, False, f"{file.path}, stretch {number}")
+    else:
+        yield Stretch(arrays, 0, rows.steps, False, False, file.path)
+
+
+def _starred(file: Tree, layout: TreeLayout, lead: str) -> Iterator[Stretch]:
+    parts = lead.removesuffix("?").split("/")
+    place = next(index for index, part in enumerate(parts) if "*" in part)
+    before, _, after = parts[place].partition("*")
+    pattern = re.compile(re.escape(before) + "(.+)" + re.escape(after))
+    matches = [pattern.fullmatch(name) for name in file.names("/" + "/".join(parts[:place]))]
+    stars = sorted((match[1] for match in matches if match), key=natural)
+    if not stars:
+        raise ConfigError(f"{file.path}: expected episodes {lead}, found none")
+    for start in range(0, len(stars), _AT_ONCE):
+        some = stars[start : start + _AT_ONCE]
+        for star, arrays in zip(some, arrays_of(file, layout, some), strict=True):
+            where = f"{file.path}, {before}{star}{after}"
+            lengths = lengths_of(arrays, layout, None, where)
+            yield Stretch(arrays, 0, lengths.steps, lengths.closed, True, where)
+
+
+def _between(file: Tree, layout: TreeLayout, path: str, arrays: Sequence[Array], rows: Lengths) -> Iterator[Stretch]:
+    ends = _numbers(file, path)
+    total = rows.steps + rows.closed
+    if not len(ends) or (np.diff(ends, prepend=0) < 1).any() or ends[-1] != total:
+        raise damaged(
+            file.path,
+            f"{path}: expected ascending numbers up to {total}, the number of rows, found {len(ends)}, "
+            f"the last {ends[-1:].tolist()}",
+        )
+    for number, (first, stop) in enumerate(zip(np.append(0, ends[:-1]).tolist(), ends.tolist(), strict=True)):
+        where = f"{file.path}, episode {number}"
+        lengths = lengths_of(arrays, layout, stop - first, where)
+        yield Stretch(arrays, first, lengths.steps, lengths.closed, True, where)
+
+
+def _rings(file: Tree, ring: Mapping[str, str], rows: int) -> Iterator[tuple[int, int]]:
+    """Rows from and up to which to read: those of every ring in the order in which they were written.
+
+    A ring of 5 rows from row 10 on, full, whose last written row is 11: rows 12..14, which are the oldest, and 10..11.
+    """
+    last = _numbers(file, ring["last"])
+    offsets = _numbers(file, ring["offsets"]) if "offsets" in ring else last[:0]
+    offsets = offsets if len(offsets) else np.zeros(1, np.int64)
+    sizes = _numbers(file, ring["sizes"]) if "sizes" in ring else last[:0]
+    if not len(sizes):
+        (root,) = file.find(["/"])
+        size = (root or {}).get("attributes", {}).get(ring.get("size", ""))
+        if not isinstance(size, int):
+            raise damaged(
+                file.path, f"expected the attribute {ring.get('size')!r}, a number of rows, found {size!r:.80}"
+            )
+        sizes = np.array([size])
+    ends = np.append(offsets[1:], rows)
+    right = len(last) == len(sizes) == len(offsets) and (np.diff(offsets, prepend=0, append=rows) >= 0).all()
+    if not right or (sizes < 0).any() or (sizes > ends - offsets).any():
+        raise damaged(
+            file.path,
+            f"expected rings within {rows} rows, found {sizes[:4].tolist()} rows from {offsets[:4].tolist()} on, "
+            f"last {last[:4].tolist()}",
+        )
+    for first, end, size, newest in zip(*(part.tolist() for part in (offsets, ends, sizes, last)), strict=True):
+        if size and not first <= newest < first + size:
+            raise damaged(file.path, f"expected the last row between {first} and {first + size - 1}, found {newest}")
+        if size == end - first and newest + 1 < end:
+            yield newest + 1, end
+            yield first, newest + 1
+        elif size:
+            yield first, first + size
+
+
+def _numbers(file: Tree, path: str) -> npt.NDArray[np.int64]:
+    """An array of whole numbers ``[n]``; none where it need not be there."""
+    (tree,) = file.find([path.removesuffix("?")])
+    if tree is None and path.endswith("?"):
+        return np.zeros(0, np.int64)
+    shape: Any = tree["shape"] if tree is not None and tree["kind"] == "number" else None
+    if tree is None or shape is None or len(shape) != 1 or shape[0] > _MOST_ENDS or tree["dtype"][1] not in "iu":
+        raise damaged(file.path, f"{path}: expected whole numbers, found {tree and (tree['kind'], tree['shape'])}")
+    return file.read([(path.removesuffix("?"), 0, shape[0])])[0].astype(np.int64)

@@ -1,0 +1,229 @@
+"""Where in a tree of arrays observations, actions, rewards and ends lie, said in ten lines of Python or YAML."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.files.reading import read_bytes, reading
+
+VERSION = 1
+"""Of files that hold a layout."""
+
+SUFFIXES = (".yaml", ".yml")
+_MOST_BYTES = 1 << 18
+_MOVED = ("action", "reward", "terminated", "truncated")
+_RING = ("size", "sizes", "last", "offsets")
+
+Layout = TypeVar("Layout")
+Paths = str | Sequence[str] | Mapping[str, str] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeLayout:
+    """Where things lie in a tree of arrays: groups and arrays of HDF5, zarr and npz files.
+
+    A path names an array, or a group, which stands for all arrays below it that no other path of the layout names. In
+    all paths ``*`` stands for an episode's name. A path that ends in ``?`` may lead nowhere; then that is not there.
+    Several paths are a list, whose arrays are called by the last names of their paths, or a mapping from names.
+
+    An episode is what stands for ``*``; or a file (``one_a_file``); or ends where ``episode_ends`` says; else where
+    ``terminated`` or ``truncated`` is set. Observations of an episode that are one more than its actions include the
+    one that it ends in.
+
+    Args:
+        observation: Values ``[T, ...]`` or ``[T + 1, ...]``.
+        action: Values ``[T, ...]``; those of a last row that leads nowhere are left out.
+        reward: A number a step; absent, rewards are 0.
+        terminated: Whether an episode ended by itself, a flag a step or one an episode. ``"not discount"`` is set where
+            ``discount`` is 0. Of several paths, whether any is.
+        truncated: Whether it was cut off, likewise.
+        next_observation: What a step led to. Of an episode that is known to be one, only the last is read.
+        metadata: What else becomes columns, ``metadata_<name>``: a value a step.
+        episode_ends: The rows behind the last of each episode, ascending, of arrays that hold all of them.
+        ring: Where a ring of rows says how it is filled: paths of ``last`` (the row that was written last), ``sizes``
+            (how many rows are) and ``offsets`` (where each of several rings begins), and in ``size`` the name of an
+            attribute that has the number of rows where there are no ``sizes``.
+        one_a_file: Whether each file is an episode.
+        files: Which files of a folder are read, as ``"episode_*.hdf5"``, in the order of the numbers in their names.
+        pictures: An array, or a group of arrays, of observations that may be encoded: bytes ``[T, L]`` are PNG or JPEG
+            files, with zeros behind them, whose pixels are read; ``[T, H, W, C]`` are pixels.
+        alignment: Whether a row's action, reward and flags leave the observation beside them ("outgoing") or led to it
+            ("arrived"); or which, by ``action``, ``reward``, ``terminated`` and ``truncated``.
+        ending: What the end of an episode is where no flag says it, "truncated" (done 2) or "terminal" (done 1).
+    """
+
+    observation: Paths = None
+    action: Paths = None
+    reward: str | None = None
+    terminated: Paths = None
+    truncated: Paths = None
+    next_observation: Paths = None
+    metadata: Paths = None
+    episode_ends: str | None = None
+    ring: Mapping[str, str] | None = None
+    one_a_file: bool = False
+    files: str | None = None
+    pictures: str | None = None
+    alignment: str | Mapping[str, str] = "outgoing"
+    ending: str = "truncated"
+
+    def __post_init__(self) -> None:
+        if self.observation is None and self.action is None:
+            raise ConfigError("layout: expected a path of observation or of action, found neither")
+        for role, paths in self.roles().items():
+            for path in paths.values():
+                _check_path(role, path)
+        for name, path in (self.ring or {}).items():
+            if name not in _RING or not isinstance(path, str) or not path:
+                raise ConfigError(f"layout: ring: expected paths of some of {list(_RING)}, found {name!r}: {path!r}")
+        if self.ring is not None and ("last" not in self.ring or not {"sizes", "size"} & set(self.ring)):
+            raise ConfigError(f"layout: ring: expected paths of last and of sizes, found {list(self.ring)}")
+        for name in ("files", "episode_ends", "pictures"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise ConfigError(f"layout: {name}: expected a text, found {value!r:.80}")
+        if self.files is not None and "/" in self.files:
+            raise ConfigError(f"layout: files: expected names of files in the folder, found {self.files!r}")
+        if self.ending not in ("truncated", "terminal"):
+            raise ConfigError(f"layout: ending: expected 'truncated' or 'terminal', found {self.ending!r}")
+        self._check_alignment()
+        self._check_episodes()
+
+    def _check_alignment(self) -> None:
+        said = self.alignment if isinstance(self.alignment, Mapping) else dict.fromkeys(_MOVED, self.alignment)
+        for role, value in said.items():
+            if role not in _MOVED or value not in ("outgoing", "arrived"):
+                raise ConfigError(
+                    f"layout: alignment: expected 'outgoing' or 'arrived', for all or for some of {list(_MOVED)}, "
+                    f"found {role!r}: {value!r}"
+                )
+
+    def _check_episodes(self) -> None:
+        starred = [path for paths in self.roles().values() for path in paths.values() if "*" in path]
+        ways = [bool(starred), self.one_a_file, self.episode_ends is not None, self.ring is not None]
+        if sum(ways) > 1:
+            raise ConfigError(
+                "layout: expected one of '*' in paths, one_a_file, episode_ends and ring, found several: each says "
+                "what an episode is"
+            )
+        if starred and (unlike := [path for path in self.leads() if "*" not in path]):
+            raise ConfigError(f"layout: expected '*' in the paths of observation and action, found {unlike}")
+        if not any(ways[:3]):
+            if self.terminated is None and self.truncated is None:
+                raise ConfigError(
+                    "layout: expected what says where episodes end: '*' in paths, one_a_file, episode_ends, terminated "
+                    "or truncated"
+                )
+            if self.arrived():
+                raise ConfigError("layout: alignment: expected 'outgoing' where flags alone say where episodes end")
+
+    def roles(self) -> dict[str, dict[str, str]]:
+        """The paths by role and name; the name of a path that is alone is empty."""
+        found = {}
+        for role in ("observation", "action", "reward", "terminated", "truncated", "next_observation", "metadata"):
+            value = getattr(self, role)
+            if value is not None:
+                found[role] = _named(role, value)
+        return found
+
+    def leads(self) -> list[str]:
+        """The paths of observations and actions."""
+        roles = self.roles()
+        return [path for role in ("action", "observation") for path in roles.get(role, {}).values()]
+
+    def arrived(self) -> frozenset[str]:
+        """The roles whose values stand in the row of the observation that they led to."""
+        if isinstance(self.alignment, Mapping):
+            return frozenset(role for role, value in self.alignment.items() if value == "arrived")
+        return frozenset(_MOVED if self.alignment == "arrived" else ())
+
+    @property
+    def whole(self) -> bool:
+        """Whether episodes are known as such, rather than by flags."""
+        return self.one_a_file or self.episode_ends is not None or any("*" in path for path in self.leads())
+
+
+def _named(role: str, value: Any) -> dict[str, str]:
+    if isinstance(value, str):
+        return {"": value}
+    if isinstance(value, Mapping) and value and all(isinstance(name, str) and name for name in value):
+        return dict(value)
+    if isinstance(value, Sequence) and value and all(isinstance(path, str) for path in value):
+        names = [path.rstrip("?").split("/")[-1] for path in value]
+        if len(set(names)) < len(names):
+            raise SchemaError(f"layout: {role}: expected paths with different last names, found {list(value)}")
+        return dict(zip(names, value, strict=True))
+    raise ConfigError(
+        f"layout: {role}: expected a path, some paths, or a mapping of names to paths, found {value!r:.80}"
+    )
+
+
+def _check_path(role: str, path: Any) -> None:
+    parts = path.removeprefix("not ").removesuffix("?").split("/") if isinstance(path, str) else [""]
+    if any(part in ("", ".", "..") for part in parts):
+        raise ConfigError(f"layout: {role}: expected a path as 'data/demo_*/obs', found {path!r:.80}")
+    if sum(part.count("*") for part in parts) > 1:
+        raise ConfigError(f"layout: {role}: expected at most one '*', found {path!r:.80}")
+    if path.startswith("not ") and role not in ("terminated", "truncated"):
+        raise ConfigError(f"layout: {role}: expected a path without 'not', found {path!r:.80}")
+
+
+def load_layout(source: TreeLayout | Mapping[str, Any] | str | os.PathLike[str]) -> TreeLayout:
+    """A layout from a mapping of its arguments, or from a YAML file of these and ``version: 1``.
+
+    Raises:
+        ConfigError: An argument that is not known or of no use, no such file, or one of a newer version.
+        DataError: A file that is no YAML.
+        ImportError: PyYAML, which ``datasets`` brings along, is not installed.
+    """
+    return loaded(TreeLayout, source)
+
+
+def loaded(kind: type[Layout], source: Layout | Mapping[str, Any] | str | os.PathLike[str]) -> Layout:
+    """A layout of a kind, as ``load_layout`` has it.
+
+    Args:
+        kind: A dataclass of keyword arguments.
+        source: One of it, its arguments, or a YAML file of these.
+    """
+    if isinstance(source, kind):
+        return source
+    where, said = "layout", source
+    if isinstance(source, str | os.PathLike):
+        where = os.fspath(source)
+        said = _yaml(Path(where))
+        version = said.pop("version", None)
+        if version != VERSION or isinstance(version, bool):
+            raise ConfigError(
+                f"{where}: version: expected {VERSION}, found {version!r}"
+                + (", of a newer mouse-data" if isinstance(version, int) and version > VERSION else "")
+            )
+    if not isinstance(said, Mapping):
+        raise ConfigError(f"{where}: expected a mapping, found {type(said).__name__}")
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    if others := [name for name in said if name not in known]:
+        raise ConfigError(f"{where}: expected some of {known}, found {others[:8]}")
+    try:
+        return kind(**said)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    except TypeError as error:
+        raise ConfigError(f"{where}: {str(error).partition('__init__() ')[2] or error}") from error
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError("layouts in YAML need PyYAML: pip install pyyaml") from error
+    text = read_bytes(file, most_bytes=_MOST_BYTES)
+    with reading(file):
+        found = yaml.safe_load(text.decode("utf-8"))
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: expected a mapping, found {type(found).__name__}")
+    return found

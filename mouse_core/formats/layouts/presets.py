@@ -1,0 +1,92 @@
+"""Layouts that libraries write, by the names that ``formats.open(format=...)`` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from mouse_core.formats.layouts.layout import TreeLayout
+
+LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
+    {
+        # robomimic 0.3 to 0.5, and what keeps to it: MimicGen, LIBERO, Isaac Lab. `dones` may be set before the end.
+        "robomimic": TreeLayout(
+            observation="data/demo_*/obs",
+            action="data/demo_*/actions",
+            reward="data/demo_*/rewards?",
+            terminated="data/demo_*/dones?",
+            next_observation="data/demo_*/next_obs?",
+            metadata={
+                "dones": "data/demo_*/dones?",
+                "states": "data/demo_*/states?",
+                "robot_states": "data/demo_*/robot_states?",
+                "datagen_info": "data/demo_*/datagen_info?",
+            },
+        ),
+        "maniskill": TreeLayout(
+            observation="traj_*/obs",
+            action="traj_*/actions",
+            reward="traj_*/rewards?",
+            terminated="traj_*/terminated?",
+            truncated="traj_*/truncated?",
+            metadata={
+                "success": "traj_*/success?",
+                "fail": "traj_*/fail?",
+                "env_states": "traj_*/env_states?",
+            },
+        ),
+        # Cameras as pixels, or as JPEG where the recorder compressed them.
+        "aloha": TreeLayout(
+            observation="observations",
+            action="action",
+            metadata=["base_action?"],
+            one_a_file=True,
+            files="episode_*.hdf5",
+            pictures="observations/images",
+        ),
+        "d3rlpy": TreeLayout(
+            observation="observations_*",
+            action="actions_*",
+            reward="rewards_*",
+            terminated="terminated_*",
+        ),
+        # Diffusion Policy's ReplayBuffer, and UMI's, whose actions are poses that the observations hold.
+        "diffusion_policy": TreeLayout(
+            observation="data",
+            action="data/action?",
+            reward="data/reward?",
+            episode_ends="meta/episode_ends",
+        ),
+        # Episodes in npz files: action, reward and discount led to the observation beside them; the first are nothing.
+        "drqv2": TreeLayout(
+            observation="observation",
+            action="action",
+            reward="reward",
+            terminated="not discount",
+            alignment="arrived",
+            one_a_file=True,
+            files="*.npz",
+        ),
+        # Dreamer and DreamerV2. Those of V3 are pieces of streams, which `formats.dreamerv3` reads.
+        "dreamer": TreeLayout(
+            observation="image",
+            action="action",
+            reward="reward",
+            terminated=["is_terminal?", "not discount?"],
+            alignment="arrived",
+            one_a_file=True,
+            files="*.npz",
+        ),
+        "tianshou": TreeLayout(
+            observation="_meta/obs",
+            action="_meta/act",
+            reward="_meta/rew",
+            terminated="_meta/terminated",
+            truncated="_meta/truncated",
+            next_observation="_meta/obs_next?",
+            ring={"size": "_size", "sizes": "_lengths?", "last": "last_index", "offsets": "_offset?"},
+        ),
+    }
+)
+"""The layouts that have a name: "aloha" (ACT), "d3rlpy", "diffusion_policy" (UMI), "dreamer" (V2), "drqv2" (V-D4RL),
+"maniskill", "robomimic" (MimicGen, LIBERO, Isaac Lab) and "tianshou"."""

@@ -1,0 +1,285 @@
+"""Trees of arrays as rows, wherever in them things lie.
+
+What is known of an episode's end is used: an observation that is one more than the actions, or the last of the next
+observations. Else the observation that it ends in was not kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.about.dataset import About
+from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.files.reading import damaged, reading
+from mouse_core.formats._files.h5 import H5File
+from mouse_core.formats._files.on_disk import is_zarr
+from mouse_core.formats.base import BATCH_ROWS, RowStream
+from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
+from mouse_core.formats.columns.named import (
+    Columns,
+    named_action,
+    named_observation,
+    one_each,
+    ordered,
+    schema_of,
+    to_batches,
+    travels_with_action,
+)
+from mouse_core.formats.columns.transitions import TransitionRows, check_final, done_codes
+from mouse_core.formats.layouts._arrays import Array, Tree
+from mouse_core.formats.layouts._npz import NpzTree
+from mouse_core.formats.layouts._stretches import Stretch, files_of, stretches_of
+from mouse_core.formats.layouts._zarr import ZarrTree
+from mouse_core.formats.layouts.layout import TreeLayout, load_layout
+from mouse_core.formats.layouts.presets import LAYOUTS
+from mouse_core.images.pixels import decode_image
+
+__all__ = ["read_layouts"]
+
+_HDF5 = (".hdf5", ".h5")
+_SUFFIXES = (*_HDF5, ".npz", ".zarr", ".zip")
+
+
+def read_layouts(
+    path: str | os.PathLike[str],
+    *,
+    layout: TreeLayout | Mapping[str, Any] | str | os.PathLike[str],
+    final: str | None = None,
+    batch_rows: int = BATCH_ROWS,
+) -> RowStream:
+    """Arrays of an HDF5 or npz file or a zarr group (version 2 or 3, a folder or zip), or of a folder of such, as rows.
+
+    An episode that is known as such ends in a row with ``done`` 1 where ``terminated`` is set for its last step, else 2
+    where ``truncated`` is, else as the layout's ``ending`` says; flags set before are not heeded. Without rewards the
+    column ``reward`` is 0. Metadata whose names begin with ``action``, ``policy`` or ``log_prob`` move with the action,
+    others stay with their observation, and are NaN (0 for whole numbers) where an episode ends without one.
+
+    Args:
+        path: A file, or a folder of files, read in the order of the numbers in their names.
+        layout: A ``TreeLayout``, its arguments as a mapping, a YAML file of these, or a name out of ``LAYOUTS``.
+        final: What becomes of an episode's last transition where the observation that it leads to is not there: "drop"
+            or "mark".
+        batch_rows: At most how many rows a batch has.
+
+    Raises:
+        ConfigError: A layout of no use, nothing there, or ``final`` is needed and was not chosen.
+        DataError: A damaged file, or one of another layout; the message names file, episode and array. So are links
+            and arrays that lead out of the file.
+        SchemaError: Episodes of different arrays, or two arrays whose paths make the same name of a column.
+        ImportError: h5py, or zarr for a zarr group, is not installed.
+    """
+    check_batch_rows(batch_rows)
+    name, said = _layout(layout)
+    root = Path(path)
+    files = [root] if is_zarr(root) else files_of(root, said, _SUFFIXES)
+    with closing(_open(files[0])) as file:
+        first = next(stretches_of(file, said))
+        known = _is_known(first)
+        check_final(final, where=str(root), needed=not known)
+        with reading(first.where):
+            rows = TransitionRows(final=final, where=first.where)
+            schema = schema_of(ordered(rows.add(*next(_parts(file, first, said, 1)))))
+        absent = file.notes if isinstance(file, ZarrTree) else []
+    notes = [*absent]
+    if not any(array.role == "reward" for array in first.arrays):
+        notes.append("There are no rewards: reward is 0.")
+    if first.whole and not any(array.role in ("terminated", "truncated") for array in first.arrays):
+        notes.append(f"Nothing says how episodes ended: they are taken as {said.ending}.")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        return to_batches(_rows(files, said, first, final, batch_rows), schema, where=str(root))
+
+    about = {"files": [str(file) for file in files]}
+    return RowStream(str(root), name, schema, batches, notes=tuple(notes), metadata=about, about=About("arrived"))
+
+
+def _layout(layout: Any) -> tuple[str, TreeLayout]:
+    if isinstance(layout, str) and layout in LAYOUTS:
+        return layout, LAYOUTS[layout]
+    if isinstance(layout, str) and not layout.endswith((".yaml", ".yml")):
+        raise ConfigError(f"layout: expected one of {list(LAYOUTS)}, or a YAML file, found {layout!r}")
+    return "layouts", load_layout(layout)
+
+
+def _open(path: Path) -> Any:
+    if is_zarr(path):
+        return ZarrTree(path)
+    return NpzTree(path) if path.suffix == ".npz" else H5File(path)
+
+
+def _is_known(stretch: Stretch) -> bool:
+    """Whether the observation that an episode ends in is there."""
+    return stretch.closed or any(array.role == "next_observation" for array in stretch.arrays)
+
+
+def _rows(
+    files: Sequence[Path], layout: TreeLayout, like: Stretch, final: str | None, batch_rows: int
+) -> Iterator[Columns]:
+    wanted = _columns(like)
+    with closing(_trees(files)) as trees:
+        for file in trees:
+            rows = TransitionRows(final=final, where=file.path)
+            for stretch in stretches_of(file, layout):
+                if others := sorted(wanted ^ _columns(stretch)):
+                    raise SchemaError(f"{stretch.where}: expected the arrays of the first episode, found {others[:8]}")
+                if _is_known(stretch) != _is_known(like):
+                    wish = "one observation more than" if like.closed else "as many observations as"
+                    raise damaged(stretch.where, f"expected {wish} actions, as in the first episode")
+                size = rows_at_once(sum(array.row_bytes for array in stretch.arrays), most=batch_rows)
+                with reading(stretch.where):
+                    for part in _parts(file, stretch, layout, size):
+                        yield rows.add(*part)
+            if (rest := rows.finish()) is not None:
+                yield rest
+
+
+def _trees(files: Sequence[Path]) -> Generator[Tree]:
+    """The files in turn, each open until the next one is."""
+    with ExitStack() as stack:
+        file: Any = None
+        for path in files:
+            if type(file) is H5File and path.suffix in _HDF5:
+                file.another(path)
+            else:
+                stack.close()
+                file = stack.enter_context(closing(_open(path)))
+            yield file
+
+
+def _columns(stretch: Stretch) -> set[tuple[str, str]]:
+    return {(array.role, array.name) for array in stretch.arrays}
+
+
+_Part = tuple[Columns, Columns, npt.NDArray[np.bool_], Columns | None, Columns]
+
+
+def _parts(file: Tree, stretch: Stretch, layout: TreeLayout, size: int) -> Iterator[_Part]:
+    """What ``TransitionRows.add`` takes, for ``size`` transitions at a time."""
+    ended = True
+    for start in range(0, stretch.steps, size):
+        stop = min(start + size, stretch.steps)
+        values = _read(file, stretch, layout, start, stop)
+        count = stop - start
+        flags = [_flags(stretch, layout, values, role, count, start) for role in ("terminated", "truncated")]
+        if stretch.whole:
+            said = done_codes(*flags)
+            said[said == 0] = 1 if layout.ending == "terminal" else 2
+            done = np.where(np.arange(start, stop) == stretch.steps - 1, said, 0)
+            begins = np.arange(start, stop) == 0
+        else:
+            done = done_codes(*flags)
+            begins = np.concatenate([[ended], (done != 0)[:-1]])
+            ended = bool(done[-1])
+        yield _part(stretch, {array: _pixels(array, part, layout) for array, part in values.items()}, done, begins)
+
+
+def _read(file: Tree, stretch: Stretch, layout: TreeLayout, start: int, stop: int) -> dict[Array, npt.NDArray[Any]]:
+    """Values of transitions ``start`` up to ``stop``; of observations that of the row that they end in, too."""
+    arrived = layout.arrived()
+    items = []
+    for array in stretch.arrays:
+        first, end = start, stop
+        if array.role in arrived:
+            first, end = start + 1, stop + 1
+        elif array.role == "next_observation" and stretch.whole:
+            # Of an episode only the last is not among the observations.
+            first, end = (stop - 1, stop) if stop == stretch.steps else (stop, stop)
+        elif _reaches(array, stretch):
+            end = stop + 1
+        if array.rows in (-1, 1) and array.role in ("terminated", "truncated"):
+            first, end = -stretch.first, 1 - stretch.first  # one for the episode
+        if array.role == "observation" and stretch.whole and not stretch.closed and _is_known(stretch):
+            end = min(stop + 1, stretch.steps)
+        items.append((f"/{array.path}", stretch.first + first, stretch.first + end))
+    read = file.read(items)
+    for array, item, values in zip(stretch.arrays, items, read, strict=True):
+        if values.ndim and len(values) != item[2] - item[1]:
+            raise damaged(stretch.where, f"{array.path}: expected rows up to {item[2]}, found {len(values)} rows")
+    return dict(zip(stretch.arrays, read, strict=True))
+
+
+def _pixels(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.NDArray[Any]:
+    """Observations that are pictures, with their pixels and the channels last; others as they are."""
+    if array.role not in ("observation", "next_observation") or values.dtype != np.uint8:
+        return values
+    if values.ndim == 4 and values.shape[1] in (1, 3) and values.shape[3] > 4:
+        return np.ascontiguousarray(np.moveaxis(values, 1, -1))
+    within = f"{array.path}/".startswith(f"{layout.pictures}/")
+    if values.ndim != 2 or not within:
+        return values
+    try:
+        # What JPEG and PNG end with is no zero.
+        pixels = [decode_image(row.tobytes().rstrip(b"\0")) for row in values]
+    except ValueError as error:
+        raise DataError(f"{array.path}: {error}") from error
+    return np.stack(pixels) if pixels else np.zeros((0, 1, 1, 3), np.uint8)
+
+
+def _reaches(array: Array, stretch: Stretch) -> bool:
+    """Whether an array has a value for the observation that an episode ends in."""
+    if array.role == "metadata":
+        return stretch.closed and array.rows != stretch.steps and not travels_with_action(array.name)
+    return stretch.closed and array.role == "observation"
+
+
+def _flags(
+    stretch: Stretch, layout: TreeLayout, values: Mapping[Array, npt.NDArray[Any]], role: str, count: int, start: int
+) -> npt.NDArray[np.bool_]:
+    found = np.zeros(count, bool)
+    for array, flags in values.items():
+        if array.role == role:
+            said = flags.reshape(-1) != 0
+            if layout.roles()[role][array.name].startswith("not "):
+                said = ~said
+            if len(said) == 1:  # one for the episode
+                found[-1] |= bool(said[0]) and start + count == stretch.steps
+            elif len(said) == count:
+                found |= said
+            else:
+                raise damaged(stretch.where, f"{array.path}: expected a flag a step, found shape {list(flags.shape)}")
+    return found
+
+
+def _part(stretch: Stretch, values: Mapping[Array, Any], done: npt.NDArray[Any], begins: Any) -> _Part:
+    count = len(done)
+    seen = _named("observation", values, named_observation)
+    arriving = _named("action", values, _action)
+    reward = next((part for array, part in values.items() if array.role == "reward"), np.zeros(count))
+    arriving["reward"] = one_each({"reward": reward}, "reward")
+    arriving["done"] = done
+    beside: Columns = {}
+    for array, part in values.items():
+        if array.role == "metadata":
+            group = arriving if travels_with_action(array.name) else seen if _reaches(array, stretch) else beside
+            group[f"metadata_{array.name}"] = part
+    following = _named("next_observation", values, named_observation)
+    if stretch.closed:
+        following = {name: part[1:] for name, part in seen.items()}
+    elif following and stretch.whole:
+        following = {name: np.concatenate([part[1:], following[name]]) for name, part in seen.items()}
+    return {name: part[:count] for name, part in seen.items()}, arriving, begins, following or None, beside
+
+
+def _named(role: str, values: Mapping[Array, Any], make: Callable[[Any], Columns]) -> Columns:
+    """The columns of all arrays of a role."""
+    found = {array.name: part for array, part in values.items() if array.role == role}
+    if not found:
+        return {}
+    return make(found[""] if [*found] == [""] else found)
+
+
+def _action(value: Any) -> Columns:
+    """Actions as columns; one whole number a step is a choice, also where it was kept as a vector of one."""
+    columns = named_action(value)
+    return {
+        name: part[:, 0] if part.dtype.kind in "iu" and part.ndim == 2 and part.shape[1] == 1 else part
+        for name, part in columns.items()
+    }

@@ -1,0 +1,201 @@
+"""Reads one zarr group for another process, as ``h5_child.py`` does an HDF5 file, and by its protocol.
+
+Run as a script, with the path of a folder or zip file. Imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import runpy
+import sys
+import zipfile
+from typing import Any
+
+DEPTH = 16
+# An array of more is not believed where fewer than one chunk in a thousand is there.
+MOST_ABSENT_BYTES, MOST_ABSENT = 1 << 30, 1000
+MOST_CACHED_BYTES = 32 << 20
+# What turns bytes into numbers, and cannot do anything else: "pickle" and "json2" make objects.
+CODECS = {
+    "blosc", "bytes", "zstd", "zlib", "gzip", "lz4", "bz2", "lzma", "shuffle", "delta", "fixedscaleoffset", "quantize",
+    "packbits", "astype", "bitround", "crc32", "crc32c", "adler32", "fletcher32", "transpose", "sharding_indexed",
+    "default", "endian",
+}  # fmt: skip
+
+
+class Opened:
+    """A zarr group, and of each of its arrays the rows that were decoded last."""
+
+    def __init__(self, path: str) -> None:
+        import zarr
+
+        zarr.config.set({"async.concurrency": 4, "threading.max_workers": 2})
+        _check_blosc()
+        if os.path.isdir(path):
+            names = _names(path)
+            self.store: Any = zarr.storage.LocalStore(path, read_only=True)
+        else:
+            with zipfile.ZipFile(path) as archive:
+                names = archive.namelist()
+            self.store = zarr.storage.ZipStore(path, mode="r")
+        self.chunks = _chunks(names)
+        self.root = zarr.open_group(self.store, mode="r", use_consolidated=False)
+        self.decoded: dict[str, tuple[int, Any]] = {}
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+
+def _check_blosc() -> None:
+    """Have numcodecs look at how long a chunk is: of one that was cut, Blosc reads on into the memory behind it."""
+    import numcodecs.blosc  # type: ignore[import-untyped]
+    import numpy as np
+
+    decode = numcodecs.blosc.Blosc.decode
+
+    def checked(self: Any, buf: Any, out: Any = None) -> Any:
+        found = np.frombuffer(buf, np.uint8)
+        said = int.from_bytes(found[12:16].tobytes(), "little")  # bytes in all, which Blosc's header ends with
+        if len(found) < 16 or said != len(found):
+            raise ValueError(f"expected a chunk of {said} bytes, found {len(found)}")
+        return decode(self, buf, out)
+
+    numcodecs.blosc.Blosc.decode = checked
+
+
+def _chunks(names: list[str]) -> dict[str, int]:
+    """How many files lie at or below each folder that are no descriptions: those of an array are its chunks."""
+    found: dict[str, int] = {}
+    for name in names:
+        *folders, last = name.split("/")
+        if last and not last.startswith(".z") and last != "zarr.json":
+            for depth in range(1, len(folders) + 1):
+                above = "/".join(folders[:depth])
+                found[above] = found.get(above, 0) + 1
+    return found
+
+
+def _names(root: str) -> list[str]:
+    """All files in a folder; ValueError where a link leads out of it."""
+    base, found = os.path.realpath(root), []
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            there = os.path.join(folder, name)
+            if os.path.islink(there) and os.path.commonpath([base, os.path.realpath(there)]) != base:
+                raise ValueError(f"{os.path.relpath(there, root)}: expected data inside the folder, found a link")
+        found += [os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/") for name in files]
+    return found
+
+
+def _codecs(described: Any) -> list[str]:
+    """The names of all codecs in the description of an array, inner ones of shards among them."""
+    if isinstance(described, list | tuple):
+        return [name for item in described for name in _codecs(item)]
+    if not isinstance(described, dict):
+        return []
+    name = described.get("id") or described.get("name")
+    inner = described.get("configuration")
+    nested = [inner.get(key) for key in ("codecs", "index_codecs")] if isinstance(inner, dict) else []
+    return [str(name).removeprefix("numcodecs."), *(one for item in nested for one in _codecs(item))]
+
+
+def _array(array: Any, stored: dict[str, int]) -> dict[str, Any]:
+    """What an array says of itself, after comparing its claims with what is stored."""
+    described = array.metadata.to_dict()
+    used = [name for key in ("filters", "compressor", "codecs") for name in _codecs(described.get(key))]
+    pictures = [name for name in used if name.startswith("imagecodecs_")]
+    if pictures:
+        _register_pictures(pictures[0])
+    if wrong := sorted(set(used) - CODECS - set(pictures)):
+        raise ValueError(f"expected codecs of numbers, found {wrong[:4]}")
+    dtype, shape = array.dtype, [int(size) for size in array.shape]
+    kind = getattr(dtype, "kind", "O")
+    whole = kind in "biuf" and dtype.itemsize <= 8
+    found: dict[str, Any] = {"kind": "number" if whole else "other", "shape": shape, "dtype": str(dtype)}
+    if whole and array.size:
+        found["dtype"] = dtype.str
+        # Chunks in shards are files together.
+        sizes = getattr(array, "shards", None) or array.chunks
+        wanted = math.prod(-(-size // chunk) for size, chunk in zip(shape, sizes, strict=True))
+        present = min(stored.get(array.path, 0), wanted)
+        found["absent"], found["chunks"] = wanted - present, wanted
+        if array.nbytes > MOST_ABSENT_BYTES and present * MOST_ABSENT < wanted:
+            raise ValueError(f"expected {wanted} chunks for shape {shape}, found {present}")
+    return found | {"attributes": {}}
+
+
+def _register_pictures(name: str) -> None:
+    try:
+        from imagecodecs.numcodecs import register_codecs  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise ValueError(f"pictures by the codec {name} need imagecodecs: pip install imagecodecs") from error
+    register_codecs(verbose=False)
+
+
+def _tree(node: Any, stored: dict[str, int], depth: int = 0) -> dict[str, Any]:
+    if depth > DEPTH:
+        raise ValueError(f"expected groups at most {DEPTH} deep, found a deeper one at {node.path}")
+    if not hasattr(node, "members"):
+        try:
+            return _array(node, stored)
+        except ValueError as error:
+            raise ValueError(f"{node.path}: {error}") from error
+    items = {name: _tree(item, stored, depth + 1) for name, item in _members(node)}
+    return {"kind": "group", "items": items, "attributes": {}}
+
+
+def _members(group: Any) -> list[tuple[str, Any]]:
+    return sorted(group.members(use_consolidated_for_children=False))
+
+
+def _find(root: Any, path: str) -> Any:
+    path = path.strip("/")
+    if not path:
+        return root
+    try:
+        return root[path]
+    except (KeyError, FileNotFoundError):
+        return None
+
+
+def _rows(opened: Opened, np: Any, path: str, first: int, stop: int) -> Any:
+    """Rows, decoded together with those of the same chunks, which the next request is likely to want."""
+    held, values = opened.decoded.get(path, (0, None))
+    if values is None or first < held or stop > held + len(values):
+        array = _find(opened.root, path)
+        _array(array, opened.chunks)
+        if not array.shape:
+            return np.asarray(array[()])
+        rows, each = array.chunks[0], array.nbytes // max(array.shape[0], 1)
+        held = first // rows * rows
+        end = min(-(-stop // rows) * rows, array.shape[0])
+        if (end - held) * each > MOST_CACHED_BYTES:
+            return np.asarray(array[first:stop])
+        values = np.asarray(array[held:end])
+        opened.decoded[path] = (held, values)
+    return values[first - held : stop - held]
+
+
+def _answer(request: dict[str, Any], opened: Opened) -> tuple[dict[str, Any], list[Any]]:
+    import numpy as np
+
+    if request["do"] == "names":
+        group = _find(opened.root, request["path"])
+        return {"names": [name for name, _ in _members(group)] if hasattr(group, "members") else []}, []
+    if request["do"] == "found":
+        found = (_find(opened.root, path) for path in request["paths"])
+        return {"trees": [None if node is None else _tree(node, opened.chunks) for node in found]}, []
+    headers, parts = [], []
+    for path, first, stop in request["items"]:
+        values = np.ascontiguousarray(_rows(opened, np, path, first, stop))
+        headers.append({"kind": "number", "dtype": values.dtype.str, "shape": values.shape, "sizes": [values.nbytes]})
+        parts.append(values)
+    return {"values": headers}, parts
+
+
+if __name__ == "__main__":
+    here = os.path.dirname(os.path.abspath(__file__))
+    protocol = runpy.run_path(os.path.join(here, "..", "_files", "h5_child.py"))
+    protocol["serve"](sys.argv[1], Opened, _answer)

@@ -1,0 +1,324 @@
+"""Writing datasets that LeRobot loads: version 3 of its layout."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core._base.progress import progress_bar
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.writing import check_nothing_at, making
+from mouse_core.formats._files.on_disk import check_folder_name
+from mouse_core.formats.base import RowStream
+from mouse_core.formats.columns.blocks import check_size
+from mouse_core.formats.columns.embedding import embedded
+from mouse_core.formats.columns.named import MISSING, Columns
+from mouse_core.formats.converting import Conversion
+from mouse_core.formats.lerobot._files import Files
+from mouse_core.formats.lerobot._stats import EpisodeStats, Stats, aggregated
+from mouse_core.formats.pictures.changing import changed_stream
+from mouse_core.formats.pictures.kept import Kept, Pictures, by_column, pictures_of
+from mouse_core.formats.sources import pieces_of, stream_of
+from mouse_core.store.dataset_store import DatasetStore
+from mouse_core.store.views import Store
+from mouse_core.video.writing import VideoCodec
+
+_RATE = 30.0
+_FEATURE = {"next.reward": "float32", "next.done": "bool", "next.truncated": "bool"}
+# Which LeRobot numbers itself, and columns of rows that say the same.
+_NUMBERS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+_OWN = {f"metadata_{name}" for name in _NUMBERS}
+
+
+def write_lerobot(
+    rows: Any,
+    path: str | os.PathLike[str],
+    *,
+    images: str | Sequence[str] | Mapping[str, str] = "video",
+    frames_per_second: float | None = None,
+    robot_type: str | None = None,
+    task: str | None = None,
+    shard_bytes: int | str = "100MB",
+    progress: bool = False,
+) -> Conversion:
+    """Write rows as a LeRobotDataset, version 3, which LeRobot and ``read_lerobot`` open.
+
+    An episode of T transitions, T+1 rows, is T frames: a frame is an observation and the action that was taken in it,
+    with ``next.reward``, ``next.done`` and ``next.truncated`` for what it led to. LeRobot has no place for the
+    observation that an episode ends in, so that is left out; ``read_lerobot(final="mark")`` gives the rows again with
+    zeros there.
+
+    ``observation`` becomes ``observation.state``, ``observation_images_top`` ``observation.images.top``,
+    ``observation_<name>`` ``observation.<name>`` and ``action_<name>`` ``action.<name>``; ``metadata_<name>`` keeps its
+    name without ``metadata_``. Frames are numbered anew. Texts of tasks are those that the rows say, as are names of
+    dimensions. Statistics, of every episode and of all, are LeRobot's, but that all frames count of pictures, of which
+    LeRobot takes a sample.
+
+    The folder appears when all of it is on the disk and was read back.
+
+    Args:
+        rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset`` or a ``pyarrow.Table``, of alignment
+            "arrived".
+        path: The dataset's folder. There must be nothing yet.
+        images: How pictures are kept, as ``formats.converting.convert`` takes it, but for "raw", which LeRobot has not.
+        frames_per_second: Of the recording; by default what the source says, or 30.
+        robot_type: What the robot is called; by default what the source says.
+        task: What was to be done, where the rows do not say it; by default the name of their environment.
+        shard_bytes: About how large files of frames are, at most, and videos twice as large.
+        progress: Whether a bar shows how far it is.
+
+    Raises:
+        ConfigError: Something is at ``path``, or another process is writing it; an option that cannot be used.
+        StorageError: It cannot be written; nothing is left then.
+        SchemaError: Rows whose action, reward and done leave their observation.
+        DataError: Rows that are null, or marked as missing before an episode ends; columns that only some rows have.
+        ImportError: PyAV is not installed, for videos.
+    """
+    target = Path(path)
+    check_folder_name(target, wanted="the name of a folder to write")
+    check_nothing_at(target, "write_lerobot")
+    most = check_size("shard_bytes (--max-shard-size)", shard_bytes)
+    stream = embedded(_stream(rows))
+    info = stream.metadata.get("info")
+    info = info if isinstance(info, Mapping) else {}
+    rate = float(info.get("fps") or _RATE) if frames_per_second is None else float(frames_per_second)
+    if not 0 < rate < 1e4:
+        raise ConfigError(f"frames_per_second (--fps): expected a positive number, found {rate!r:.40}")
+    stream, cameras = _with_pixels(stream, images)
+    described = _Described(stream, cameras, rate, task or next(iter(stream.about.environments), "task"))
+    with making(target, "write_lerobot") as partial, Files(partial, rate, most) as files:
+        with progress_bar("writing", total=stream.rows, unit="rows", enabled=progress) as advance:
+            described.write(stream.watched(lambda batch: advance(batch.num_rows)), files)
+        if not described.episodes:
+            raise DataError("write_lerobot: expected episodes of two rows at least, found none")
+        digest = files.close(described.schema())
+        described.describe(partial, files, info.get("robot_type") if robot_type is None else robot_type)
+        files.check(described.schema(), digest)
+    said = [f"{key}: {described.shown(key)}" for key in cameras]
+    if described.left:
+        said.append(f"{described.left} episodes of one row are left out, as no transition is in them")
+    if frames_per_second is None and not info.get("fps"):
+        said.append(f"{rate:g} frames a second are taken for granted, as the source does not say how many there were")
+    return Conversion(str(target), described.frames, digest, files.count, 0, tuple(said))
+
+
+def _stream(rows: Any) -> RowStream:
+    if isinstance(rows, RowStream):
+        return rows
+    store = rows if isinstance(rows, Store) else DatasetStore().from_dataset(rows)
+    roots = dict.fromkeys(root for segment in store.snapshot().segments for root in segment.image_roots)
+    return stream_of(store).replace(image_roots=tuple(roots))
+
+
+def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, tuple[str, Pictures, Kept]]]:
+    """The rows with their pictures as pixels; by feature the column, what its pictures are, and how they are kept."""
+    wanted = by_column(images)
+    raw = [name for name, kept in wanted.items() if kept.way == "raw"]
+    if raw:
+        raise ConfigError("images: expected videos, png or jpeg, as LeRobot has pictures, found 'raw'")
+    # Frames of videos are decoded, too: LeRobot has those of an episode one after the other.
+    wanted = {name: replace(kept, codec=kept.codec or VideoCodec()) for name, kept in wanted.items()}
+    try:
+        found = pictures_of(stream, wanted)
+    except ConfigError:
+        if images != "video":
+            raise
+        found = {}
+    pixels = {name: (picture, Kept("raw")) for name, (picture, _) in found.items() if picture.kind != "raw"}
+    cameras = {feature_of(name): (name, picture, kept) for name, (picture, kept) in found.items()}
+    return changed_stream(stream, pixels), cameras
+
+
+def feature_of(column: str) -> str:
+    """The feature that a column becomes."""
+    if column == "observation":
+        return "observation.state"
+    for prefix in ("observation_images_", "observation_", "action_", "metadata_next_"):
+        if column.startswith(prefix):
+            return prefix.removeprefix("metadata_").replace("_", ".") + column.removeprefix(prefix)
+    return {"reward": "next.reward", "done": "next.done"}.get(column, column.removeprefix("metadata_"))
+
+
+class _Described:
+    """What is written, and what is said of it.
+
+    Args:
+        stream: The rows.
+        cameras: See ``_with_pixels``.
+        rate: Frames a second.
+        task: What was to be done where rows do not say it.
+    """
+
+    def __init__(
+        self, stream: RowStream, cameras: dict[str, tuple[str, Pictures, Kept]], rate: float, task: str
+    ) -> None:
+        self.cameras, self.rate, self.about = cameras, rate, stream.about
+        texts = dict(stream.about.tasks) or {0: task}
+        self.tasks = {number: place for place, number in enumerate(texts)}
+        self.texts = list(texts.values())
+        self.features: dict[str, dict[str, Any]] = {}
+        self.episodes: list[dict[str, Any]] = []
+        self.stats: list[dict[str, Stats]] = []
+        self.frames = self.left = 0
+
+    def write(self, rows: RowStream, files: Files) -> None:
+        """Write all episodes."""
+        counted: EpisodeStats | None = None
+        for begins, frames in _frames_of(rows):
+            if begins:
+                self._end(counted, files)
+                counted = EpisodeStats(self.cameras)
+            if counted is None or not frames:
+                continue
+            numbered = self._numbered(frames, files)
+            self._learn(numbered)
+            counted.add(numbered)
+            files.write(numbered, {key: kept for key, (_, _, kept) in self.cameras.items()})
+        self._end(counted, files)
+
+    def _end(self, counted: EpisodeStats | None, files: Files) -> None:
+        """End an episode, if one is open."""
+        if counted is None:
+            return
+        place = files.end_episode()
+        if place is None:
+            self.left += 1
+            return
+        self.stats.append(counted.result())
+        numbers = np.unique(np.concatenate(files.tasks))
+        self.episodes.append(
+            {
+                "episode_index": len(self.episodes),
+                "tasks": [self.texts[number] for number in numbers.tolist()],
+                "dataset_from_index": self.frames,
+                "dataset_to_index": self.frames + place["length"],
+                **place,
+            }
+        )
+        self.frames += place["length"]
+
+    def _numbered(self, frames: Columns, files: Files) -> Columns:
+        """Frames by feature, with the numbers that LeRobot has of them."""
+        count, first = len(frames["done"]), files.length
+        done = frames.pop("done")
+        index = first + np.arange(count)
+        task = frames.pop("metadata_task_index", np.full(count, next(iter(self.tasks))))
+        unknown = [number for number in np.unique(task).tolist() if number not in self.tasks]
+        if unknown:
+            raise DataError(f"write_lerobot: expected tasks {list(self.tasks)}, as the rows say, found {unknown}")
+        found = {feature_of(name): values for name, values in frames.items() if name not in _OWN}
+        found |= {"next.done": done != 0, "next.truncated": done == 2}
+        found["next.reward"] = found["next.reward"].astype(np.float32)
+        for key, (_, picture, _) in self.cameras.items():
+            found[key] = found[key].reshape(count, *picture.shape)
+        places = np.array([self.tasks[number] for number in task.reshape(count).tolist()], np.int64)
+        return found | {
+            "timestamp": (index / self.rate).astype(np.float32),
+            "frame_index": index,
+            "episode_index": np.full(count, len(self.episodes)),
+            "index": self.frames + index,
+            "task_index": places,
+        }
+
+    def _learn(self, frames: Columns) -> None:
+        """Take the features from the first frames; later ones must be like these."""
+        found = {key: self._feature(key, values) for key, values in frames.items()}
+        if not self.features:
+            if not any(key == "action" or key.startswith("action.") for key in found):
+                raise DataError(f"write_lerobot: expected a column 'action', found {list(found)}")
+            self.features = found
+        if found != self.features:
+            differing = sorted(key for key in found.keys() | self.features if found.get(key) != self.features.get(key))
+            shown = {key: found[key]["shape"] if key in found else "none" for key in differing}
+            raise DataError(f"write_lerobot: {differing}: expected all episodes to have them alike, found {shown}")
+
+    def _feature(self, key: str, values: npt.NDArray[Any]) -> dict[str, Any]:
+        if key in self.cameras:
+            _, picture, kept = self.cameras[key]
+            kind = "video" if kept.way == "video" else "image"
+            return {"dtype": kind, "shape": list(picture.shape), "names": ["height", "width", "channels"]}
+        if values.dtype.kind not in "biufOSU" or (values.dtype.kind in "OSU" and values.ndim != 1):
+            raise DataError(f"write_lerobot: {key}: expected numbers or texts, found {values.dtype}")
+        dtype = "string" if values.dtype.kind in "OSU" else values.dtype.name
+        column = {"observation.state": "observation"}.get(key, key.replace(".", "_"))
+        names = self.about.dimensions.get(column)
+        return {"dtype": dtype, "shape": list(values.shape[1:]) or [1], "names": None if names is None else list(names)}
+
+    def schema(self) -> pa.Schema:
+        """The columns of files of frames."""
+        return Files.schema(self.features)
+
+    def shown(self, key: str) -> str:
+        """How the pictures of a camera are kept, in words."""
+        _, _, kept = self.cameras[key]
+        if kept.way == "video":
+            lost = "" if kept.codec and kept.codec.lossless else ", which loses some of what they were"
+            return f"frames of videos, {kept.codec}{lost}"
+        return f"jpeg of quality {kept.quality}, which loses some" if kept.way == "jpeg" else kept.way
+
+    def describe(self, folder: Path, files: Files, robot_type: str | None) -> None:
+        """Write the folder ``meta``."""
+        for key, about in files.videos_about().items():
+            self.features[key]["info"] = about
+        info = {
+            "codebase_version": "v3.0",
+            "robot_type": robot_type,
+            "total_episodes": len(self.episodes),
+            "total_frames": self.frames,
+            "total_tasks": len(self.texts),
+            "chunks_size": files.CHUNK,
+            "data_files_size_in_mb": max(1, files.most_bytes // 10**6),
+            "video_files_size_in_mb": max(1, 2 * files.most_bytes // 10**6),
+            "fps": int(self.rate) if self.rate == int(self.rate) else self.rate,
+            "splits": {"train": f"0:{len(self.episodes)}"},
+            "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+            "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+            "features": self.features,
+        }
+        if not any(feature["dtype"] == "video" for feature in self.features.values()):
+            info["video_path"] = None
+        total = aggregated(self.stats)
+        stats = {key: {name: one.tolist() for name, one in some.items()} for key, some in total.items()}
+        meta = folder / "meta"
+        meta.mkdir()
+        (meta / "info.json").write_text(json.dumps(info, indent=4, ensure_ascii=False), encoding="utf-8")
+        (meta / "stats.json").write_text(json.dumps(stats, indent=4), encoding="utf-8")
+        files.write_meta(self.episodes, self.stats, self.texts)
+
+
+def _frames_of(rows: RowStream) -> Iterator[tuple[bool, Columns]]:
+    """Frames piece by piece, and whether an episode begins with them; where it only begins, there are none yet.
+
+    Of an episode with observations 0 1 2, which actions a b brought, the rows are (0, -) (1, a) (2, b), and the frames
+    (0, a) (1, b).
+    """
+    held: Columns = {}
+    for begins, piece in pieces_of(rows):
+        begins = begins or not held
+        columns = piece if begins else {name: np.concatenate([held[name], piece[name]]) for name in _alike(held, piece)}
+        if columns.get(MISSING, np.zeros(1))[:-1].any():
+            raise DataError("write_lerobot: expected all observations but the last, found rows marked as missing")
+        held = {name: values[-1:] for name, values in columns.items()}
+        frames = {name: values[1:] if _brought(name) else values[:-1] for name, values in columns.items()}
+        frames.pop(MISSING, None)
+        yield begins, frames if len(frames["done"]) else {}
+
+
+def _alike(held: Columns, piece: Columns) -> list[str]:
+    uneven = held.keys() ^ piece.keys()
+    if uneven:
+        raise DataError(f"columns {sorted(uneven)}: expected values in all rows of an episode, or in none")
+    return list(held)
+
+
+def _brought(name: str) -> bool:
+    """Whether a column belongs to the transition that led to a row."""
+    return name in ("reward", "done", "action") or name.startswith(("action_", "metadata_next_"))

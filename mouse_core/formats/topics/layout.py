@@ -1,0 +1,237 @@
+"""Which values of which topics are columns, and how messages of many rates become steps of one clock."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeGuard
+
+from mouse_core.errors import ConfigError
+from mouse_core.formats.layouts.layout import Paths
+
+ROLES = ("observation", "action", "reward", "terminated", "truncated", "metadata", "episode")
+_MOVED = ("action", "reward")
+_MATCHES = ("nearest", "hold")
+_PATH = re.compile(r"(?P<topic>[^.\[\]\s]+)(?P<fields>(?:\.\w+|\[[^\[\]]+\])*)")
+_PART = re.compile(r"\.(\w+)|\[([^\[\]]+)\]")
+
+
+class Stretch(NamedTuple):
+    """Places from and up to which values are taken; None: from the first, or to the last."""
+
+    first: int | None
+    stop: int | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value lies in the messages of a topic.
+
+    Args:
+        text: As it was written.
+        topic: The topic.
+        parts: Names of fields, places ``[3]``, stretches ``[2:5]``, and ``[a, b]``, a tuple of names.
+    """
+
+    text: str
+    topic: str
+    parts: tuple[str | int | Stretch | tuple[str, ...], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that messages must have to be of this value."""
+        return next((part for part in self.parts if is_names(part)), ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicLayout:
+    """Which values of which topics are columns, and how messages become steps.
+
+    A path is a topic, and behind it fields of its messages: ``/joint_states.position``,
+    ``/tf.transforms[0].transform``, ``/imu.orientation_covariance[0:3]``. ``/joint_states.position[shoulder, elbow]``
+    takes these two by the ``name`` beside them, from messages that have both. What is a message of numbers stands for
+    all of them, one after another, without its header; an image for its pixels; text stays text. Several paths are a
+    list, or a mapping from names.
+
+    Every recording is an episode, of a step for each tick of a clock. At a tick each topic has the message that is
+    nearest in time, or the last one before (``match``), if it is no further away than ``tolerance``. What is further
+    away is refused, or ends the episode (``gaps``): an older value never stands in for one that is missing.
+
+    Args:
+        observation: Values that were seen.
+        action: Values that were commanded.
+        reward: A number a step; absent, rewards are 0.
+        terminated: A flag: whether an episode ended by itself, by its value in the last step.
+        truncated: Whether it was cut off, likewise.
+        metadata: What else becomes columns, ``metadata_<name>``.
+        rate: Ticks a second.
+        clock: Instead, a topic each of whose messages is a tick.
+        tolerance: How far away a message may be, in seconds; or by role or topic, ``{"action": 0.1, "/task": inf}``.
+        match: "nearest", which may be a message that came up to ``tolerance`` later, or "hold", the last one that had
+            come by then; or by role or topic.
+        stamps: Which time a message has: "log", when it was recorded, or "header", what its header says, where it has
+            one.
+        gaps: What becomes of steps at which something is out of tolerance: "refuse" is an error that names it, "cut"
+            ends the episode before and begins another behind.
+        trim: With gaps refused, how many seconds in which a topic has not begun, or has ended, are left out at both
+            ends of a recording; more are an error.
+        episode: A number or flag that says when episodes run: none where it is 0, another one where it changes.
+        alignment: Whether the action and reward at a tick leave its observation ("outgoing") or led to it ("arrived");
+            or which, by ``action`` and ``reward``.
+        ending: What the end of an episode is where no flag says it, "truncated" (done 2) or "terminal" (done 1).
+        files: Which recordings of a folder are read, as ``"episode_*.mcap"``.
+        definitions: Definitions of messages, as in .msg files, by type, for recordings that hold none.
+    """
+
+    observation: Paths = None
+    action: Paths = None
+    reward: str | None = None
+    terminated: str | None = None
+    truncated: str | None = None
+    metadata: Paths = None
+    rate: float | None = None
+    clock: str | None = None
+    tolerance: float | Mapping[str, float]
+    match: str | Mapping[str, str] = "nearest"
+    stamps: str = "log"
+    gaps: str = "refuse"
+    trim: float = 1.0
+    episode: str | None = None
+    alignment: str | Mapping[str, str] = "outgoing"
+    ending: str = "truncated"
+    files: str | None = None
+    definitions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.observation is None:
+            raise ConfigError("layout: observation: expected a path, found none")
+        if (self.rate is None) == (self.clock is None):
+            raise ConfigError(
+                "layout: expected one of rate (ticks a second) and clock (a topic), found both or neither"
+            )
+        if self.rate is not None and not 0 < _number("rate", self.rate) < 1e6:
+            raise ConfigError(f"layout: rate: expected ticks a second, found {self.rate!r}")
+        if self.clock is not None and place_of("clock", self.clock).parts:
+            raise ConfigError(f"layout: clock: expected a topic, found {self.clock!r}")
+        for name, allowed in (
+            ("stamps", ("log", "header")),
+            ("gaps", ("refuse", "cut")),
+            ("ending", ("truncated", "terminal")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"layout: {name}: expected one of {list(allowed)}, found {getattr(self, name)!r}")
+        if self.files is not None and (not isinstance(self.files, str) or not self.files or "/" in self.files):
+            raise ConfigError(f"layout: files: expected names of recordings in the folder, found {self.files!r:.80}")
+        if not isinstance(self.definitions, Mapping) or not all(
+            isinstance(one, str) for one in self.definitions.values()
+        ):
+            raise ConfigError("layout: definitions: expected texts by types of messages")
+        if _number("trim", self.trim) < 0:
+            raise ConfigError(f"layout: trim: expected seconds, found {self.trim!r}")
+        self._check_by_role()
+
+    def _check_by_role(self) -> None:
+        places = self.places()
+        known = {place.topic for _, _, place in places} | {role for role, _, _ in places}
+        for name in ("tolerance", "match"):
+            value = getattr(self, name)
+            if isinstance(value, Mapping) and (others := [key for key in value if key not in known]):
+                raise ConfigError(f"layout: {name}: expected roles or topics of the layout, found {others[:8]}")
+        for role, _, place in places:
+            if not _number("tolerance", self.of("tolerance", role, place)) >= 0:
+                raise ConfigError(f"layout: tolerance: expected seconds, found {self.of('tolerance', role, place)!r}")
+            if self.of("match", role, place) not in _MATCHES:
+                found = self.of("match", role, place)
+                raise ConfigError(f"layout: match: expected one of {list(_MATCHES)}, found {found!r}")
+        said = self.alignment if isinstance(self.alignment, Mapping) else dict.fromkeys(_MOVED, self.alignment)
+        for role, value in said.items():
+            if role not in _MOVED or value not in ("outgoing", "arrived"):
+                raise ConfigError(
+                    f"layout: alignment: expected 'outgoing' or 'arrived', for all or for some of {list(_MOVED)}, "
+                    f"found {role!r}: {value!r}"
+                )
+
+    def places(self) -> list[tuple[str, str, Place]]:
+        """All paths, by role and name; the name of a path that is alone is empty."""
+        found = []
+        for role in ROLES:
+            value = getattr(self, role)
+            if value is not None:
+                named = _named(role, value)
+                if role not in ("observation", "action", "metadata") and [*named] != [""]:
+                    raise ConfigError(f"layout: {role}: expected one path, found {value!r:.80}")
+                found += [(role, name, place_of(role, path)) for name, path in named.items()]
+        return found
+
+    def of(self, name: str, role: str, place: Place) -> Any:
+        """``tolerance`` or ``match`` of a path: its topic's, else its role's."""
+        value = getattr(self, name)
+        if not isinstance(value, Mapping):
+            return value
+        found = value.get(place.topic, value.get(role))
+        if found is None and name == "match":
+            return "nearest"
+        if found is None:
+            raise ConfigError(f"layout: {name}: expected one for {role} or {place.topic}, found {dict(value)}")
+        return found
+
+    def arrived(self) -> frozenset[str]:
+        """The roles whose values at a tick led to its observation."""
+        if isinstance(self.alignment, Mapping):
+            return frozenset(role for role, value in self.alignment.items() if value == "arrived")
+        return frozenset(_MOVED if self.alignment == "arrived" else ())
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise ConfigError(f"layout: {name}: expected a number, found {value!r:.80}")
+    return float(value)
+
+
+def _named(role: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {_name(value) if role == "metadata" else "": value}
+    if isinstance(value, Mapping) and value and all(isinstance(name, str) and name for name in value):
+        return dict(value)
+    if isinstance(value, Sequence) and value and all(isinstance(path, str) for path in value):
+        found = {_name(path): path for path in value}
+        if len(found) == len(value):
+            return found
+    raise ConfigError(
+        f"layout: {role}: expected a path, different paths, or a mapping of names to paths, found {value!r:.80}"
+    )
+
+
+def _name(path: str) -> str:
+    """What a column is called whose path has no name: ``/arm/state.position`` is ``arm_state_position``."""
+    return re.sub(r"\W+", "_", path).strip("_")
+
+
+def place_of(role: str, path: Any) -> Place:
+    """A path, taken apart.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    found = _PATH.fullmatch(path) if isinstance(path, str) else None
+    if found is None:
+        raise ConfigError(f"layout: {role}: expected a path as '/joint_states.position', found {path!r:.80}")
+    parts = tuple(name or _bracket(inner) for name, inner in _PART.findall(found["fields"]))
+    if sum(map(is_names, parts)) > 1:
+        raise ConfigError(f"layout: {role}: expected names in one pair of brackets, found {path!r:.80}")
+    return Place(path, found["topic"], parts)
+
+
+def is_names(part: Any) -> TypeGuard[tuple[str, ...]]:
+    """Whether a part of a path is names of values."""
+    return isinstance(part, tuple) and not isinstance(part, Stretch)
+
+
+def _bracket(inner: str) -> int | Stretch | tuple[str, ...]:
+    if re.fullmatch(r"\d{1,9}", inner):
+        return int(inner)
+    if stretch := re.fullmatch(r"(\d{0,9}):(\d{0,9})", inner):
+        return Stretch(*(int(edge) if edge else None for edge in stretch.groups()))
+    return tuple(name.strip() for name in inner.split(","))

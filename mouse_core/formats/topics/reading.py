@@ -1,0 +1,183 @@
+"""Recordings of robots as rows: topics are columns, and a step is a tick of one clock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.about.dataset import About
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.formats.base import BATCH_ROWS, RowStream
+from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
+from mouse_core.formats.columns.named import (
+    Columns,
+    named_action,
+    named_observation,
+    one_each,
+    ordered,
+    schema_of,
+    to_batches,
+    travels_with_action,
+)
+from mouse_core.formats.columns.transitions import one_later, placeholder, step_numbers
+from mouse_core.formats.layouts.layout import loaded
+from mouse_core.formats.topics._aligning import Aligned, Column, Piece
+from mouse_core.formats.topics.layout import TopicLayout
+from mouse_core.formats.topics.recordings import recordings_of, topics_in
+
+__all__ = ["read_topics"]
+
+_SHOWN = 12
+
+
+def read_topics(
+    path: str | os.PathLike[str],
+    *,
+    layout: TopicLayout | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    batch_rows: int = BATCH_ROWS,
+) -> RowStream:
+    """Topics of MCAP files and of bags of ROS 2 as rows, a step for every tick of a clock.
+
+    Messages are read in CDR, in the layout of ROS 1, and in JSON. An episode of T ticks is T rows: the observation at a
+    tick, and the action and reward of the tick before. Those of its last tick led nowhere that is known, and are left
+    out. ``metadata_timestamp`` has seconds since the episode's first step. ``done`` is 1 in the last row where
+    ``terminated`` is set there, else 2 where ``truncated`` is, else as the layout's ``ending`` says. Images are pixels,
+    depth in the numbers that were recorded.
+
+    Args:
+        path: An MCAP file, an SQLite file of rosbag2, a folder of rosbag2 with its ``metadata.yaml``, or a folder of
+            such, which are read in the order of the numbers in their names.
+        layout: A ``TopicLayout``, its arguments as a mapping, or a YAML file of these.
+        batch_rows: At most how many rows a batch has.
+
+    Returns:
+        The rows. ``metadata["files"]`` has the recordings.
+
+    Raises:
+        ConfigError: No layout, one of no use, or nothing there.
+        DataError: A damaged file, messages of another layout, or something out of tolerance; the message names
+            recording, topic and time.
+    """
+    check_batch_rows(batch_rows)
+    root = Path(path)
+    if layout is None:
+        found = topics_in(root)
+        shown = ", ".join(f"{one.name} ({one.type}, {one.rate:.3g} Hz)" for one in found[:_SHOWN])
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        raise ConfigError(
+            f"{root}: format (--format): expected a layout that says which topics are columns, found none for "
+            f"{shown}{more}"
+        )
+    said = loaded(TopicLayout, layout)
+    recordings = recordings_of(root, said.files)
+    names: dict[str, tuple[str, ...]] = {}
+    first = Aligned(recordings[0], said, names)
+    schema = schema_of(ordered(next(_rows(first, said, 1))))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number, recording in enumerate(recordings):
+            opened = Aligned(recording, said, names) if number else first
+            yield from to_batches(_rows(opened, said, batch_rows), schema, where=str(recording.path))
+
+    return RowStream(
+        os.fspath(path),
+        "topics",
+        schema,
+        batches,
+        episodes=len(first.runs) if len(recordings) == 1 else None,
+        rows=len(first.ticks) - first.left_out if len(recordings) == 1 else None,
+        notes=tuple(_notes(first, said)),
+        metadata={"files": [str(recording.path) for recording in recordings]},
+        about=About("arrived"),
+    )
+
+
+def _notes(first: Aligned, layout: TopicLayout) -> Iterator[str]:
+    clock = f"a message of {layout.clock}" if layout.clock is not None else f"a tick of {layout.rate:g} a second"
+    yield f"A step is {clock}; times are those of {'headers' if layout.stamps == 'header' else 'recording'}."
+    ways = {(column.match, column.tolerance) for column in first.columns}
+    for match, tolerance in sorted(ways):
+        paths = [
+            column.place.text for column in first.columns if (column.match, column.tolerance) == (match, tolerance)
+        ]
+        which = "the nearest message" if match == "nearest" else "the last message before"
+        yield f"{', '.join(paths)}: {which}, at most {tolerance:g} s away."
+    if first.left_out:
+        yield (
+            f"{first.recording.path}: {first.left_out} of {len(first.ticks)} ticks are left out, at which a topic is "
+            "out of tolerance or no episode runs."
+        )
+    if layout.reward is None:
+        yield "There are no rewards: reward is 0."
+    if layout.terminated is None and layout.truncated is None:
+        yield f"Nothing says how episodes ended: they are taken as {layout.ending}."
+
+
+def _rows(recording: Aligned, layout: TopicLayout, batch_rows: int) -> Iterator[Columns]:
+    before: Columns = {}
+    step = 0
+
+    def size(row: Mapping[Column, Any]) -> int:
+        return rows_at_once(sum(getattr(value, "nbytes", 64) for value in row.values()), most=batch_rows)
+
+    for piece in recording.pieces(size):
+        count = len(piece.seconds)
+        begins = np.arange(count) < int(piece.begins)
+        seen, leaving, arrived = _columns(piece, layout)
+        rows = one_later(leaving, before, begins)
+        for name, values in arrived.items():
+            rows[name] = np.concatenate([placeholder(values), values[1:]]) if piece.begins else values
+        rows["done"] = np.zeros(count, np.int64)
+        if piece.ends:
+            rows["done"][-1] = _ending(piece, layout)
+        rows |= seen
+        rows["episode_step"] = step_numbers(begins, step)
+        step = int(rows["episode_step"][-1]) + 1
+        yield ordered(rows)
+
+
+def _columns(piece: Piece, layout: TopicLayout) -> tuple[Columns, Columns, Columns]:
+    """What belongs to a tick's observation, what leaves it, and what led to it."""
+    by_role: dict[str, dict[str, npt.NDArray[Any]]] = {}
+    for column, values in piece.values.items():
+        by_role.setdefault(column.role, {})[column.name] = _stacked(column, values)
+    seen = named_observation(_alone(by_role["observation"]))
+    groups: dict[bool, Columns] = {True: {}, False: {}}
+    moved = layout.arrived()
+    if "action" in by_role:
+        groups["action" in moved] |= named_action(_alone(by_role["action"]))
+    reward = by_role.get("reward", {"": np.zeros(len(piece.seconds))})
+    groups["reward" in moved]["reward"] = one_each({"reward": _alone(reward)}, "reward")
+    metadata = {"timestamp": piece.seconds} | by_role.get("metadata", {})
+    for name, values in metadata.items():
+        (groups["action" in moved] if travels_with_action(name) else seen)[f"metadata_{name}"] = values
+    return seen, groups[False], groups[True]
+
+
+def _alone(values: Mapping[str, Any]) -> Any:
+    return values[""] if [*values] == [""] else values
+
+
+def _stacked(column: Column, values: list[Any]) -> npt.NDArray[Any]:
+    if any(isinstance(value, str) for value in values):
+        texts = np.empty(len(values), object)
+        texts[:] = values
+        return texts
+    shapes = {value.shape for value in values}
+    if len(shapes) > 1:
+        raise DataError(f"{column.place.text}: expected values of one shape, found {sorted(shapes)[:4]}")
+    return np.stack(values)
+
+
+def _ending(piece: Piece, layout: TopicLayout) -> int:
+    for code, role in ((1, "terminated"), (2, "truncated")):
+        for column, values in piece.values.items():
+            if column.role == role and np.any(np.asarray(values[-1])):
+                return code
+    return 1 if layout.ending == "terminal" else 2

@@ -1,0 +1,212 @@
+"""Recordings: MCAP files, and bags of ROS 2, folders with metadata.yaml whose files are MCAP or SQLite."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Collection, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.reading import damaged, read_bytes, reading
+from mouse_core.formats import _recognising as signs
+from mouse_core.formats._files.on_disk import BAG as METADATA
+from mouse_core.formats.layouts._stretches import natural
+from mouse_core.formats.topics._mcap import Channel, Messages, mcap_messages, unpacked
+
+SUFFIXES = (".mcap", ".db3")
+_MOST_BYTES, _MOST_VALUE = 4 << 20, 1 << 28
+_LIMIT_LENGTH = 0  # sqlite3.SQLITE_LIMIT_LENGTH
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Files that follow each other.
+
+    Args:
+        path: What messages name: the file, or the folder.
+        files: In their order.
+        packed: Whether every message is compressed by itself.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    packed: bool = False
+
+    def messages(self, topics: Collection[str] | None = None) -> Messages:
+        """Those of some topics, or all, in the order of the files.
+
+        Raises:
+            DataError: A damaged file.
+        """
+        for file in self.files:
+            for channel, time, data in _sqlite_messages(file) if file.suffix == ".db3" else mcap_messages(file):
+                if topics is not None and channel.topic not in topics:
+                    continue
+                if time >= 1 << 63:
+                    raise damaged(file, f"{channel.topic}: expected nanoseconds below 2**63, found {time}")
+                if self.packed:
+                    with reading(file, at=channel.topic):
+                        data = unpacked(data, "zstd", _MOST_VALUE)
+                        if len(data) > _MOST_VALUE:
+                            raise DataError(f"expected a message of at most {_MOST_VALUE} bytes")
+                yield channel, time, data
+
+
+@dataclass(frozen=True)
+class Topic:
+    """What a recording has of a topic.
+
+    Args:
+        name: The topic.
+        type: Of its messages.
+        encoding: Of its messages: "cdr", "ros1", "json", "protobuf".
+        messages: How many there are.
+        seconds: From the first of them to the last.
+    """
+
+    name: str
+    type: str
+    encoding: str
+    messages: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Messages a second, 0 where there is but one."""
+        return (self.messages - 1) / self.seconds if self.seconds else 0.0
+
+
+def is_recording(path: str | os.PathLike[str]) -> bool:
+    """Whether an MCAP file, a bag of ROS 2, or a folder of such lies there, by names and first bytes; never fails."""
+    return signs.is_recording(Path(path))
+
+
+def topics_in(path: str | os.PathLike[str]) -> list[Topic]:
+    """The topics of an MCAP file or a bag of ROS 2, of a folder those of its first recording, by name.
+
+    Raises:
+        ConfigError: No recording there.
+        DataError: A damaged file.
+    """
+    found: dict[str, tuple[Channel, int, int, int]] = {}
+    for channel, time, _ in recordings_of(Path(path))[0].messages():
+        before = found.get(channel.topic, (channel, 0, time, time))
+        found[channel.topic] = (channel, before[1] + 1, min(before[2], time), max(before[3], time))
+    return [
+        Topic(name, channel.type, channel.encoding, count, (last - first) / 1e9)
+        for name, (channel, count, first, last) in sorted(found.items())
+    ]
+
+
+def recordings_of(root: Path, files: str | None = None) -> list[Recording]:
+    """All recordings at a path: a file, a bag, or those in a folder, in the order of the numbers in their names.
+
+    Args:
+        root: The path.
+        files: Which of a folder.
+
+    Raises:
+        ConfigError: There are none.
+        DataError: A damaged description, or a link that leads out of the folder.
+    """
+    if not root.exists():
+        raise ConfigError(f"{root}: expected a file or folder, found none")
+    if root.is_file():
+        return [Recording(root, (root,))]
+    if (root / METADATA).is_file():
+        return [_bag(root)]
+    found = [
+        one
+        for one in root.glob(files or "*")
+        if not one.name.startswith(".") and (one.suffix in SUFFIXES or (one / METADATA).is_file())
+    ]
+    if not found:
+        raise ConfigError(f"{root}: expected {files or 'MCAP files or bags of ROS 2'}, found none")
+    for one in found:
+        _check_inside(one, root)
+    return [
+        _bag(one) if one.is_dir() else Recording(one, (one,))
+        for one in sorted(found, key=lambda one: natural(one.name))
+    ]
+
+
+def _check_inside(file: Path, root: Path) -> None:
+    if not file.resolve().is_relative_to(root.resolve()):
+        raise damaged(file, f"expected a file inside of {str(root)!r}, found a link to {str(file.resolve())!r}")
+
+
+def _bag(folder: Path) -> Recording:
+    import yaml  # type: ignore[import-untyped]
+
+    file = folder / METADATA
+    text = read_bytes(file, most_bytes=_MOST_BYTES)
+    with reading(file):
+        said = yaml.safe_load(text.decode())
+        said = said["rosbag2_bagfile_information"]
+        names = [PurePosixPath(str(name)).name for name in said["relative_file_paths"]]
+        mode = str(said.get("compression_mode") or "none").lower()
+        if not names or mode not in ("none", "message"):
+            raise ConfigError(
+                f"{file}: expected files that are not compressed as a whole, found {names[:4]} and {mode!r}; "
+                "'ros2 bag convert' writes them anew, and so does 'zstd -d' for each"
+            )
+        others = [name for name in names if Path(name).suffix not in SUFFIXES]
+        if others:
+            raise damaged(file, f"expected files of MCAP or SQLite, found {others[:4]}")
+    files = tuple(folder / name for name in names)
+    for one in files:
+        if not one.is_file():
+            raise damaged(one, f"expected a file, as {METADATA} has it, found none")
+        _check_inside(one, folder)
+    return Recording(folder, files, mode == "message")
+
+
+def _sqlite_messages(file: Path) -> Messages:
+    """The messages of an SQLite file of rosbag2."""
+    with reading(file):
+        left = file.with_name(f"{file.name}-wal")
+        if left.is_file() and left.stat().st_size:
+            raise damaged(
+                file, f"expected a recording that was closed, found {left.name} beside it; 'ros2 bag reindex'"
+            )
+        # As it is: nothing is written, and nobody else is asked.
+        address = f"file:{quote(os.path.abspath(file))}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(address, uri=True)) as opened:
+            opened.setlimit(_LIMIT_LENGTH, _MOST_VALUE)
+            for pragma in ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0"):
+                opened.execute(f"PRAGMA {pragma}")
+            tables = _tables(opened)
+            if not {"topics", "messages"} <= set(tables):
+                raise damaged(file, f"expected the tables topics and messages, found {sorted(tables)[:8]}")
+            channels = _channels(opened, "message_definitions" in tables)
+            query = "SELECT topic_id, timestamp, data FROM messages ORDER BY id"
+            for number, time, data in opened.execute(query):
+                if number not in channels or not isinstance(time, int) or time < 0 or not isinstance(data, bytes):
+                    raise damaged(file, f"expected a message of topics {sorted(channels)[:8]}, found one of {number!r}")
+                yield channels[number], time, memoryview(data)
+
+
+def _tables(opened: sqlite3.Connection) -> list[str]:
+    """What are tables of the file itself: views and virtual tables are programs of whoever wrote it."""
+    query = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
+    found = [(name, " ".join(str(said).upper().split())) for name, said in opened.execute(query)]
+    return [
+        name for name, said in found if said.startswith("CREATE TABLE") and " AS (" not in said.replace("AS(", "AS (")
+    ]
+
+
+def _channels(opened: sqlite3.Connection, defined: bool) -> dict[int, Channel]:
+    query = "SELECT topic_type, encoding, encoded_message_definition FROM message_definitions"
+    rows: Iterator[Any] = opened.execute(query) if defined else iter(())
+    said = {name: (encoding, text) for name, encoding, text in rows if isinstance(text, str)}
+    found = {}
+    for number, name, kind, encoding in opened.execute("SELECT id, name, type, serialization_format FROM topics"):
+        if not all(isinstance(one, str) for one in (name, kind, encoding)):
+            raise DataError(f"expected a topic's name, type and format, found {(name, kind, encoding)!r:.80}")
+        found[number] = Channel(name, kind, encoding, *said.get(kind, ("", "")))
+    return found

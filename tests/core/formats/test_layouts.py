@@ -1,0 +1,540 @@
+"""Trees of arrays, written to the layouts that libraries publish, from logs of what an environment returned.
+
+robomimic 0.3.0 (scripts/dataset_states_to_obs.py), ManiSkill 3 (utils/wrappers/record.py), ACT
+(record_sim_episodes.py), d3rlpy 2.8.1 (dataset/io.py), tianshou 2.0.1 (data/utils/converter.py).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mouse_core import ConfigError, DataError, SchemaError, formats
+from mouse_core.formats.layouts import LAYOUTS, TreeLayout, load_layout, read_layouts
+from tests.core.formats.recording import Episode, check_rows
+from tests.core.formats.test_flat_files import LENGTHS, flat, logged
+
+h5py = pytest.importorskip("h5py")
+
+SLOW = pytest.mark.slow  # a process is started for every HDF5 file: 0.3 s of processor time
+
+
+def seen(log: Episode) -> np.ndarray:
+    return np.array(log.observations)
+
+
+def save(path: Path, arrays: dict[str, Any], **attributes: Any) -> Path:
+    """Arrays by path, in HDF5 or npz."""
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+        return path
+    with h5py.File(path, "w") as file:
+        file.attrs.update(attributes)
+        for name, values in arrays.items():
+            whole = np.asarray(values)
+            sparing = {"compression": "gzip", "chunks": True} if whole.ndim > 1 else {}
+            file.create_dataset(name, data=values, **sparing)
+    return path
+
+
+def write_robomimic(path: Path, logs: Sequence[Episode], *, ends: bool = True) -> Path:
+    arrays: dict[str, Any] = {}
+    for number, log in enumerate(logs):
+        demo = f"data/demo_{number}"
+        arrays[f"{demo}/actions"], arrays[f"{demo}/rewards"] = np.array(log.actions), np.array(log.rewards)
+        arrays[f"{demo}/dones"] = np.array(log.terminated).astype(int)
+        arrays[f"{demo}/states"], arrays[f"{demo}/obs/flat"] = seen(log)[:-1] * 2, seen(log)[:-1]
+        if ends:
+            arrays[f"{demo}/next_obs/flat"] = seen(log)[1:]
+    return save(path, arrays | {"mask/train": np.array([b"demo_0"])}, env_args="{}")
+
+
+def write_maniskill(path: Path, logs: Sequence[Episode]) -> Path:
+    arrays: dict[str, Any] = {}
+    for number, log in enumerate(logs):
+        group = f"traj_{number}"
+        arrays[f"{group}/obs"], arrays[f"{group}/env_states/actors/cube"] = seen(log), seen(log) + 1
+        arrays[f"{group}/actions"], arrays[f"{group}/rewards"] = np.array(log.actions), np.array(log.rewards)
+        arrays[f"{group}/terminated"], arrays[f"{group}/truncated"] = np.array(log.terminated), np.array(log.truncated)
+        arrays[f"{group}/success"] = np.array(log.terminated)
+    return save(path, arrays)
+
+
+def write_aloha(folder: Path, logs: Sequence[Episode], suffix: str = "hdf5") -> Path:
+    folder.mkdir(exist_ok=True)
+    for number, log in enumerate(logs):
+        pictures = np.stack([np.full((4, 5, 3), t, np.uint8) for t in range(len(log))])
+        arrays = {"observations/qpos": seen(log)[:-1], "observations/images/top": pictures}
+        save(folder / f"episode_{number}.{suffix}", arrays | {"action": np.array(log.actions)}, sim=True)
+    return folder
+
+
+def write_d3rlpy(path: Path, logs: Sequence[Episode]) -> Path:
+    arrays: dict[str, Any] = {"num_episodes": len(logs)}
+    for number, log in enumerate(logs):
+        arrays[f"observations_{number}"], arrays[f"actions_{number}"] = seen(log)[:-1], np.array(log.actions)
+        arrays[f"rewards_{number}"], arrays[f"terminated_{number}"] = np.array(log.rewards)[:, None], log.terminated[-1]
+    columns = ["observations", "actions", "rewards", "terminated"]
+    return save(path, arrays | {"columns": np.array(columns, "S"), "version": np.bytes_("2.1")})
+
+
+def write_tianshou(path: Path, logs: Sequence[Episode], *, size: int, first: int = 0) -> Path:
+    """A ring of ``size`` rows whose oldest is row ``first``."""
+    arrays = flat(logs)
+    steps = len(arrays["rewards"])
+    place = (first + np.arange(steps)) % size
+    names = {
+        "obs": "observations", "act": "actions", "rew": "rewards", "terminated": "terminals", "truncated": "timeouts",
+        "obs_next": "next_observations",
+    }  # fmt: skip
+    written: dict[str, Any] = {"last_index": place[-1:], "_random_state": np.frombuffer(b"\x80\x04pickled", np.byte)}
+    for name, key in names.items():
+        written[f"_meta/{name}"] = np.zeros((size, *arrays[key].shape[1:]), arrays[key].dtype)
+        written[f"_meta/{name}"][place] = arrays[key]
+    if path.suffix == ".npz":
+        written["_lengths"] = np.array([steps])
+    return save(path, written, maxsize=size, _size=steps)
+
+
+def written(name: str, folder: Path, logs: Sequence[Episode], suffix: str = "hdf5") -> Path:
+    if name == "aloha":
+        return write_aloha(folder / "aloha", logs, suffix)
+    if name == "tianshou":
+        return write_tianshou(folder / f"x.{suffix}", logs, size=30)
+    if name == "diffusion_policy":
+        return write_zarr(folder / "x.zarr", logs)
+    writers = {"robomimic": write_robomimic, "maniskill": write_maniskill, "d3rlpy": write_d3rlpy}
+    return writers[name](folder / f"x.{suffix}", logs)
+
+
+LACKING = {"aloha", "d3rlpy"}
+
+
+@pytest.mark.parametrize("suffix", ["npz", pytest.param("hdf5", marks=SLOW)])
+@pytest.mark.parametrize("name", ["robomimic", "maniskill", "d3rlpy", "tianshou"])
+def test_what_was_recorded(name: str, suffix: str, tmp_path: Path) -> None:
+    logs = logged()
+    path = written(name, tmp_path, logs, suffix)
+    final = "mark" if name in LACKING else None
+    stream = formats.open(path, format=name, final=final, batch_rows=4)
+    table = stream.to_table()
+    found = table.rename_columns(["observation" if name == "observation_flat" else name for name in table.column_names])
+    check_rows(found, logs, final=final)
+    assert stream.format == name
+    assert formats.open(path, format=name, final=final).digest() == stream.digest()
+
+
+def test_hdf5_is_read_and_recognised(tmp_path: Path) -> None:
+    logs = logged()
+    stream = formats.open(write_robomimic(tmp_path / "x.hdf5", logs))
+    table = stream.to_table()
+    assert stream.format == "robomimic"
+    assert np.array_equal(table.column("observation_flat").to_pylist(), np.concatenate([seen(log) for log in logs]))
+
+
+def test_what_lies_beside_stays_with_its_observation(tmp_path: Path) -> None:
+    logs = logged()
+    table = formats.open(write_maniskill(tmp_path / "x.npz", logs), format="maniskill").to_table()
+    cube = np.array(table.column("metadata_env_states_actors_cube").to_pylist())
+    assert np.array_equal(cube, np.concatenate([seen(log) for log in logs]) + 1)
+    states = read_layouts(write_robomimic(tmp_path / "y.npz", logs), layout="robomimic").to_table()
+    states = states.column("metadata_states").to_pylist()
+    expected = [row for log in logs for row in [*(seen(log)[:-1] * 2).tolist(), [np.nan] * 3]]
+    assert np.array_equal(states, expected, equal_nan=True)
+
+
+def test_episodes_in_the_order_of_their_numbers_and_files_of_theirs(tmp_path: Path) -> None:
+    logs = logged(lengths=[2] * 12)
+    table = formats.open(write_robomimic(tmp_path / "x.npz", logs), format="robomimic").to_table()
+    assert np.array_equal(table.column("observation_flat").to_pylist(), np.concatenate([seen(log) for log in logs]))
+    stream = formats.open(write_aloha(tmp_path / "aloha", logs), final="drop")
+    table = stream.to_table()
+    assert table.column("done").to_pylist() == [0, 2] * 12
+    assert table.column("reward").to_pylist() == [0] * 24
+    assert np.array_equal(table.column("observation_qpos").to_pylist(), np.concatenate([seen(log)[:2] for log in logs]))
+    assert table.column("observation_images_top").to_pylist()[1] == np.full((4, 5, 3), 1).tolist()
+    assert any("reward is 0" in note for note in stream.notes)
+    assert any("taken as truncated" in note for note in stream.notes)
+
+
+def test_robomimic_without_next_observations_lacks_the_last(tmp_path: Path) -> None:
+    path = write_robomimic(tmp_path / "x.npz", logged(), ends=False)
+    with pytest.raises(ConfigError, match="choose: final='drop'"):
+        formats.open(path, format="robomimic")
+    rows = formats.open(path, format="robomimic", final="mark").to_table()
+    assert sum(rows.column("observation_missing").to_pylist()) == len(LENGTHS)
+
+
+@pytest.mark.parametrize("first", [0, 1, 7, 19])
+def test_a_ring_is_read_from_its_oldest_row(first: int, tmp_path: Path) -> None:
+    logs = logged()
+    steps = sum(map(len, logs))  # 20: the ring is full
+    path = write_tianshou(tmp_path / "x.npz", logs, size=steps, first=first)
+    # Where the ring wraps, its rows go on, as the next observations say.
+    table = formats.open(path, format="tianshou").to_table()
+    reward = np.array(table.column("reward"))[np.array(table.column("episode_step")) > 0]
+    assert reward.tolist() == [value for log in logs for value in log.rewards]
+
+
+def test_several_rings_in_one(tmp_path: Path) -> None:
+    path = write_tianshou(tmp_path / "x.npz", logged(), size=20)
+    arrays = dict(np.load(path))
+    # Ring 0 holds rows 0..3 of 0..9, the other one all of 10..19, the newest 12.
+    arrays |= {"_offset": np.array([0, 10]), "_lengths": np.array([4, 10]), "last_index": np.array([3, 12])}
+    expected = arrays["_meta/rew"][[0, 1, 2, 3, 13, 14, 15, 16, 17, 18, 19, 10, 11, 12]]
+    table = formats.open(save(path, arrays), format="tianshou").to_table()
+    assert np.array(table.column("reward"))[np.array(table.column("episode_step")) > 0].tolist() == expected.tolist()
+    save(path, arrays | {"last_index": np.array([3, 9])})
+    with pytest.raises(DataError, match="expected the last row between 10 and 19, found 9"):
+        formats.open(path, format="tianshou").to_table()
+
+
+# ---------------------------------------------------------------------------------------------------------------- zarr
+
+
+def write_zarr(path: Path, logs: Sequence[Episode], version: int = 3) -> Path:
+    """As Diffusion Policy's ReplayBuffer does, in chunks that begin and end anywhere."""
+    zarr = pytest.importorskip("zarr")
+    store = zarr.storage.ZipStore(path, mode="w") if path.suffix == ".zip" else str(path)
+    root = zarr.open_group(store, mode="w", zarr_format=version)
+    arrays = {
+        "data/state": np.concatenate([seen(log)[:-1] for log in logs]),
+        "data/action": np.concatenate([log.actions for log in logs]),
+        "meta/episode_ends": np.cumsum([len(log) for log in logs]),
+    }
+    for name, values in arrays.items():
+        root.create_array(name, data=values, chunks=(7, *values.shape[1:]))
+    if path.suffix == ".zip":
+        store.close()
+    return path
+
+
+ZARR = ["x.zarr"] + [pytest.param(name, marks=SLOW) for name in ("x2.zarr", "x.zarr.zip", "x2.zarr.zip")]
+
+
+@pytest.mark.parametrize("name", ZARR)
+def test_zarr_groups(name: str, tmp_path: Path) -> None:
+    logs = logged()
+    path = write_zarr(tmp_path / name, logs, version=2 if "2" in name else 3)
+    stream = formats.open(path, final="mark", batch_rows=3)
+    table = stream.to_table()
+    assert stream.format == "diffusion_policy"
+    expected = [row for log in logs for row in [*seen(log)[:-1].tolist(), [0, 0, 0]]]
+    assert table.column("observation_state").to_pylist() == expected
+    expected = [row for log in logs for row in [[0, 0], *np.array(log.actions).tolist()]]
+    assert table.column("action").to_pylist() == expected
+    assert table.column("done").to_pylist() == [code for log in logs for code in [*[0] * len(log), 2]]
+
+
+def spoiled(path: Path, how: str) -> None:
+    described = path / "data/action/.zarray"
+    said = json.loads(described.read_text())
+    if how in ("pickle", "base64"):
+        described.write_text(json.dumps(said | {"compressor": {"id": how}}))
+    elif how == "objects":
+        described.write_text(json.dumps(said | {"dtype": "|O", "filters": [{"id": "pickle"}], "fill_value": None}))
+    elif how == "huge":
+        described.write_text(json.dumps(said | {"shape": [1 << 50, 2]}))
+    elif how == "huge chunk":
+        described.write_text(json.dumps(said | {"chunks": [1 << 40, 2]}))
+    elif how == "cut":
+        (path / "data/action/0.0").write_bytes((path / "data/action/0.0").read_bytes()[:30])
+    elif how == "link":
+        (path.parent / "secret").write_bytes((path / "data/action/0.0").read_bytes())
+        (path / "data/action/0.0").unlink()
+        (path / "data/action/0.0").symlink_to(path.parent / "secret")
+    elif how == "no array":
+        described.unlink()
+    elif how == "ends":
+        np.save(path.parent / "x.npy", np.arange(3))
+        (path / "meta/episode_ends/.zarray").write_text(json.dumps(said))
+
+
+SPOILED = {
+    "pickle": "No Zarr data type|expected codecs of numbers, found .'pickle'",
+    "base64": "expected codecs of numbers, found .'base64'",
+    "objects": "No Zarr data type|codecs of numbers",
+    "huge": "expected .* chunks for shape",
+    "huge chunk": "x.zarr",
+    "cut": "expected a chunk of 128 bytes, found 30",
+    "link": "expected data inside the folder, found a link",
+    "no array": "expected as many observations|action",
+    "ends": "expected whole numbers",
+}
+
+
+@SLOW
+@pytest.mark.parametrize("how", SPOILED)
+def test_zarr_groups_that_are_refused(how: str, tmp_path: Path) -> None:
+    path = write_zarr(tmp_path / "x.zarr", logged(), version=2)
+    spoiled(path, how)
+    layout = {"observation": "data/state", "action": "data/action", "episode_ends": "meta/episode_ends"}
+    with pytest.raises(DataError, match=SPOILED[how]):
+        read_layouts(path, layout=layout, final="mark").to_table()
+
+
+@SLOW
+def test_chunks_that_are_not_there_are_spoken_of(tmp_path: Path) -> None:
+    path = write_zarr(tmp_path / "x.zarr", logged(), version=2)
+    (path / "data/action/0.0").unlink()
+    assert (
+        "data/action: 1 of 3 chunks are not there and are read as the fill value."
+        in formats.open(path, final="mark").notes
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ npz, jpeg
+
+
+@pytest.mark.parametrize("name", ["drqv2", "dreamer"])
+def test_episodes_of_drqv2_and_dreamer(name: str, tmp_path: Path) -> None:
+    """Action, reward and discount stand in the row of the observation that they led to; the first are nothing."""
+    logs = logged("image")
+    for number, log in enumerate(logs):
+        arrays = {
+            "observation" if name == "drqv2" else "image": seen(log),
+            "action": np.array([0, *log.actions]),
+            "reward": np.array([0, *log.rewards]),
+        }
+        if name == "drqv2":
+            arrays["discount"] = 1 - np.array([0, *log.terminated], np.float32)
+        else:
+            arrays["is_terminal"] = np.array([False, *log.terminated])
+        np.savez_compressed(tmp_path / f"20210701T10101{number}_{number}_{len(log)}.npz", **arrays)
+    stream = formats.open(tmp_path, batch_rows=4)
+    assert stream.format == name
+    check_rows(stream.to_table(), logs)
+
+
+def test_an_npz_file_that_was_cut_or_claims_more(tmp_path: Path) -> None:
+    path = write_own(tmp_path / "x.npz", logged()[0])
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match=r"x\.npz"):
+        read_layouts(path, layout=ARRIVED)
+    path.write_bytes(content.replace(b"(5, 3)", b"(9, 3)"))
+    with pytest.raises(DataError, match=r"expected 108 bytes for shape \[9, 3\], found|CRC"):
+        read_layouts(path, layout=ARRIVED)
+    np.savez(path, seen=np.array([{"a": 1}], object), act=np.zeros(1))
+    with pytest.raises(DataError, match="seen: expected numbers for observation, found other"):
+        read_layouts(path, layout={"observation": "seen", "action": "act", "one_a_file": True})
+
+
+def test_a_pickle_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "replay.pkl").write_bytes(b"\x80\x04cos\nsystem\n.")
+    with pytest.raises(ConfigError, match=r"found a pickle, which is a program .* numpy.savez"):
+        formats.open(tmp_path / "replay.pkl")
+
+
+def test_pictures_that_are_encoded(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pictures = np.random.default_rng(0).integers(0, 256, (3, 6, 7, 3), np.uint8)
+    encoded = []
+    for picture in pictures:
+        file = io.BytesIO()
+        image.fromarray(picture).save(file, "png")
+        encoded.append(np.frombuffer(file.getvalue(), np.uint8))
+    rows = np.zeros((3, max(map(len, encoded)) + 5), np.uint8)
+    for row, one in zip(rows, encoded, strict=True):
+        row[: len(one)] = one
+    path = save(tmp_path / "x.npz", {"action": np.zeros((3, 2)), "observations/images/top": rows})
+    table = read_layouts(path, layout="aloha", final="mark").to_table()
+    assert table.column("observation_images_top").to_pylist()[:3] == pictures.tolist()
+    rows[1, 30:50] = 7
+    save(path, {"action": np.zeros((3, 2)), "observations/images/top": rows})
+    with pytest.raises(DataError, match="observations/images/top"):
+        read_layouts(path, layout="aloha", final="mark").to_table()
+
+
+# ------------------------------------------------------------------------------------------------- layouts of one's own
+
+ARRIVED = TreeLayout(
+    observation="seen",
+    action="act",
+    reward="rew",
+    terminated="not discount",
+    metadata=["speed"],
+    alignment={"reward": "arrived", "terminated": "arrived"},
+    one_a_file=True,
+)
+
+
+def write_own(path: Path, log: Episode) -> Path:
+    arrays = {
+        "seen": seen(log),
+        "act": np.array([*log.actions, log.actions[0]]),  # one that leads nowhere
+        "rew": np.array([-77, *log.rewards]),
+        "discount": 1.0 - np.array([0, *log.terminated]),
+        "speed": np.array([info["speed"] for info in log.infos]),
+        "else": np.zeros(3),
+    }
+    return save(path, arrays)
+
+
+def test_rewards_that_stand_beside_the_observation_they_came_with(tmp_path: Path) -> None:
+    logs = logged()
+    for number, log in enumerate(logs):
+        write_own(tmp_path / f"{number}.npz", log)
+    for rows in (2, 100):
+        table = read_layouts(tmp_path, layout=ARRIVED, batch_rows=rows).to_table()
+        check_rows(table, logs, reward_dtype="float64")
+        speeds = [info["speed"].tolist() for log in logs for info in log.infos]
+        assert table.column("metadata_speed").to_pylist() == speeds
+
+
+YAML = """
+version: 1
+observation: {place: all/x, picture: all/pixels}
+action: all/a
+episode_ends: ends
+ending: terminal
+"""
+
+
+def test_a_layout_in_ten_lines(tmp_path: Path) -> None:
+    pixels = np.zeros((6, 2, 2, 3), np.uint8)
+    path = tmp_path / "x.npz"
+    save(path, {"all/x": np.arange(6.0), "all/a": np.arange(6), "all/pixels": pixels, "ends": np.array([2, 6])})
+    (tmp_path / "mine.yaml").write_text(YAML)
+    table = formats.open(path, format=str(tmp_path / "mine.yaml"), final="mark").to_table()
+    assert table.column("observation_place").to_pylist() == [0, 1, 0, 2, 3, 4, 5, 0]
+    assert table.column("action").to_pylist() == [0, 0, 1, 0, 2, 3, 4, 5]
+    assert table.column("done").to_pylist() == [0, 0, 1, 0, 0, 0, 0, 1]
+    said = {"observation": "all/x", "action": "all/a", "episode_ends": "ends"}
+    rows = formats.open(path, format=said, final="drop").to_table()
+    assert rows.column("observation").to_pylist() == [[0], [1], [2], [3], [4], [5]]
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "nothing": ({}, "expected a path of observation or of action"),
+    "unknown": ({"observations": "x"}, r"found \['observations'\]"),
+    "no ends": ({"observation": "x"}, "expected what says where episodes end"),
+    "up": ({"observation": "../x", "one_a_file": True}, "expected a path as"),
+    "stars": ({"observation": "*/*", "action": "a"}, r"at most one '\*'"),
+    "one star": ({"observation": "*/x", "action": "a"}, r"expected '\*' in the paths"),
+    "both": ({"observation": "x_*", "one_a_file": True}, "found several"),
+    "number": ({"observation": 3}, "expected a path, some paths"),
+    "alignment": ({"observation": "x", "one_a_file": True, "alignment": "late"}, "expected 'outgoing' or 'arrived'"),
+    "flags": ({"observation": "x", "terminated": "t", "alignment": "arrived"}, "where flags alone say"),
+    "ending": ({"observation": "x", "one_a_file": True, "ending": "lost"}, "expected 'truncated' or 'terminal'"),
+    "not": ({"observation": "not x", "one_a_file": True}, "without 'not'"),
+    "ring": ({"observation": "x", "terminated": "t", "ring": {"last": "l"}}, "expected paths of last and of sizes"),
+    "files": ({"observation": "x", "one_a_file": True, "files": "a/*"}, "names of files"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_layouts_of_no_use(wrong: str) -> None:
+    said, message = WRONG[wrong]
+    with pytest.raises(ConfigError, match=message):
+        load_layout(said)
+
+
+def test_layout_files_of_no_use(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    for text, message in {
+        YAML.replace("version: 1", "version: 2"): "version: expected 1, found 2, of a newer mouse-data",
+        YAML.replace("version: 1", ""): "version: expected 1, found None",
+        "- 1": "expected a mapping, found list",
+        "version: 1\nobservation: !!python/object/apply:os.system ['true']": "could not determine a constructor",
+        "a: [": "cannot be read",
+    }.items():
+        file.write_text(text)
+        with pytest.raises((ConfigError, DataError), match=message):
+            load_layout(file)
+    with pytest.raises(ConfigError, match="expected one of"):
+        read_layouts(tmp_path, layout="robosuite")
+
+
+# -------------------------------------------------------------------------------------------------- hostile and damaged
+
+
+def outside(folder: Path) -> Path:
+    with h5py.File(folder / "secret.h5", "w") as file:
+        file["demo_0/obs/flat"], file["demo_0/actions"] = np.arange(3.0), np.arange(3)
+        file["flat"] = np.arange(4.0)
+    return folder / "secret.h5"
+
+
+def broken(file: Any, folder: Path, how: str) -> None:
+    demo = file["data/demo_0"]
+    if how == "episode elsewhere":
+        del file["data"]
+        file["data"] = h5py.ExternalLink(str(outside(folder)), "/")
+    elif how == "array elsewhere":
+        del demo["actions"]
+        demo["actions"] = h5py.ExternalLink(str(outside(folder)), "/demo_0/actions")
+    elif how == "soft link":
+        del demo["actions"]
+        demo["actions"] = h5py.SoftLink("/data/demo_1/actions")
+    elif how == "circle":
+        demo["obs/again"] = demo
+    elif how == "virtual":
+        del demo["actions"]
+        layout = h5py.VirtualLayout((4, 1), "f8")
+        layout[:, 0] = h5py.VirtualSource(str(outside(folder)), "flat", (4,))
+        demo.create_virtual_dataset("actions", layout)
+    elif how == "external bytes":
+        del demo["actions"]
+        demo.create_dataset("actions", (4, 1), "f8", external=[(str(folder / "secret.h5"), 0, 32)])
+    elif how == "huge":
+        del demo["actions"]
+        demo.create_dataset("actions", (1 << 50, 2), "f8", chunks=(1 << 10, 2))
+    elif how == "longer":
+        rows = demo["actions"][:]
+        del demo["actions"]
+        demo["actions"] = np.concatenate([rows, rows])
+    elif how == "objects":
+        del demo["actions"]
+        demo.create_dataset("actions", (4,), np.dtype([("a", "f8"), ("b", "i4")]))
+    elif how == "other episode":
+        del file["data/demo_1/states"]
+    elif how == "no actions":
+        del file["data/demo_2/actions"]
+
+
+REFUSED = {
+    "array elsewhere": (DataError, "found a link at 'actions'"),
+    "episode elsewhere": (DataError, "found a link at 'data'"),
+    "soft link": (DataError, "found a link at 'actions'"),
+    "circle": (DataError, "expected groups at most 16 deep"),
+    "virtual": (DataError, "points to other files"),
+    "external bytes": (DataError, "points to other files"),
+    "huge": (DataError, "chunks for shape"),
+    "longer": (DataError, "expected"),
+    "objects": (DataError, "expected|bytes for shape"),
+    "other episode": (SchemaError, "demo_1: expected the arrays of the first episode, found .*states"),
+    "no actions": (DataError, "data/demo_2/actions: expected an array"),
+}
+
+
+@pytest.mark.parametrize("how", [*REFUSED][:1] + [pytest.param(how, marks=SLOW) for how in [*REFUSED][1:]])
+def test_what_is_refused(how: str, tmp_path: Path) -> None:
+    path = write_robomimic(tmp_path / "x.hdf5", logged())
+    with h5py.File(path, "r+") as file:
+        broken(file, tmp_path, how)
+    error, message = REFUSED[how]
+    with pytest.raises(error, match=message):
+        read_layouts(path, layout="robomimic").to_table()
+
+
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    folder = write_aloha(tmp_path / "aloha", logged(lengths=[2]), "npz")
+    (tmp_path / "secret.npz").write_bytes((folder / "episode_0.npz").read_bytes())
+    (folder / "episode_1.npz").symlink_to(tmp_path / "secret.npz")
+    with pytest.raises(DataError, match="found a link to"):
+        read_layouts(folder, layout=ARRIVED, final="drop")
+
+
+@SLOW
+def test_every_layout_has_a_sign(tmp_path: Path) -> None:
+    logs = logged(lengths=[3, -2])
+    for name in LAYOUTS.keys() - {"drqv2", "dreamer"}:
+        (tmp_path / name).mkdir()
+        assert formats.open(written(name, tmp_path / name, logs), final="drop").format == name

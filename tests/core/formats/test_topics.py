@@ -1,0 +1,704 @@
+"""Recordings of robots, by the writers of MCAP and rosbags, against plain Python over the same logs."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sqlite3
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mouse_core import ConfigError, DataError, formats
+from mouse_core.cli import main
+from mouse_core.formats.topics import TopicLayout, read_topics, topics_in
+from mouse_core.testing import FormatConformance
+from tests.core.damaged_files import damaged_copies, read_all
+from tests.core.formats.robots import (
+    T0,
+    Log,
+    image,
+    joints,
+    message,
+    numbers,
+    typestore,
+    write_bag,
+    write_mcap,
+)
+
+pytest.importorskip("mcap")
+pytest.importorskip("rosbags")
+
+MS = 10**6
+STATE = {"observation": "/joints.position", "action": "/command.data", "tolerance": 0.02}
+
+
+def log_of(*, steps: int = 40, seed: int = 0) -> Log:
+    """Joints at about 100 Hz and commands at about 30, at times of no rhythm; stamps 3 ms before the recording."""
+    rng = np.random.default_rng(seed)
+    times = T0 + np.cumsum(rng.integers(5 * MS, 15 * MS, steps))
+    log: Log = [("/joints", int(time), joints(int(time) - 3 * MS, [n, -n])) for n, time in enumerate(times)]
+    times = T0 + np.cumsum(rng.integers(20 * MS, 40 * MS, steps // 3))
+    log += [("/command", int(time), numbers([n, 0.5])) for n, time in enumerate(times)]
+    return sorted(log, key=lambda one: one[1])
+
+
+def times_of(log: Log, topic: str) -> list[int]:
+    return [time for name, time, _ in log if name == topic]
+
+
+def nearest(times: list[int], tick: int, match: str, tolerance: float) -> int | None:
+    """Which message, by looking at all."""
+    best = None
+    for place, time in enumerate(times):
+        if match == "hold" and time > tick:
+            continue
+        later_is_newer = match == "hold" or time == times[best or 0]
+        if best is None or abs(time - tick) < abs(times[best] - tick) or (later_is_newer and time >= times[best]):
+            best = place
+    return best if best is not None and abs(times[best] - tick) <= tolerance * 1e9 else None
+
+
+def column(rows: Any, name: str) -> list[Any]:
+    return rows.to_table().column(name).to_pylist()
+
+
+# ---------------------------------------------------------------------- clocks
+
+
+@given(
+    st.lists(st.integers(0, 60), min_size=1, max_size=12),
+    st.lists(st.integers(-5, 70), min_size=1, max_size=12),
+    st.sampled_from(["nearest", "hold"]),
+    st.sampled_from([0, 3e-9, 1e-8, math.inf]),
+)
+def test_a_tick_has_the_message_that_plain_python_finds(
+    times: list[int], ticks: list[int], match: str, tolerance: float
+) -> None:
+    from mouse_core.formats.topics._clock import matched
+
+    found, away = matched(np.sort(times), np.array(ticks), match, tolerance)
+    for tick, place, far in zip(ticks, found.tolist(), away.tolist(), strict=True):
+        wanted = nearest(sorted(times), tick, match, tolerance)
+        if wanted is None:
+            assert place == -1
+        else:
+            assert sorted(times)[place] == sorted(times)[wanted]
+            assert far == abs(sorted(times)[place] - tick)
+
+
+@pytest.mark.parametrize("match", ["nearest", "hold"])
+@pytest.mark.parametrize("stamps", ["log", "header"])
+def test_rows_are_those_of_a_plain_loop(match: str, stamps: str, tmp_path: Path) -> None:
+    log = log_of()
+    path = write_mcap(tmp_path / "x.mcap", log)
+    layout = STATE | {"rate": 20, "match": match, "stamps": stamps, "tolerance": 0.04, "trim": 1}
+    rows = formats.open(path, format=layout)
+    late = 3 * MS if stamps == "header" else 0
+    seen = [time - late for time in times_of(log, "/joints")]
+    told = times_of(log, "/command")  # which has no header
+    anchor = max(seen[0], told[0])
+    ticks = [anchor + n * 50 * MS for n in range(-20, 60)]
+    ticks = [tick for tick in ticks if min(seen[0], told[0]) <= tick <= max(seen[-1], told[-1])]
+    pairs = [(nearest(seen, tick, match, 0.04), nearest(told, tick, match, 0.04)) for tick in ticks]
+    pairs = [pair for pair in pairs if None not in pair]
+    assert column(rows, "observation") == [[n, -n] for n, _ in pairs]
+    assert column(rows, "action") == [[0, 0], *[[n, 0.5] for _, n in pairs[:-1]]]
+    assert column(rows, "done") == [*[0] * (len(pairs) - 1), 2]
+    assert column(rows, "episode_step") == [*range(len(pairs))]
+    assert np.allclose(column(rows, "metadata_timestamp"), 0.05 * np.arange(len(pairs)))
+    assert rows.rows == len(pairs)
+
+
+def test_a_topic_is_the_clock(tmp_path: Path) -> None:
+    log = log_of()
+    rows = formats.open(write_mcap(tmp_path / "x.mcap", log), format=STATE | {"clock": "/command", "match": "hold"})
+    told, seen = times_of(log, "/command"), times_of(log, "/joints")
+    ticks = [tick for tick in told if nearest(seen, tick, "hold", 0.02) is not None]
+    assert column(rows, "observation") == [[n, -n] for n in (nearest(seen, tick, "hold", 0.02) for tick in ticks)]
+    assert np.allclose(column(rows, "metadata_timestamp"), (np.array(ticks) - ticks[0]) / 1e9)
+    assert any("message of /command" in note for note in rows.notes)
+
+
+@pytest.mark.parametrize("batch_rows", [1, 3, 1000])
+def test_pieces_make_no_difference(batch_rows: int, tmp_path: Path) -> None:
+    path = write_mcap(tmp_path / "x.mcap", log_of())
+    layout = STATE | {"rate": 20, "alignment": {"reward": "arrived"}, "reward": "/command.data[0]"}
+    whole = formats.open(path, format=layout).to_table()
+    assert formats.open(path, format=layout, batch_rows=batch_rows).digest() == formats.base.rows_digest(whole)
+    reward, action = whole.column("reward").to_pylist(), whole.column("action").to_pylist()
+    assert reward[0] == 0
+    assert reward[1:-1] == [one[0] for one in action[2:]]  # what arrived at a tick, and what left it
+
+
+def test_messages_out_of_order_are_put_in_order(tmp_path: Path) -> None:
+    log = log_of()
+    shuffled = [log[n] for n in np.random.default_rng(1).permutation(len(log))]
+    layout = STATE | {"rate": 20}
+    assert (
+        formats.open(write_mcap(tmp_path / "x.mcap", log), format=layout).digest()
+        == formats.open(write_mcap(tmp_path / "y.mcap", shuffled), format=layout).digest()
+    )
+
+
+# ---------------------------------------------------------------------- out of tolerance
+
+
+def with_a_hole(topic: str = "/joints", first: int = 150, last: int = 300) -> Log:
+    return [one for one in log_of() if one[0] != topic or not T0 + first * MS < one[1] < T0 + last * MS]
+
+
+def test_what_is_out_of_tolerance_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_mcap(tmp_path / "x.mcap", with_a_hole())
+    with pytest.raises(DataError, match=r"x.mcap: /joints.position: expected a message within 0.02 s of the step at"):
+        formats.open(path, format=STATE | {"rate": 20})
+    with pytest.raises(DataError, match="last one before"):
+        formats.open(path, format=STATE | {"rate": 20, "match": "hold", "tolerance": 0.04})
+
+
+def test_a_gap_cuts_the_episode(tmp_path: Path) -> None:
+    log = with_a_hole()
+    rows = formats.open(write_mcap(tmp_path / "x.mcap", log), format=STATE | {"clock": "/command", "gaps": "cut"})
+    seen, told = times_of(log, "/joints"), times_of(log, "/command")
+    value = [int(one.position[0]) for topic, _, one in log if topic == "/joints"]
+    places = [nearest(seen, tick, "nearest", 0.02) for tick in told]
+    whole = [None if place is None else value[place] for place in places]
+    runs: list[list[int]] = [[]]
+    for place in whole:
+        runs = [*runs, []] if place is None else [*runs[:-1], [*runs[-1], place]]
+    runs = [run for run in runs if len(run) > 1]
+    assert len(runs) == 2
+    assert column(rows, "observation") == [[n, -n] for run in runs for n in run]
+    assert column(rows, "done") == [code for run in runs for code in [*[0] * (len(run) - 1), 2]]
+    assert column(rows, "episode_step") == [n for run in runs for n in range(len(run))]
+    assert column(rows, "action")[len(runs[0])] == [0, 0]
+    assert rows.episodes == 2
+    assert any("ticks are left out" in note for note in rows.notes)
+
+
+def test_only_so_much_of_a_recordings_ends_may_lack_a_topic(tmp_path: Path) -> None:
+    log = [one for one in log_of() if one[0] == "/joints" or one[1] > T0 + 200 * MS]
+    path = write_mcap(tmp_path / "x.mcap", log)
+    rows = formats.open(path, format=STATE | {"rate": 50, "trim": 0.3, "tolerance": 0.03})
+    assert column(rows, "observation")[0][0] > 10
+    with pytest.raises(DataError, match=r"/command.data: expected a message within .* trim=0.1\d* leaves out so much"):
+        formats.open(path, format=STATE | {"rate": 50, "trim": 0.1, "tolerance": 0.03})
+    dropped = [one for one in log_of() if one[0] == "/joints" or one[1] < T0 + 200 * MS]
+    with pytest.raises(DataError, match="of a recording's end"):
+        formats.open(
+            write_mcap(tmp_path / "y.mcap", dropped), format=STATE | {"rate": 50, "trim": 0.1, "tolerance": 0.03}
+        )
+
+
+def test_a_message_that_came_once_is_held_where_that_is_said(tmp_path: Path) -> None:
+    log = [("/task", T0 - 10**9, message("std_msgs/String", data="pick")), *log_of()]
+    path = write_mcap(tmp_path / "x.mcap", log)
+    layout = STATE | {"rate": 20, "metadata": {"task": "/task.data"}, "tolerance": 0.04}
+    with pytest.raises(DataError, match=r"/task.data: expected a message within 0.04 s"):
+        formats.open(path, format=layout)
+    held = layout | {"match": {"/task": "hold"}, "tolerance": {"observation": 0.04, "action": 0.04, "/task": math.inf}}
+    assert set(column(formats.open(path, format=held | {"trim": 2}), "metadata_task")) == {"pick"}
+
+
+# ---------------------------------------------------------------------- episodes
+
+
+def test_a_topic_says_when_episodes_run_and_how_they_end(tmp_path: Path) -> None:
+    log: Log = []
+    for n in range(30):
+        log.append(("/joints", T0 + n * 10 * MS, joints(T0, [n, 0])))
+        run = 1 if 3 <= n < 10 else 2 if 10 <= n < 14 else 3 if n > 20 else 0
+        log.append(("/run", T0 + n * 10 * MS, message("std_msgs/Int32", data=run)))
+        log.append(("/won", T0 + n * 10 * MS, message("std_msgs/Bool", data=n == 13)))
+    layout = {
+        "observation": "/joints.position", "episode": "/run.data", "terminated": "/won.data",
+        "clock": "/joints", "tolerance": 0,
+    }  # fmt: skip
+    rows = formats.open(write_mcap(tmp_path / "x.mcap", log), format=layout)
+    assert [value[0] for value in column(rows, "observation")] == [*range(3, 14), *range(21, 30)]
+    assert column(rows, "done") == [*[0] * 6, 2, *[0] * 3, 1, *[0] * 8, 2]
+    assert column(rows, "episode_step") == [*range(7), *range(4), *range(9)]
+
+
+def test_every_recording_of_a_folder_is_an_episode(tmp_path: Path) -> None:
+    for number in (10, 2, 1):
+        write_mcap(tmp_path / f"episode_{number}.mcap", log_of(seed=number))
+    write_bag(tmp_path / "episode_3", log_of(seed=3))
+    layout = STATE | {"rate": 20}
+    rows = formats.open(tmp_path, format=layout)
+    names = ["episode_1.mcap", "episode_2.mcap", "episode_3", "episode_10.mcap"]
+    assert [Path(name).name for name in rows.metadata["files"]] == names
+    alone = [formats.open(tmp_path / name, format=layout).to_table() for name in names]
+    assert column(rows, "observation") == [value for one in alone for value in one.column("observation").to_pylist()]
+    few = formats.open(tmp_path, format=layout | {"files": "episode_1*.mcap"})
+    assert len(few.metadata["files"]) == 2
+
+
+@pytest.mark.parametrize(
+    "bag", [{"storage": "sqlite3"}, {"storage": "mcap"}, {"compressed": True}, {"storage": "mcap", "compressed": True}]
+)
+def test_bags_are_what_the_mcap_file_is(bag: dict[str, Any], tmp_path: Path) -> None:
+    layout = STATE | {"rate": 20}
+    for compression in ("NONE", "LZ4", "ZSTD"):
+        path = write_mcap(tmp_path / f"{compression}.mcap", log_of(), compression=compression)
+        wanted = formats.open(path, format=layout).digest()
+    assert (
+        formats.open(write_mcap(tmp_path / "plain.mcap", log_of(), use_chunking=False), format=layout).digest()
+        == wanted
+    )
+    assert formats.open(write_bag(tmp_path / "bag", log_of(), **bag), format=layout).digest() == wanted
+    assert topics_in(tmp_path / "bag") == topics_in(path)
+
+
+# ---------------------------------------------------------------------- messages
+
+
+def test_common_messages_are_defined_as_ros_has_them() -> None:
+    from mouse_core.formats.topics._definitions import COMMON, parse_definitions, plain_name
+
+    kinds = {1: lambda what: what[0], 2: plain_name}
+    for name in COMMON:
+        known = []
+        for field, (sort, what) in typestore().fielddefs[name.replace("/", "/msg/")][1]:
+            many = {3: lambda w: w[1], 4: lambda w: -1}.get(sort)
+            inner = what[0] if many else (sort, what)
+            known.append((field, (kinds[inner[0]](inner[1]), many(what) if many else None)))
+        assert [(field, tuple(kind)) for field, kind in parse_definitions(name, "")[name]] == known, name
+
+
+def of_values(kind: str, rng: np.random.Generator) -> Any:
+    """A message full of values."""
+    made: Any = message(kind)
+
+    def fill(one: Any) -> Any:
+        for name, (sort, what) in typestore().fielddefs[one.__msgtype__][1]:
+            setattr(one, name, value(sort, what, getattr(one, name)))
+        return one
+
+    def value(sort: int, what: Any, now: Any) -> Any:
+        if sort == 1:
+            return "Größe"[: rng.integers(6)] if what[0] == "string" else np.array(rng.integers(0, 2), what[0]).item()
+        if sort == 2:
+            return fill(now)
+        inner, count = what
+        count = count if sort == 3 else int(rng.integers(0, 4))
+        if inner[0] == 1 and inner[1][0] != "string":
+            return rng.integers(0, 2, count).astype({"byte": "uint8", "char": "uint8"}.get(inner[1][0], inner[1][0]))
+        if inner[0] == 1:
+            return [value(*inner, "") for _ in range(count)]
+        return [fill(message(inner[1].replace("/msg/", "/"))) for _ in range(count)]
+
+    return fill(made)
+
+
+def plain(one: Any) -> Any:
+    if hasattr(one, "__msgtype__"):
+        return {name: plain(getattr(one, name)) for name, _ in typestore().fielddefs[one.__msgtype__][1]}
+    return (
+        [plain(value) for value in one] if isinstance(one, list | np.ndarray) else getattr(one, "item", lambda: one)()
+    )
+
+
+def read_plain(one: Any) -> Any:
+    if isinstance(one, dict):
+        return {name: read_plain(value) for name, value in one.items() if name != "structure_needs_at_least_one_member"}
+    if isinstance(one, list | np.ndarray):
+        return [read_plain(value) for value in one]
+    return one.item() if isinstance(one, np.generic) else one
+
+
+@pytest.mark.parametrize("little", [True, False])
+def test_messages_are_decoded_as_rosbags_encodes_them(little: bool) -> None:
+    from mouse_core.formats.topics._definitions import COMMON
+    from mouse_core.formats.topics._messages import decoder
+
+    rng = np.random.default_rng(0)
+    for name in COMMON:
+        kind = name.replace("/", "/msg/")
+        text = typestore().generate_msgdef(kind, ros_version=2)[0]
+        for _ in range(5):
+            one = of_values(name, rng)
+            data = bytes(typestore().serialize_cdr(one, kind, little_endian=little))
+            if name == "std_msgs/Empty":
+                continue
+            assert read_plain(decoder(kind, "cdr", "ros2msg", text)(data)) == plain(one), name
+            assert read_plain(decoder(kind, "cdr", "", "")(memoryview(data))) == plain(one), name
+    # As ROS 1 has it: no alignment, and other headers.
+    one = message("geometry_msgs/Twist", linear=message("geometry_msgs/Vector3", x=1.0, z=-2.0))
+    raw = bytes(typestore().serialize_ros1(one, one.__msgtype__))
+    vector = "=" * 80 + "\nMSG: geometry_msgs/Vector3\nfloat64 x\nfloat64 y\nfloat64 z"
+    text = f"Vector3 linear\nVector3 angular\n{vector}"
+    assert read_plain(decoder("geometry_msgs/Twist", "ros1", "ros1msg", text)(raw)) == plain(one)
+
+
+def test_older_bags_hold_no_definitions(tmp_path: Path) -> None:
+    layout = STATE | {"rate": 20}
+    bag = write_bag(tmp_path / "bag", log_of())
+    wanted = formats.open(bag, format=layout).digest()
+    (file,) = bag.glob("*.db3")
+    with sqlite3.connect(file) as opened:
+        opened.execute("DROP TABLE message_definitions")
+    assert formats.open(bag, format=layout).digest() == wanted
+    with sqlite3.connect(file) as opened:
+        opened.execute("UPDATE topics SET type = 'mine/msg/Numbers' WHERE name = '/command'")
+    with pytest.raises(DataError, match="mine/Numbers: expected a definition of this message"):
+        formats.open(bag, format=layout)
+    own = {"mine/msg/Numbers": "std_msgs/MultiArrayLayout layout\nfloat64[] data  # all of them"}
+    assert formats.open(bag, format=layout | {"definitions": own}).digest() == wanted
+
+
+def test_json_messages(tmp_path: Path) -> None:
+    from mcap.writer import Writer
+
+    with (tmp_path / "x.mcap").open("wb") as file:
+        writer = Writer(file)
+        writer.start()
+        schema = writer.register_schema("arm", "jsonschema", b"{}")
+        channel = writer.register_channel("/arm", "json", schema)
+        for n in range(5):
+            one = {"joints": [n, 2], "pose": {"x": n, "y": 0.5}, "on": n > 2, "parts": [{"id": n}, {"id": 7}]}
+            writer.add_message(channel, log_time=T0 + n, publish_time=T0, data=json.dumps(one).encode())
+        writer.finish()
+    layout = {
+        "observation": {
+            "joints": "/arm.joints", "pose": "/arm.pose", "part": "/arm.parts[0].id", "rest": "/arm.joints[1:]"
+        },
+        "terminated": "/arm.on", "clock": "/arm", "tolerance": 0,
+    }  # fmt: skip
+    rows = formats.open(tmp_path / "x.mcap", format=layout)
+    assert column(rows, "observation_joints") == [[n, 2.0] for n in range(5)]
+    assert column(rows, "observation_pose") == [[n, 0.5] for n in range(5)]
+    assert column(rows, "observation_part") == [0, 1, 2, 3, 4]
+    assert column(rows, "observation_rest") == [[2.0]] * 5
+    assert column(rows, "done") == [0, 0, 0, 0, 1]
+
+
+def open_one(tmp_path: Path, made: list[Any], path: str, **more: Any) -> list[Any]:
+    """The column of some messages, each a step."""
+    log = [("/x", T0 + n * MS, one) for n, one in enumerate(made)]
+    layout = {"observation": {"x": path}, "clock": "/x", "tolerance": 0, **more}
+    return column(formats.open(write_mcap(tmp_path / "x.mcap", log), format=layout), "observation_x")
+
+
+def test_joints_are_taken_by_name(tmp_path: Path) -> None:
+    arm = [joints(T0, [n, 10 + n], ["a", "b"]) for n in range(4)]
+    swapped = [*arm[:2], joints(T0, [12, 2], ["b", "a"]), arm[3]]
+    assert open_one(tmp_path, arm, "/x.position") == [[n, 10 + n] for n in range(4)]
+    with pytest.raises(DataError, match=r"expected the names \['a', 'b'\] beside the values, as before"):
+        open_one(tmp_path, swapped, "/x.position")
+    assert open_one(tmp_path, swapped, "/x.position[b, a]") == [[10 + n, n] for n in range(4)]
+    # Another node says what the gripper does, on the same topic.
+    both = [one for n in range(4) for one in (arm[n], joints(T0, [0.1 * n], ["grip"]))]
+    assert (
+        open_one(tmp_path, both, "/x.position[grip]", tolerance=0.002)
+        == [[0.0], *[[0.1 * n] for n in range(4) for _ in (0, 1)]][:8]
+    )
+    with pytest.raises(DataError, match=r"/x: expected messages with the names \['elbow'\]"):
+        open_one(tmp_path, arm, "/x.position[elbow]")
+    with pytest.raises(DataError, match="expected a value for each of"):
+        open_one(tmp_path, [joints(T0, [1], ["a", "b"])] * 2, "/x.position[a]")
+
+
+def test_images_of_all_encodings(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    colour = rng.integers(0, 255, (3, 4, 3)).astype(np.uint8)
+    wide = rng.integers(0, 60_000, (3, 4, 1)).astype(np.uint16)
+    depth = rng.random((3, 4, 1)).astype(np.float32)
+    cases = [
+        (colour, "rgb8", colour, {}),
+        (colour, "bgr8", colour[:, :, ::-1], {}),
+        (np.dstack([colour, colour[:, :, :1]]), "bgra8", np.dstack([colour[:, :, ::-1], colour[:, :, :1]]), {}),
+        (colour[:, :, :1], "mono8", colour[:, :, :1], {}),
+        (wide, "16UC1", wide, {}),
+        (wide.astype(">u2"), "mono16", wide, {"is_bigendian": 1}),
+        (depth, "32FC1", depth, {}),
+    ]
+    for pixels, encoding, wanted, more in cases:
+        found = open_one(tmp_path, [image(T0, pixels, encoding, **more)] * 2, "/x")
+        assert np.array_equal(np.array(found[0], wanted.dtype), wanted), encoding
+    # Rows may be longer than their pixels.
+    padded = np.concatenate([colour.reshape(3, 12), np.full((3, 4), 9, np.uint8)], axis=1)
+    one = message("sensor_msgs/Image", height=3, width=4, encoding="rgb8", step=16, data=padded.reshape(-1))
+    assert np.array_equal(open_one(tmp_path, [one] * 2, "/x")[1], colour)
+    for wrong in ({"encoding": "bayer_rggb8"}, {"step": 11}, {"height": 4}, {"width": 2**31}, {"height": 0}):
+        with pytest.raises(DataError, match="/x"):
+            open_one(tmp_path, [image(T0, colour, **({"encoding": "rgb8"} | wrong))] * 2, "/x")
+
+
+def test_compressed_images(tmp_path: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    colour = np.random.default_rng(0).integers(0, 255, (6, 5, 3)).astype(np.uint8)
+
+    def encoded(pixels: np.ndarray, kind: str, said: str) -> Any:
+        stream = io.BytesIO()
+        pillow.fromarray(pixels).save(stream, format=kind)
+        return message("sensor_msgs/CompressedImage", format=said, data=np.frombuffer(stream.getvalue(), np.uint8))
+
+    assert np.array_equal(
+        open_one(tmp_path, [encoded(colour, "PNG", "bgr8; png compressed bgr8")] * 2, "/x")[0], colour
+    )
+    found = np.array(open_one(tmp_path, [encoded(colour, "JPEG", "jpeg")] * 2, "/x"))
+    assert found.shape == (2, 6, 5, 3)
+    wide = np.array([[70, 60_000]], np.uint16)
+    assert open_one(tmp_path, [encoded(wide, "PNG", "16UC1; png compressed")] * 2, "/x")[0] == [[[70], [60_000]]]
+    with pytest.raises(DataError, match="has a header of its own"):
+        open_one(tmp_path, [encoded(colour, "PNG", "16UC1; compressedDepth")] * 2, "/x")
+    broken = message("sensor_msgs/CompressedImage", format="jpeg", data=np.zeros(9, np.uint8))
+    with pytest.raises(DataError, match="/x"):
+        open_one(tmp_path, [broken] * 2, "/x")
+
+
+def test_paths_lead_into_messages(tmp_path: Path) -> None:
+    point = {"x": 1.0, "y": 2.0, "z": 3.0}
+    pose = message("geometry_msgs/PoseStamped", stamp=T0, pose={"position": point})
+    assert open_one(tmp_path, [pose] * 2, "/x")[0] == [1, 2, 3, 0, 0, 0, 0]  # without its header
+    assert open_one(tmp_path, [pose] * 2, "/x.pose.position")[0] == [1, 2, 3]
+    assert open_one(tmp_path, [pose] * 2, "/x.pose.position.y")[0] == 2
+    some = message("std_msgs/UInt8MultiArray", data=np.arange(5, dtype=np.uint8))
+    assert open_one(tmp_path, [some] * 2, "/x.data[1:3]") == [[1, 2]] * 2
+    assert open_one(tmp_path, [some] * 2, "/x.data[4]") == [4, 4]
+    for path, found in (
+        ("/x.data[5]", "expected at least 6 values, found 5"),
+        ("/x.data[2:9]", "expected at least 9 values, found 5"),
+        ("/x.datas", "expected a field 'datas'"),
+        ("/x.data.more", "expected a field 'more'"),
+        ("/x.data[a]", "expected messages with the names"),
+        ("/y.data", r"/y: expected messages, found topics \['/x'\]"),
+    ):
+        with pytest.raises(DataError, match=found):
+            open_one(tmp_path, [some] * 2, path)
+    with pytest.raises(DataError, match="expected numbers alone"):
+        open_one(tmp_path, [joints(T0, [1, 2])] * 2, "/x")
+    with pytest.raises(DataError, match="expected values of one shape"):
+        open_one(tmp_path, [numbers([1]), numbers([1, 2])], "/x.data")
+    with pytest.raises(DataError, match=r"header.stamp: expected a time, found 0.*stamps='log'"):
+        open_one(tmp_path, [joints(0, [1, 2])] * 2, "/x.position", stamps="header")
+
+
+# ---------------------------------------------------------------------- layouts
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"observation": None}, "observation: expected a path"),
+        ({"rate": None}, "expected one of rate"),
+        ({"clock": "/joints"}, "expected one of rate"),
+        ({"rate": 0}, "rate: expected ticks a second"),
+        ({"rate": math.nan}, "rate: expected a number"),
+        ({"rate": "10"}, "rate: expected a number"),
+        ({"rate": None, "clock": "/joints.position"}, "clock: expected a topic"),
+        ({"tolerance": -1}, "tolerance: expected seconds"),
+        ({"tolerance": {"observation": 0.1}}, "tolerance: expected one for action or /command"),
+        ({"tolerance": {"/other": 0.1}}, "tolerance: expected roles or topics of the layout"),
+        ({"match": "next"}, "match: expected one of"),
+        ({"stamps": "both"}, "stamps: expected one of"),
+        ({"gaps": "hold"}, "gaps: expected one of"),
+        ({"trim": -1}, "trim: expected seconds"),
+        ({"alignment": {"metadata": "arrived"}}, "alignment: expected 'outgoing' or 'arrived'"),
+        ({"reward": ["/a", "/b"]}, "reward: expected one path"),
+        ({"observation": "joints position"}, "observation: expected a path as"),
+        ({"observation": "/x.position[a][b]"}, "expected names in one pair of brackets"),
+        ({"observation": ["/a.x", "/a.x"]}, "expected a path, different paths"),
+        ({"files": "a/*.mcap"}, "files: expected names of recordings"),
+        ({"rates": 10}, "expected some of"),
+        ({"definitions": {"a": 1}}, "definitions: expected texts"),
+    ],
+)
+def test_layouts_of_no_use(changes: dict[str, Any], found: str, tmp_path: Path) -> None:
+    path = write_mcap(tmp_path / "x.mcap", log_of(steps=6))
+    with pytest.raises(ConfigError, match=found):
+        formats.open(path, format={**STATE, "rate": 20, **changes})
+
+
+def test_layouts_in_yaml_and_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_mcap(tmp_path / "x.mcap", log_of())
+    layout = tmp_path / "layout.yaml"
+    layout.write_text("version: 1\nobservation: /joints.position\naction: /command.data\nrate: 20\ntolerance: 0.02\n")
+    wanted = formats.open(path, format=TopicLayout(**STATE, rate=20))
+    assert formats.open(path, format=layout).digest() == wanted.digest()
+    assert main(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "/joints" in shown
+    assert "sensor_msgs/msg/JointState" in shown
+    assert "--format layout.yaml" in shown
+    assert main(["inspect", str(path), "--format", str(layout)]) == 0
+    assert "(topics): 8 rows" in capsys.readouterr().out
+    assert main(["convert", str(path), str(tmp_path / "rows"), "--format", str(layout)]) == 0
+    assert formats.open(tmp_path / "rows").digest() == wanted.digest()
+    with pytest.raises(
+        ConfigError, match=r"expected a layout that says which topics are columns, found none for /command"
+    ):
+        formats.open(path)
+    layout.write_text("version: 1\nobservation: /joints.position\nrate: 20\n")
+    with pytest.raises(ConfigError, match=r"layout.yaml: missing 1 required keyword-only argument: 'tolerance'"):
+        formats.open(path, format=layout)
+    with pytest.raises(ConfigError, match="expected MCAP files or bags of ROS 2, found none"):
+        read_topics(tmp_path / "rows", layout=STATE | {"rate": 1})
+
+
+class TestTopics(FormatConformance):
+    episodes = ((20, 2), (12, 2), (9, 2))
+
+    def write(self, folder: Path) -> Path:
+        for number, (steps, _) in enumerate(self.episodes):
+            log = [("/joints", T0 + n * 10 * MS, joints(T0, [n, number])) for n in range(steps)]
+            log += [("/command", T0 + n * 10 * MS + 1, numbers([n])) for n in range(steps)]
+            write_mcap(folder / f"{number}.mcap", sorted(log, key=lambda one: one[1]))
+        return folder
+
+    def read(self, path: Path, **options: Any) -> Any:
+        return read_topics(path, layout=STATE | {"clock": "/joints"}, **options)
+
+
+# ---------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("count", [pytest.param(40, id="some"), pytest.param(150, id="many", marks=pytest.mark.slow)])
+def test_damaged_mcap_files(count: int, tmp_path: Path) -> None:
+    path = write_mcap(tmp_path / "x.mcap", log_of())
+    (tmp_path / "copies").mkdir()
+    copies = damaged_copies(path, tmp_path / "copies", count=count)
+    counts = read_all(copies, format=STATE | {"rate": 20})
+    # What is behind the data, an index and statistics, is not read.
+    assert counts["refused"] > 0.4 * count
+    wanted = formats.open(path, format=STATE | {"rate": 20}).digest()
+    for copy in copies:
+        try:
+            found = formats.open(copy, format=STATE | {"rate": 20}).digest()
+        except DataError:
+            continue
+        assert found == wanted, copy
+
+
+@pytest.mark.parametrize("count", [pytest.param(25, id="some"), pytest.param(100, id="many", marks=pytest.mark.slow)])
+def test_damaged_bags(count: int, tmp_path: Path) -> None:
+    bag = write_bag(tmp_path / "bag", log_of())
+    (tmp_path / "copies").mkdir()
+    counts = read_all(damaged_copies(bag, tmp_path / "copies", count=count), format=STATE | {"rate": 20})
+    assert counts["refused"] > 0.2 * count  # SQLite has no checksums
+
+
+def chunk(data: bytes, *, size: int | None = None, compression: bytes = b"zstd", crc: int = 0) -> bytes:
+    import zstandard
+
+    packed = zstandard.compress(data) if compression == b"zstd" else data
+    size = len(data) if size is None else size
+    content = struct.pack("<QQQI", 0, 0, size, crc) + struct.pack("<I", len(compression)) + compression
+    content += struct.pack("<Q", len(packed)) + packed
+    return struct.pack("<BQ", 6, len(content)) + content
+
+
+@pytest.mark.parametrize(
+    ("records", "found"),
+    [
+        (chunk(bytes(64 << 20), size=1000), "expected a chunk that becomes 1000 bytes, found more"),
+        (chunk(b"abc", size=1 << 40), "that become at most"),
+        (chunk(b"\5" + bytes(40), crc=7), "the CRC of the chunk does not match"),
+        (chunk(b"\5" + struct.pack("<Q", 1 << 60)), "expected a message in a chunk"),
+        (chunk(b"\6" + struct.pack("<Q", 0)), "expected a message in a chunk"),
+        (chunk(b"abc", compression=b"br"), "expected chunks compressed by zstd or lz4, found 'br'"),
+        (struct.pack("<BQ", 6, 1 << 62), "expected a record of at most"),
+        (struct.pack("<BQHIQQ", 5, 22, 3, 0, 0, 0), "expected the channel 3 before its messages"),
+        (struct.pack("<BQHH", 4, 4, 1, 9), "record at byte"),
+        (b"", "recording was cut"),
+    ],
+)
+def test_hostile_mcap_files(records: bytes, found: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.mcap"
+    path.write_bytes(b"\x89MCAP0\r\n" + records)
+    with pytest.raises(DataError, match=found):
+        topics_in(path)
+
+
+def test_the_crc_of_the_whole_is_compared(tmp_path: Path) -> None:
+    path = write_mcap(tmp_path / "x.mcap", log_of(), use_chunking=False)
+    data = bytearray(path.read_bytes())
+    place = data.index(struct.pack("<d", 7.0))
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="the CRC of the data does not match"):
+        formats.open(path, format=STATE | {"rate": 20})
+    assert zlib.crc32(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("mine/Self again", "none of them in itself"),
+        ("float64[999999999] many", "expected 1 to"),
+        ("float64[0] none", "expected 1 to"),
+        ("float64 __import__('os')", "expected a field"),
+        ("float64 x\nfloat64 x", "expected fields of different names"),
+        ("float64 x\n" * 20_000, "expected fields of different names|at most"),
+        ("\n".join(f"float64 x{n}" for n in range(20_000)), "at most 10000 fields"),
+        ("mine/Other x", "mine/Other: expected a definition"),
+        ("x" * (2 << 20), "at most 1048576 bytes"),
+    ],
+)
+def test_hostile_definitions(text: str, found: str) -> None:
+    from mouse_core.formats.topics._messages import decoder
+
+    with pytest.raises(DataError, match=found):
+        decoder("mine/Self", "cdr", "ros2msg", text)
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"", "plain CDR"),
+        (b"\0\x07\0\0" + bytes(40), "plain CDR"),
+        (b"\0\1\0\0\xff\xff\xff\xff", "found the message's end"),
+        (b"\0\1\0\0" + struct.pack("<I", 1 << 31), "found the message's end"),
+        (b"\0\1\0\0" + struct.pack("<II", 1, 5) + b"abcde", "ends in a zero"),
+    ],
+)
+def test_hostile_messages(data: bytes, found: str) -> None:
+    from mouse_core.formats.topics._messages import decoder
+
+    with pytest.raises(DataError, match=found):
+        decoder("mine/Texts", "cdr", "ros2msg", "string[] texts\nstd_msgs/Bool[] flags")(data)
+
+
+def test_bags_that_are_programs_or_not_closed(tmp_path: Path) -> None:
+    bag = write_bag(tmp_path / "bag", log_of(steps=6))
+    (file,) = bag.glob("*.db3")
+    with sqlite3.connect(file) as opened:
+        opened.execute("ALTER TABLE messages RENAME TO kept")
+        opened.execute(
+            "CREATE VIEW messages AS WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n) "
+            "SELECT id, 1 AS topic_id, id AS timestamp, zeroblob(10) AS data FROM n"
+        )
+    with pytest.raises(DataError, match="expected the tables topics and messages"):
+        topics_in(bag)
+    left = file.with_name(f"{file.name}-wal")
+    left.write_bytes(b"x")
+    with pytest.raises(DataError, match="expected a recording that was closed"):
+        topics_in(bag)
+    described = (bag / "metadata.yaml").read_text()
+    (bag / "metadata.yaml").write_text(described.replace(file.name, "../../secret.db3"))
+    with pytest.raises(DataError, match=r"secret.db3: expected a file, as metadata.yaml has it, found none"):
+        topics_in(bag)
+
+
+def test_protobuf_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    from mcap.writer import Writer
+
+    with (tmp_path / "x.mcap").open("wb") as file:
+        writer = Writer(file)
+        writer.start()
+        channel = writer.register_channel("/x", "protobuf", writer.register_schema("a.B", "protobuf", b"\xff\x00"))
+        for n in range(3):
+            writer.add_message(channel, log_time=T0 + n, publish_time=T0, data=b"\0")
+        writer.finish()
+    layout = {"observation": "/x", "clock": "/x", "tolerance": 0}
+    with pytest.raises(DataError, match=r"expected messages in one of .*, found 'protobuf'; read them with"):
+        formats.open(tmp_path / "x.mcap", format=layout)
+    assert topics_in(tmp_path / "x.mcap")[0].encoding == "protobuf"
