@@ -9,6 +9,7 @@ from mouse_core.bench.advice import Line, advise
 from mouse_core.bench.floor import ColumnAddresses, Pieces, plain_copies
 from mouse_core.bench.measuring import Contender, Timing, interleave, machine, private_memory, steady
 from mouse_core.bench.opening import Opened, opened
+from mouse_core.bench.own import bench_own
 from mouse_core.bench.running import FLOOR, PACKAGES, SOURCE, BenchReport, FirstBatches, bench
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Timing",
     "advise",
     "bench",
+    "bench_own",
     "interleave",
     "machine",
     "opened",

@@ -56,7 +56,7 @@ def advise(
         indexed: Whether the dataset was shuffled, filtered or selected from.
         layout: What the layout of the files costs, in sentences.
     """
-    advice = [_workers(lines)]
+    advice = workers_for_each(lines)
     if decoding is not None and decoding > 0.5:
         images = source.batch_size * source.sequence_length
         milliseconds = min(line.milliseconds[1] for line in lines if line.framework)
@@ -94,8 +94,14 @@ def _wider(source: BatchSource) -> list[str]:
     return [f"{said} {options} (in a loader, dtypes={{...}})."] if wider else []
 
 
-def _workers(lines: Sequence[Line]) -> str:
-    loaders = [line for line in lines if line.framework]
+def workers_for_each(lines: Sequence[Line]) -> list[str]:
+    """How many workers are worth having, a sentence for each framework, as each has its own costs."""
+    frameworks = list(dict.fromkeys(line.framework for line in lines if line.framework))
+    found = [_workers([line for line in lines if line.framework == name]) for name in frameworks]
+    return found if len(found) == 1 else [f"{name}: {one}" for name, one in zip(frameworks, found, strict=True)]
+
+
+def _workers(loaders: Sequence[Line]) -> str:
     best = min(line.milliseconds[1] for line in loaders)
     # The fewest workers that are about as fast as the best; one, that works while the caller trains, is the least.
     threaded = sorted((line for line in loaders if line.workers), key=lambda line: line.milliseconds[1]) or loaders[:1]

@@ -125,7 +125,7 @@ def bench(
     for loader in open_loaders:
         loader.close()
     delivered, stored = sum(values.nbytes for values in batch.values()), _stored_bytes(source)
-    lines = [_line(one, timings, kinds, stored if one.contender.name == FLOOR else delivered) for one in timings]
+    lines = [line_of(one, timings, kinds, stored if one.contender.name == FLOOR else delivered) for one in timings]
     decoding = _decoding_share(store, source, options)
     indexed = any(part._indices is not None for part in opened.parts.values())
     return BenchReport(
@@ -276,7 +276,15 @@ def _columns(opened: Opened, source: BatchSource) -> list[ColumnAddresses] | Non
     return [ColumnAddresses([chunk for table in tables for chunk in table.column(name).chunks]) for name in names]
 
 
-def _line(timing: Timing, timings: Sequence[Timing], kinds: Mapping[str, tuple[str, int]], nbytes: int) -> Line:
+def line_of(timing: Timing, timings: Sequence[Timing], kinds: Mapping[str, tuple[str, int]], nbytes: int) -> Line:
+    """What was measured of one way to get batches.
+
+    Args:
+        timing: It, among ``timings``, the first of which is the floor, if any is.
+        timings: All of them.
+        kinds: Framework and number of workers by name.
+        nbytes: Bytes of a batch.
+    """
     framework, workers = kinds.get(timing.contender.name, ("", None))
     low, middle, high = timing.quartiles
     floor = timings[0] if timings[0].contender.kind == "floor" else None
@@ -303,7 +311,7 @@ def _decoding_share(store: DatasetStore, source: BatchSource, options: Mapping[s
     from mouse_core._arrow.column_types import column_type
 
     types = {name: column_type(data_type) for name, data_type in store.columns.items()}
-    plain = [name for name, spec in source.spec.items() if types[spec.column].kind != "image"]
+    plain = [name for name, spec in source.spec.items() if not types[spec.column].is_encoded]
     if len(plain) == len(source.spec) or not plain:
         return None if plain else 1.0
     dtypes = {name: dtype for name, dtype in (options["dtypes"] or {}).items() if name in plain}

@@ -42,10 +42,16 @@ def heading(report: BenchReport) -> list[str]:
     batch = report.batch
     fields = ", ".join(f"{name} {kind}" for name, kind in batch["fields"].items())
     dataset = report.dataset
+    if "run" in batch:
+        batches = f"batches of {batch['run']}, {batch['megabytes']:.3g} MB: {fields}"
+    else:
+        batches = (
+            f"batches of B={batch['batch_size']} windows of S={batch['sequence_length']} steps, {batch['sampling']}, "
+            f"{batch['megabytes']:.3g} MB ({batch['megabytes stored']:.3g} MB as stored): {fields}"
+        )
     return [
         f"{dataset['name']}: {dataset['rows']:,} steps, opened in {dataset['seconds to open']:.2g} s",
-        f"batches of B={batch['batch_size']} windows of S={batch['sequence_length']} steps, {batch['sampling']}, "
-        f"{batch['megabytes']:.3g} MB ({batch['megabytes stored']:.3g} MB as stored): {fields}",
+        batches,
         ", ".join(f"{name}: {value}" for name, value in report.machine.items()),
     ]
 
@@ -67,15 +73,16 @@ def rows(report: BenchReport) -> list[tuple[str, ...]]:
 def facts(report: BenchReport) -> list[str]:
     """What the first batches cost, and decoding."""
     lines = []
+    start = "making it" if "run" in report.batch else "from_dataset"
     for framework, first in report.first.items():
-        line = f"{framework}: {first.first_seconds:.2g} s from from_dataset to the first batch"
+        line = f"{framework}: {first.first_seconds:.2g} s from {start} to the first batch"
         if first.added_megabytes is not None and first.grown_megabytes is not None:
             line += f"; private memory {first.added_megabytes:+.3g} MB, then {first.grown_megabytes:+.3g} MB"
         lines.append(line)
     lines += [f"{name}: {line}" for name, line in report.reports.items()]
     if report.decoding_share is not None:
         lines.append(f"decoding images: {report.decoding_share:.0%} of the time of a batch")
-    if all(line.floor_share is None for line in report.lines):
+    if "run" not in report.batch and all(line.floor_share is None for line in report.lines):
         lines.append(
             "no floor: some fields are encoded or of varying length, or rows lie elsewhere, so there is no plain copy "
             "to compare with"

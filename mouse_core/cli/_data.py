@@ -1,4 +1,4 @@
-"""The subcommands that look at recorded data and move them: ``inspect``, ``convert`` and ``push``."""
+"""Which data a command works on, and the subcommand that moves them: ``convert``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import argparse
 import importlib
 import os
 import sys
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from mouse_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from mouse_core.formats.base import RowStream
+    from mouse_core.formats.converting import Conversion
 
 
 def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
@@ -22,7 +22,7 @@ def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
     more = ", or namespace/name of a dataset on the Hub" if hub else ""
     ids = "an id as minari:NAME, lerobot:NAME, hf:NAME or tfds:NAME of the datasets of these libraries"
     parser.add_argument("source", metavar="SOURCE", help=f"a file or folder of any format, an address, {ids}{more}")
-    kinds = "d4rl, dopamine, gen_dgrl, lerobot, minari, ogbench, openml, roboset, rows, ted, tfds"
+    kinds = "d4rl, minari, robomimic, rows and others, or a YAML file that says where things lie in arrays or topics"
     parser.add_argument("--format", metavar="NAME", help=f"what the source is, where not recognised: {kinds}")
     parser.add_argument(
         "--final",
@@ -111,7 +111,8 @@ def how_to_read(chosen: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _open(chosen: argparse.Namespace) -> RowStream:
+def open_source(chosen: argparse.Namespace) -> RowStream:
+    """The rows that a command was asked for."""
     from mouse_core import formats
 
     return formats.open(chosen.source, alignment=chosen.alignment, **how_to_read(chosen))
@@ -120,59 +121,6 @@ def _open(chosen: argparse.Namespace) -> RowStream:
 def wants_bar() -> bool:
     """Whether somebody looks on."""
     return sys.stderr.isatty()
-
-
-# ---------------------------------------------------------------------- mouse inspect
-
-
-def declare_inspect(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``mouse inspect``."""
-    add_source(parser)
-    add_alignment(parser)
-    parser.add_argument(
-        "--html", metavar="FILE", help="also write a page with plots, which needs nothing besides itself"
-    )
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file; - prints them instead")
-    parser.add_argument("--strict", action="store_true", help="status 1 if there are warnings")
-    parser.add_argument(
-        "--ignore",
-        action="append",
-        metavar="CODE",
-        default=[],
-        help="say nothing about this; may be given several times",
-    )
-
-
-def run_inspect(chosen: argparse.Namespace) -> int:
-    """Show what is in recorded data of any format, and warn of what usually goes wrong.
-
-    examples:
-      mouse inspect recordings                          a folder of save_to_disk, Minari, RLDS, LeRobot, TED, ...
-      mouse inspect halfcheetah.hdf5 --final mark       D4RL lacks the last observation of every episode
-      mouse inspect recordings --html report.html       a page with plots, to open in a browser or on a phone
-      mouse inspect recordings --strict                 status 1 where there are warnings, for scripts
-      mouse inspect recordings --strict --ignore no-truncation
-
-    status: 0 fine, 1 warnings with --strict, 2 data that cannot be used
-    """
-    from mouse_core.formats.columns.embedding import embedded
-    from mouse_core.inspect import inspect, show, to_html
-
-    stream = _open(chosen)
-    if chosen.image_root:
-        # Unless it is asked for, nothing that rows name by path is carried into a page.
-        stream = embedded(stream)
-    report = inspect(stream, ignore=chosen.ignore, progress=wants_bar())
-    if chosen.json == "-":
-        print(report.to_json(), end="")  # noqa: T201
-    else:
-        show(report)
-    if chosen.json not in (None, "-"):
-        write_text(chosen.json, report.to_json())
-    if chosen.html:
-        write_text(chosen.html, to_html(report))
-        print(f"\nwrote {chosen.html}", file=sys.stderr)  # noqa: T201
-    return 1 if chosen.strict and report.warnings else 0
 
 
 def write_text(file: str, text: str) -> None:
@@ -201,20 +149,36 @@ def declare_convert(parser: argparse.ArgumentParser) -> None:
     add_alignment(parser)
     parser.add_argument("target", metavar="TARGET", help="a new folder, or a new file that ends in .parquet")
     text = (
-        "a folder for datasets.load_from_disk, Parquet, or a folder for DatasetStore.open; arrow, if TARGET is silent"
+        "a folder for datasets.load_from_disk, Parquet, a folder for DatasetStore.open, or a LeRobotDataset of version "
+        "3; arrow, if TARGET is silent"
     )
-    parser.add_argument("--to", choices=("arrow", "parquet", "store"), help=text)
+    parser.add_argument("--to", choices=("arrow", "parquet", "store", "lerobot"), help=text)
     parser.add_argument(
         "--layout",
         choices=("columns", "windows"),
         help="write a store, with all values of a column side by side in a file, or with 128 to 256 rows at a time, "
         "which takes fewer reads where data are larger than memory, or elsewhere",
     )
-    _add_shard_size(parser)
+    parser.add_argument(
+        "--images",
+        action="append",
+        metavar="[COLUMN=]HOW",
+        help="keep pictures as raw pixels, png, jpeg:95, or frames of videos: video:h264:gop=2 (or hevc, av1, vp9; and "
+        "crf=23, pix_fmt=yuv444p, preset=medium or lossless), video to leave those in videos as they are and encode "
+        "others; raw and png keep every pixel, jpeg and videos lose some; may be given several times, for columns",
+    )
+    parser.add_argument(
+        "--fps", type=float, metavar="N", help="frames a second of a LeRobotDataset (the source's, or 30)"
+    )
+    parser.add_argument("--task", metavar="TEXT", help="the task of a LeRobotDataset, where the source names none")
+    add_shard_size(parser)
 
 
-def _add_shard_size(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--max-shard-size", metavar="SIZE", default="500MB", help="how large files are (500MB)")
+def add_shard_size(parser: argparse.ArgumentParser) -> None:
+    """The argument that says how large files are."""
+    parser.add_argument(
+        "--max-shard-size", metavar="SIZE", help="how large files are (500MB, of a LeRobotDataset 100MB)"
+    )
 
 
 def run_convert(chosen: argparse.Namespace) -> int:
@@ -225,124 +189,47 @@ def run_convert(chosen: argparse.Namespace) -> int:
       mouse convert halfcheetah.hdf5 halfcheetah.parquet --final drop
       mouse convert recordings parts --to parquet --max-shard-size 200MB
       mouse convert transitions.parquet rows --alignment outgoing   rows that hold what leaves their observation
+      mouse convert pick.mcap rows --format layout.yaml      topics of a robot as columns, on one clock
       mouse convert recordings store --layout windows        a folder for DatasetStore.open, larger than memory
+      mouse convert recordings small --images video:h264:gop=2   pictures as videos, which loses some of what they were
+      mouse convert robot pixels --final drop --images png   every pixel of what videos have
+      mouse convert recordings robot --to lerobot --fps 10   version 3 of LeRobot, pictures as videos
 
     After an interruption the same command goes on where it was. The result is read back and compared with the source.
 
     status: 0 converted and verified, 2 data or a target that cannot be used
     """
-    from mouse_core.formats.converting import convert
-
-    stream = _open(chosen)
-    done = convert(
-        stream,
-        chosen.target,
-        to=chosen.to,
-        layout=chosen.layout,
-        shard_bytes=chosen.max_shard_size,
-        progress=wants_bar(),
-    )
+    stream = open_source(chosen)
+    done = _written(stream, chosen)
     for note in stream.notes:
         print(f"note: {note}")  # noqa: T201
+    for sentence in done.pictures:
+        print(f"pictures: {sentence}")  # noqa: T201
     resumed = f", {done.resumed_rows:,} of them before an interruption" if done.resumed_rows else ""
     files = "file" if done.shards == 1 else "files"
     stated = "" if stream.about.alignment else ", which the source does not say and the result does not either"
     print(f"alignment: {stream.alignment}{stated}")  # noqa: T201
-    print(f"{done.path}: {done.rows:,} rows in {done.shards} {files}{resumed}")  # noqa: T201
-    print(f"verified: source and result have the digest {done.digest}")  # noqa: T201
+    what = "frames" if chosen.to == "lerobot" else "rows"
+    both = "frames, read back, have" if chosen.to == "lerobot" else "source and result have"
+    print(f"{done.path}: {done.rows:,} {what} in {done.shards} {files}{resumed}")  # noqa: T201
+    print(f"verified: {both} the digest {done.digest}")  # noqa: T201
     return 0
 
 
-# ---------------------------------------------------------------------- mouse push
+def _written(stream: RowStream, chosen: argparse.Namespace) -> Conversion:
+    """Write the rows as they are asked for."""
+    shard_bytes = chosen.max_shard_size or ("100MB" if chosen.to == "lerobot" else "500MB")
+    if chosen.to != "lerobot":
+        from mouse_core.formats.converting import convert
 
+        for name in ("fps", "task"):
+            if getattr(chosen, name) is not None:
+                raise ConfigError(f"--{name}: expected it with --to lerobot, found {chosen.to!r}")
+        asked = {"to": chosen.to, "images": chosen.images, "layout": chosen.layout}
+        return convert(stream, chosen.target, **asked, shard_bytes=shard_bytes, progress=wants_bar())
+    from mouse_core.formats.lerobot import write_lerobot
 
-def declare_push(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``mouse push``."""
-    add_source(parser)
-    add_alignment(parser)
-    parser.add_argument("repo_id", metavar="REPO_ID", help="namespace/name on the Hub; made if it is not there")
-    parser.add_argument("--as-split", metavar="NAME", help="the split that a source without splits becomes (train)")
-    parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
-    parser.add_argument("--revision", metavar="BRANCH", help="push to this branch (main)")
-    parser.add_argument("--commit-message", metavar="TEXT", help="the commit's message")
-    _add_shard_size(parser)
-    parser.add_argument("--keep-other-splits", action="store_true", help="leave the dataset's other splits as they are")
-    text = "push statistics beside the rows, as LeRobot has them: those saved in a folder, or of the rows"
-    parser.add_argument("--statistics", nargs="?", const="", metavar="FOLDER", help=text)
-    parser.add_argument("--dry-run", action="store_true", help="write and check everything, and send nothing")
-
-
-def run_push(chosen: argparse.Namespace) -> int:
-    """Publish recorded data of any format on the Hugging Face Hub.
-
-    examples:
-      mouse push recordings your-org/your-dataset
-      mouse push recordings your-org/your-dataset --dry-run         check everything and send nothing
-      mouse push halfcheetah.hdf5 your-org/halfcheetah --final mark --private
-      mouse push recordings your-org/your-dataset --statistics      with those of "train", or the only split
-
-    status: 0 pushed, 2 data that cannot be used, or the Hub refused
-    """
-    import tempfile
-
-    from mouse_core.bench.opening import refusals_as_errors
-    from mouse_core.hub import push_to_hub
-
-    with tempfile.TemporaryDirectory(prefix="mouse-push-") as folder:
-        stores = _stores(chosen, folder)
-        pushed = refusals_as_errors(
-            push_to_hub,
-            stores,
-            statistics=None if chosen.statistics is None else _statistics(chosen.statistics, stores),
-            repo_id=chosen.repo_id,
-            private=chosen.private,
-            revision=chosen.revision,
-            commit_message=chosen.commit_message,
-            max_shard_size=chosen.max_shard_size,
-            keep_other_splits=chosen.keep_other_splits,
-            progress=wants_bar(),
-            dry_run=chosen.dry_run,
-        )
-    rows = ", ".join(f"{name}: {count:,} rows" for name, count in pushed.splits.items())
-    did = "would push" if chosen.dry_run else "pushed"
-    print(f"{did} {pushed.repo_id} at {pushed.revision}: {rows}; {len(pushed.shards)} files")  # noqa: T201
-    if pushed.commit_url:
-        print(pushed.commit_url)  # noqa: T201
-    return 0
-
-
-def _statistics(folder: str, stores: dict[str, Any]) -> Any:
-    """Those to push: saved in a folder, or ("") counted over the split "train", or the only one."""
-    from mouse_core.statistics import Statistics, statistics
-
-    if folder:
-        return Statistics.load(folder)
-    if len(stores) > 1 and "train" not in stores:
-        raise ConfigError(f"--statistics: expected one split, or 'train' among {list(stores)}; give a folder")
-    return statistics(stores["train" if "train" in stores else next(iter(stores))], progress=wants_bar())
-
-
-def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """The source's splits as stores; what is not a dataset on disk is converted to one first."""
-    from mouse_core import formats
-    from mouse_core.errors import AlignmentWarning
-    from mouse_core.formats.converting import convert
-
-    stream = _open(chosen)
-    splits: Sequence[str] = list(stream.metadata.get("splits", ())) if stream.format in ("datasets", "parquet") else ()
-    if chosen.split:
-        splits = [name for name in splits if name in chosen.split]
-    parts = {}
-    if len(splits) > 1:
-        options = {"format": chosen.format, "alignment": chosen.alignment, "image_roots": chosen.image_root}
-        parts = {name: formats.open(chosen.source, splits=[name], **options) for name in splits}
-    else:
-        parts = {chosen.as_split or (splits[0] if splits else "train"): stream}
-    stores = {}
-    for name, part in parts.items():
-        target = Path(folder) / name
-        convert(part, target, progress=wants_bar())
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AlignmentWarning)  # convert has said it
-            stores[name] = formats.open(target).to_store()
-    return stores
+    if chosen.layout is not None:
+        raise ConfigError("--layout: expected none, or a store to write, found it with --to lerobot")
+    asked = {"images": chosen.images or "video", "frames_per_second": chosen.fps, "task": chosen.task}
+    return write_lerobot(stream, chosen.target, **asked, shard_bytes=shard_bytes, progress=wants_bar())

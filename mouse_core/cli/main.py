@@ -11,14 +11,14 @@ from inspect import getdoc
 from typing import Any
 
 from mouse_core.cli import _data as data
+from mouse_core.cli._looking import declare_inspect, declare_stats, declare_view, run_inspect, run_stats, run_view
 from mouse_core.cli._preprocess import declare_preprocess, run_preprocess
 from mouse_core.cli._recording import declare_record, run_record
-from mouse_core.cli._stats import declare_stats, run_stats
 from mouse_core.cli._tokenizing import declare_tokenize, run_tokenize
-from mouse_core.cli._uploading import declare_upload, run_upload
+from mouse_core.cli._uploading import declare_push, declare_upload, run_push, run_upload
 from mouse_core.cli._verifying import declare_repair, declare_verify, run_repair, run_verify
 from mouse_core.cli.command import Command, others
-from mouse_core.errors import AlignmentWarning, MouseError
+from mouse_core.errors import AlignmentWarning, ConfigError, MouseError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,6 +95,7 @@ def _warnings_in_a_line(command: str) -> Iterator[None]:
 _EXAMPLES = """examples:
   mouse record CartPole-v1 runs/cartpole --episodes 100 --seed 0
   mouse inspect recordings --html report.html
+  mouse view recordings
   mouse convert halfcheetah.hdf5 halfcheetah --final mark
   mouse preprocess halfcheetah features:embed embedded
   mouse tokenize prompts.jsonl tokens --tokenizer tokenizer.json --as prompts --max-length 550
@@ -135,6 +136,13 @@ def _declare_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--frameworks", metavar="A,B", type=data.names, help="numpy, torch, jax; by default those that are installed"
     )
+    parser.add_argument(
+        "--run",
+        dest="own",
+        metavar="MODULE:FUNCTION",
+        help="measure what this function makes of the store, a loader, a buffer or batches to iterate over, instead; "
+        "it is tried with several num_workers where it takes them",
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="how long to measure, about (10)")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
 
@@ -147,22 +155,30 @@ def _run_bench(chosen: argparse.Namespace) -> int:
       mouse bench your-org/your-dataset --split train --frameworks numpy,torch
       mouse bench recordings --sampling blocks              data larger than memory, read in long stretches
       mouse bench recordings --dtype obs_continuous=float32 --json figures.json
+      mouse bench recordings --run my_run:loader            the fields, windows, mixture or buffer of a run of your own
     """
     from mouse_core.bench.opening import opened
+    from mouse_core.bench.own import bench_own
     from mouse_core.bench.running import bench
     from mouse_core.bench.show import show
 
+    make = None if chosen.own is None else data.function_of(chosen.own, "--run")
+    if make is not None and (chosen.fields or chosen.dtype or chosen.frameworks):
+        raise ConfigError("--run: expected no --fields, --dtype or --frameworks, which its function chooses")
     with opened(chosen.source, progress=data.wants_bar(), **data.how_to_read(chosen)) as found:
-        report = bench(
-            found,
-            sequence_length=chosen.sequence_length,
-            batch_size=chosen.batch_size,
-            fields=chosen.fields,
-            dtypes=dict(chosen.dtype),
-            frameworks=chosen.frameworks,
-            sampling=chosen.sampling,
-            seconds=chosen.seconds,
-        )
+        if make is not None:
+            report = bench_own(found, make, name=chosen.own, seconds=chosen.seconds)
+        else:
+            report = bench(
+                found,
+                sequence_length=chosen.sequence_length,
+                batch_size=chosen.batch_size,
+                fields=chosen.fields,
+                dtypes=dict(chosen.dtype),
+                frameworks=chosen.frameworks,
+                sampling=chosen.sampling,
+                seconds=chosen.seconds,
+            )
     show(report)
     if chosen.json:
         data.write_text(chosen.json, report.to_json())
@@ -178,14 +194,15 @@ def _pair(text: str) -> tuple[str, str]:
 
 _COMMANDS: dict[str, Command] = {
     "record": (declare_record, run_record),
-    "inspect": (data.declare_inspect, data.run_inspect),
+    "inspect": (declare_inspect, run_inspect),
+    "view": (declare_view, run_view),
     "convert": (data.declare_convert, data.run_convert),
     "preprocess": (declare_preprocess, run_preprocess),
     "tokenize": (declare_tokenize, run_tokenize),
     "stats": (declare_stats, run_stats),
     "verify": (declare_verify, run_verify),
     "repair": (declare_repair, run_repair),
-    "push": (data.declare_push, data.run_push),
+    "push": (declare_push, run_push),
     "upload": (declare_upload, run_upload),
     "bench": (_declare_bench, _run_bench),
 }

@@ -1,9 +1,10 @@
 """What is in recorded data: columns, episodes, returns, actions, and what usually goes wrong in them."""
 
+from mouse_core.inspect._checks.finding import Finding
 from mouse_core.inspect._run import inspect
 from mouse_core.inspect._show.page import to_html
-from mouse_core.inspect._show.text import show
-from mouse_core.inspect.report import ActionsReport, ColumnReport, Distribution, EpisodesReport, Finding, Report
+from mouse_core.inspect.report import ActionsReport, ColumnReport, Distribution, EpisodesReport, Report
+from mouse_core.inspect.text import show
 
 __all__ = [
     "ActionsReport",

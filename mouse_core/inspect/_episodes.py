@@ -192,6 +192,12 @@ class EpisodeCounter:
         self._codes.append(np.clip(codes, -1, 3).astype(np.int8))
         self._hashes.append(hashes)
 
+    def all_of_them(self) -> tuple[UInt64s, Int64s]:
+        """Hashes and numbers of rows of all episodes; the last is among them once there is a result."""
+        hashes = np.concatenate([*self._hashes, np.zeros(0, np.uint64)])
+        lengths = np.concatenate([*self._lengths, np.zeros(0, np.int64)])
+        return hashes, lengths + int(self.arrived)
+
     def result(self) -> EpisodesReport:
         """What was counted so far; the rows that came last are an episode too, whether it has ended or not."""
         if self._rows and self._last is not None:

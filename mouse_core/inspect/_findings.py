@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 
 from mouse_core.formats.columns.named import MISSING
-from mouse_core.inspect.report import ActionsReport, ColumnReport, EpisodesReport, Finding
+from mouse_core.inspect._checks.finding import Finding
+from mouse_core.inspect.report import ActionsReport, ColumnReport, EpisodesReport
 from mouse_core.spec import Binary, Bounded, Categorical, MultiCategorical, from_json
 
 # Shares from which on it is no coincidence. Pictures and small worlds do repeat themselves now and then.
 _REPEATS_OF_VECTORS = 0.01
 _REPEATS_OF_OTHERS = 0.5
 _MOST = 0.5
+_MANY_LONGEST = 0.05
+_WIDEST_STATE = 16
 _FEW_EPISODES = 5
 _SHOWN = 8
 _REQUIRED = ("action", "reward", "done")
@@ -31,7 +34,7 @@ def findings(
     arrived: bool,
     rows: int,
 ) -> list[Finding]:
-    """Warnings first, then notes.
+    """What is counted tells of.
 
     Args:
         columns, episodes, actions: What was counted.
@@ -40,16 +43,20 @@ def findings(
     """
     found = list(_about_columns(columns, rows, arrived=arrived))
     if episodes is not None:
-        found += _about_ends(episodes)
+        found += _about_ends(episodes, states=_are_states(columns))
         found += _about_alignment(episodes, arrived=arrived)
         found += _about_observations(columns, episodes)
     if actions is not None:
         found += _about_actions(actions)
-    return [item for item in found if item.level == "warning"] + [item for item in found if item.level == "note"]
+    return found
 
 
 def _warning(code: str, message: str) -> Finding:
     return Finding(code, "warning", message)
+
+
+def _error(code: str, message: str) -> Finding:
+    return Finding(code, "error", message)
 
 
 def _note(code: str, message: str) -> Finding:
@@ -59,7 +66,7 @@ def _note(code: str, message: str) -> Finding:
 def _about_columns(columns: Sequence[ColumnReport], rows: int, *, arrived: bool) -> Iterator[Finding]:
     yield from _about_names({column.name for column in columns})
     if rows < 2:
-        yield _warning("no-rows", f"expected steps, found {rows} {'row' if rows == 1 else 'rows'}")
+        yield _error("no-rows", f"expected steps, found {rows} {'row' if rows == 1 else 'rows'}")
     for column in columns:
         if column.rows and column.nulls == column.rows and column.dtype == "null":
             yield _note("empty-column", f"{column.name}: null in every row, which counts as a missing column")
@@ -75,9 +82,7 @@ def _about_names(names: set[str]) -> Iterator[Finding]:
     if missing:
         others = sorted(name for name in names if any(name.startswith(f"{wanted}_") for wanted in missing))
         hint = f" (there are {', '.join(others)})" if others else ""
-        yield _warning(
-            "missing-columns", f"no column {_listed(missing)}: a store cannot take the rows as they are{hint}"
-        )
+        yield _error("missing-columns", f"no column {_listed(missing)}: a store cannot take the rows as they are{hint}")
     if not any(name.startswith("observation") for name in names):
         yield _warning("no-observation", "no column whose name begins with 'observation'")
 
@@ -91,12 +96,13 @@ def _about_values(column: ColumnReport) -> Iterator[Finding]:
     """Values that are no numbers, or none that can be trained on."""
     level = _level_of(column)
     if column.name in _REQUIRED and not column.dtype.startswith(_NUMBERS):
-        yield _warning("not-numbers", f"{column.name}: expected numbers, found {column.dtype}: a store refuses it")
+        yield _error("not-numbers", f"{column.name}: expected numbers, found {column.dtype}: a store refuses it")
     if column.nulls and column.name not in _NULLABLE:
         yield level("nulls", f"{column.name}: {_count(column.nulls, 'null')}")
     kinds = [f"{number:,} {kind}" for number, kind in ((column.nans, "NaN"), (column.infinite, "infinite")) if number]
     if kinds:
         values = _noun(column.nans + column.infinite, "value")
+        level = _note if level is _note else _error
         yield level("not-finite", f"{column.name}: {' and '.join(kinds)} {values}")
 
 
@@ -106,7 +112,9 @@ def _about_variety(column: ColumnReport, rows: int, *, arrived: bool) -> Iterato
         value = f", {column.low:g}" if column.low is not None and column.low == column.high else ""
         # A reward for every step there is, where rows hold what leaves them, is how many tasks are.
         for_living = column.name == "reward" and not arrived and bool(column.low)
-        level = _note if for_living else _level_of(column)
+        # Nor is one that nobody has reached, or that was not recorded for a robot that was shown what to do.
+        unreached = column.name == "reward" and column.low == 0 == column.high
+        level = _note if for_living or unreached else _level_of(column)
         yield level("constant-column", f"{column.name}: the same in every row{value}")
     elif column.places and rows > 1:
         bounds = list(zip(column.places["low"], column.places["high"], strict=True))
@@ -156,19 +164,32 @@ def _about_shape(column: ColumnReport) -> Iterator[Finding]:
         )
 
 
-def _about_ends(episodes: EpisodesReport) -> Iterator[Finding]:
+def _are_states(columns: Sequence[ColumnReport]) -> bool:
+    """Whether all that is seen is numbers of states, which come again, as whole episodes of them do."""
+    seen = [column for column in columns if column.name.startswith("observation") and column.name != MISSING]
+    return bool(seen) and all(
+        isinstance(column.shape, list)
+        and (not column.shape or (len(column.shape) == 1 and column.shape[0] <= _WIDEST_STATE))
+        and column.dtype.startswith(("int", "uint", "bool"))
+        for column in seen
+    )
+
+
+def _about_ends(episodes: EpisodesReport, *, states: bool) -> Iterator[Finding]:
     odd, count = episodes.anomalies, f"{episodes.count:,}"
     if episodes.count and not episodes.truncated:
         at_longest = odd.get("at-longest", 0)
         message = "no step is marked as truncated (done 2)"
-        if episodes.count > 1 and at_longest > 1:
+        spike = at_longest > 1 and at_longest >= _MANY_LONGEST * episodes.count
+        if spike:
             message += (
                 f", and {at_longest:,} of {count} episodes have exactly the longest length, "
                 f"{episodes.lengths.high:,} steps: was a time limit recorded as a terminal state, or not at all?"
             )
         else:
             message += ": right only if nothing but terminal states ended episodes; a time limit must not look like one"
-        yield _warning("no-truncation", message)
+        # Without episodes that are all cut off at one length, there may have been no limit, or none was reached.
+        yield (_warning if spike else _note)("no-truncation", message)
     known = {**odd, "episodes-without-end": episodes.open - odd.get("ends-open", 0)}
     known["duplicate-episodes"] = episodes.duplicates
     more = f"followed by more of the same episode, by {episodes.found_by}"
@@ -186,7 +207,9 @@ def _about_ends(episodes: EpisodesReport) -> Iterator[Finding]:
         ("step-jumps", "row", "episode_step: {} do not follow the row before: rows are missing"),
     ):
         if known.get(code):
-            yield _warning(code, message.format(_count(known[code], noun)))
+            level = _note if states and code == "duplicate-episodes" else _warning
+            level = _error if code == "unknown-done" else level
+            yield level(code, message.format(_count(known[code], noun)))
     if odd.get("ends-open"):
         yield _note("ends-open", "the last episode has not ended where the data end")
 
@@ -215,7 +238,7 @@ def _about_observations(columns: Sequence[ColumnReport], episodes: EpisodesRepor
     if not seen or all(column.constant for column in seen):
         return
     vectors = any(column.dtype in ("float16", "float32", "float64") for column in seen)
-    yield from _about_repeats(episodes, vectors=vectors)
+    yield from _about_repeats(episodes, vectors=vectors, states=_are_states(columns))
     boundaries = max(episodes.count - 1, 0)
     equal = episodes.anomalies.get("final-is-next-first", 0)
     if boundaries and equal / boundaries > _MOST:
@@ -234,8 +257,14 @@ def _marked_rows(columns: Sequence[ColumnReport]) -> int:
     return sum(round(column.mean * column.rows) for column in columns if column.name == MISSING and column.mean)
 
 
-def _about_repeats(episodes: EpisodesReport, *, vectors: bool) -> Iterator[Finding]:
-    """Observations that equal the one before; ``vectors``: whether they are floats, which hardly ever do."""
+def _about_repeats(episodes: EpisodesReport, *, vectors: bool, states: bool) -> Iterator[Finding]:
+    """Observations that equal the one before; ``vectors`` of floats hardly ever do, ``states`` often.
+
+    Args:
+        episodes: What was counted.
+        vectors: Whether there are floats among the observations.
+        states: Whether they all are numbers of states.
+    """
     transitions, repeats = episodes.transitions, episodes.repeated_observations
     finals = episodes.anomalies.get("final-repeats", 0)
     compared = episodes.anomalies.get("finals-compared", 0)
@@ -243,14 +272,14 @@ def _about_repeats(episodes: EpisodesReport, *, vectors: bool) -> Iterator[Findi
     only_finals = compared and finals / compared > _MOST and repeats <= 1.5 * episodes.count
     if repeats:
         share = repeats / max(transitions, 1)
-        many = bool(transitions) and share >= threshold and not only_finals
+        many = bool(transitions) and share >= threshold and not only_finals and not states
         yield (_warning if many else _note)(
             "repeated-observation",
             f"the observation at t+1 equals that at t in {repeats:,} of {transitions:,} transitions "
             f"({share:{'.1%' if many else '.2%'}})",
         )
     if only_finals:
-        yield _warning(
+        yield (_note if states else _warning)(
             "final-repeats",
             f"{finals:,} of {compared:,} episodes end with the observation before the last, repeated: the final "
             "observation was not recorded",
@@ -262,7 +291,7 @@ def _about_actions(actions: ActionsReport) -> Iterator[Finding]:
         return
     used = sorted(int(name) for name in actions.counts)
     if used[0] < 0:
-        yield _warning("negative-action", f"action: expected 0 or more, found {used[0]}")
+        yield _error("negative-action", f"action: expected 0 or more, found {used[0]}")
     unused = sorted(set(range(used[-1])) - set(used)) if used[-1] < 10_000 else []
     if unused:
         yield _note("unused-actions", f"action: {_listed(unused)} of 0..{used[-1]} never occur")

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mouse_core._base.progress import progress_bar
+from mouse_core.errors import MouseError
+from mouse_core.files.reading import read_json_object
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.blocks import blocks
 from mouse_core.formats.sources import stream_of
+from mouse_core.inspect._checks.finding import Finding, sorted_by_level
+from mouse_core.inspect._checks.following import about_statistics
 from mouse_core.inspect._findings import findings
 from mouse_core.inspect._scan import Scan
 from mouse_core.inspect.layout import costs, layout_of
-from mouse_core.inspect.report import Finding, Report
+from mouse_core.inspect.report import ActionsReport, ColumnReport, Report
 from mouse_core.store.views import Store
 
 
@@ -50,6 +56,8 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
         specs = {name: one.to_json() for name, one in stream.about.spec.items()}
         columns = [replace(column, spec=specs.get(column.name)) for column in columns]
     said = findings(columns, episodes, actions, arrived=arrived, rows=found.rows)
+    with np.errstate(all="ignore"):
+        said += _watched(found, stream, columns, actions)
     notes = [Finding("reader", "note", text) for text in stream.notes]
     notes += [Finding(code, "note", text) for code, text in costs(layout_of(stream), stream.path)]
     return Report(
@@ -61,10 +69,61 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
         columns=columns,
         episodes=episodes,
         actions=actions,
-        findings=[finding for finding in said + notes if finding.code not in ignore],
+        findings=sorted_by_level([finding for finding in said + notes if finding.code not in ignore]),
         about=json.loads(stream.about.to_json()),
         samples=found.chosen,
     )
+
+
+def _watched(
+    found: Scan, stream: RowStream, columns: Sequence[ColumnReport], actions: ActionsReport | None
+) -> Iterator[Finding]:
+    """What was looked at closely tells of."""
+    hashes, lengths = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    if found.episodes is not None:
+        hashes, lengths = found.episodes.all_of_them()
+    splits = stream.metadata.get("split_rows", {})
+    yield from found.watch.findings(stream.about.dimensions, hashes=hashes, lengths=lengths, splits=splits)
+    yield from _about_statistics(stream, columns, actions)
+
+
+def _about_statistics(
+    stream: RowStream, columns: Sequence[ColumnReport], actions: ActionsReport | None
+) -> Iterator[Finding]:
+    """Statistics that came with the data, beside what was counted."""
+    said = stream.metadata.get("stats") or _saved_statistics(stream.path)
+    if not isinstance(said, Mapping):
+        return
+    stated = {_column_of(str(key)): one for key, one in said.items() if isinstance(one, Mapping)}
+    seen = {one.name: one.places for one in columns if one.name.startswith(("action", "observation"))}
+    found = list(about_statistics(stated, _counted(seen)))
+    # Whether those of actions count the placeholders of first rows depends on who counted.
+    taken = list(about_statistics(stated, _counted({"action": actions.places if actions is not None else None})))
+    yield from (one for one in found if one.column != "action" or taken or not actions)
+
+
+def _counted(places: Mapping[str, Mapping[str, Any] | None]) -> dict[str, dict[str, Any]]:
+    """Mean, deviation and range of columns of vectors, of which each place has some."""
+    numbers = ("mean", "deviation", "low", "high")
+    return {
+        name: {key: np.asarray(one[key], np.float64) for key in numbers}
+        for name, one in places.items()
+        if one is not None and one.get("mean") and None not in one["mean"]
+    }
+
+
+def _saved_statistics(path: str) -> Any:
+    """What ``mouse stats --save`` wrote into the dataset's folder, if it did."""
+    file = Path(path) / "meta" / "stats.json"
+    try:
+        return read_json_object(file) if file.is_file() else None
+    except (MouseError, OSError, ValueError):
+        return None  # no statistics that anybody could use
+
+
+def _column_of(key: str) -> str:
+    """The column that a feature of LeRobot's becomes."""
+    return key.removesuffix(".state").replace(".", "_")
 
 
 def _alignment(stream: RowStream, found: Scan) -> str:

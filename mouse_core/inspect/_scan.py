@@ -16,6 +16,7 @@ from mouse_core._arrow.dense import plain
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.formats.columns.named import MISSING
 from mouse_core.formats.columns.values import UInt64s, Values, combined, hash_rows, read_values
+from mouse_core.inspect._checks.watching import Watch
 from mouse_core.inspect._columns import ColumnCounter
 from mouse_core.inspect._episodes import EpisodeCounter
 from mouse_core.inspect._samples import Sample, Samples
@@ -57,6 +58,7 @@ class Scan:
         self._action: ColumnCounter | None = None
         if "action" in names and column_type(schema.field("action").type).kind in ("scalar", "list"):
             self._action = ColumnCounter("action", schema.field("action").type, histogram=True)
+        self.watch = Watch(arrived=arrived)
         self._actions: Counter[int] | None = Counter()  # None where they are not discrete, or too many
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -69,18 +71,23 @@ class Scan:
         hashes = {name: hash_rows(found) for name, found in values.items()}
         for name, counter in self.columns.items():
             counter.add(values[name], hashes[name])
-        start = None if self.episodes is None else self._add_episodes(self.episodes, rows, hashes)
+        start, step = None, np.arange(self.rows, self.rows + rows.num_rows)
+        if self.episodes is not None:
+            start, step = self._add_episodes(self.episodes, rows, hashes)
         if self._action is not None:
             self._add_actions(self._action, rows, values["action"], start)
+        counters = self.columns | ({} if self._action is None else {"action": self._action})
+        bounds = {name: (one.places.low, one.places.high) for name, one in counters.items() if one.places is not None}
+        self.watch.add(values, hashes, start, step, bounds)
         self.rows += rows.num_rows
 
     def _add_episodes(
         self, counter: EpisodeCounter, rows: pa.RecordBatch, hashes: dict[str, UInt64s]
-    ) -> npt.NDArray[np.bool_]:
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
         seen = [hashes[name] for name in self._observations]
         content = [hashes[name] for name in ("action", "reward", "done") if name in hashes] + seen
         finished = counter.finished
-        start, _ = counter.add(
+        start, place = counter.add(
             done=_integers(rows, "done"),
             reward=_floats(rows, "reward"),
             step=_integers(rows, self._step) if self._step else None,
@@ -90,7 +97,7 @@ class Scan:
         )
         lengths, returns = counter.ended_since(finished)
         self._samples.add(rows, np.flatnonzero(start), lengths, returns)
-        return start
+        return start, place
 
     def _add_actions(
         self, counter: ColumnCounter, rows: pa.RecordBatch, found: Values, start: npt.NDArray[np.bool_] | None

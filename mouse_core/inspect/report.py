@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from mouse_core.inspect._checks.finding import Finding
+
 
 @dataclass(frozen=True)
 class ColumnReport:
@@ -112,21 +114,6 @@ class ActionsReport:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something that a reader of the data should know.
-
-    Args:
-        code: A short name, the same in every version: "no-truncation".
-        level: "warning", which counts under ``--strict``, or "note".
-        message: A sentence or two.
-    """
-
-    code: str
-    level: str
-    message: str
-
-
-@dataclass(frozen=True)
 class Report:
     """What ``inspect`` found.
 
@@ -139,7 +126,7 @@ class Report:
         columns: The columns, in their order.
         episodes: The episodes; None where the rows have no ``done``.
         actions: How actions are used; None without the column.
-        findings: Warnings and notes.
+        findings: Errors, warnings and notes, in this order.
         about: What the data say of themselves, as ``mouse_core.about`` writes it: ``environments``, ``tasks``, ...
         samples: Steps of a few episodes, for showing; not part of the JSON.
     """
@@ -158,8 +145,8 @@ class Report:
 
     @property
     def warnings(self) -> list[Finding]:
-        """The findings that are warnings."""
-        return [finding for finding in self.findings if finding.level == "warning"]
+        """The findings that are errors or warnings."""
+        return [finding for finding in self.findings if finding.level != "note"]
 
     def column(self, name: str) -> ColumnReport | None:
         """The column of this name, if there is one."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -68,6 +69,7 @@ def test_fields_and_dtypes_are_those_asked_for(folder: Path, tmp_path: Path) -> 
     assert batch["sequence_length"] == 8
 
 
+@pytest.mark.slow
 def test_windows_are_drawn_as_asked_for_and_stores_of_small_record_batches_have_a_floor(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +117,54 @@ def test_without_rich_the_report_is_text(folder: Path, capsys: pytest.CaptureFix
     assert "source[i], no loader" in shown
     assert "Recommended" in shown
     assert "┃" not in shown
+
+
+RUN = """
+from mouse_core import PrefetchBatchifier
+from mouse_core.replay import ArrayStorage, ReplayBuffer
+
+def episodes(store, *, num_workers):
+    return PrefetchBatchifier(store, sequence_length=8, batch_size=4, boundary="episode", num_workers=num_workers)
+
+def buffer(store):
+    made = ReplayBuffer(ArrayStorage(100), batch_size=16)
+    made.extend({"reward": [1.0] * 20, "observation": [[1.0, 2.0]] * 20})
+    return made
+
+def once(store):
+    return [{"outer": {"x": store.snapshot().fingerprint and __import__("numpy").zeros((2, 3))}}]
+
+def nothing(store):
+    return 3
+"""
+
+
+def test_a_run_of_ones_own_is_measured_as_it_is_made(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_run_for_bench.py").write_text(RUN)
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "report.json"
+
+    def bench(name: str) -> dict[str, Any]:
+        assert run(folder, "--seconds", 0.05, "--run", f"own_run_for_bench:{name}", "--json", file) == 0
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+
+    report = bench("episodes")
+    made = "own_run_for_bench:episodes"
+    assert [line["name"] for line in report["lines"]] == [f"{made}, num_workers={workers}" for workers in (0, 1, 2)]
+    assert report["batch"]["fields"]["mask"] == "bool [4, 8]"
+    assert "num_workers=" in report["advice"][0]
+    assert f"batches of {made}" in " ".join(capsys.readouterr().out.split())
+    report = bench("buffer")
+    assert [line["name"] for line in report["lines"]] == ["own_run_for_bench:buffer"]
+    assert report["batch"]["fields"]["observation"].endswith("[16, 2]")
+    assert bench("once")["batch"]["fields"] == {"outer.x": "float64 [2, 3]"}
+    capsys.readouterr()
+    assert run(folder, "--run", "own_run_for_bench:nothing") == 2
+    assert "expected something with next_batch or sample" in capsys.readouterr().err
+    assert run(folder, "--run", "own_run_for_bench:buffer", "--fields", "reward") == 2
 
 
 # ---------------------------------------------------------------------- opening

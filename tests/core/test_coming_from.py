@@ -1020,6 +1020,33 @@ def test_T79_T89_texts_once_each_epoch_and_on_from_anywhere(tmp_path: Path) -> N
     assert on.next_batch()["input_ids"].tolist() == loader.next_batch()["input_ids"].tolist()
 
 
+def test_T98_T99_parts_lengths_and_histories(tmp_path: Path) -> None:
+    from mouse_core import text
+    from mouse_core.text import chat
+    from tests.core.chat_cases import CHATML, TALK, template, tokenizer
+
+    def letters(texts: list[str], **_: Any) -> dict[str, Any]:
+        return {"input_ids": [[*one.encode()] for one in texts]}
+
+    data = [{"other": "abc" * n, "prompt": "a", "label": "b"} for n in range(1, 21)]
+    store = text.tokenize(data, letters, tmp_path, text.Tokens(text="other")).to_store()
+    assert len(store) == sum(len(one["other"]) for one in data)
+    parts = store.split(train=0.75, valid=0.25)
+    assert len(parts["train"]) + len(parts["valid"]) == len(store)
+    pairs = text.Pairs(max_length=70, pad_id=0, prompt="prompt", chosen="other", rejected="label", min_words=0)
+    source = BatchSource(
+        text.tokenize(data, letters, tmp_path, pairs).to_store(), batch_size=5, windows={}, sampling="sequential"
+    )
+    assert len(source) == 4
+    assert text.as_pairs(source[4])["chosen_data"]["input_ids"].shape == (5, 70)
+
+    history = (*TALK[:2], chat.Message("user", "who?"))
+    encoded = chat.encode_chat(template(CHATML), [*history, TALK[3]], tokenizer())
+    assert not template(CHATML).has_generation
+    assert encoded.assistant_masks.sum() > 0
+    assert chat.from_turns(chat.to_turns(encoded)) == (*history, TALK[3])
+
+
 def test_T73_every_storage_has_a_size() -> None:
     assert ListStorage().capacity == 1000
     with pytest.raises(ConfigError):

@@ -199,7 +199,7 @@ def test_an_infinite_reward_stays_in_its_episode() -> None:
 # ---------------------------------------------------------------------- growth
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=6), st.sampled_from(ALIGNMENTS), st.booleans())
 def test_a_store_that_grows_derives_what_one_of_all_rows_does(
     steps: list[int], alignment: Alignment, recorded: bool

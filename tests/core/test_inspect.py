@@ -55,7 +55,7 @@ def stream(rows: dict[str, Any] | pa.Table, *, size: int = 7, alignment: Any = "
 
 
 def codes(report: Report, level: str = "warning") -> set[str]:
-    return {finding.code for finding in report.findings if finding.level == level}
+    return {one.code for one in report.findings if (one.level == "note") == (level == "note")}
 
 
 # ---------------------------------------------------------------------- figures

@@ -49,7 +49,7 @@ def orders(draw: st.DrawFn) -> list[int]:
     return asked
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     data=st.data(),
     world=worlds(),

@@ -17,8 +17,8 @@ from mouse_core._arrow.column_types import column_type
 from mouse_core.inspect._samples import Sample
 from mouse_core.inspect._show.pictures import picture_columns, thumbnail
 from mouse_core.inspect._show.svg import bar_chart, histogram, ranges, short
-from mouse_core.inspect._show.text import COLUMN_HEAD, column_cells, number, said
 from mouse_core.inspect.report import ColumnReport, Distribution, Report
+from mouse_core.inspect.text import COLUMN_HEAD, column_cells, number, said
 
 # What the browser may load: nothing but what stands in the page.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

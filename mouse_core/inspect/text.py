@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from mouse_core._base.progress import aligned, console, item
-from mouse_core.inspect.report import ColumnReport, Finding, Report
+from mouse_core.inspect._checks.finding import Finding
+from mouse_core.inspect.report import ColumnReport, Report
 from mouse_core.spec import from_json
 
 COLUMN_HEAD = ("column", "type", "shape", "nulls", "NaN", "min", "max", "mean")
@@ -38,7 +40,9 @@ def show(report: Report) -> None:
     for title, style, found in _findings(report):
         out.print(f"\n{title}", style="bold")
         for finding in found:
-            out.print(Text.assemble("- ", (finding.code, style), f": {finding.message}"))
+            out.print(Text.assemble("- ", (finding.code, style), f": {finding.message}", (_place(finding), "dim")))
+    for line in _seen(report):
+        out.print(f"\n{line}", highlight=False, markup=False, soft_wrap=True)
     if not report.warnings:
         out.print("\nNo warnings", style="bold green")
 
@@ -51,16 +55,28 @@ def plain(report: Report) -> list[str]:
         lines += [*aligned([head, *rows], left=len(head)), ""]
     lines += facts(report)
     for title, _, found in _findings(report):
-        lines += ["", title, *(item(f"{finding.code}: {finding.message}") for finding in found)]
+        lines += ["", title, *(item(f"{finding.code}: {finding.message}{_place(finding)}") for finding in found)]
+    lines += [line for seen in _seen(report) for line in ("", seen)]
     return lines if report.warnings else [*lines, "", "No warnings"]
 
 
 def _findings(report: Report) -> Iterator[tuple[str, str, list[Finding]]]:
     """Title, colour and findings of each kind that there is."""
-    for level, title, colour in (("warning", "Warnings", "yellow"), ("note", "Notes", "cyan")):
+    levels = (("error", "Errors", "red"), ("warning", "Warnings", "yellow"), ("note", "Notes", "cyan"))
+    for level, title, colour in levels:
         found = [finding for finding in report.findings if finding.level == level]
         if found:
             yield title, colour, found
+
+
+def _place(finding: Finding) -> str:
+    return "" if finding.place is None else f" [{finding.place}]"
+
+
+def _seen(report: Report) -> list[str]:
+    """How to look at the first place that a finding names."""
+    places = [finding.place for finding in report.findings if finding.place is not None]
+    return [f"To see it: {shlex.join(['mouse', 'view', report.source, '--at', places[0]])}"] if places else []
 
 
 def heading(report: Report) -> str:
@@ -107,8 +123,13 @@ def shape_text(column: ColumnReport) -> str:
     return "" if column.shape is None else f"[{', '.join(map(str, column.shape))}]"
 
 
-def facts(report: Report) -> list[str]:
-    """Alignment, what else the data say of themselves, ends of episodes and actions, a line each."""
+def facts(report: Report, *, histograms: bool = True) -> list[str]:
+    """Alignment, what else the data say of themselves, ends of episodes and actions, a line each.
+
+    Args:
+        report: What was found.
+        histograms: Whether one line is histograms of returns and lengths.
+    """
     lines = [f"alignment: {report.alignment} ({report.alignment_found})", *said(report)]
     episodes = report.episodes
     if episodes is not None:
@@ -118,7 +139,8 @@ def facts(report: Report) -> list[str]:
             f"episodes: {episodes.terminated:,} terminated, {episodes.truncated:,} truncated, {episodes.open:,} "
             f"without an end (found by {episodes.found_by})"
         )
-        lines.append(f"returns: {bars(episodes.returns.counts)}   lengths: {bars(episodes.lengths.counts)}")
+        if histograms:
+            lines.append(f"returns: {bars(episodes.returns.counts)}   lengths: {bars(episodes.lengths.counts)}")
     if report.actions is not None:
         lines.append(f"actions: {actions_text(report)}")
     return lines

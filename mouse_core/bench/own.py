@@ -1,0 +1,142 @@
+"""How fast the batches of a run of one's own are: whatever makes them, as it is made there."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from mouse_core.bench.advice import workers_for_each
+from mouse_core.bench.measuring import Contender, interleave, private_memory, steady
+from mouse_core.bench.opening import Opened
+from mouse_core.bench.running import PACKAGES, BenchReport, FirstBatches, line_of
+from mouse_core.errors import ConfigError
+
+_SLOW_SECONDS = 0.03
+_WAITING = 4
+
+
+def bench_own(opened: Opened, make: Callable[..., Any], *, name: str, seconds: float = 10.0) -> BenchReport:
+    """Measure what a function of one's own makes of a dataset: any loader, buffer or iterable, with any options.
+
+    Args:
+        opened: The dataset.
+        make: Called with its store; gives something with ``next_batch()`` or ``sample()``, or to iterate over. Where
+            it has a parameter ``num_workers``, it is tried with 0, 1 and 2.
+        name: What to call it.
+        seconds: How long to measure, about.
+
+    Returns:
+        The report; without a floor, as nothing is known of how batches are made.
+
+    Raises:
+        ConfigError: It gives something else.
+    """
+    tried: list[int | None] = [0, 1, 2] if "num_workers" in inspect.signature(make).parameters else [None]
+    contenders, kinds, made, first = [], {}, [], {}
+    batch: Any = None
+    try:
+        for workers in tried:
+            gc.collect()
+            before, began = private_memory(), time.perf_counter()
+            loader = make(opened.to_store(), **({} if workers is None else {"num_workers": workers}))
+            made.append(loader)
+            take = _taker(loader, name)
+            batch = take(0)
+            taken = time.perf_counter() - began
+            each = _seconds(take)
+            after = private_memory()
+            label = name if workers is None else f"{name}, num_workers={workers}"
+            grown = None if before is None or after is None else (after - before) / 1e6
+            framework = _framework_of(loader)
+            first[label] = FirstBatches(taken, grown, 0.0 if grown is not None else None)
+            kinds[label] = framework, workers or 0
+            together = max(1, min(256, int(_SLOW_SECONDS / max(each, 1e-6))))
+            contender = Contender(label, partial(_wait, take), "ours", wall=each > _SLOW_SECONDS, multiple=together)
+            contenders.append(steady(contender, _WAITING) if workers else contender)
+        rounds = max(5, min(60, int(seconds / 0.008 / len(contenders))))
+        timings = interleave(contenders, rounds=rounds, budget_seconds=seconds / len(contenders))
+    finally:
+        for loader in made:
+            close = getattr(loader, "close", None)
+            if close is not None:
+                close()
+    fields = dict(_leaves(batch))
+    nbytes = sum(int(one.nbytes) for one in fields.values())
+    lines = [line_of(one, timings, kinds, nbytes) for one in timings]
+    return BenchReport(
+        {"name": opened.name, "rows": opened.rows, "seconds to open": opened.seconds},
+        {"run": name, "megabytes": nbytes / 1e6, "fields": {key: _described(one) for key, one in fields.items()}},
+        lines,
+        first,
+        None,
+        0,
+        [*workers_for_each(lines), *opened.costs],
+    )
+
+
+def _taker(loader: Any, name: str) -> Callable[[int], Any]:
+    """How the next batch is taken."""
+    for method in ("next_batch", "sample"):
+        found = getattr(loader, method, None)
+        if callable(found):
+            return lambda number: found()
+    if isinstance(loader, Iterable):
+        return partial(_next, _Again(loader), name)
+    raise ConfigError(f"{name}: expected something with next_batch or sample, or to iterate over, found {loader!r:.80}")
+
+
+class _Again:
+    """Begins again where a thing to iterate over ends."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+        self.iterator: Iterator[Any] = iter(loader)
+
+
+def _next(again: _Again, name: str, number: int) -> Any:
+    for _ in range(2):
+        for batch in again.iterator:
+            return batch
+        again.iterator = iter(again.loader)
+    raise ConfigError(f"{name}: expected batches, found none")
+
+
+def _wait(take: Callable[[int], Any], number: int = 0) -> None:
+    """Take a batch, and wait until arrays that are still being made are there."""
+    for _, values in _leaves(take(number)):
+        if hasattr(values, "block_until_ready"):
+            values.block_until_ready()
+
+
+def _seconds(take: Callable[[int], Any]) -> float:
+    found = []
+    for number in range(1, 3):
+        began = time.perf_counter()
+        take(number)
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def _leaves(batch: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The arrays of a batch, by name; those within others with a dot between the names."""
+    if isinstance(batch, tuple | list):
+        batch = {str(place): one for place, one in enumerate(batch)}
+    if isinstance(batch, Mapping) or (hasattr(batch, "items") and hasattr(batch, "keys")):  # a TensorDict, say
+        for name, one in batch.items():
+            yield from _leaves(one, f"{prefix}{name}.")
+    elif hasattr(batch, "nbytes") and hasattr(batch, "shape"):
+        yield prefix.rstrip(".") or "batch", batch
+
+
+def _described(array: Any) -> str:
+    return f"{str(array.dtype).removeprefix('torch.')} {list(array.shape)}"
+
+
+def _framework_of(loader: Any) -> str:
+    """The framework whose package a loader is of."""
+    package = type(loader).__module__.split(".")[0]
+    return next((name for name, (one, _) in PACKAGES.items() if one == package), "numpy")

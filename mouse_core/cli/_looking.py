@@ -1,0 +1,217 @@
+"""The subcommands ``inspect``, ``stats`` and ``view``: what is in recorded data, and the data themselves."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mouse_core._base.progress import aligned
+from mouse_core.cli import _data as data
+
+if TYPE_CHECKING:
+    from mouse_core.statistics.by_field import FieldStatistics
+
+_HEAD = ("field", "count", "mean", "std", "min", "q01", "q50", "q99", "max")
+# Of wider fields the first dimensions are shown.
+_SHOWN = 16
+
+
+# ---------------------------------------------------------------------- mouse inspect
+
+
+def declare_inspect(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``mouse inspect``."""
+    data.add_source(parser)
+    data.add_alignment(parser)
+    parser.add_argument(
+        "--html", metavar="FILE", help="also write a page with plots, which needs nothing besides itself"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file; - prints them instead")
+    parser.add_argument("--strict", action="store_true", help="status 1 if there are errors or warnings")
+    parser.add_argument(
+        "--ignore",
+        action="extend",
+        type=data.names,
+        metavar="CODE[,CODE]",
+        default=[],
+        help="say nothing about these; may be given several times",
+    )
+
+
+def run_inspect(chosen: argparse.Namespace) -> int:
+    """Show what is in recorded data of any format, and warn of what usually goes wrong.
+
+    examples:
+      mouse inspect recordings                          a folder of save_to_disk, Minari, RLDS, LeRobot, TED, ...
+      mouse inspect halfcheetah.hdf5 --final mark       D4RL lacks the last observation of every episode
+      mouse inspect pick.mcap                           which topics an MCAP file or a bag of ROS 2 has
+      mouse inspect pick.mcap --format layout.yaml      those that a layout makes columns, on one clock
+      mouse inspect recordings --html report.html       a page with plots, to open in a browser or on a phone
+      mouse inspect recordings --strict                 status 1 where there are warnings, for scripts
+      mouse inspect recordings --strict --ignore saturated,duplicate-episodes
+
+    status: 0 fine, 1 errors or warnings with --strict, 2 data that cannot be used
+    """
+    from mouse_core.formats.columns.embedding import embedded
+    from mouse_core.inspect import inspect, show, to_html
+
+    if chosen.format is None and _show_topics(chosen.source):
+        return 0
+    stream = data.open_source(chosen)
+    if chosen.image_root:
+        # Unless it is asked for, nothing that rows name by path is carried into a page.
+        stream = embedded(stream)
+    report = inspect(stream, ignore=chosen.ignore, progress=data.wants_bar())
+    if chosen.json == "-":
+        print(report.to_json(), end="")  # noqa: T201
+    else:
+        show(report)
+    if chosen.json not in (None, "-"):
+        data.write_text(chosen.json, report.to_json())
+    if chosen.html:
+        data.write_text(chosen.html, to_html(report))
+        print(f"\nwrote {chosen.html}", file=sys.stderr)  # noqa: T201
+    return 1 if chosen.strict and report.warnings else 0
+
+
+def _show_topics(source: str) -> bool:
+    """Show which topics a robot's recording has; whether it is one."""
+    from mouse_core.formats.topics import is_recording, topics_in
+
+    if not is_recording(source):
+        return False
+    rows = [
+        (one.name, one.type, one.encoding, f"{one.messages:,}", f"{one.seconds:.3f}", f"{one.rate:.4g}")
+        for one in topics_in(source)
+    ]
+    print("\n".join(aligned([("topic", "type", "encoding", "messages", "seconds", "a second"), *rows], left=2)))  # noqa: T201
+    print("\nA layout says which of them are columns, and on which clock: --format layout.yaml")  # noqa: T201
+    return True
+
+
+# ---------------------------------------------------------------------- mouse stats
+
+
+def declare_stats(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``mouse stats``."""
+    data.add_source(parser)
+    data.add_fields(parser)
+    parser.add_argument(
+        "--save", metavar="FOLDER", help="also write meta/stats.json there, as LeRobot has it; usually the source"
+    )
+
+
+def run_stats(chosen: argparse.Namespace) -> int:
+    """Show mean, deviation, range and quantiles of every field, by dimension, and save them beside the data.
+
+    examples:
+      mouse stats recordings                            a folder of save_to_disk, Minari, RLDS, LeRobot, TED, ...
+      mouse stats recordings --fields action,obs_continuous
+      mouse stats recordings --save recordings          meta/stats.json in it, for Statistics.load and for LeRobot
+    """
+    from mouse_core.bench.opening import opened
+    from mouse_core.statistics.by_field import statistics
+
+    with opened(chosen.source, progress=data.wants_bar(), **data.how_to_read(chosen)) as found:
+        counted = statistics(found.to_store(), chosen.fields, progress=data.wants_bar())
+        rows = [row for name, one in counted.items() for row in _rows(name, one)]
+        print("\n".join(aligned([_HEAD, *rows])))  # noqa: T201
+        if chosen.save:
+            counted.save(chosen.save)
+            print(f"\nwrote {Path(chosen.save) / 'meta' / 'stats.json'}")  # noqa: T201
+    return 0
+
+
+def _rows(name: str, found: FieldStatistics) -> Iterator[tuple[str, ...]]:
+    counts = found.count.reshape(-1)
+    quantiles = [found.quantiles.get(share) for share in (0.01, 0.5, 0.99)]
+    every = (found.mean, found.std, found.min, *quantiles, found.max)
+    values = [None if one is None else one.reshape(-1) for one in every]
+    for place in range(min(len(counts), _SHOWN)):
+        numbers = ("" if one is None else f"{one[place]:.6g}" for one in values)
+        yield (f"{name}[{place}]" if found.mean.shape else name, f"{counts[place]:,}", *numbers)
+    if len(counts) > _SHOWN:
+        yield (f"{name}: {len(counts) - _SHOWN} more", *[""] * (len(_HEAD) - 1))
+
+
+# ---------------------------------------------------------------------- mouse view
+
+
+def declare_view(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``mouse view``."""
+    data.add_source(parser, hub=True)
+    parser.add_argument("more", metavar="SOURCE", nargs="*", help="others to show, as side by side")
+    data.add_alignment(parser)
+    parser.add_argument(
+        "--rerun",
+        nargs="?",
+        const="",
+        metavar="FILE.rrd",
+        help="hand all episodes to Rerun's viewer, or write them to a file for it, instead of showing a page",
+    )
+    parser.add_argument(
+        "--inspect", action="store_true", help="look for what is wrong at once, beside the page; all rows are read"
+    )
+    parser.add_argument("--no-browser", action="store_true", help="print the address, and open no browser")
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="the port (any that is free)")
+    parser.add_argument(
+        "--at", default="", metavar="PLACE", help="where to begin: what stands behind # in the address of the page"
+    )
+
+
+def run_view(chosen: argparse.Namespace) -> int:
+    """Show recorded data of any format in a browser: every episode, step by step, and batches.
+
+    examples:
+      mouse view recordings                             a folder of save_to_disk, Minari, RLDS, LeRobot, TED, ...
+      mouse view runs/expert runs/beginner              two of them, to be seen side by side
+      mouse view runs/collect                           a store that is being written: what comes is shown
+      mouse view recordings --at 'd=recordings&e=12&s=40'   a place that the address of a page named
+      mouse view recordings --inspect                   with what mouse inspect finds, each a link to its step
+      mouse view recordings --rerun episodes.rrd        for Rerun, whose viewer is started where no file is named
+      mouse view recordings --no-browser --port 8000    on a machine that ssh -L 8000:127.0.0.1:8000 leads to
+
+    The page is served on this machine alone, under an address that nobody can guess, until Ctrl-C.
+
+    status: 0 ended, 2 data that cannot be used
+    """
+    import webbrowser
+    from functools import partial
+
+    from mouse_core.view import to_rerun
+    from mouse_core.view.opening import opened_store, rows_of, shown_of
+    from mouse_core.view.viewer import viewer_of
+
+    with ExitStack() as stack:
+        sources = [chosen.source, *chosen.more]
+        how = {**data.how_to_read(chosen), "alignment": chosen.alignment}
+        stores = [stack.enter_context(opened_store(source, progress=data.wants_bar(), **how)) for source in sources]
+        names = [_name(source) for source in sources]
+        if chosen.rerun is not None:
+            to_rerun(*stores, names=names, path=chosen.rerun or None)
+            return 0
+        rows = [partial(rows_of, source, store, **how) for source, store in zip(sources, stores, strict=True)]
+        viewer = stack.enter_context(
+            viewer_of(shown_of(zip(names, stores, strict=True), rows), port=chosen.port, inspect=chosen.inspect)
+        )
+        address = viewer.url + (f"#{chosen.at.removeprefix('#')}" if chosen.at else "")
+        print(address, flush=True)  # noqa: T201
+        if not chosen.no_browser and not webbrowser.open(address):
+            print("mouse view: no browser was found; open the address in one", file=sys.stderr)  # noqa: T201
+        try:
+            viewer.wait()
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+def _name(source: str) -> str:
+    """What a source is called: the end of its path, or of its address, without what may be secret in it."""
+    from mouse_core.remote.clients import is_url, public_url
+
+    shown = public_url(source) if is_url(source) else source
+    return shown.rstrip("/").rpartition("/")[2] or shown

@@ -1,0 +1,95 @@
+"""What an inspection says: a code, how bad it is, a sentence, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+LEVELS = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a reader of the data should know.
+
+    Args:
+        code: A short name, the same in every version: "no-truncation".
+        level: "error" where rows cannot be used as they are, "warning" where they are most likely wrong, both of which
+            count under ``--strict``, or "note".
+        message: A sentence or two.
+        column: The column that it is about; None where it is about none, or several.
+        dimension: Which place of the column's rows, from 0; None where it is about the whole of them.
+        name: What the data call this dimension; None where they do not say.
+        episode: An episode in which it is so, from 0; None where that is not known.
+        step: A step of that episode, from 0.
+    """
+
+    code: str
+    level: str
+    message: str
+    column: str | None = None
+    dimension: int | None = None
+    name: str | None = None
+    episode: int | None = None
+    step: int | None = None
+
+    @property
+    def place(self) -> str | None:
+        """Where it is, as ``mouse view --at`` takes it: ``"e=12&s=40"``; None where no episode is known."""
+        if self.episode is None:
+            return None
+        return f"e={self.episode}" if self.step is None else f"e={self.episode}&s={self.step}"
+
+
+def sorted_by_level(findings: Sequence[Finding]) -> list[Finding]:
+    """Errors, then warnings, then notes; in their order otherwise."""
+    return sorted(findings, key=lambda item: LEVELS.index(item.level))
+
+
+def called(column: str, dimension: int | None, width: int, names: Sequence[str] | None = None) -> str:
+    """A column or one dimension of it, as messages call it: ``observation[3] (elbow)``."""
+    if dimension is None or width <= 1:
+        return column
+    said = f" ({names[dimension]})" if names is not None and dimension < len(names) else ""
+    return f"{column}[{dimension}]{said}"
+
+
+def of_dimension(
+    code: str,
+    level: str,
+    message: str,
+    column: Any,
+    dimension: int | None,
+    where: tuple[int | None, int | None] = (None, None),
+) -> Finding:
+    """A finding about a dimension of a column, whose name begins the message.
+
+    Args:
+        code, level, message: As in ``Finding``.
+        column: With ``name``, ``width`` and ``names``, those of its dimensions.
+        dimension: Which one.
+        where: Episode and step.
+    """
+    names = column.names if column.names is not None and dimension is not None else None
+    found = Finding(code, level, f"{called(column.name, dimension, column.width, names)}: {message}", column.name)
+    name = names[dimension] if names is not None and dimension is not None and dimension < len(names) else None
+    place = dimension if column.width > 1 else None
+    return replace(found, dimension=place, name=name, episode=where[0], step=where[1])
+
+
+def capped(findings: Sequence[Finding], most: int) -> list[Finding]:
+    """At most so many of a code and column; the last of them says how many more there are."""
+    kept: list[Finding] = []
+    count: dict[tuple[str, str | None], int] = {}
+    for item in findings:
+        key = item.code, item.column
+        count[key] = count.get(key, 0) + 1
+        if count[key] <= most:
+            kept.append(item)
+    for place, item in enumerate(kept):
+        more = count[item.code, item.column] - most
+        last = not any((other.code, other.column) == (item.code, item.column) for other in kept[place + 1 :])
+        if more > 0 and last:
+            kept[place] = replace(item, message=f"{item.message}; and {more} more of {item.column} likewise")
+    return kept

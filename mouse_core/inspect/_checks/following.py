@@ -1,0 +1,184 @@
+"""What rows should do from one to the next, looked at in all of them: clocks go on, cameras see something new."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.formats.columns.values import UInt64s
+from mouse_core.inspect._checks.finding import Finding
+from mouse_core.inspect._checks.sampling import Bools, Floats, Int64s
+
+_CLOCK = re.compile(r"(.*_)?time_?stamps?(_(s|ms|us|ns|sec|seconds))?|(metadata_|observation_)?time")
+# Buckets of durations: four for each power of two.
+_FINE, _BUCKETS, _MIDDLE = 4, 1024, 512
+_JUMP = 4.0
+_OFTEN = 0.02
+_FROZEN, _FROZEN_NOTED = 20, 10
+
+
+def is_clock(name: str) -> bool:
+    """Whether a column's name says that it holds the time."""
+    return _CLOCK.fullmatch(name) is not None
+
+
+class Clock:
+    """Durations between the rows of a column of times."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._last = np.nan
+        self._backwards = 0
+        self._first_back: tuple[int, int] | None = None
+        self._longest = 0.0
+        self._longest_at = (0, 0)
+        self._counts = np.zeros(_BUCKETS, np.int64)
+
+    def add(self, times: Floats, start: Bools, episode: Int64s, step: Int64s) -> None:
+        """Take in rows, ``[n]`` of everything; NaN where there is no time."""
+        passed = np.diff(times, prepend=self._last)
+        self._last = float(times[-1])
+        passed[start | ~np.isfinite(passed)] = np.nan
+        back = np.flatnonzero(passed < 0)
+        self._backwards += len(back)
+        if len(back) and self._first_back is None:
+            self._first_back = int(episode[back[0]]), int(step[back[0]])
+        forward = passed[passed > 0]
+        if not len(forward):
+            return
+        places = np.clip(np.round(_FINE * np.log2(forward)) + _MIDDLE, 0, _BUCKETS - 1).astype(np.int64)
+        self._counts += np.bincount(places, minlength=_BUCKETS)
+        longest = int(np.nanargmax(passed))
+        if passed[longest] > self._longest:
+            self._longest = float(passed[longest])
+            self._longest_at = int(episode[longest]), int(step[longest])
+
+    def findings(self) -> Iterator[Finding]:
+        """Of times that go back, and of durations that are much longer than others."""
+        if self._first_back is not None:
+            where = f"episode {self._first_back[0]}, step {self._first_back[1]}"
+            message = f"{self.name}: goes back in {self._backwards:,} rows within episodes, first in {where}"
+            yield Finding("time-backwards", "warning", message, self.name, None, None, *self._first_back)
+        total = int(self._counts.sum())
+        if not total:
+            return
+        middle = int(np.searchsorted(np.cumsum(self._counts), total / 2))
+        jumps = int(self._counts[middle + int(_FINE * np.log2(_JUMP)) :].sum())
+        if jumps:
+            usual = 2.0 ** ((middle - _MIDDLE) / _FINE)
+            where = f"episode {self._longest_at[0]}, step {self._longest_at[1]}"
+            message = (
+                f"{self.name}: {jumps:,} of {total:,} steps take {_JUMP:g} times as long as usual (about {usual:.3g}), "
+                f"up to {self._longest:.4g} in {where}: are rows missing?"
+            )
+            level = "warning" if jumps < _OFTEN * total else "note"
+            yield Finding("time-jumps", level, message, self.name, None, None, *self._longest_at)
+
+
+class Camera:
+    """How long the pictures of a camera stay the same while other things that are seen change."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._last: Any = None
+        self._last_other: Any = None
+        self._run = 0
+        self._run_at = (0, 0)
+        self._runs = np.zeros(4096, np.int64)
+        self._longest = 0
+        self._longest_at = (0, 0)
+
+    def add(self, pictures: UInt64s, others: UInt64s, start: Bools, episode: Int64s, step: Int64s) -> None:
+        """Take in hashes of the pictures and of all else that is seen."""
+        same, moved = _same(pictures, self._last), ~_same(others, self._last_other)
+        self._last, self._last_other = pictures[-1], others[-1]
+        frozen = same & moved & ~start
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], frozen.view(np.int8), [0]])))
+        begins, ends = edges[::2], edges[1::2]
+        if self._run and not (len(begins) and begins[0] == 0):
+            self._close()
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            if begin or not self._run:
+                self._run_at = int(episode[begin]), int(step[begin])
+            self._run += end - begin
+            if end < len(frozen):
+                self._close()
+
+    def _close(self) -> None:
+        self._runs[min(self._run, len(self._runs) - 1)] += 1
+        if self._run > self._longest:
+            self._longest, self._longest_at = self._run, self._run_at
+        self._run = 0
+
+    def findings(self) -> Iterator[Finding]:
+        """Of a stretch in which pictures stay the same for much longer than they do elsewhere."""
+        if self._run:
+            self._close()
+        if self._longest < _FROZEN_NOTED:
+            return
+        long = max(_FROZEN_NOTED, self._longest // 4)
+        count = np.arange(len(self._runs)) * self._runs
+        usual = int(np.searchsorted(np.cumsum(self._runs[:long]), 0.9 * self._runs[:long].sum())) if long else 0
+        rare = self._runs[long:].sum() <= max(3, 0.1 * self._runs.sum())
+        if self._longest < 5 * max(usual, 1) or not count.any():
+            return
+        level = "warning" if self._longest >= _FROZEN and rare else "note"
+        message = (
+            f"{self.name}: the picture stays the same for {self._longest:,} steps, from episode {self._longest_at[0]}, "
+            f"step {self._longest_at[1]}, while other observations change"
+        )
+        yield Finding("frozen-camera", level, message, self.name, None, None, *self._longest_at)
+
+
+def _same(hashes: UInt64s, before: Any) -> npt.NDArray[np.bool_]:
+    first = hashes[:1] + np.uint64(1) if before is None else np.array([before], np.uint64)
+    return np.asarray(hashes == np.concatenate([first, hashes[:-1]]))
+
+
+def about_statistics(
+    said: Mapping[str, Mapping[str, Any]], known: Mapping[str, Mapping[str, Floats]]
+) -> Iterator[Finding]:
+    """Statistics that data bring along and that are those of other rows.
+
+    Args:
+        said: Mean, ``std``, ``min`` and ``max`` by column.
+        known: What was counted: ``mean``, ``deviation``, ``low`` and ``high`` by column, ``[width]`` each.
+    """
+    for name, numbers in known.items():
+        found = {
+            key: _numbers(said.get(name, {}).get(key), len(numbers["mean"])) for key in ("mean", "std", "min", "max")
+        }
+        for place in range(len(numbers["mean"])):
+            reason = _contradiction({key: one[place] for key, one in found.items() if one is not None}, numbers, place)
+            if reason is not None:
+                where = f"{name}[{place}]" if len(numbers["mean"]) > 1 else name
+                message = f"{where}: the statistics that the data bring along say {reason}: of which rows are they?"
+                yield Finding("statistics-contradict", "warning", message, name, place if where != name else None)
+                break
+
+
+def _numbers(found: Any, width: int) -> Floats | None:
+    try:
+        array = np.asarray(found, np.float64).reshape(-1)
+    except (TypeError, ValueError):
+        return None
+    return array if len(array) == width and np.isfinite(array).all() else None
+
+
+def _contradiction(said: Mapping[str, float], numbers: Mapping[str, Floats], place: int) -> str | None:
+    mean, deviation = float(numbers["mean"][place]), float(numbers["deviation"][place])
+    low, high = float(numbers["low"][place]), float(numbers["high"][place])
+    room = 0.01 * (high - low) + 1e-6 * max(abs(low), abs(high)) + 1e-9
+    if "mean" in said and abs(said["mean"] - mean) > 0.25 * deviation + room:
+        return f"a mean of {said['mean']:g}, and it is {mean:g}"
+    if "std" in said and deviation > room and not 1 / 1.5 < said["std"] / deviation < 1.5:
+        return f"a deviation of {said['std']:g}, and it is {deviation:g}"
+    if "min" in said and low < said["min"] - room:
+        return f"a minimum of {said['min']:g}, and there is {low:g}"
+    if "max" in said and high > said["max"] + room:
+        return f"a maximum of {said['max']:g}, and there is {high:g}"
+    return None

@@ -1,0 +1,230 @@
+"""Pieces of consecutive rows from all over the data, in bounded memory, and the extremes of all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+# Rows are kept in pieces of so many, which hold most of what happens within a second or two.
+PIECE = 128
+_MOST_ROWS = 65_536
+_MOST_NUMBERS = 4_000_000
+_WIDEST = 1024
+
+
+@dataclass(frozen=True)
+class SampledColumn:
+    """What is known of a column.
+
+    Args:
+        name: Its name.
+        values: The sampled rows, float64 ``[n, width]``.
+        low, high: Of all rows, float64 ``[width]``.
+        low_at, high_at: Episode and step of these, ``[width, 2]``; -1 where not known.
+        names: What the data call the dimensions, or None.
+        continuous: Whether the numbers are floats.
+    """
+
+    name: str
+    values: Floats
+    low: Floats
+    high: Floats
+    low_at: Int64s
+    high_at: Int64s
+    names: Sequence[str] | None
+    continuous: bool
+
+    @property
+    def width(self) -> int:
+        """How many dimensions it has."""
+        return int(self.values.shape[1])
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Rows from all over the data; those of a piece lie side by side.
+
+    Args:
+        columns: By name.
+        row: The number of each among all rows, int64 ``[n]``.
+        episode, step: Of each.
+        rows: How many there are in all.
+    """
+
+    columns: Mapping[str, SampledColumn]
+    row: Int64s
+    episode: Int64s
+    step: Int64s
+    rows: int
+
+    def thinned(self, most: int) -> Sampled:
+        """About ``most`` of the rows, in whole pieces from all over."""
+        stride = -(-len(self.row) // most)
+        if stride <= 1:
+            return self
+        pieces = np.cumsum(np.diff(self.row // PIECE, prepend=-1) != 0) - 1
+        kept = pieces % stride == 0
+        columns = {name: replace(one, values=one.values[kept]) for name, one in self.columns.items()}
+        return replace(self, columns=columns, row=self.row[kept], episode=self.episode[kept], step=self.step[kept])
+
+    def where(self, place: int) -> tuple[int, int]:
+        """Episode and step of a sampled row."""
+        return int(self.episode[place]), int(self.step[place])
+
+
+class RowSample:
+    """Keeps every ``stride``-th piece of rows, and doubles the stride where these become too many."""
+
+    def __init__(self) -> None:
+        self._stride = 1
+        self._most = 0
+        self._kept: list[dict[str, npt.NDArray[Any]]] = []
+        self._extremes: dict[str, _Extremes] = {}
+        self._count = 0
+        self._widths: dict[str, int] = {}
+        self._continuous: dict[str, bool] = {}
+
+    def add(
+        self,
+        numbers: Mapping[str, npt.NDArray[Any]],
+        *,
+        row: int,
+        episode: Int64s,
+        step: Int64s,
+        real: Mapping[str, Bools],
+        bounds: Mapping[str, tuple[Floats, Floats]],
+    ) -> None:
+        """Take in some rows.
+
+        Args:
+            numbers: Columns, ``[n, ...]`` each.
+            row: The number of the first.
+            episode, step: Of each.
+            real: Of columns some of whose rows hold a place only, which do not; others have none.
+            bounds: The lowest and the highest of each place so far, these rows included, where they are known.
+        """
+        flat = {name: found.reshape(len(found), -1) for name, found in numbers.items()}
+        flat = {name: found for name, found in flat.items() if self._takes(name, found)}
+        for name, found in flat.items():
+            extremes = self._extremes.setdefault(name, _Extremes(found.shape[1]))
+            extremes.add(found, episode, step, real.get(name), bounds.get(name))
+        rows = np.arange(row, row + len(episode))
+        kept = np.flatnonzero((rows // PIECE) % self._stride == 0)
+        if not len(kept):
+            return
+        part = {name: _without(found[kept], real.get(name), kept) for name, found in flat.items()}
+        self._kept.append({**part, " row": rows[kept], " episode": episode[kept], " step": step[kept]})
+        self._count += len(kept)
+        numbers_a_row = sum(self._widths.values()) + 3
+        self._most = max(8 * PIECE, min(_MOST_ROWS, _MOST_NUMBERS // numbers_a_row))
+        while self._count > self._most:
+            self._thin()
+
+    def _takes(self, name: str, found: npt.NDArray[Any]) -> bool:
+        """Whether a column is one of numbers whose rows are all as long as the first were."""
+        width = self._widths.setdefault(name, found.shape[1] if found.shape[1] <= _WIDEST else 0)
+        self._continuous.setdefault(name, found.dtype.kind == "f")
+        return 0 < width == int(found.shape[1])
+
+    def _thin(self) -> None:
+        self._stride *= 2
+        thinned = []
+        for part in self._kept:
+            stays = (part[" row"] // PIECE) % self._stride == 0
+            if stays.any():
+                thinned.append({name: found[stays] for name, found in part.items()})
+        self._kept = thinned
+        self._count = sum(len(part[" row"]) for part in thinned)
+
+    def result(self, rows: int, names: Mapping[str, Sequence[str]]) -> Sampled:
+        """What was kept, of ``rows`` in all; ``names`` of the dimensions, by column."""
+        whole = [name for name in self._widths if self._kept and all(name in part for part in self._kept)]
+        columns = {}
+        for name in whole:
+            values = np.concatenate([part[name] for part in self._kept]).astype(np.float64)
+            extremes, said = self._extremes[name], names.get(name)
+            columns[name] = SampledColumn(
+                name=name,
+                values=values,
+                low=extremes.low,
+                high=extremes.high,
+                low_at=extremes.low_at,
+                high_at=extremes.high_at,
+                names=said if said is not None and len(said) == values.shape[1] else None,
+                continuous=self._continuous[name],
+            )
+        row, episode, step = (
+            np.concatenate([part[name] for part in self._kept]) if self._kept else np.zeros(0, np.int64)
+            for name in (" row", " episode", " step")
+        )
+        return Sampled(columns, row, episode, step, rows)
+
+
+def _without(found: npt.NDArray[Any], real: Bools | None, kept: Int64s) -> npt.NDArray[Any]:
+    """The numbers with NaN where a row only holds a place."""
+    if real is None or real[kept].all():
+        return found
+    found = found.astype(np.float64)
+    found[~real[kept]] = np.nan
+    return found
+
+
+class _Extremes:
+    """The lowest and the highest of each place, and where they stand."""
+
+    def __init__(self, width: int) -> None:
+        self.low, self.high = np.full(width, np.inf), np.full(width, -np.inf)
+        self.low_at, self.high_at = np.full((width, 2), -1), np.full((width, 2), -1)
+
+    def add(
+        self,
+        found: npt.NDArray[Any],
+        episode: Int64s,
+        step: Int64s,
+        real: Bools | None,
+        bounds: tuple[Floats, Floats] | None,
+    ) -> None:
+        if real is not None and not real.all():
+            found, episode, step = found[real], episode[real], step[real]
+        if not len(found):
+            return
+        low, high = bounds if bounds is not None else _bounds(found)
+        for place in np.flatnonzero(low < self.low):
+            at = int(np.argmax(found[:, place] == low[place]))
+            self.low[place], self.low_at[place] = low[place], (episode[at], step[at])
+        for place in np.flatnonzero(high > self.high):
+            at = int(np.argmax(found[:, place] == high[place]))
+            self.high[place], self.high_at[place] = high[place], (episode[at], step[at])
+
+
+def _bounds(found: npt.NDArray[Any]) -> tuple[Floats, Floats]:
+    """The lowest and the highest finite number of each place."""
+    low, high = found.min(axis=0), found.max(axis=0)
+    if found.dtype.kind == "f" and not (np.isfinite(low).all() and np.isfinite(high).all()):
+        there = np.isfinite(found)
+        low = np.where(there, found, np.inf).min(axis=0)
+        high = np.where(there, found, -np.inf).max(axis=0)
+    return low, high
+
+
+def quantiles(values: Floats, shares: tuple[float, ...]) -> list[Floats]:
+    """Of finite values, ``[width]`` for each share, without interpolation; NaN where there are none."""
+    if not len(values):
+        return [np.full(values.shape[1], np.nan) for _ in shares]
+    there = np.isfinite(values)
+    ordered = np.sort(np.where(there, values, np.inf), axis=0)
+    count = there.sum(axis=0)
+    found = []
+    for share in shares:
+        place = np.clip(np.round(share * (count - 1)).astype(int), 0, max(len(values) - 1, 0))
+        chosen = ordered[place, np.arange(values.shape[1])]
+        found.append(np.where(count > 0, chosen, np.nan))
+    return found

@@ -1,0 +1,163 @@
+"""All that is looked at closely while rows pass by, and what is found in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.formats.columns.named import MISSING
+from mouse_core.formats.columns.values import UInt64s, Values, combined
+from mouse_core.inspect._checks.dimensions import about_dimensions
+from mouse_core.inspect._checks.dynamics import about_dynamics
+from mouse_core.inspect._checks.finding import Finding, capped
+from mouse_core.inspect._checks.following import Camera, Clock, is_clock
+from mouse_core.inspect._checks.parts import about_parts
+from mouse_core.inspect._checks.sampling import Bools, Floats, Int64s, RowSample
+from mouse_core.inspect._checks.sketches import Sketches, about_splits
+
+_MOST_OF_A_CODE = 5
+
+
+class Watch:
+    """Fed with one block of rows after the other; what it keeps grows by a few numbers an episode.
+
+    Args:
+        arrived: Whether a row's action led to its observation.
+    """
+
+    def __init__(self, *, arrived: bool) -> None:
+        self._arrived = arrived
+        self._sample = RowSample()
+        self._sketches = Sketches()
+        self._clocks: dict[str, Clock] = {}
+        self._cameras: dict[str, Camera] = {}
+        self._episode = -1
+        self._rows = 0
+
+    def add(
+        self,
+        values: Mapping[str, Values],
+        hashes: Mapping[str, UInt64s],
+        start: Bools | None,
+        step: Int64s,
+        bounds: Mapping[str, tuple[Floats, Floats]],
+    ) -> None:
+        """Take in some rows.
+
+        Args:
+            values, hashes: Their columns.
+            start: Which begin an episode; None where that is not known.
+            step: The number of each in its episode.
+            bounds: See ``RowSample.add``.
+        """
+        count = len(step)
+        if not count:
+            return
+        begins = np.zeros(count, bool) if start is None else start
+        episode = self._episode + np.cumsum(begins)
+        self._episode = int(episode[-1])
+        episode = np.maximum(episode, 0)
+        missing = _missing(values)
+        self._add_sample(values, start, episode, step, missing, bounds)
+        if start is not None:
+            self._add_sketches(values, start, step, missing)
+        for name, found in values.items():
+            if is_clock(name) and found.numbers is not None and found.shape in ((), (1,)):
+                times = found.numbers.reshape(-1).astype(np.float64)
+                if missing is not None:
+                    times[missing] = np.nan
+                self._clocks.setdefault(name, Clock(name)).add(times, begins, episode, step)
+        self._add_cameras(values, hashes, begins, episode, step)
+        self._rows += count
+
+    def _add_sample(
+        self,
+        values: Mapping[str, Values],
+        start: Bools | None,
+        episode: Int64s,
+        step: Int64s,
+        missing: Bools | None,
+        bounds: Mapping[str, tuple[Floats, Floats]],
+    ) -> None:
+        numbers = {
+            name: found.numbers
+            for name, found in values.items()
+            if found.numbers is not None and found.shape is not None and _is_looked_at(name)
+        }
+        real = {}
+        if self._arrived and start is not None:  # first rows hold a place where nothing was done yet
+            real = {name: ~start for name in numbers if name.startswith("action") or name == "reward"}
+        if missing is not None:
+            real |= {name: ~missing for name in numbers if name.startswith("observation")}
+        known = {name: found for name, found in bounds.items() if name not in real or name == "action"}
+        self._sample.add(numbers, row=self._rows, episode=episode, step=step, real=real, bounds=known)
+
+    def _add_sketches(self, values: Mapping[str, Values], start: Bools, step: Int64s, missing: Bools | None) -> None:
+        numbers: dict[str, Any] = {}
+        for name, found in values.items():
+            if name.startswith("observation") and found.kind.value_type in ("float", "double"):
+                if found.numbers is None or found.shape is None:
+                    self._sketches.usable = False
+                    return
+                numbers[name] = found.numbers
+                if missing is not None and missing.any():
+                    numbers[name] = np.where(missing.reshape(-1, *[1] * len(found.shape)), np.nan, found.numbers)
+        self._sketches.add(numbers, start, step)
+
+    def _add_cameras(
+        self, values: Mapping[str, Values], hashes: Mapping[str, UInt64s], start: Bools, episode: Int64s, step: Int64s
+    ) -> None:
+        seen = [name for name in values if name.startswith("observation") and name != MISSING]
+        for name in seen:
+            if not _is_camera(values[name]):
+                continue
+            others = [hashes[other] for other in seen if other != name]
+            if others:
+                camera = self._cameras.setdefault(name, Camera(name))
+                camera.add(hashes[name], combined(others, len(step)), start, episode, step)
+
+    def findings(
+        self,
+        names: Mapping[str, Sequence[str]],
+        *,
+        hashes: UInt64s,
+        lengths: Int64s,
+        splits: Mapping[str, int],
+    ) -> Iterator[Finding]:
+        """What was found, at most a few of a code for each column.
+
+        Args:
+            names: Of dimensions, by column.
+            hashes, lengths: Of all episodes, lengths in rows.
+            splits: Rows of each split, in their order.
+        """
+        sampled = self._sample.result(self._rows, names)
+        found = [*about_dimensions(sampled), *about_parts(sampled), *about_dynamics(sampled, arrived=self._arrived)]
+        yield from capped(found, _MOST_OF_A_CODE)
+        yield from self._sketches.findings(hashes)
+        yield from about_splits(hashes, lengths, np.cumsum(lengths) - lengths, splits)
+        for clock in self._clocks.values():
+            yield from clock.findings()
+        for camera in self._cameras.values():
+            yield from camera.findings()
+
+
+def _is_looked_at(name: str) -> bool:
+    return name == "reward" or (name.startswith(("action", "observation")) and name != MISSING)
+
+
+def _is_camera(values: Values) -> bool:
+    if values.kind.kind == "image":
+        return True
+    return values.kind.value_type == "uint8" and values.shape is not None and len(values.shape) >= 2
+
+
+def _missing(values: Mapping[str, Values]) -> npt.NDArray[np.bool_] | None:
+    """Rows whose observation the source did not store; None where that is not said."""
+    found = values.get(MISSING)
+    if found is None or found.numbers is None or found.shape != ():
+        return None
+    return np.asarray(found.numbers != 0)

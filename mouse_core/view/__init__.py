@@ -1,0 +1,6 @@
+"""Seeing recorded data in a browser: every episode, step by step, and the windows that batches are made of."""
+
+from mouse_core.view._rerun import to_rerun
+from mouse_core.view.viewer import Viewer, view
+
+__all__ = ["Viewer", "to_rerun", "view"]

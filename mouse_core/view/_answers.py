@@ -1,0 +1,307 @@
+"""What the page asks a viewer for, and what it is told: objects for JSON, and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.about import About
+from mouse_core.errors import ChangedError, ConfigError
+from mouse_core.view._inspecting import told
+from mouse_core.view._windows import finite, whole, window, window_picture
+from mouse_core.view.opening import Shown
+from mouse_core.view.rows.columns import described, read_numbers
+from mouse_core.view.rows.counting import Query, shortest
+from mouse_core.view.rows.pictures import picture
+from mouse_core.view.rows.pictures import shown as shown_value
+from mouse_core.view.rows.thinning import thinned
+
+Asked = dict[str, str]
+
+# How long one answer counts episodes, in seconds, and how long one that needs a certain episode does.
+_A_WHILE, _LONGER = 0.15, 1.5
+_MOST_ROWS = 500
+# A plot has at most as many points as there are places in this grid.
+_ACROSS, _UP = 120, 60
+_MOST_DIMENSIONS = 64
+_MOST_TASKS = 1000
+
+
+class Answers:
+    """Answers by their names, over some stores.
+
+    Args:
+        shown: The stores.
+    """
+
+    def __init__(self, shown: Sequence[Shown]) -> None:
+        self._shown = shown
+        self.known: Mapping[str, Callable[[Asked], Any]] = {
+            "sources": self.sources,
+            "episodes": self.episodes,
+            "points": self.points,
+            "episode": self.episode,
+            "curves": self.curves,
+            "step": self.step,
+            "findings": self.findings,
+            "window": lambda asked: window(self._at(asked), asked),
+        }
+        """Those that are objects for JSON."""
+        self.pictures: Mapping[str, Callable[[Asked], tuple[bytes, str]]] = {
+            "image": self.image,
+            "window-image": lambda asked: (window_picture(self._at(asked), asked), "image/png"),
+        }
+        """Those that are files, with their media types."""
+
+    def _at(self, asked: Asked) -> Shown:
+        return self._shown[whole(asked, "source", 0, 0, len(self._shown) - 1)]
+
+    def sources(self, asked: Asked) -> Any:
+        """What is shown, and which columns there are; takes in rows that came."""
+        found = []
+        for one in self._shown:
+            one.refresh()
+            rows = one.snapshot
+            fields = rows.config.fields
+            about = About() if one.store is None else one.store.about
+            found.append(
+                {
+                    "name": one.name,
+                    "rows": rows.num_rows,
+                    "generation": one.generation,
+                    "alignment": rows.alignment,
+                    "batches": one.batches is not None,
+                    "columns": described(rows, about.dimensions) if rows.num_rows else [],
+                    "tasks": [*about.tasks.values()][:_MOST_TASKS],
+                    "inspected": "nothing" if one.inspection is None else one.inspection.state,
+                    "done": list(fields["done"].labels) if "done" in fields else [],
+                    "reward": rows.readers["reward"].spec.column if "reward" in rows.readers else None,
+                }
+            )
+        return {"sources": found}
+
+    # ------------------------------------------------------------------ what is wrong
+
+    def findings(self, asked: Asked) -> Any:
+        """How far the inspection of a source is, which ``start`` begins, and what it found."""
+        one = self._at(asked)
+        found = one.inspection
+        if found is None:
+            raise ConfigError(f"{one.name}: expected a store to inspect, found a source of batches")
+        if asked.get("start") == "1":
+            one.episodes.mark(None)
+            found.start()
+        state = found.state
+        said: dict[str, Any] = {"state": state, "done": found.done, "total": found.total, "error": found.error}
+        if state == "done" and found.report is not None:
+            with one.lock:
+                one.episodes.mark(found.warnings())
+            said["report"] = told(found.report)
+        return said
+
+    def close(self) -> None:
+        """End what is under way."""
+        for one in self._shown:
+            if one.inspection is not None:
+                one.inspection.close()
+
+    # ------------------------------------------------------------------ episodes
+
+    def episodes(self, asked: Asked) -> Any:
+        """Some rows of the list of episodes, sorted and filtered; counts on for a while."""
+        one = self._at(asked)
+        first = whole(asked, "first", 0, 0, 1 << 60)
+        count = whole(asked, "count", 100, 0, _MOST_ROWS)
+        one.refresh()
+        with one.lock:
+            self._advance(one, _A_WHILE)
+            episodes, query = one.episodes, query_of(asked)
+            order = episodes.order(query)
+            numbers = order[first : first + count]
+            names = [name for name in episodes.names() if name != "start"]
+            values = [_listed(episodes.values(name, numbers)) for name in names]
+            return _progress(one) | {
+                "matched": len(order),
+                "columns": names,
+                "texts": [name for name, column in zip(names, values, strict=True) if _is_text(column)],
+                "episodes": [list(row) for row in zip(*values, strict=True)],
+            }
+
+    def points(self, asked: Asked) -> Any:
+        """Two columns of the episodes that meet the filters, against each other, in a moderate number of points.
+
+        Of episodes that would lie on each other in a plot the first stands for all.
+        """
+        one = self._at(asked)
+        with one.lock:
+            self._advance(one, 0.0)
+            episodes, query = one.episodes, query_of(asked)
+            order = np.sort(episodes.order(query))
+            x, y = (_as_numbers(episodes.values(asked.get(name, "") or "episode", order)) for name in ("x", "y"))
+            color = asked.get("color", "")
+            group = episodes.values(color, order) if color else None
+            kept = spread(x, y)
+            groups = None if group is None else [shortest(value) for value in group[kept].tolist()]
+            return _progress(one) | {
+                "matched": len(order),
+                "episodes": order[kept].tolist(),
+                "x": finite(x[kept]),
+                "y": finite(y[kept]),
+                "groups": groups,
+            }
+
+    def episode(self, asked: Asked) -> Any:
+        """Where an episode lies, by its number, and what the list says of it; None while it is not counted yet."""
+        one = self._at(asked)
+        number = whole(asked, "episode", 0, 0, 1 << 60)
+        one.refresh()
+        with one.lock:
+            episodes = one.episodes
+            if number >= len(episodes) - 1:
+                self._advance(one, _LONGER)
+            if number >= len(episodes) - (0 if episodes.is_whole else 1):
+                return _progress(one) | {"episode": None, "episodes": len(episodes)}
+            at = np.array([number])
+            values = {name: _listed(episodes.values(name, at))[0] for name in episodes.names()}
+            return _progress(one) | {"episode": values, "episodes": len(episodes)}
+
+    def _advance(self, one: Shown, seconds: float) -> None:
+        if not one.episodes.is_whole:
+            one.episodes.advance(seconds)
+
+    # ------------------------------------------------------------------ steps
+
+    def _rows(self, asked: Asked) -> tuple[Shown, int, int]:
+        one = self._at(asked)
+        if whole(asked, "generation", one.generation, 0, 1 << 60) != one.generation:
+            raise ChangedError(f"{one.name}: expected the rows that were there, found others: some were dropped")
+        rows = one.snapshot.num_rows
+        begin = whole(asked, "begin", 0, 0, max(rows - 1, 0))
+        return one, begin, whole(asked, "end", begin + 1, begin + 1, rows)
+
+    def curves(self, asked: Asked) -> Any:
+        """Curves of some dimensions of a column over some rows, thinned so that no spike and no gap is lost.
+
+        Steps are counted from the row ``begin``, of which ``from`` and ``to`` are the part that is looked at.
+        """
+        one, begin, end = self._rows(asked)
+        name = asked.get("column", "")
+        known = {column["name"]: column for column in described(one.snapshot) if column["kind"] == "numbers"}
+        if name not in known:
+            raise ConfigError(f"column: expected one of {list(known)}, found {name!r:.80}")
+        width = max(int(known[name]["width"]), 1)
+        dims = [whole({"dim": text}, "dim", 0, 0, 1 << 20) for text in asked.get("dims", "0").split(",")]
+        if len(dims) > _MOST_DIMENSIONS:
+            raise ConfigError(f"dims: expected at most {_MOST_DIMENSIONS}, found {len(dims)}")
+        low = whole(asked, "from", 0, 0, end - begin - 1)
+        high = whole(asked, "to", end - begin, low + 1, end - begin)
+        snapshot = one.snapshot
+
+        def read(first: int, last: int) -> npt.NDArray[np.float64]:
+            return chosen(read_numbers(snapshot, name, begin + first, begin + last), dims)
+
+        found = thinned(read, low, high, whole(asked, "points", 800, 1, 8000), width)
+        return {
+            "column": name,
+            "curves": [
+                {"dim": dim, "steps": curve.steps.tolist(), "values": finite(curve.values)}
+                for dim, curve in zip(dims, found, strict=True)
+            ],
+        }
+
+    def step(self, asked: Asked) -> Any:
+        """The values of a row, as texts by column; pictures are left out."""
+        one, row, _ = self._rows(asked)
+        columns = [column for column in described(one.snapshot) if column["kind"] != "image"]
+        values = one.snapshot.rows([row], {column["name"] for column in columns})
+        return {
+            "row": row,
+            "values": [
+                {"name": column["name"], "texts": shown_value(values.get(column["name"], [None])[0])}
+                for column in columns
+            ],
+        }
+
+    def image(self, asked: Asked) -> tuple[bytes, str]:
+        """A picture of a row, as a file, and its media type."""
+        one, row, _ = self._rows(asked)
+        return picture(one.snapshot, asked.get("column", ""), row)
+
+
+def chosen(values: npt.NDArray[np.float64], dims: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Some columns; those that there are not are gaps throughout."""
+    found = np.full((len(values), len(dims)), np.nan)
+    for place, dim in enumerate(dims):
+        if dim < values.shape[1]:
+            found[:, place] = values[:, dim]
+    return found
+
+
+def query_of(asked: Asked) -> Query:
+    """What a page asks episodes for: ``sort`` and ``down``, and ``low.NAME``, ``high.NAME`` and ``has.NAME``.
+
+    Raises:
+        ConfigError: A limit that is no number.
+    """
+    limits: dict[str, dict[str, Any]] = {"low": {}, "high": {}, "has": {}}
+    for name, text in asked.items():
+        kind, dot, column = name.partition(".")
+        if not dot or kind not in limits or not text:
+            continue
+        if kind == "has":
+            limits[kind][column] = text
+            continue
+        try:
+            limits[kind][column] = float(text)
+        except ValueError:
+            raise ConfigError(f"{column}: expected a number as a limit, found {text!r:.80}") from None
+    return Query(asked.get("sort", "") or "episode", asked.get("down", "") == "1", **limits)
+
+
+def spread(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Which points of a plot stand for all: the first in each place of a grid over those that there are, ascending."""
+    (there,) = np.nonzero(np.isfinite(x) & np.isfinite(y))
+    if len(there) <= _ACROSS * _UP // 2:
+        return there
+    place = _cells(x[there], _ACROSS) * _UP + _cells(y[there], _UP)
+    _, first = np.unique(place, return_index=True)
+    kept: npt.NDArray[np.int64] = np.sort(there[first])
+    return kept
+
+
+def _cells(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
+    low, high = float(values.min()), float(values.max())
+    if not high > low:
+        return np.zeros(len(values), np.int64)
+    # In halves, as the difference of two numbers may be infinite.
+    place = (values / 2 - low / 2) / (high / 2 - low / 2) * count
+    return np.minimum(place.astype(np.int64), count - 1)
+
+
+def _as_numbers(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Numbers as they are; texts by the place that they have among all, in their order."""
+    if values.dtype != object:
+        return values.astype(np.float64)
+    texts = [shortest(value) for value in values.tolist()]
+    return np.unique(np.array(texts, np.str_), return_inverse=True)[1].astype(np.float64)
+
+
+def _listed(values: npt.NDArray[Any]) -> list[Any]:
+    return finite(values) if values.dtype.kind == "f" else values.tolist()
+
+
+def _is_text(values: list[Any]) -> bool:
+    return any(isinstance(value, str) for value in values)
+
+
+def _progress(one: Shown) -> dict[str, Any]:
+    """How far episodes were counted."""
+    return {
+        "generation": one.generation,
+        "rows": one.snapshot.num_rows,
+        "counted": one.episodes.counted,
+        "total": len(one.episodes),
+    }

@@ -1,0 +1,158 @@
+"""What is wrong with rows, looked for beside the page: in a thread of its own, once somebody asks."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from mouse_core.errors import MouseError
+from mouse_core.formats.base import RowStream
+from mouse_core.inspect import ColumnReport, Report, inspect
+from mouse_core.inspect.text import COLUMN_HEAD, column_cells, facts, heading
+
+# Plots that a page has of a report, and dimensions of a column in one of them.
+_MOST_PLOTS, _MOST_DIMENSIONS = 96, 1024
+
+
+class Inspection:
+    """A report of a source: asked for, under way, there, or failed; then all of them again.
+
+    Args:
+        stream: The rows, opened anew by each call.
+    """
+
+    def __init__(self, stream: Callable[[], RowStream]) -> None:
+        self._stream = stream
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self.done = 0
+        self.total: int | None = None
+        self.report: Report | None = None
+        self.error = ""
+
+    @property
+    def state(self) -> str:
+        """ "none", "running", "done" or "failed"."""
+        if self._thread is not None and self._thread.is_alive():
+            return "running"
+        return "failed" if self.error else "none" if self.report is None else "done"
+
+    def start(self) -> None:
+        """Begin, unless it is under way."""
+        if self.state == "running":
+            return
+        self.done, self.total, self.report, self.error = 0, None, None, ""
+        self._thread = threading.Thread(target=self._run, daemon=True, name="mouse-view-inspect")
+        self._thread.start()
+
+    def forget(self) -> None:
+        """Drop what was found, as the rows are others now."""
+        self.report = None
+
+    def wait(self) -> None:
+        """Wait until it is no longer under way."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._ended.set()
+        self.wait()
+
+    def _run(self) -> None:
+        try:
+            stream = self._stream()
+            self.total = stream.rows
+            self.report = inspect(stream.watched(self._count))
+        except _Ended:
+            pass
+        except (MouseError, ImportError, OSError, MemoryError, pa.ArrowException) as error:
+            self.error = " ".join(str(error).split()) or type(error).__name__
+
+    def _count(self, rows: pa.RecordBatch) -> None:
+        if self._ended.is_set():
+            raise _Ended
+        self.done += rows.num_rows
+
+    def warnings(self) -> Counter[int]:
+        """How many errors and warnings name each episode."""
+        found = [] if self.report is None else self.report.warnings
+        return Counter(one.episode for one in found if one.episode is not None)
+
+
+class _Ended(Exception):
+    """Nobody waits for it any more."""
+
+
+def told(report: Report) -> dict[str, Any]:
+    """A report as an object for JSON that a page shows: facts, findings, a table of columns, and plots."""
+    return {
+        "rows": report.rows,
+        "heading": heading(report),
+        "facts": facts(report, histograms=False),
+        "findings": [
+            {
+                "level": one.level,
+                "code": one.code,
+                "message": one.message,
+                "column": one.column,
+                "dimension": one.dimension,
+                "episode": one.episode,
+                "step": one.step,
+            }
+            for one in report.findings
+        ],
+        "head": list(COLUMN_HEAD),
+        "columns": [list(column_cells(column)) for column in report.columns],
+        "plots": [plot for _, plot in zip(range(_MOST_PLOTS), _plots(report), strict=False)],
+    }
+
+
+def _plots(report: Report) -> Iterator[dict[str, Any]]:
+    """Histograms, with ``edges`` ``[n + 1]`` and ``counts`` ``[n]``; counts by name; and ranges of dimensions."""
+    if report.episodes is not None and report.episodes.count:
+        for title, found in (("steps of episodes", report.episodes.lengths), ("returns", report.episodes.returns)):
+            yield {"title": title, "edges": list(found.edges), "counts": list(found.counts)}
+    actions = report.actions
+    if actions is not None and actions.counts is not None:
+        yield {"title": "actions", "names": list(actions.counts), "counts": list(actions.counts.values())}
+    elif actions is not None and actions.places:
+        yield from _of_places("action", actions.places, report)
+    for column in report.columns:
+        if column.name == "reward" or column.name.startswith("observation"):
+            yield from _of_column(column, report)
+
+
+def _of_column(column: ColumnReport, report: Report) -> Iterator[dict[str, Any]]:
+    if column.places:
+        yield from _of_places(column.name, column.places, report)
+    elif column.histogram is not None and column.histogram["counts"]:
+        yield {"title": column.name, **{key: list(column.histogram[key]) for key in ("edges", "counts")}}
+
+
+def _of_places(name: str, places: Any, report: Report) -> Iterator[dict[str, Any]]:
+    names = report.about.get("dimensions", {}).get(name, ())
+    histograms = [one for one in places.get("histograms", ()) if one]
+    if "low" in places and len(places["low"]) > max(len(histograms), 1):
+        shown = {key: [_finite(one) for one in places[key][:_MOST_DIMENSIONS]] for key in ("low", "mean", "high")}
+        yield {"title": f"{name}: range and mean of dimensions", "names": list(names[:_MOST_DIMENSIONS]), **shown}
+        return
+    for dimension, one in enumerate(histograms):
+        called = label(name, (dimension,), names) if "low" in places and len(histograms) > 1 else name
+        yield {"title": called, "edges": list(one["edges"]), "counts": list(one["counts"])}
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def label(name: str, place: tuple[int, ...], names: Any = ()) -> str:
+    """What a dimension of a column is called: ``action[1] elbow``."""
+    (last,) = place[-1:] or (0,)
+    called = f" {names[last]}" if len(place) == 1 and last < len(names) else ""
+    return f"{name}[{','.join(map(str, place))}]{called}" if place else name

@@ -1,0 +1,159 @@
+// One source: its list, and beside it an episode or a batch. Two of these stand side by side.
+
+import { ask, choice, element, say } from "./tools.js";
+import { List } from "./list.js";
+import { Episode } from "./episode.js";
+import { Batches } from "./batches.js";
+import { Findings } from "./findings.js";
+
+export class Pane {
+  /** page: has sources, changed(pane), stepped(pane, step). */
+  constructor(page, source) {
+    this.page = page;
+    this.source = source;
+    this.open_ = null;
+    this.tab = "episodes";
+    this.findings = new Findings(this);
+    this.list = new List(this);
+    this.episode = new Episode(this);
+    this.batches = new Batches(this);
+    this.picker = element("span", { class: "picker" });
+    this.size = element("span", { class: "dim" });
+    this.tabs = ["episodes", "findings", "batches"].map((name) => element("button", { textContent: name, value: name, onclick: () => this.turnTo(name) }));
+    this.body = element("div", { class: "body" });
+    this.root = element("section", { class: "pane" },
+      element("div", { class: "top" }, this.picker, this.size, element("span", { class: "tabs" }, ...this.tabs)), this.body);
+  }
+
+  get description() {
+    return this.page.sources[this.source];
+  }
+
+  endName(code) {
+    return this.description.done[code] ?? String(code);
+  }
+
+  start(place) {
+    this.describe();
+    this.list.refresh();
+    this.turnTo(place.tab ?? (this.description.batches && place.episode === undefined ? "batches" : "episodes"));
+    this.findings.reset();
+    this.open(place.episode ?? 0, place.step, place.range, true);
+  }
+
+  describe() {
+    const names = this.page.sources.map(({ name }) => name);
+    this.picker.replaceChildren(names.length > 1
+      ? choice(names, this.description.name, (name) => this.use(names.indexOf(name)), "dataset")
+      : element("b", { textContent: names[0] }));
+    const { rows, alignment } = this.description;
+    this.size.textContent = `${rows.toLocaleString("en")} steps, ${alignment}`;
+    const there = { episodes: true, findings: this.description.inspected !== "nothing", batches: !this.description.stored };
+    for (const button of this.tabs) button.hidden = !there[button.value];
+  }
+
+  use(source) {
+    this.source = source;
+    this.list.query = { sort: "episode", down: "" };
+    this.start({});
+  }
+
+  turnTo(tab) {
+    this.tab = tab;
+    this.tabs.forEach((button) => button.classList.toggle("chosen", button.value === tab));
+    this.episode.stop();
+    const main = { episodes: this.episode, findings: this.findings, batches: this.batches }[tab];
+    this.body.replaceChildren(this.list.root, main.root);
+    if (tab === "batches") this.batches.reload();
+    else main.redraw();
+    this.changed();
+  }
+
+  /** What is wrong was looked for: the list has a column more, and the episode its marks. */
+  inspected() {
+    const count = this.findings.report.findings.filter(({ level }) => level !== "note").length;
+    this.tabs[1].textContent = count ? `findings (${count})` : "findings";
+    this.list.refresh();
+    if (this.episode.length) this.episode.showFindings();
+  }
+
+  /** The address of a step. */
+  address(episode, step) {
+    return `#${new URLSearchParams({ d: this.description.name, e: episode, s: step })}`;
+  }
+
+  /** Show an episode; one that is not counted yet is waited for. */
+  async open(number, step, range, stay = false) {
+    const asked = Symbol("asked");
+    this.asked = asked;
+    for (;;) {
+      let found;
+      try {
+        found = await ask("episode", { source: this.source, episode: number });
+      } catch (error) {
+        this.failed(error);
+        return;
+      }
+      if (this.asked !== asked) return;
+      if (found.episode) {
+        if (this.tab !== "episodes" && !stay) this.turnTo("episodes");
+        this.open_ = number;
+        this.list.choose(number);
+        say("");
+        await this.episode.show(found.episode, step, range);
+        this.changed();
+        return;
+      }
+      if (found.counted >= found.rows) {
+        if (found.episodes) say(`There is no episode ${number}; the last is ${found.episodes - 1}.`);
+        return;
+      }
+    }
+  }
+
+  async neighbour(by) {
+    const number = await this.list.beside(by);
+    if (number !== null) await this.open(number);
+  }
+
+  /** Rows came, or are others now. */
+  async grown(before) {
+    this.describe();
+    if (before.rows === this.description.rows && before.generation === this.description.generation) return;
+    this.list.refresh();
+    if (before.generation !== this.description.generation) this.findings.reset();
+    const known = this.episode.length;
+    if (before.generation !== this.description.generation || !known || before.rows === this.episode.begin + known) {
+      await this.open(this.open_ ?? 0, this.episode.step, this.episode.range && before.rows ? undefined : this.episode.range, true);
+    }
+  }
+
+  failed(error) {
+    if (error.status === 409) this.page.refresh();
+    else say(error.message);
+  }
+
+  changed() {
+    this.page.changed();
+  }
+
+  stepped(step) {
+    this.page.stepped(this, step);
+  }
+
+  /** What the address says of this pane. */
+  place() {
+    const said = { d: this.description.name, e: this.open_ ?? 0, s: this.episode.step };
+    const [from, to] = this.episode.range ?? [0, 0];
+    if (this.tab !== "episodes") said.t = this.tab;
+    if (to && (from > 0 || to < this.episode.length)) said.z = `${from}-${to}`;
+    return said;
+  }
+
+  redraw() {
+    this.list.redraw();
+    this.episode.redraw();
+    this.batches.redraw();
+    this.findings.redraw();
+  }
+}

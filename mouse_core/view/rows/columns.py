@@ -1,0 +1,273 @@
+"""What columns hold, for the eye: numbers by dimension, pictures, texts; read as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core._arrow.column_types import ColumnType, column_type, fixed_shape
+from mouse_core._arrow.dense import plain
+from mouse_core.store.snapshot import Snapshot
+
+Floats = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]
+
+_COUNTED = ("reward", "done", "time")
+# The numbers of tasks, of which a dataset may say the texts; and the name that these go by.
+_TASK_NUMBERS = ("task_index", "metadata_task_index")
+_TASK = "task"
+# Values of this many rows are looked up together, which bounds what a table of many chunks costs.
+_ROWS = 1 << 20
+
+
+def kind_of(kind: ColumnType) -> str:
+    """What is shown of a column: "numbers", "image" or "text"."""
+    if kind.kind in ("image", "video") or (kind.kind == "list" and kind.depth in (2, 3) and kind.value_type == "uint8"):
+        return "image"
+    return "numbers" if kind.kind in ("scalar", "list") else "text"
+
+
+def columns_of(snapshot: Snapshot) -> dict[str, pa.DataType]:
+    """The Arrow types of a snapshot's columns, each as the first segment that has values of it."""
+    found: dict[str, pa.DataType] = {}
+    for segment in snapshot.segments:
+        for name, data_type in segment.types.items():
+            if name not in found or pa.types.is_null(found[name]):
+                found[name] = data_type
+    return found
+
+
+def described(snapshot: Snapshot, dimensions: Mapping[str, Sequence[str]] | None = None) -> list[dict[str, Any]]:
+    """Name, type, kind, width and names of dimensions of every column, those of the standard fields first.
+
+    Args:
+        snapshot: The rows.
+        dimensions: What the dimensions of columns are called, by column; of another number they do not count.
+    """
+    types = columns_of(snapshot)
+    fields = {reader.spec.column: reader for reader in snapshot.readers.values()}
+    first = [name for name in ("reward", "action", "observation") if name in types]
+    ordered = [*first, *(name for name in fields if name in types and name not in first)]
+    ordered += [name for name in types if name not in ordered]
+    found = []
+    for name in ordered:
+        kind = kind_of(column_type(types[name]))
+        shape = fixed_shape(types[name])
+        if kind == "numbers" and shape is None and name in fields:
+            shape = tuple(fields[name].spec.shape)
+        if kind == "numbers" and shape is None:
+            rows = read_numbers(snapshot, name, 0, min(snapshot.num_rows, 1))
+            shape = (rows.shape[1],)
+        names = list((dimensions or {}).get(name, ()))
+        found.append(
+            {
+                "name": name,
+                "type": str(types[name])[:120],
+                "kind": kind,
+                "shape": list(shape or ()),
+                "width": prod(shape or ()) if kind == "numbers" else 0,
+                "names": names if len(names) == prod(shape or ()) else [],
+            }
+        )
+    for name, reader in snapshot.readers.items():
+        # Fields of images that lie in no column of pictures, as those of videos.
+        if reader.spec.image_shape is not None and not any(
+            one["name"] == reader.spec.column and one["kind"] == "image" for one in found
+        ):
+            found.append({"name": name, "type": "image", "kind": "image", "shape": [], "width": 0, "names": []})
+    return found
+
+
+# ---------------------------------------------------------------------- rows
+
+
+def tables(snapshot: Snapshot, begin: int, end: int) -> Iterator[pa.Table]:
+    """Rows ``begin .. end - 1`` as tables, one a segment."""
+    at = 0
+    for segment in snapshot.segments:
+        first, last = max(begin - at, 0), min(end - at, segment.num_rows)
+        if first < last:
+            yield segment.take(first, last - first)
+        at += segment.num_rows
+
+
+def read_numbers(snapshot: Snapshot, name: str, begin: int, end: int) -> Floats:
+    """A column of numbers in rows ``begin .. end - 1``: float64 ``[n, width]``, NaN where there is none.
+
+    Rows of differing lengths are as wide as the longest of them.
+    """
+    parts: list[Floats] = []
+    for table in tables(snapshot, begin, end):
+        if name not in table.schema.names:
+            parts.append(np.full((table.num_rows, 1), np.nan))
+            continue
+        parts += [_as_numbers(plain(chunk)) for chunk in table.column(name).chunks if len(chunk)]
+    width = max((part.shape[1] for part in parts), default=0)
+    found = np.full((sum(len(part) for part in parts), width), np.nan)
+    at = 0
+    for part in parts:
+        found[at : at + len(part), : part.shape[1]] = part
+        at += len(part)
+    return found
+
+
+def _as_numbers(array: pa.Array) -> Floats:
+    """The values of an Arrow array of numbers or lists of these, ``[n, width]``."""
+    n, inner = len(array), array
+    while isinstance(inner, pa.BaseExtensionType):
+        inner = inner.storage
+    while _is_list(inner.type):
+        if inner.null_count:
+            return _ragged(array)
+        if not pa.types.is_fixed_size_list(inner.type):
+            lengths = np.diff(inner.offsets.to_numpy())
+            if len(lengths) and (lengths != lengths[0]).any():
+                return _ragged(array)
+        inner = inner.flatten()
+    flat = _scalars(inner)
+    return flat.reshape(n, -1) if n else flat.reshape(0, 0)
+
+
+def _is_list(data_type: pa.DataType) -> bool:
+    return any(test(data_type) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
+
+
+def _scalars(array: pa.Array) -> Floats:
+    """One-dimensional numbers as float64; nulls, and what is no number, are NaN."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    if pa.types.is_null(array.type) or not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
+        return np.full(len(array), np.nan)
+    missing = None
+    if array.null_count:
+        missing = array.is_null().to_numpy(zero_copy_only=False)
+    found: Floats = array.to_numpy(zero_copy_only=False).astype(np.float64)
+    if missing is not None:
+        found[missing] = np.nan
+    return found
+
+
+def _ragged(array: pa.Array) -> Floats:
+    rows = [np.ravel(_floats(value)) for value in array.to_pylist()]
+    found = np.full((len(rows), max((len(row) for row in rows), default=0)), np.nan)
+    for row, values in zip(found, rows, strict=True):
+        row[: len(values)] = values
+    return found
+
+
+def _floats(value: Any) -> Floats:
+    """Nested lists one after the other; None is NaN."""
+    if isinstance(value, list):
+        return np.concatenate([np.zeros(0), *(np.atleast_1d(_floats(item)) for item in value)])
+    return np.array([np.nan if value is None else float(value)])
+
+
+# ---------------------------------------------------------------------- single values
+
+
+def single_columns(snapshot: Snapshot, tasks: Mapping[int, str]) -> list[str]:
+    """Columns of a single number or text a row, but for those that say what episodes are; and "task", where its texts
+    are known by number.
+    """
+    types = columns_of(snapshot)
+    fields = snapshot.config.fields
+    ours = {fields[name].column for name in _COUNTED if name in fields} | {"episode", "start", "length", "return"}
+    found = [name for name, data_type in types.items() if name not in ours and _is_single(data_type)]
+    if tasks and _TASK not in types and any(name in types for name in _TASK_NUMBERS):
+        found.insert(0, _TASK)
+    return found
+
+
+def _is_single(data_type: pa.DataType) -> bool:
+    while isinstance(data_type, pa.BaseExtensionType):
+        data_type = data_type.storage_type
+    if pa.types.is_dictionary(data_type):
+        data_type = data_type.value_type
+    types = pa.types
+    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_string, types.is_large_string)
+    return any(test(data_type) for test in tests)
+
+
+class Singles:
+    """Columns of single values at some rows, kept for all of those that were asked for in turn.
+
+    Args:
+        tasks: The texts of tasks, by number.
+    """
+
+    def __init__(self, tasks: Mapping[int, str]) -> None:
+        self._tasks = tasks
+        self._known: dict[str, tuple[Int64s, npt.NDArray[Any]]] = {}
+
+    def of_all(self, snapshot: Snapshot, name: str, rows: Int64s) -> npt.NDArray[Any]:
+        """The values at ``rows`` ``[n]``, ascending; those that were asked for before are not read again."""
+        before, values = self._known.get(name, (np.zeros(0, np.int64), None))
+        same = min(len(before), len(rows))
+        kept = same if np.array_equal(before[:same], rows[:same]) else max(same - 1, 0)
+        if kept and not np.array_equal(before[:kept], rows[:kept]):
+            kept = 0
+        more = self.of_some(snapshot, name, rows[kept:])
+        if values is not None and kept:
+            kinds = {values.dtype, more.dtype}
+            more = np.concatenate([values[:kept], more], dtype=object if len(kinds) > 1 else None)
+        self._known[name] = (rows, more)
+        return more
+
+    def of_some(self, snapshot: Snapshot, name: str, rows: Int64s) -> npt.NDArray[Any]:
+        """The values at ``rows``, in any order: float64, or objects that are texts or None."""
+        types = columns_of(snapshot)
+        if name == _TASK and name not in types:
+            number = next(one for one in _TASK_NUMBERS if one in types)
+            numbers = self.of_some(snapshot, number, rows)
+            texts = [self._tasks.get(int(one)) if one == one else None for one in numbers.tolist()]
+            return np.array(texts, object)
+        order = np.argsort(rows, kind="stable")
+        parts = [_at(segment, name, inside) for segment, inside in _by_segment(snapshot, rows[order])]
+        is_text = any(part.dtype == object for part in parts)
+        found = np.empty(len(rows), object if is_text else np.float64)
+        if parts:
+            found[order] = np.concatenate([_texts(part) if is_text else part for part in parts])
+        return found
+
+
+def _texts(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if values.dtype == object:
+        return values
+    return np.array([None if value != value else str(value) for value in values.tolist()], object)
+
+
+def _by_segment(snapshot: Snapshot, rows: Int64s) -> Iterator[tuple[Any, Int64s]]:
+    """Rows, ascending, by the segment that they lie in, as numbers within it, some that lie near each other at once."""
+    begin = 0
+    for segment in snapshot.segments:
+        end = begin + segment.num_rows
+        inside = rows[rows.searchsorted(begin) : rows.searchsorted(end)] - begin
+        for at in range(0, segment.num_rows, _ROWS) if len(inside) else ():
+            some = inside[inside.searchsorted(at) : inside.searchsorted(at + _ROWS)]
+            if len(some):
+                yield segment, some
+        begin = end
+
+
+def _at(segment: Any, name: str, rows: Int64s) -> npt.NDArray[Any]:
+    column = segment.column(name)
+    if column is None:
+        return np.full(len(rows), np.nan)
+    if segment.is_picked:
+        rows = segment.row_numbers(rows)
+    low, high = int(rows.min()), int(rows.max()) + 1
+    near = column.slice(low, high - low)
+    array = pa.concat_arrays([plain(chunk) for chunk in near.chunks]) if near.num_chunks > 1 else plain(near.chunk(0))
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    array = array.take(pa.array(rows - low))
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        return np.array(array.to_pylist(), object)
+    return _scalars(array)

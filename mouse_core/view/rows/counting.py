@@ -1,0 +1,270 @@
+"""Episodes of a snapshot, counted block by block as far as somebody asks, and which of them meet some filters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError
+from mouse_core.spec import codes_called
+from mouse_core.store.snapshot import Snapshot
+from mouse_core.view.rows.columns import Singles, single_columns
+
+Int64s = npt.NDArray[np.int64]
+
+OWN = ("episode", "start", "length", "return", "done")
+"""Names of the columns that every list has."""
+
+MARKS = "warnings"
+"""That of how many warnings name an episode, once somebody looked for them."""
+
+_BLOCK, _WINDOW = 1 << 17, 1 << 12
+_ORDERS_KEPT = 8
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which episodes are asked for, and in which order.
+
+    Args:
+        sort: The column that they are sorted by.
+        down: Whether the largest come first.
+        low, high: The least and the largest value of columns of numbers, by name; a value that is missing meets none.
+        has: Texts that columns must contain, by name, whatever their case; of numbers that of their shortest form.
+    """
+
+    sort: str = "episode"
+    down: bool = False
+    low: Mapping[str, float] = field(default_factory=dict)
+    high: Mapping[str, float] = field(default_factory=dict)
+    has: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What it is kept by."""
+        limits = (tuple(sorted(one.items())) for one in (self.low, self.high, self.has))
+        return (self.sort, self.down, *limits)
+
+
+class EpisodeList:
+    """The episodes of a snapshot: their first rows, lengths, returns and ends, as far as they are counted.
+
+    They are those of ``Store.episodes``, which looks at all rows at once. Here ``advance`` looks at so many as fit
+    into a time, so that the first can be shown while the others are counted.
+
+    Args:
+        snapshot: The rows.
+        tasks: The texts of tasks, by number.
+        block: How many rows are looked at together.
+    """
+
+    def __init__(self, snapshot: Snapshot, tasks: Mapping[int, str] | None = None, *, block: int = _BLOCK) -> None:
+        self._tasks, self._block = tasks or {}, block
+        self._marks: Mapping[int, int] | None = None
+        self._begin(snapshot)
+
+    def _begin(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.counted = 0
+        self._starts: list[Int64s] = []
+        self._sums: list[npt.NDArray[np.float64]] = []
+        self._ends: list[Int64s] = []
+        # Of the episode that the next row may belong to: the return so far, and of the last row its code and time.
+        self._sum, self._code, self._ended, self._time = 0.0, 0, True, -1
+        self._made: tuple[int, dict[str, npt.NDArray[Any]]] | None = None
+        self._orders: dict[tuple[Any, ...], Int64s] = {}
+        self._singles = Singles(self._tasks)
+
+    def take(self, snapshot: Snapshot) -> bool:
+        """Go on with a later snapshot; whether what was counted still holds."""
+        before = self.snapshot
+        if snapshot is before:
+            return True
+        grown = snapshot.config == before.config and (snapshot.begins_as(before) or not before.num_rows)
+        if not grown:
+            self._begin(snapshot)
+            return False
+        self.snapshot = snapshot
+        return True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows were counted."""
+        return self.counted >= self.snapshot.num_rows
+
+    def advance(self, seconds: float) -> None:
+        """Count on, at least one block, for about so long.
+
+        Raises:
+            DataError: A value that its field does not allow.
+        """
+        until = time.monotonic() + seconds
+        while not self.is_whole:
+            self._count(self.counted, min(self.counted + self._block, self.snapshot.num_rows))
+            if time.monotonic() >= until:
+                return
+
+    def _count(self, begin: int, end: int) -> None:
+        rows, n = self.snapshot, end - begin
+        # In windows that lie within a record batch more often than one long one does.
+        length = _WINDOW if n % _WINDOW == 0 else n
+        at = np.arange(begin, end, length)
+        readers = rows.readers
+        alive = codes_called(rows.config.fields["done"], "alive") or (0,)
+        breaks = np.zeros(n, np.bool_)
+        codes = np.zeros(n, np.int64)
+        ended, last = self._ended, self._time
+        if "done" in readers:
+            codes = rows.stored("done", at, length).astype(np.int64)
+            stops = codes != 0 if alive == (0,) else ~np.isin(codes, alive)
+            breaks = np.concatenate([[ended], stops[:-1]])
+            ended = bool(stops[-1])
+        if "time" in readers:
+            times = rows.stored("time", at, length).astype(np.int64)
+            before = np.concatenate([[last], times[:-1]])
+            breaks = breaks | (times == 0) | ((times >= 0) & (before >= 0) & (times <= before))
+            last = int(times[-1])
+        if "done" not in readers and "time" not in readers:
+            breaks[:] = True
+        breaks[0] |= begin == 0
+        (starts,) = np.nonzero(breaks)
+        reward = np.zeros(n)
+        if "reward" in readers:
+            reward = rows.stored("reward", at, length, np.dtype(np.float64))
+            if rows.alignment == "arrived":
+                reward[starts] = 0
+        parts = np.add.reduceat(reward, np.concatenate([[0], starts])) if n else np.zeros(1)
+        if len(starts) and starts[0] == 0:
+            parts[0] = 0.0  # reduceat gives the first value where a part has no row
+        sums = parts.copy()
+        sums[0] += self._sum
+        before_codes = np.concatenate([[self._code], codes[:-1]])
+        # Each episode that begins ends the one before it; the first of all ends none.
+        first = 1 if begin == 0 else 0
+        self._starts.append(starts + begin)
+        self._sums.append(sums[:-1][first:])
+        self._ends.append(before_codes[starts][first:])
+        self._sum, self._code, self._ended, self._time = float(sums[-1]), int(codes[-1]), ended, last
+        self.counted = end
+
+    # ------------------------------------------------------------------ what was counted
+
+    def mark(self, counts: Mapping[int, int] | None) -> None:
+        """Say how many warnings there are of episodes, by number, as the column ``warnings``; None: nobody looked."""
+        if counts != self._marks:
+            self._marks = counts
+            self._orders = {}
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """The own columns, ``[n]`` each: of the last episode, what was counted so far."""
+        if self._made is not None and self._made[0] == self.counted:
+            return self._made[1]
+        none = np.zeros(0, np.int64)
+        starts = np.concatenate([none, *self._starts])
+        # Parts are kept as one, so that asking often costs no more than asking once.
+        self._starts = [starts]
+        self._sums, self._ends = [np.concatenate([np.zeros(0), *self._sums])], [np.concatenate([none, *self._ends])]
+        open_sum, open_end = ([self._sum], [self._code]) if len(starts) else ([], [])
+        found = {
+            "episode": np.arange(len(starts)),
+            "start": starts,
+            "length": np.diff(starts, append=self.counted),
+            "return": np.concatenate([self._sums[0], open_sum]),
+            "done": np.concatenate([self._ends[0], np.array(open_end, np.int64)]),
+        }
+        self._made = (self.counted, found)
+        self._orders = {}
+        return found
+
+    def __len__(self) -> int:
+        return len(self.columns()["start"])
+
+    def names(self) -> list[str]:
+        """Columns that episodes can be sorted and filtered by: the own ones, then those of single values."""
+        own = [name for name in OWN if name != "return" or "reward" in self.snapshot.readers]
+        own += [] if self._marks is None else [MARKS]
+        return own + [name for name in single_columns(self.snapshot, self._tasks) if name not in own]
+
+    def values(self, name: str, numbers: Int64s | None = None) -> npt.NDArray[Any]:
+        """A column's values in all episodes, or in some; of a column of rows that of the episode's last row.
+
+        Returns:
+            ``[n]`` of numbers, float64 with NaN where there is none, or of texts, with None.
+
+        Raises:
+            ConfigError: There is no such column.
+        """
+        own = self.columns()
+        if name in own:
+            return own[name] if numbers is None else own[name][numbers]
+        if name not in self.names():
+            raise ConfigError(f"column: expected one of {self.names()}, found {name!r:.80}")
+        if name == MARKS and self._marks is not None:
+            marks = np.zeros(len(own["start"]))
+            for number, count in self._marks.items():
+                if number < len(marks):
+                    marks[number] = count
+            return marks if numbers is None else np.asarray(marks[numbers])
+        last = own["start"] + own["length"] - 1
+        if numbers is None:
+            return self._singles.of_all(self.snapshot, name, last)
+        return self._singles.of_some(self.snapshot, name, last[numbers])
+
+    def order(self, query: Query) -> Int64s:
+        """Numbers of the episodes that meet a query, in its order; those without a value come last.
+
+        Raises:
+            ConfigError: A column that there is not, or limits of a column of texts.
+        """
+        self.columns()
+        known = self._orders.get(query.key)
+        if known is not None:
+            return known
+        kept = np.ones(len(self), np.bool_)
+        for name, text in query.has.items():
+            kept &= _contains(self.values(name), text)
+        for limits, meets in ((query.low, np.greater_equal), (query.high, np.less_equal)):
+            for name, limit in limits.items():
+                values = self.values(name)
+                if values.dtype == object:
+                    raise ConfigError(f"{name}: expected a column of numbers for a limit, found one of texts")
+                kept &= meets(values, limit)
+        (found,) = np.nonzero(kept)
+        order = _sorted(found, self.values(query.sort), query.down)
+        while len(self._orders) >= _ORDERS_KEPT:
+            self._orders.pop(next(iter(self._orders)))
+        self._orders[query.key] = order
+        return order
+
+
+def _contains(values: npt.NDArray[Any], text: str) -> npt.NDArray[np.bool_]:
+    wanted = text.casefold()
+    shown = {value: wanted in shortest(value).casefold() for value in set(values.tolist())}
+    return np.array([shown[value] for value in values.tolist()], np.bool_)
+
+
+def shortest(value: Any) -> str:
+    """A value as text: whole numbers without a point, none as nothing."""
+    if value is None or value != value:
+        return ""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _sorted(found: Int64s, values: npt.NDArray[Any], down: bool) -> Int64s:
+    chosen = values[found]
+    if chosen.dtype == object:
+        missing = np.array([value is None for value in chosen.tolist()], np.bool_)
+        texts = np.array(["" if value is None else value for value in chosen.tolist()], np.str_)
+        _, ranks = np.unique(texts, return_inverse=True)
+    else:
+        missing = np.isnan(chosen) if chosen.dtype.kind == "f" else np.zeros(len(chosen), np.bool_)
+        ranks = np.where(missing, 0, chosen)
+    # Stable both ways: equal ones stay in the order of the store.
+    order = np.lexsort((found, -ranks if down else ranks, missing))
+    result: Int64s = found[order]
+    return result

@@ -1,0 +1,91 @@
+"""Curves with fewer points than steps in which no spike and no gap is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]
+
+# So many values are read at a time.
+_VALUES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of a curve, by step.
+
+    Args:
+        steps: Int64 ``[n]``, ascending.
+        values: Float64 ``[n]``; NaN where the curve has a gap.
+    """
+
+    steps: Int64s
+    values: Floats
+
+
+def thinned(read: Callable[[int, int], Floats], begin: int, end: int, buckets: int, width: int = 1) -> list[Curve]:
+    """The curves of some columns from step ``begin`` on, before ``end``, in so many stretches of equal length.
+
+    Of each stretch the least and the largest value stay, at their own steps, and where it has values that are none
+    (NaN, infinite), the first and the last of these, as gaps. Where there are hardly more steps than that, all stay.
+    So the range of a curve over any whole stretches is that of its points.
+
+    Args:
+        read: The values of steps ``first .. last - 1``, float64 ``[n, columns]``.
+        begin, end: The steps.
+        buckets: How many stretches, at least 1; about the pixels that the curve is wide.
+        width: How many values a step has that are read; it says how many steps are read at a time.
+
+    Returns:
+        A curve for each column.
+    """
+    count = end - begin
+    if count <= 3 * buckets:
+        values = _finite(read(begin, end))
+        steps = np.arange(begin, begin + len(values))
+        return [Curve(steps, column) for column in values.T]
+    edges = begin + np.arange(buckets + 1) * count // buckets
+    most = max(_VALUES // width, 1)
+    places: list[Int64s] = []
+    found: list[Floats] = []
+    at = 0
+    while at < buckets:
+        upto = max(int(edges.searchsorted(edges[at] + most, side="right")) - 1, at + 1)
+        values = _finite(read(int(edges[at]), int(edges[upto])))
+        for one in range(at, upto):
+            first, last = int(edges[one] - edges[at]), int(edges[one + 1] - edges[at])
+            kept = _marked(values[first:last])
+            places.append(kept + int(edges[one]))
+            found.append(np.take_along_axis(values[first:last], kept, axis=0))
+        at = upto
+    points = zip(np.concatenate(places).T, np.concatenate(found).T, strict=True)
+    return [_unique(np.asarray(at), np.asarray(value)) for at, value in points]
+
+
+def _finite(values: Floats) -> Floats:
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _marked(values: Floats) -> Int64s:
+    """Of some steps ``[n, columns]`` the places of the least value, the largest, the first gap and the last; ``[4,
+    columns]``, ascending, with repetitions.
+    """
+    gaps = np.isnan(values)
+    low = np.where(gaps, np.inf, values).argmin(axis=0)
+    high = np.where(gaps, -np.inf, values).argmax(axis=0)
+    # Where there is no gap, the place of the least value stands for it.
+    some = gaps.any(axis=0)
+    first = np.where(some, gaps.argmax(axis=0), low)
+    last = np.where(some, len(values) - 1 - gaps[::-1].argmax(axis=0), low)
+    marked: Int64s = np.sort(np.stack([low, high, first, last]), axis=0)
+    return marked
+
+
+def _unique(steps: Int64s, values: Floats) -> Curve:
+    kept = np.append(True, steps[1:] > steps[:-1])
+    return Curve(steps[kept], values[kept])

@@ -1,0 +1,383 @@
+"""How many planted defects `mouse inspect` finds, and how often it warns of recordings that are right.
+
+    python -m tests.core.planted_defects [FOLDER]
+
+records some twenty environments of gymnasium (those of MuJoCo where it is installed) with several policies, plants one
+defect at a time and prints what was found. Thresholds are set on half of the environments (``TUNED_ON``); the others
+say what they are worth. Recordings are kept in FOLDER.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pyarrow as pa
+
+from mouse_core.formats.base import RowStream
+from mouse_core.inspect import Report, inspect
+
+Columns = dict[str, Any]
+
+TUNED_ON = (
+    "CartPole-v1",
+    "Pendulum-v1",
+    "LunarLander-v3",
+    "FrozenLake-v1",
+    "CliffWalking-v1",
+    "Hopper-v5",
+    "Ant-v5",
+    "Humanoid-v5",
+    "Swimmer-v5",
+    "Reacher-v5",
+    "InvertedPendulum-v5",
+)
+HELD_OUT = (
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Acrobot-v1",
+    "LunarLander-v3 continuous",
+    "BipedalWalker-v3",
+    "Taxi-v4",
+    "Blackjack-v1",
+    "HalfCheetah-v5",
+    "Walker2d-v5",
+    "Pusher-v5",
+    "HumanoidStandup-v5",
+    "InvertedDoublePendulum-v5",
+)
+POLICIES = ("random", "noisy", "trained", "mixed")
+ROWS = 6000
+
+
+# ---------------------------------------------------------------------- recordings
+
+
+class Linear:
+    """A linear policy, the best of a few, that stands in for one that was trained; noise on request."""
+
+    def __init__(self, space: gymnasium.Space[Any], width: int, seed: int) -> None:
+        self.space, self.random = space, np.random.default_rng(seed)
+        self.size = int(space.n) if isinstance(space, gymnasium.spaces.Discrete) else int(np.prod(space.shape or ()))
+        self.weights = self.random.normal(size=(self.size, width + 1)) / np.sqrt(width + 1)
+        self.noise = 0.0
+
+    def __call__(self, observation: Any) -> Any:
+        seen = np.append(np.tanh(np.asarray(observation, np.float64).reshape(-1)), 1.0)
+        out = self.weights @ seen
+        if isinstance(self.space, gymnasium.spaces.Discrete):
+            return self.space.sample() if self.random.random() < self.noise else int(out.argmax())
+        out = np.tanh(out) + self.noise * self.random.normal(size=self.size)
+        box: Any = self.space
+        return (box.low + (box.high - box.low) * np.clip((out + 1) / 2, 0, 1)).astype(box.dtype)
+
+
+def record(name: str, policy: str, *, rows: int = ROWS, seed: int = 0) -> Columns:
+    """Rows as stores have them ("arrived"), of whole episodes and one that is cut off by the time limit."""
+    words = name.split()
+    options: dict[str, Any] = {"continuous": True} if "continuous" in words else {}
+    environment = gymnasium.make(words[0], **options)
+    environment.action_space.seed(seed)
+    steps = _Steps(environment, seed)
+    width = int(np.asarray(environment.reset(seed=seed)[0]).size)
+    best = _best(steps, width, seed) if policy != "random" else None
+    columns = _taken(steps, policy, best, rows)
+    environment.close()
+    return columns
+
+
+class _Steps:
+    def __init__(self, environment: gymnasium.Env[Any, Any], seed: int) -> None:
+        self.environment, self.seed = environment, seed
+
+    def episode(self, act: Callable[[Any], Any], most: int) -> list[tuple[Any, Any, float, int]]:
+        self.seed += 1
+        observation, _ = self.environment.reset(seed=self.seed)
+        none = np.zeros_like(self.environment.action_space.sample())
+        found = [(none, observation, 0.0, 0)]
+        while not found[-1][3]:
+            action = act(observation)
+            observation, reward, terminated, truncated, _ = self.environment.step(action)
+            done = 1 if terminated else 2 if truncated or len(found) >= most else 0
+            found.append((action, np.array(observation), float(reward), done))
+        return found
+
+
+def _best(steps: _Steps, width: int, seed: int) -> Linear:
+    candidates = [Linear(steps.environment.action_space, width, seed + number) for number in range(8)]
+    returns = [sum(reward for _, _, reward, _ in steps.episode(one, 200)) for one in candidates]
+    return candidates[int(np.argmax(returns))]
+
+
+def _taken(steps: _Steps, policy: str, best: Linear | None, rows: int) -> Columns:
+    taken: list[tuple[Any, Any, float, int]] = []
+    places: list[int] = []
+    while len(taken) < rows:
+        noise = {"random": 1.0, "noisy": 0.3, "trained": 0.02, "mixed": float(len(taken) < rows / 2)}[policy]
+        sample = best is None or (policy == "mixed" and noise)
+        act: Any = (lambda _: steps.environment.action_space.sample()) if sample else best
+        if best is not None:
+            best.noise = max(noise, 0.05) if policy == "mixed" else noise
+        episode = steps.episode(act, 1000)
+        taken += episode
+        places += range(len(episode))
+    actions, observations, rewards, dones = zip(*taken, strict=True)
+    seen = np.stack([np.asarray(one).reshape(-1) if np.ndim(one) else np.asarray(one) for one in observations])
+    name = "observation" if seen.ndim == 2 else "observation_discrete"
+    return {
+        "action": np.stack(actions),
+        "reward": np.array(rewards),
+        "done": np.array(dones),
+        "episode_step": np.array(places),
+        name: seen.astype(np.float32) if seen.dtype.kind == "f" else seen,
+    }
+
+
+def stream(columns: Columns, **options: Any) -> RowStream:
+    """Columns as rows to inspect."""
+    arrays = {}
+    for name, values in columns.items():
+        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+        for size in reversed(values.shape[1:]):
+            flat = pa.FixedSizeListArray.from_arrays(flat, size)
+        arrays[name] = flat
+    table = pa.table(arrays)
+    return RowStream("planted", "datasets", table.schema, lambda: iter(table.to_batches(1024)), **options)
+
+
+# ---------------------------------------------------------------------- defects
+
+
+def _starts(columns: Columns) -> Any:
+    return np.flatnonzero(columns["episode_step"] == 0)
+
+
+def _halved(columns: Columns) -> Any:
+    """Which rows lie in every other episode."""
+    return (np.cumsum(columns["episode_step"] == 0) - 1) % 2 == 1
+
+
+def _seen(columns: Columns) -> Any:
+    return columns["observation"]
+
+
+def _liveliest(columns: Columns) -> int:
+    """A dimension that does change, in most rows."""
+    values = _seen(columns)
+    return int(np.argmax((np.diff(values, axis=0) != 0).mean(axis=0) * (values.std(axis=0) > 1e-6)))
+
+
+def rolled(columns: Columns, by: int) -> None:
+    columns["action"] = np.roll(columns["action"], by, axis=0)
+
+
+def half_rolled(columns: Columns, by: int) -> None:
+    half = _halved(columns)
+    moved = np.roll(columns["action"], by, axis=0)
+    wide = half.reshape(-1, *[1] * (columns["action"].ndim - 1))
+    columns["action"] = np.where(wide, moved, columns["action"])
+
+
+def zeroed(columns: Columns, by: float) -> None:
+    _seen(columns)[:, _liveliest(columns)] = 0
+
+
+def half_zeroed(columns: Columns, by: float) -> None:
+    values = _seen(columns)
+    values[len(values) // 2 :, _liveliest(columns)] = 0
+
+
+def scaled(columns: Columns, by: float) -> None:
+    _seen(columns)[:, _liveliest(columns)] *= by
+
+
+def half_scaled(columns: Columns, by: float) -> None:
+    values = _seen(columns)
+    values[len(values) // 2 :, _liveliest(columns)] *= by
+
+
+def half_moved(columns: Columns, by: float) -> None:
+    values, place = _seen(columns), _liveliest(columns)
+    values[len(values) // 2 :, place] += by * (
+        np.quantile(values[:, place], 0.99) - np.quantile(values[:, place], 0.01)
+    )
+
+
+def outlier(columns: Columns, by: float) -> None:
+    values, place = _seen(columns), _liveliest(columns)
+    away = np.abs(values[:, place] - np.median(values[:, place])).max()
+    values[len(values) // 3, place] = np.median(values[:, place]) + by * away
+
+
+def outliers(columns: Columns, by: float) -> None:
+    values, place = _seen(columns), _liveliest(columns)
+    away = np.abs(values[:, place] - np.median(values[:, place])).max()
+    values[7::200, place] = np.median(values[:, place]) - by * away
+
+
+def stuck(columns: Columns, by: float) -> None:
+    values, place = _seen(columns), _liveliest(columns)
+    first = len(values) // 2
+    values[first : first + int(by), place] = values[first, place]
+
+
+def actions_times(columns: Columns, by: float) -> None:
+    columns["action"] = columns["action"] * np.float32(by)
+
+
+def half_actions_times(columns: Columns, by: float) -> None:
+    columns["action"] = np.where(_halved(columns)[:, None], columns["action"] * np.float32(by), columns["action"])
+
+
+def saturated(columns: Columns, by: float) -> None:
+    action = columns["action"]
+    most = np.abs(action).max(axis=0)
+    columns["action"] = np.clip(action * np.float32(by), -most, most)
+
+
+def constant_action(columns: Columns, by: float) -> None:
+    columns["action"][:, -1] = by
+
+
+def repeated_episode(columns: Columns, by: float) -> None:
+    """Every fifth episode is the one before, and a little noise."""
+    random = np.random.default_rng(0)
+    ends = np.append(_starts(columns), len(columns["done"]))
+    pieces: list[Columns] = []
+    for number in range(len(ends) - 1):
+        rows = slice(ends[number], ends[number + 1])
+        pieces.append({name: values[rows] for name, values in columns.items()})
+        if number % 5 == 1:
+            again = dict(pieces[-1])
+            again["observation"] = again["observation"] + by * _seen(columns).std(axis=0) * random.normal(
+                size=again["observation"].shape
+            )
+            again["observation"] = again["observation"].astype(_seen(columns).dtype)
+            pieces.append(again)
+    columns.update({name: np.concatenate([piece[name] for piece in pieces]) for name in columns})
+
+
+def is_vector(columns: Columns) -> bool:
+    return "observation" in columns and columns["observation"].dtype.kind == "f"
+
+
+def is_continuous(columns: Columns) -> bool:
+    return columns["action"].ndim == 2
+
+
+def are_vectors(columns: Columns) -> bool:
+    return is_vector(columns) and is_continuous(columns) and columns["action"].shape[1] > 1
+
+
+def always(columns: Columns) -> bool:
+    return True
+
+
+Plant = Callable[[Columns, Any], None]
+
+DEFECTS: dict[str, tuple[Plant, tuple[float, ...], Callable[[Columns], bool], set[str]]] = {
+    "actions a row late": (rolled, (1,), always, {"misaligned-actions"}),
+    "actions a row early": (rolled, (-1,), always, {"misaligned-actions"}),
+    "actions a row late in half of the episodes": (half_rolled, (1,), always, {"misaligned-actions"}),
+    "actions a row early in half of the episodes": (half_rolled, (-1,), always, {"misaligned-actions"}),
+    "a dimension always 0": (zeroed, (0,), is_vector, {"constant-places", "drift"}),
+    "a dimension 0 in the second half": (half_zeroed, (0,), is_vector, {"drift", "stuck"}),
+    "a dimension out of scale": (scaled, (1e5, 1e4, 1e-5), is_vector, {"scale-apart"}),
+    "a dimension out of scale in the second half": (half_scaled, (1e3, 1e-3), is_vector, {"drift", "scale-apart"}),
+    "a dimension moved in the second half": (half_moved, (100, 3), is_vector, {"drift", "scale-apart"}),
+    "an outlier": (outlier, (1e9, 1e3, 20), is_vector, {"outlier"}),
+    "outliers, one in 200 rows": (outliers, (1e9, 1e3, 20), is_vector, {"outlier"}),
+    "a dimension stuck for a while": (stuck, (1000, 200), is_vector, {"stuck", "drift"}),
+    "actions times 255": (actions_times, (255,), is_continuous, {"times-255"}),
+    "actions times 255 in half of the episodes": (
+        half_actions_times,
+        (255,),
+        is_continuous,
+        {"scale-by-episode", "drift"},
+    ),
+    "actions mostly saturated": (saturated, (100, 10), is_continuous, {"saturated"}),
+    "an action dimension never recorded": (constant_action, (0,), are_vectors, {"constant-action"}),
+    "episodes that repeat others nearly": (
+        repeated_episode,
+        (0, 1e-6, 1e-4),
+        is_vector,
+        {"duplicate-episodes", "near-duplicates"},
+    ),
+}
+
+
+def planted(columns: Columns) -> Iterator[tuple[str, float, set[str], Columns]]:
+    """Name, magnitude, the codes that would do, and the rows with the defect in them."""
+    for name, (plant, sizes, suits, codes) in DEFECTS.items():
+        if suits(columns):
+            for size in sizes:
+                copy = {key: values.copy() for key, values in columns.items()}
+                with np.errstate(all="ignore"):
+                    plant(copy, size)
+                yield name, size, codes, copy
+
+
+def loud(report: Report) -> set[str]:
+    """The codes of warnings and errors."""
+    return {finding.code for finding in report.warnings}
+
+
+# ---------------------------------------------------------------------- the study
+
+
+def recorded(folder: Path, name: str, policy: str) -> Columns:
+    file = folder / f"{name.replace(' ', '_')}.{policy}.npz"
+    if not file.is_file():
+        np.savez(file, **record(name, policy))
+    with np.load(file) as found:
+        return dict(found)
+
+
+def study(folder: Path, names: tuple[str, ...], policies: tuple[str, ...] = POLICIES) -> None:
+    """Print what is found of each defect, as warnings and as notes, and what clean recordings are warned of."""
+    found: dict[tuple[str, float], list[int]] = {}
+    clean = warned = 0
+    for name in names:
+        for policy in policies:
+            try:
+                columns = recorded(folder, name, policy)
+            except gymnasium.error.DependencyNotInstalled:
+                print(f"{name}: not installed")
+                break
+            report = inspect(stream(columns))
+            clean, warned = clean + 1, warned + bool(report.warnings)
+            for finding in report.warnings:
+                print(f"  clean {name}, {policy}: {finding.code}: {finding.message[:150]}", flush=True)
+            known = {finding.message for finding in report.findings}
+            for defect, size, codes, rows in planted(columns):
+                said = inspect(stream(rows))
+                new = loud(said) - loud(report)
+                count = found.setdefault((defect, size), [0, 0, 0])
+                count[0] += 1
+                count[1] += bool(new & codes)
+                noted = {one.code for one in said.findings if one.message not in known}
+                count[2] += bool(not new & codes and noted & codes)
+                if "-v" in sys.argv and not new & codes:
+                    print(f"    missed {name}, {policy}: {defect} {size:g}: {sorted(new)} {sorted(noted)}", flush=True)
+    print(f"{warned} of {clean} clean recordings are warned of")
+    for (defect, size), (tried, warnings, notes) in found.items():
+        print(f"{defect:50} {size:>8g}: {warnings:3} of {tried:3} as a warning, {notes:3} as a note")
+
+
+def main() -> None:
+    """Both halves of the environments."""
+    places = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(places[0] if places else made)
+        for title, names in (("thresholds were set on these", TUNED_ON), ("held out", HELD_OUT)):
+            print(f"\n{title}: {', '.join(names)}")
+            study(folder, names)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,617 @@
+"""The viewer: what its server tells to whom, the list of episodes, and curves that lose no spike."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlencode, urlsplit
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import mouse_core.view
+from mouse_core import BatchSource, ConfigError, DataError, DatasetStore
+from mouse_core.about import About
+from mouse_core.augment import AugmentMaskProbConfig, AugmentTokensConfig
+from mouse_core.cli import main
+from mouse_core.formats.base import RowStream
+from mouse_core.images import encode_png
+from mouse_core.view import Viewer, to_rerun, view
+from mouse_core.view.opening import opened_store, shown_of
+from mouse_core.view.rows.counting import EpisodeList, Query
+from mouse_core.view.rows.thinning import thinned
+from mouse_core.view.viewer import viewer_of
+
+NASTY = '</script><script>window.evil = 1</script><img src=x onerror="window.evil = 2">'
+
+
+def pictures(count: int) -> pa.Array:
+    """Pictures of 4 times 6 pixels, of which the first pixel says which it is."""
+    made = np.zeros((count, 4, 6, 3), np.uint8)
+    made[:, 0, 0, 0] = np.arange(count)
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    return pa.array([{"bytes": encode_png(one), "path": None} for one in made], kind)
+
+
+def recording(lengths: tuple[int, ...] = (5, 3, 8, 4), *, images: bool = True) -> pa.Table:
+    """Episodes of some rows; the observation of row r is (r, -r, 1000 r), and the last value of row 6 is missing."""
+    rows = sum(lengths)
+    steps = np.concatenate([np.arange(length) for length in lengths])
+    ends = np.cumsum(lengths) - 1
+    done = np.zeros(rows, np.int64)
+    done[ends] = np.arange(len(lengths)) % 2 + 1
+    number = np.repeat(np.arange(len(lengths)), lengths)
+    observation: list[Any] = [[float(row), -float(row), 1000.0 * row] for row in range(rows)]
+    if rows > 6:
+        observation[6][2] = math.nan
+    columns: dict[str, Any] = {
+        "action": np.arange(rows) % 3,
+        "reward": number + 0.5,
+        "done": done,
+        "episode_step": steps,
+        "observation": observation,
+        "metadata_task": [NASTY if one % 2 else "walk" for one in number],
+        "metadata_success": done == 1,
+    }
+    if images:
+        columns["observation_image"] = pictures(rows)
+    return pa.table(columns)
+
+
+class Client:
+    """What a page would ask."""
+
+    def __init__(self, viewer: Viewer) -> None:
+        self.url = viewer.url
+
+    def open(self, name: str, **asked: Any) -> Any:
+        return urlopen(f"{self.url}{name}?{urlencode(asked)}", timeout=30)
+
+    def __call__(self, name: str, **asked: Any) -> Any:
+        with self.open(name, **{key.replace("__", "."): value for key, value in asked.items()}) as answer:
+            return json.load(answer)
+
+    def refused(self, name: str, **asked: Any) -> tuple[int, str]:
+        with pytest.raises(HTTPError) as caught:
+            self(name, **asked)
+        with caught.value as error:
+            return error.code, json.load(error)["error"]
+
+
+@pytest.fixture(scope="module")
+def viewer() -> Iterator[Viewer]:
+    store = DatasetStore().from_dataset(recording())
+    mask = AugmentTokensConfig(mask_prob=AugmentMaskProbConfig(reward=0.5), deliver_masks=True)
+    batches = BatchSource(store, sequence_length=6, batch_size=4, boundary="episode", augment=mask, seed=1)
+    around = BatchSource(store, windows={"obs_continuous": [-1, 0], "action": [0, 1, 2]}, batch_size=4)
+    with view(store, batches, around, names=["recording", "batches"]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(viewer: Viewer) -> Client:
+    return Client(viewer)
+
+
+# ---------------------------------------------------------------------- who is told what
+
+
+def status(viewer: Viewer, path: str, *, method: str = "GET", host: str | None = None) -> tuple[int, str, Any]:
+    """Status, body and headers of what a path is answered with, sent as it is."""
+    place = urlsplit(viewer.url)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=30)
+    connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+    connection.putheader("Host", host or place.netloc)
+    connection.endheaders()
+    answer = connection.getresponse()
+    found = answer.status, answer.read().decode(errors="replace"), answer.headers
+    connection.close()
+    return found
+
+
+def test_only_who_knows_the_token_is_told_anything(viewer: Viewer) -> None:
+    place = urlsplit(viewer.url)
+    assert place.hostname == "127.0.0.1"
+    token = place.path.strip("/")
+    assert len(token) >= 24
+    assert status(viewer, place.path)[0] == 200
+    assert status(viewer, place.path, host=f"localhost:{place.port}")[0] == 200
+    for path in ("/", "/sources", f"/{token[:-1]}/sources", f"/{token}x/sources", f"/x/{token}/sources", "//sources"):
+        code, body, _ = status(viewer, path)
+        assert code == 403, path
+        assert "recording" not in body
+        assert token not in body
+    for host in ("example.com", f"example.com:{place.port}", "127.0.0.1", "127.0.0.1:1", " "):
+        assert status(viewer, place.path, host=host)[0] == 403, "a page of another name that leads here"
+
+
+def test_nothing_is_changed_and_no_file_is_read_but_ours(viewer: Viewer, tmp_path: Path) -> None:
+    path = urlsplit(viewer.url).path
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        assert status(viewer, path + "sources", method=method)[0] == 501
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    for name in (
+        "../view.py",
+        "..%2f..%2fview.py",
+        f"/{secret}",
+        f"%2f{secret}",
+        "page/view.js",
+        "view.js/../_server.py",
+    ):
+        code, body, _ = status(viewer, path + name)
+        assert code == 404, name
+        assert "secret" not in body
+
+
+def test_the_page_may_load_only_what_lies_here(viewer: Viewer) -> None:
+    path = urlsplit(viewer.url).path
+    for name in ("", "sources", "view.js", "nothing"):
+        headers = status(viewer, path + name)[2]
+        policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == "'self'"
+        assert policy["connect-src"] == "'self'"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "no-referrer"
+    page = status(viewer, path)[1]
+    assert "<script>" not in page
+    for script in sorted(one.name for one in (Path(mouse_core.view.__file__).parent / "page").glob("*.js")):
+        text = status(viewer, f"{path}{script}")[1]
+        for unsafe in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "new Function"):
+            assert unsafe not in text, "strings of the data become text, and nothing else"
+    assert len(status(viewer, path + "plotly.min.js")[1]) > 1_000_000
+
+
+def test_what_cannot_be_asked_is_an_error_that_says_why(client: Client) -> None:
+    for name, asked, said in (
+        ("episodes", {"source": 9}, "source"),
+        ("episodes", {"first": "x"}, "first"),
+        ("episodes", {"sort": "nothing"}, "nothing"),
+        ("episodes", {"low__metadata_task": 1}, "metadata_task"),
+        ("episodes", {"low__return": "much"}, "much"),
+        ("curves", {"column": "observation_image"}, "observation_image"),
+        ("curves", {"column": "observation", "begin": 0, "end": 999}, "end"),
+        ("image", {"column": "reward"}, "reward"),
+        ("image", {"column": "/etc/passwd"}, "passwd"),
+        ("step", {"begin": -1}, "begin"),
+        ("window", {"source": 1, "window": 99}, "window"),
+        ("window", {"sampling": "odd"}, "odd"),
+        ("window", {"length": 5000}, "length"),
+    ):
+        code, message = client.refused(name, **asked)
+        assert code == 400, name
+        assert said in message
+    assert client.refused("step", begin=0, generation=7)[0] == 409, "rows that were there and are others now"
+
+
+def test_who_shows_something_else_is_told() -> None:
+    with pytest.raises(ConfigError, match="found list"):
+        view([1])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="found none"):
+        view()
+
+
+# ---------------------------------------------------------------------- episodes
+
+
+def test_the_list_has_what_the_store_says_of_its_episodes(client: Client) -> None:
+    found = client("episodes")
+    assert found["matched"] == found["total"] == 4
+    assert found["counted"] == found["rows"] == 20
+    assert found["columns"] == ["episode", "length", "return", "done", "action", "metadata_task", "metadata_success"]
+    assert found["texts"] == ["metadata_task"]
+    # The first reward of an episode is none of its own; the last row says what else there is.
+    assert found["episodes"] == [
+        [0, 5, 2.0, 1, 1, "walk", 1],
+        [1, 3, 3.0, 2, 1, NASTY, 0],
+        [2, 8, 17.5, 1, 0, "walk", 1],
+        [3, 4, 10.5, 2, 1, NASTY, 0],
+    ]
+
+
+def numbers(client: Client, **asked: Any) -> list[int]:
+    return [values[0] for values in client("episodes", **asked)["episodes"]]
+
+
+def test_episodes_are_sorted_and_filtered(client: Client) -> None:
+    assert numbers(client, sort="return", down=1) == [2, 3, 1, 0]
+    assert numbers(client, sort="metadata_task") == [1, 3, 0, 2]
+    assert numbers(client, sort="length", first=1, count=2) == [3, 0]
+    assert numbers(client, low__return=3, high__return=11) == [1, 3]
+    assert numbers(client, has__metadata_task="WALK", sort="length", down=1) == [2, 0]
+    assert numbers(client, has__metadata_task="walk", low__length=6) == [2]
+    assert client("episodes", has__metadata_task="nobody")["matched"] == 0
+    points = client("points", x="length", y="return", color="metadata_task", low__metadata_success=1)
+    assert (points["x"], points["y"], points["groups"]) == ([5, 8], [2, 17.5], ["walk", "walk"])
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_episodes_counted_in_blocks_are_those_of_the_store(data: st.DataObject) -> None:
+    rows = data.draw(st.integers(1, 30))
+    draw = lambda values: data.draw(st.lists(values, min_size=rows, max_size=rows))  # noqa: E731
+    columns: dict[str, Any] = {"action": np.zeros(rows, np.int64)}
+    columns["reward"] = np.array(draw(st.integers(-5, 5)), np.float64)
+    columns["done"] = np.array(draw(st.sampled_from([0, 0, 0, 1, 2])))
+    if data.draw(st.booleans()):
+        columns["episode_step"] = np.array(draw(st.integers(0, 4)))
+    alignment = data.draw(st.sampled_from(["arrived", "outgoing"]))
+    table = pa.table(columns)
+    cut = data.draw(st.integers(0, rows))
+    store = DatasetStore(alignment=alignment)
+    for part in (table.slice(0, cut), table.slice(cut)):
+        if part.num_rows:
+            store.from_dataset(part)
+    wanted = store.episodes
+    episodes = EpisodeList(store.snapshot(), block=data.draw(st.integers(1, 9)))
+    while not episodes.is_whole:
+        episodes.advance(0.0)
+        assert len(episodes) <= wanted.num_rows
+    found = episodes.columns()
+    for name in ("episode", "start", "length", "return", "done"):
+        assert found[name].tolist() == wanted.column(name).to_pylist(), name
+    low = data.draw(st.integers(-5, 5))
+    kept = [row for row in wanted.to_pylist() if row["return"] >= low]
+    query = Query("return", True, {"return": low})
+    assert episodes.order(query).tolist() == [
+        row["episode"] for row in sorted(kept, key=lambda row: (-row["return"], row["episode"]))
+    ]
+
+
+def test_rows_that_come_are_shown_and_those_that_were_counted_are_not_counted_again(tmp_path: Path) -> None:
+    rows = recording(images=False)
+    with DatasetStore.open(tmp_path / "store", "a") as writer:
+        columns = {name: rows.column(name).to_pylist() for name in rows.column_names}
+        writer.extend({name: values[:7] for name, values in columns.items()})
+        writer.flush()
+        with view(DatasetStore.open(tmp_path / "store"), names=["growing"]) as viewer:
+            client = Client(viewer)
+            assert [values[:4] for values in client("episodes")["episodes"]] == [[0, 5, 2.0, 1], [1, 2, 1.5, 0]]
+            writer.extend({name: values[7:] for name, values in columns.items()})
+            writer.flush()
+            assert client("sources")["sources"][0]["rows"] == 20
+            found = client("episodes")
+            assert [values[:4] for values in found["episodes"]][1] == [1, 3, 3.0, 2]
+            assert found["total"] == 4
+            assert found["generation"] == 0
+            assert client("episode", episode=3)["episode"]["start"] == 16
+            assert client("episode", episode=4)["episode"] is None
+
+
+def test_the_texts_of_tasks_stand_for_their_numbers() -> None:
+    table = recording(images=False).append_column("task_index", pa.array([0] * 8 + [1] * 12))
+    store = DatasetStore()
+    store.describe(About(tasks={0: "pick", 1: "place"}))
+    with view(store.from_dataset(table)) as viewer:
+        client = Client(viewer)
+        found = client("episodes", has__task="pl")
+        place = found["columns"].index("task")
+        assert [(values[0], values[place]) for values in found["episodes"]] == [(2, "place"), (3, "place")]
+
+
+# ---------------------------------------------------------------------- steps
+
+
+def test_curves_are_those_of_the_rows_by_dimension_and_gaps_are_gaps(client: Client) -> None:
+    found = client("curves", column="observation", begin=5, end=8, dims="2,0")["curves"]
+    assert [one["dim"] for one in found] == [2, 0]
+    assert [one["steps"] for one in found] == [[0, 1, 2], [0, 1, 2]]
+    assert found[0]["values"] == [5000, None, 7000]
+    assert found[1]["values"] == [5, 6, 7]
+    part = client("curves", column="reward", begin=8, end=16, **{"from": 2, "to": 4})["curves"][0]
+    assert part == {"dim": 0, "steps": [2, 3], "values": [2.5, 2.5]}
+
+
+def test_columns_of_all_kinds_are_numbers_for_the_eye() -> None:
+    odd = {
+        "ragged": pa.array([[1.0], [2.0, 3.0], None, []], pa.list_(pa.float64())),
+        "nested": pa.array([[[1, 2], [3, 4]]] * 4, pa.list_(pa.list_(pa.int16(), 2), 2)),
+        "flag": pa.array([True, None, False, True]),
+        "half": pa.array(np.arange(4, dtype=np.float16)),
+        "huge": pa.array([2**63] * 4, pa.uint64()),
+        "infinite": pa.array([math.inf, 1.0, -math.inf, 2.0]),
+        "word": pa.array(["a", "b", "a", None]).dictionary_encode(),
+    }
+    base = recording((4,), images=False)
+    with view(
+        DatasetStore().from_dataset(pa.table({name: base.column(name) for name in base.column_names} | odd))
+    ) as made:
+        client = Client(made)
+
+        def values(name: str, dims: str = "0") -> Any:
+            found = client("curves", column=name, begin=0, end=4, dims=dims)["curves"]
+            return [one["values"] for one in found]
+
+        assert values("ragged", "0,1") == [[1, 2, None, None], [None, 3, None, None]]
+        assert values("nested", "1,2") == [[2] * 4, [3] * 4]
+        assert values("flag") == [[1, None, 0, 1]]
+        assert values("half") == [[0, 1, 2, 3]]
+        assert values("huge") == [[float(2**63)] * 4]
+        assert values("infinite") == [[None, 1, None, 2]]
+        texts = {one["name"]: one["texts"] for one in client("step", begin=0)["values"]}
+        assert texts["huge"] == [str(2**63)]
+        assert texts["infinite"] == ["inf"]
+        assert texts["word"] == ["a"]
+        assert texts["nested"] == ["1", "2", "3", "4"]
+
+
+def test_pictures_are_those_of_the_step(client: Client) -> None:
+    for row in (0, 7, 19):
+        with client.open("image", column="observation_image", begin=row) as answer:
+            assert answer.headers["Content-Type"] == "image/png"
+            pixels = np.asarray(Image.open(io.BytesIO(answer.read())))
+        assert pixels.shape == (4, 6, 3)
+        assert pixels[0, 0, 0] == row
+
+
+def test_a_picture_outside_of_the_dataset_is_not_shown(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(encode_png(np.zeros((4, 6, 3), np.uint8)))
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    named = pa.array([{"bytes": None, "path": str(secret)}] * 4, kind)
+    table = recording((4,), images=False).append_column("camera", named)
+    with view(DatasetStore().from_dataset(table)) as viewer:
+        assert Client(viewer).refused("image", column="camera", begin=0)[0] == 400
+    with view(DatasetStore(image_roots=[tmp_path]).from_dataset(table)) as viewer:
+        assert Client(viewer).open("image", column="camera", begin=0).status == 200
+
+
+SPECIAL = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf, -math.inf, 1e300]))
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(SPECIAL, SPECIAL), min_size=1, max_size=120), st.integers(1, 9), st.data())
+def test_thinned_curves_keep_the_ends_of_every_stretch(rows: list[Any], buckets: int, data: st.DataObject) -> None:
+    values = np.array(rows)
+    begin = data.draw(st.integers(0, len(rows) - 1))
+    end = data.draw(st.integers(begin + 1, len(rows)))
+    curves = thinned(lambda first, last: values[first:last], begin, end, buckets)
+    edges = [begin + place * (end - begin) // buckets for place in range(buckets + 1)]
+    for column, curve in zip(values.T, curves, strict=True):
+        assert (np.diff(curve.steps) > 0).all()
+        kept = column[curve.steps]
+        assert np.array_equal(curve.values, np.where(np.isfinite(kept), kept, np.nan), equal_nan=True), "at their steps"
+        assert len(curve.steps) <= 4 * buckets
+        for low, high in pairwise(edges):
+            inside = column[low:high]
+            there = inside[np.isfinite(inside)]
+            points = curve.values[(curve.steps >= low) & (curve.steps < high)]
+            assert np.isnan(points).any() == (len(there) < len(inside)), "gaps are gaps"
+            if len(there):
+                assert np.nanmin(points) == there.min()
+                assert np.nanmax(points) == there.max()
+
+
+# ---------------------------------------------------------------------- what is wrong
+
+
+def inspected(client: Client, **asked: Any) -> Any:
+    """What an inspection found, once it is there."""
+    found = client("findings", start=1, **asked)
+    while found["state"] == "running":
+        time.sleep(0.02)
+        found = client("findings", **asked)
+    return found
+
+
+def spoiled() -> pa.Table:
+    """Episodes of 200 rows: in the second one steps jump, and in the third one value is an outlier."""
+    rows = recording((200, 200, 200), images=False)
+    steps = rows.column("episode_step").to_numpy().copy()
+    steps[240:400] += 5
+    table = rows.set_column(rows.schema.get_field_index("episode_step"), "episode_step", pa.array(steps))
+    observation = np.random.default_rng(0).normal(size=(600, 3))
+    observation[415, 1] = 1e9
+    return table.set_column(table.schema.get_field_index("observation"), "observation", pa.array(observation.tolist()))
+
+
+def test_nothing_is_inspected_until_somebody_asks_and_then_findings_name_their_steps() -> None:
+    store = DatasetStore()
+    store.describe(About(dimensions={"observation": ["base", NASTY, "wrist"]}))
+    with view(store.from_dataset(spoiled())) as viewer:
+        client = Client(viewer)
+        (source,) = client("sources")["sources"]
+        assert source["inspected"] == client("findings")["state"] == "none"
+        assert "warnings" not in client("episodes")["columns"]
+        assert client.refused("episodes", sort="warnings")[0] == 400
+        found = inspected(client)
+        assert found["state"] == "done"
+        report = found["report"]
+        outlier = next(one for one in report["findings"] if one["code"] == "outlier")
+        place = (outlier["level"], outlier["column"], outlier["dimension"], outlier["episode"], outlier["step"])
+        assert place == ("warning", "observation", 1, 2, 15)
+        assert f"observation[1] ({NASTY})" in outlier["message"]
+        assert [one[0] for one in report["columns"]] == spoiled().column_names
+        titles = {one["title"]: one for one in report["plots"]}
+        assert sum(titles["returns"]["counts"]) == 3
+        assert sum(titles[f"observation[1] {NASTY}"]["counts"]) == 600
+        # Episodes are marked, sorted and filtered by them.
+        assert "warnings" in client("episodes")["columns"]
+        loud = [one["episode"] for one in report["findings"] if one["level"] != "note"]
+        wanted = [loud.count(number) for number in range(3)]
+        place = client("episodes")["columns"].index("warnings")
+        assert [values[place] for values in client("episodes")["episodes"]] == wanted
+        assert max(wanted) > 0
+        assert numbers(client, low__warnings=1) == [number for number in range(3) if wanted[number]]
+        # It is kept: to ask again is to be told the same.
+        assert client("findings")["report"] == report
+        (source,) = client("sources")["sources"]
+        assert source["inspected"] == "done"
+        columns = {one["name"]: one for one in source["columns"]}
+        assert columns["observation"]["names"] == ["base", NASTY, "wrist"]
+        assert columns["reward"]["names"] == []
+
+
+def test_names_of_dimensions_that_there_are_not_do_not_count() -> None:
+    store = DatasetStore()
+    store.describe(About(dimensions={"observation": ["base"], "reward": [], "nothing": ["x"]}))
+    with view(store.from_dataset(recording((4,), images=False))) as viewer:
+        (source,) = Client(viewer)("sources")["sources"]
+        assert all(not one["names"] for one in source["columns"])
+
+
+def test_data_that_cannot_be_inspected_are_seen_all_the_same(tmp_path: Path) -> None:
+    def broken() -> Any:
+        raise DataError("rows.arrow: torn")
+
+    store = DatasetStore().from_dataset(recording(images=False))
+    with viewer_of(shown_of([("torn", store)], [broken])) as viewer:
+        client = Client(viewer)
+        found = inspected(client)
+        assert (found["state"], found["error"]) == ("failed", "rows.arrow: torn")
+        assert "report" not in found
+        assert numbers(client) == [0, 1, 2, 3]
+    source = BatchSource(store, sequence_length=2, batch_size=2)
+    with view(source) as viewer:
+        assert Client(viewer)("sources")["sources"][0]["inspected"] == "nothing"
+        assert "source of batches" in Client(viewer).refused("findings", start=1)[1]
+
+
+def test_a_viewer_that_is_closed_ends_what_is_looked_for() -> None:
+    store, seen = DatasetStore().from_dataset(recording(images=False)), []
+
+    def endless() -> RowStream:
+        def batches() -> Iterator[pa.RecordBatch]:
+            while True:
+                seen.append(None)
+                yield from recording(images=False).to_batches()
+
+        return RowStream("endless", "datasets", recording(images=False).schema, batches)
+
+    viewer = viewer_of(shown_of([("endless", store)], [endless]), inspect=True)
+    assert Client(viewer)("findings")["state"] == "running"
+    viewer.close()
+    count = len(seen)
+    time.sleep(0.05)
+    assert len(seen) == count
+
+
+# ---------------------------------------------------------------------- batches
+
+
+def test_a_window_is_what_the_batch_has(client: Client) -> None:
+    store = DatasetStore().from_dataset(recording())
+    mask = AugmentTokensConfig(mask_prob=AugmentMaskProbConfig(reward=0.5), deliver_masks=True)
+    source = BatchSource(store, sequence_length=6, batch_size=4, boundary="episode", augment=mask, seed=1)
+    batch, plan = source[2], source.plan(2)
+    client("episodes", source=1)
+    for number in range(4):
+        found = client("window", source=1, index=2, window=number)
+        fields = {one["name"]: one for one in found["fields"]}
+        assert found["start"] == plan.starts[number]
+        assert found["there"] == batch["mask"][number].tolist()
+        assert fields["reward"]["masked"] == batch["reward_mask"][number].tolist()
+        assert fields["reward"]["values"] == [batch["reward"][number].tolist()]
+        shown = np.array(fields["obs_continuous"]["values"], np.float64)
+        assert np.array_equal(shown.T, batch["obs_continuous"][number], equal_nan=True)
+        assert found["episode"]["step"] == store[int(plan.starts[number])]["episode_step"]
+        with client.open("window-image", source=1, index=2, window=number, field="obs_image", step=1) as answer:
+            pixels = np.asarray(Image.open(io.BytesIO(answer.read())))
+        assert pixels.reshape(-1).tolist() == batch["obs_image"][number, 1].tolist()
+
+
+def test_windows_by_field_say_their_offsets(client: Client) -> None:
+    found = {one["name"]: one for one in client("window", source=2)["fields"]}
+    assert found["obs_continuous"]["offsets"] == [-1, 0]
+    assert found["action"]["offsets"] == [0, 1, 2]
+    assert len(found["action"]["values"][0]) == len(found["action"]["masked"]) == 3
+
+
+def test_a_page_asks_for_batches_of_its_own(client: Client) -> None:
+    store = DatasetStore().from_dataset(recording())
+    source = BatchSource(store, sequence_length=4, batch_size=2, sampling="sequential", seed=3)
+    found = client("window", length=4, size=2, sampling="sequential", seed=3, index=1, window=1)
+    fields = {one["name"]: one for one in found["fields"]}
+    assert fields["reward"]["values"] == [source[1]["reward"][1].tolist()]
+    masked = client("window", length=4, size=2, mask=0.9)["fields"]
+    assert any(any(one["masked"] or []) for one in masked)
+
+
+# ---------------------------------------------------------------------- the command, and a notebook
+
+
+def test_the_command_serves_until_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "two"):
+        with DatasetStore.open(tmp_path / name / "runs", "a") as store:
+            store.from_dataset(recording(images=False))
+    found = {}
+
+    def interrupted(viewer: Viewer) -> None:
+        address = capsys.readouterr().out.strip()
+        found["address"] = address
+        with urlopen(Request(address.partition("#")[0] + "sources")) as answer:
+            found["names"] = [one["name"] for one in json.load(answer)["sources"]]
+        raise KeyboardInterrupt
+
+    folders = [str(tmp_path / name / "runs") for name in ("one", "two")]
+    with monkeypatch.context() as patched:
+        patched.setattr(Viewer, "wait", interrupted)
+        assert main(["view", *folders, "--no-browser", "--at", "d=runs&e=1&s=2"]) == 0
+    assert found["names"] == ["runs", "runs (2)"]
+    assert found["address"].endswith("#d=runs&e=1&s=2")
+    assert main(["view", str(tmp_path / "nothing"), "--no-browser"]) == 2
+    assert "nothing" in capsys.readouterr().err
+
+
+def test_rerun_is_asked_for_where_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DatasetStore().from_dataset(recording((3, 4)))
+    with pytest.raises(ConfigError, match=r"\.rrd"):
+        to_rerun(store, path=tmp_path / "episodes.txt")
+    monkeypatch.setitem(sys.modules, "rerun", None)
+    with pytest.raises(ImportError, match=r"mouse-data\[rerun\]"):
+        to_rerun(store, path=tmp_path / "episodes.rrd")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+def test_episodes_are_handed_to_rerun(tmp_path: Path) -> None:
+    pytest.importorskip("rerun")
+    sizes = []
+    for lengths in ((3, 4), (30, 40)):
+        file = tmp_path / f"{len(sizes)}.rrd"
+        to_rerun(DatasetStore().from_dataset(recording(lengths)), names=[NASTY], path=file)
+        sizes.append(file.stat().st_size)
+    assert 0 < sizes[0] < sizes[1]
+
+
+def test_a_notebook_shows_the_page_in_a_frame(viewer: Viewer) -> None:
+    shown = viewer._repr_html_()
+    assert shown.startswith("<iframe")
+    assert viewer.url in shown
+    policy = status(viewer, urlsplit(viewer.url).path)[2]["Content-Security-Policy"]
+    assert "frame-ancestors http://localhost:*" in policy
+
+
+def test_what_can_be_read_in_place_is_not_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def converted(*given: Any, **options: Any) -> None:
+        raise AssertionError("converted")
+
+    monkeypatch.setattr("mouse_core.bench.opening.convert", converted)
+    rows = recording(images=False)
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    (tmp_path / "parts").mkdir()
+    pq.write_table(rows.slice(0, 8), tmp_path / "parts" / "a.parquet")
+    pq.write_table(rows.slice(8), tmp_path / "parts" / "b.parquet")
+    with DatasetStore.open(tmp_path / "store", "a") as store:
+        store.extend({name: rows.column(name).to_pylist() for name in rows.column_names})
+    for name in ("rows.parquet", "parts", "store"):
+        with opened_store(str(tmp_path / name)) as store, view(store) as viewer:
+            assert numbers(Client(viewer), sort="return", down=1) == [2, 3, 1, 0]

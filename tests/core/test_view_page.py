@@ -1,0 +1,163 @@
+"""The page of the viewer in a real browser: clicked through from the list to a step, and beside another source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from mouse_core import DatasetStore
+from mouse_core.about import About
+from mouse_core.view import Viewer, view
+from tests.browser import BROWSER, Tab, tab
+from tests.core.test_view import NASTY, recording, spoiled
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine"),
+]
+
+LENGTHS = (40, 3, 2500, 12)
+
+
+@pytest.fixture(scope="module")
+def viewer() -> Iterator[Viewer]:
+    first = DatasetStore().from_dataset(recording())
+    second = DatasetStore().from_dataset(recording(LENGTHS, images=False))
+    odd = DatasetStore()
+    odd.describe(About(dimensions={"observation": ["base", f"elbow {NASTY}", "wrist"]}))
+    odd.from_dataset(spoiled())
+    with view(first, second, odd, names=[f"first {NASTY}", "second", "odd"]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def page(viewer: Viewer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with tab(viewer.url, tmp_path_factory.mktemp("browser")) as opened:
+        opened.call("Runtime.enable")
+        opened.call("Log.enable")
+        yield opened
+        wrong = [one for one in opened.said if one["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]
+        assert not wrong
+
+
+SHOWN = "[...document.querySelectorAll('.pane')].map(p => p.querySelector('h2').textContent).join()"
+ROWS = "[...document.querySelectorAll('.room .row')].map(r => r.children[0].textContent)"
+STEP = "[...document.querySelectorAll('.pane')].map(p => p.querySelector('input.number').value).join()"
+
+
+def hash_says(text: str) -> str:
+    return f"decodeURIComponent(location.hash.replaceAll('+', ' ')).includes({text!r})"
+
+
+def test_from_the_list_to_a_step_and_beside_another(page: Tab) -> None:
+    page.until(f"{SHOWN} === 'Episode 0' && {ROWS}.length === 4")
+
+    # Sorted by return, the largest first, and filtered; a row opens its episode.
+    page.click(".header button:nth-child(3)")
+    page.until(f"{ROWS}.join() === '2,3,1,0'")
+    page.run(
+        "(() => { document.querySelector('.filters').open = true;"
+        " const box = document.querySelector('input[aria-label=\"low return\"]'); box.value = '2.5';"
+        " box.dispatchEvent(new Event('input')); })()"
+    )
+    page.until(f"{ROWS}.join() === '2,3,1'")
+    page.click(".room .row:nth-child(1)")
+    page.until(f"{SHOWN} === 'Episode 2'")
+    page.until(hash_says("&e=2&s=0"))
+
+    # A box in the plot selects the episodes in it: all returns, and the first half of the numbers.
+    page.click(".filters button")
+    page.until(f"{ROWS}.length === 4 && document.querySelector('.side .main-svg')")
+    page.until("document.querySelectorAll('.side .point').length === 4")
+    page.drag_until(".side .nsewdrag", 0.0, 0.02, 0.5, 0.98, script=f"{ROWS}.length < 4 && {ROWS}.length > 0")
+    page.click(".filters button")
+    page.until(f"{ROWS}.length === 4")
+
+    # The cursor: by a click into a curve, by keys, and played to the end.
+    page.until("document.querySelectorAll('.chart .main-svg').length >= 10")
+    assert page.run("[...document.querySelectorAll('.chart .name')].map(n => n.textContent).slice(0, 3).join()") == (
+        "reward,action,observation[0]"
+    )
+    page.drag_until(".chart .frame", 0.5, 0.5, 0.5, 0.5, script=f"Number({STEP}) >= 2 && Number({STEP}) <= 5")
+    page.press("Home")
+    page.press("ArrowRight")
+    page.until(f"{STEP} === '1'")
+    page.until("document.querySelector('.chart:nth-child(3) .value').textContent === '9'")
+    page.until("document.querySelector('.cameras img').naturalWidth === 6")
+    assert "begin=9" in page.run("document.querySelector('.cameras img').src")
+    page.press(" ")
+    page.until(f"{STEP} === '7'")
+
+    # The next in the list, and zoom.
+    page.press("]")
+    page.until(f"{SHOWN} === 'Episode 3'")
+    page.press("+")
+    page.until("/&z=\\d+-\\d+/.test(location.hash)")
+    page.press("0")
+    page.until("!location.hash.includes('z=')")
+
+    # Beside another source, under one cursor.
+    page.click("header > button")
+    page.until(f"{SHOWN} === 'Episode 3,Episode 0'")
+    page.until(hash_says("d2=second"))
+    page.press("Home")
+    page.press("ArrowRight")
+    page.until(f"{STEP} === '1,1'")
+
+    # Strings of the data are texts, and nothing of them ran.
+    assert page.run("window.evil") is None
+    assert page.run("document.querySelectorAll('img[onerror], .pane script').length") == 0
+    assert NASTY in page.run("document.body.textContent")
+
+
+def test_a_link_opens_dataset_episode_step_and_zoom(page: Tab, viewer: Viewer) -> None:
+    page.run("location.hash = '#d=second&e=2&s=2100&z=2000-2200'")
+    page.until(f"{SHOWN} === 'Episode 2' && {STEP} === '2100'")
+    page.until("document.querySelectorAll('.chart .plot')[0].data?.[0].x[0] === 2000")
+    assert page.run("document.querySelectorAll('.chart .plot')[0].data[0].x.at(-1)") == 2199
+    page.press("0")
+    page.until("document.querySelectorAll('.chart .plot')[0].layout.xaxis.range[1] === 2499")
+    # Of 2,500 steps less than that many points are drawn, and the reward of the first step is one of them.
+    assert page.run("document.querySelectorAll('.chart .plot')[0].data[0].x.length") < 2500
+
+
+def test_batches_show_windows(page: Tab) -> None:
+    page.run("location.hash = '#d=second&e=0&s=0'")
+    page.until(f"{SHOWN} === 'Episode 0'")
+    page.click(".tabs button[value=batches]")
+    page.until("document.querySelectorAll('.main .chart .main-svg').length > 3")
+    page.until("document.querySelector('.facts').textContent.includes('begins at row')")
+
+
+def test_findings_are_links_to_their_steps_and_mark_episodes(page: Tab) -> None:
+    page.run("location.hash = '#d=odd&e=0&s=0&t=findings'")
+    page.until("document.querySelector('.tabs .chosen')?.textContent === 'findings'")
+    assert page.run("document.querySelectorAll('li.finding').length") == 0
+    page.click(".main .controls button")
+    page.until("document.querySelectorAll('li.finding.warning').length > 0")
+    page.until("document.querySelectorAll('.main .charts .main-svg').length > 0")
+    page.until("document.querySelector('.tabs .chosen').textContent.startsWith('findings (')")
+    assert "elbow " + NASTY in page.run("document.querySelector('.findings').textContent")
+    assert page.run("document.querySelectorAll('tbody tr').length") == 7
+
+    # The list has a column of them; sorted by it, the largest first, an episode that has some comes first.
+    page.until("[...document.querySelectorAll('.header button')].some(b => b.textContent === 'warnings')")
+    page.run("[...document.querySelectorAll('.header button')].find(b => b.textContent === 'warnings').click()")
+    page.until(f"{ROWS}.join() === '2,0,1'")
+
+    # A finding leads to its step, which is marked in the curve of its dimension; the episode names it, too.
+    link = (
+        "[...document.querySelectorAll('li.finding')].find(l => l.textContent.includes('outlier')).querySelector('a')"
+    )
+    assert page.run(f"{link}.getAttribute('href')") == "#d=odd&e=2&s=15"
+    page.run(f"{link}.click()")
+    page.until(f"{SHOWN} === 'Episode 2' && {STEP} === '15'")
+    page.until("document.querySelector('.warned button')?.textContent === 'outlier'")
+    shapes = "[...document.querySelectorAll('.chart .plot')].map(p => p.layout?.shapes.length ?? 0).join()"
+    page.until(f"{shapes} === '0,0,0,1,0,0,0,0'")
+    names = "[...document.querySelectorAll('.chart .name')].map(n => n.textContent)"
+    assert page.run(f"{names}[3]") == f"observation[1] elbow {NASTY}"
+    assert page.run("window.evil") is None
+    page.run("location.hash = '#d=second&e=0&s=0'")
+    page.until(f"{SHOWN} === 'Episode 0'")
