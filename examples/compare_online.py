@@ -1,6 +1,7 @@
 """Online training with replay in PyTorch and in JAX: do both learn from the same experience, and for how long.
 
     python examples/compare_online.py
+    python examples/compare_online.py --replay both
 
 A training that acts chooses its own data: as soon as rounding lets one framework take another action, the two learn
 from different experience, and no comparison of single runs means anything. So this study has two variants. In float64
@@ -9,8 +10,9 @@ shows the two implementations to be one algorithm. In float32, which is what peo
 only their evaluations can be compared, over seeds.
 
 Eight environments write into a replay buffer, and a Q-network learns from what is drawn of it. The buffer's draws
-depend on its seed and on what was written, in both frameworks alike. An environment is not saved, so a run that is
-killed begins again. docs/guides/comparing-frameworks.md says how to read what is found.
+depend on its seed and on what was written, in both frameworks alike, on the host and on the device: ``--replay``
+chooses. An environment is not saved, so a run that is killed begins again. docs/guides/comparing-frameworks.md says
+how to read what is found.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Callable, Mapping
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,8 +35,8 @@ from flax import nnx
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-import mouse_jax
-import mouse_torch
+import mouse_jax.device
+import mouse_torch.device
 from mouse_core.replay import ArrayStorage, Compose, LinearSchedule, NextView, NStep
 from mouse_study import Context, Results, Study, Training, pairs
 from mouse_study.parting import transfer
@@ -173,10 +176,44 @@ class JaxLearner:
         return jax_step(self.network, self.target, self.adam, batch)
 
 
+# ---------------------------------------------------------------------- replay, of which each run has one
+
+Write = Callable[[Mapping[str, Any]], Any]
+Draw = Callable[[], Any]
+
+
+def replay_of(context: Context, dtype: Any) -> tuple[Write, Draw]:
+    """How rows of a time step are written, and how a batch of transitions is drawn: the same one in all four."""
+    shared: dict[str, Any] = {"batch_size": BATCH_SIZE, "seed": context.seed}
+    shared["transform"] = Compose(NextView(takes="arrived"), NStep(STEPS, DISCOUNT))
+    if not context.framework.endswith("-device"):
+        package: Any = mouse_torch if context.kind == "torch" else mouse_jax
+        buffer = package.ReplayBuffer(storage=ArrayStorage(BUFFER_SIZE, ndim=2, alignment="arrived"), **shared)
+        return buffer.append, buffer.sample
+
+    # What a replay on a device holds is known before the first row.
+    row = {"observation": np.zeros(4, dtype), "action": np.int64(0), "reward": dtype(0), "done": np.int8(0)}
+    shared |= {"num_envs": online_dqn.ENVIRONMENTS, "alignment": "arrived"}
+    if context.kind == "torch":
+        module = mouse_torch.device.Replay(row, BUFFER_SIZE, **shared)
+        return module.extend, module.sample
+
+    # In JAX it is a value: who writes has another one, in the same memory.
+    replay = mouse_jax.device.init(row, BUFFER_SIZE, **shared)
+    add, sample = jax.jit(mouse_jax.device.add, donate_argnums=0), jax.jit(mouse_jax.device.sample)
+    numbers = count()
+
+    def write(rows: Mapping[str, Any]) -> None:
+        nonlocal replay
+        replay = add(replay, rows)
+
+    return write, lambda: sample(replay, next(numbers))
+
+
 # ---------------------------------------------------------------------- acting, which knows no framework
 
 
-def acting(context: Context, learner: Learner, buffer: Any, dtype: Any) -> Callable[[], Any]:
+def acting(context: Context, learner: Learner, write: Write, draw: Draw, dtype: Any) -> Callable[[], Any]:
     """A function that takes a step in all environments, writes what it led to, and draws a batch of transitions."""
     random = np.random.default_rng(context.seed)
     environments = gym.make_vec(online_dqn.ENVIRONMENT, num_envs=online_dqn.ENVIRONMENTS, vectorization_mode="sync")
@@ -184,10 +221,9 @@ def acting(context: Context, learner: Learner, buffer: Any, dtype: Any) -> Calla
     nothing = np.zeros(online_dqn.ENVIRONMENTS)
     taken = 0
 
-    def write(actions: NDArray[Any], rewards: NDArray[Any], terminated: Any, truncated: Any) -> None:
+    def keep(actions: NDArray[Any], rewards: NDArray[Any], terminated: Any, truncated: Any) -> None:
         rows = online_dqn.rows_of(shown, actions, rewards, terminated, truncated)
-        kept = {"observation": rows["observation"].astype(dtype), "reward": rows["reward"].astype(dtype)}
-        buffer.append(rows | kept)
+        write(rows | {"observation": rows["observation"].astype(dtype), "reward": rows["reward"].astype(dtype)})
 
     def step() -> None:
         nonlocal shown, taken
@@ -195,17 +231,17 @@ def acting(context: Context, learner: Learner, buffer: Any, dtype: Any) -> Calla
         choices = random.integers(online_dqn.ACTIONS, size=len(shown))
         actions = np.where(at_random, choices, learner.act(shown.astype(dtype)))
         shown, rewards, terminated, truncated, _ = environments.step(actions)
-        write(actions, rewards, terminated, truncated)
+        keep(actions, rewards, terminated, truncated)
         taken += 1
 
     # Nothing led to the first observations: their action is a placeholder.
-    write(nothing, nothing, nothing, nothing)
+    keep(nothing, nothing, nothing, nothing)
 
     def next_batch() -> Any:
         step()
-        while len(buffer) < LEARNING_STARTS:
+        while (taken + 1) * online_dqn.ENVIRONMENTS < LEARNING_STARTS:
             step()
-        return buffer.sample()
+        return draw()
 
     return next_batch
 
@@ -218,17 +254,10 @@ def train(context: Context) -> Training:
     network = FlaxNetwork(nnx.Rngs(context.seed))
     # The same weights in both precisions.
     nnx.update(network, jax.tree.map(lambda weights: weights.astype(dtype), nnx.state(network)))
-    if context.framework == "torch":
-        learner: Any = TorchLearner(network, torch.float64 if wide else torch.float32)
-        package: Any = mouse_torch
-    else:
-        learner, package = JaxLearner(network), mouse_jax
-    buffer = package.ReplayBuffer(
-        storage=ArrayStorage(BUFFER_SIZE, ndim=2, alignment="arrived"),
-        transform=Compose(NextView(takes="arrived"), NStep(STEPS, DISCOUNT)),
-        batch_size=BATCH_SIZE,
-        seed=context.seed,
-    )
+    learner: Any = JaxLearner(network)
+    if context.kind == "torch":
+        learner = TorchLearner(network, torch.float64 if wide else torch.float32)
+    write, draw = replay_of(context, dtype)
 
     def evaluate() -> float:
         class Playing:
@@ -237,17 +266,25 @@ def train(context: Context) -> Training:
 
         return float(online_dqn.play(Playing(), episodes=EVALUATED_EPISODES, seed=online_dqn.PLAYING_SEED).mean())
 
-    return Training(learner.update, batches=acting(context, learner, buffer, dtype), evaluate=evaluate)
+    return Training(learner.update, batches=acting(context, learner, write, draw, dtype), evaluate=evaluate)
 
 
 # ---------------------------------------------------------------------- the study
 
 
-def declare(*, steps: int, seeds: int) -> Study:
+REPLAYS = {
+    "host": ("torch", "jax"),
+    "device": ("torch-device", "jax-device"),
+    "both": ("torch", "jax", "torch-device", "jax-device"),
+}
+"""Which programs are compared, by where their replay lies."""
+
+
+def declare(*, steps: int, seeds: int, replay: str = "host") -> Study:
     """The study: everything that is held fixed, and what is compared."""
     return Study(
         name="compare-online",
-        frameworks={"torch": train, "jax": train},
+        frameworks=dict.fromkeys(REPLAYS[replay], train),
         variants={"float64": {"dtype": "float64"}, "float32": {"dtype": "float32"}},
         seeds=range(seeds),
         steps=steps,
@@ -256,16 +293,20 @@ def declare(*, steps: int, seeds: int) -> Study:
 
 
 def report(results: Results) -> None:
-    """Print what was found."""
+    """Print whether the runs of a seed had the same data and how long their losses agree, and what each run earned."""
     evaluations = results.series("evaluation")
-    for pair in pairs(results):
-        about = f"{pair.left.variant}, seed {pair.left.seed}"
-        print(f"same data, {about}: {'proven' if pair.same_data.proven else 'not proven'}")
-        parts = pair.parts(1e-3)
-        print(f"losses agree to 1e-03, {about}: for {len(pair.steps) if parts is None else parts} steps")
-        for run in (pair.right, pair.left):
-            earned = " ".join(f"{value:.0f}" for value in evaluations[run.run][1])
-            print(f"evaluations, {about}, {run.framework}: {earned}")
+    alike = groupby(pairs(results), lambda pair: (pair.left.variant, pair.left.seed))
+    for (variant, seed), found in ((key, list(group)) for key, group in alike):
+        proven = sum(pair.same_data.proven for pair in found)
+        some = f", but for {proven} of {len(found)} pairs" if proven else ""
+        print(f"same data, {variant}, seed {seed}: {'proven' if proven == len(found) else 'not proven' + some}")
+        parted = [pair.parts(1e-3) for pair in found]
+        fewest = min(len(pair.steps) if step is None else step for pair, step in zip(found, parted, strict=True))
+        print(f"losses agree to 1e-03, {variant}, seed {seed}: for {fewest} steps")
+        for run in results.runs:
+            if (run.variant, run.seed) == (variant, seed):
+                earned = " ".join(f"{value:.0f}" for value in evaluations[run.run][1])
+                print(f"evaluations, {variant}, seed {seed}, {run.framework}: {earned}")
 
 
 def main() -> None:
@@ -273,11 +314,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="One DQN in PyTorch and in JAX, on the same draws of replay.")
     parser.add_argument("--seeds", type=int, default=3, help="how many runs of each framework and precision")
     parser.add_argument("--steps", type=int, default=2000, help="steps of all environments, with a batch each")
+    parser.add_argument(
+        "--replay", choices=[*REPLAYS], default="host", help="where it lies; both compares four programs"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--output", type=Path, default=Path("out/compare_online"), help="folder of the study")
     options = parser.parse_args()
 
-    results = declare(steps=options.steps, seeds=options.seeds).run(options.output, jobs=options.jobs)
+    study = declare(steps=options.steps, seeds=options.seeds, replay=options.replay)
+    results = study.run(options.output, jobs=options.jobs)
     report(results)
     print(f"page: {results.page(options.output)}")
 

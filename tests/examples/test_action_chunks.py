@@ -45,6 +45,27 @@ def test_both_scripts_train_on_the_same_batches() -> None:
 
 
 @pytest.mark.slow
+def test_both_scripts_train_on_the_same_frames_of_a_video(
+    examples: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("av")
+    monkeypatch.setattr(examples["reaching"], "reached", lambda act, see: 0.0 * act(see_twice(see)).sum())
+
+    def see_twice(see: Any) -> Any:
+        return np.stack([see(examples["reaching"].Arms(2, 0))] * 2, axis=1)
+
+    options = ["--video", str(tmp_path / "robot"), "--episodes", "3", "--steps", "4"]
+    batches = []
+    for script in SCRIPTS:
+        monkeypatch.setattr("sys.argv", [script, *options])
+        examples[script.removesuffix(".py")].main()
+        printed = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+        assert float(printed["final loss"]) > 0
+        batches.append(printed["batches"])
+    assert batches[0] == batches[1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_policy_learns_to_reach(script: str) -> None:
     """In a quarter of the steps of the script's own, and from half the episodes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,18 @@ def start(folder: Path, steps: int) -> subprocess.Popen[str]:
     )
 
 
+def kill(running: subprocess.Popen[str]) -> None:
+    """Kill all of it at once: Ray's actors are of other process groups, and would train on for a while."""
+    importlib.import_module("ray")  # brings psutil along
+    psutil = importlib.import_module("psutil")
+    of_it = psutil.Process(running.pid).children(recursive=True)
+    os.killpg(running.pid, signal.SIGKILL)
+    for one in of_it:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    running.communicate()
+
+
 def trained(folder: Path, rank: int) -> list[dict[str, Any]]:
     """What a rank wrote down, but for a line that the kill cut off."""
     path = folder / f"trained-{rank}.jsonl"
@@ -46,11 +60,10 @@ def test_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
         assert running.poll() is None, running.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    os.killpg(running.pid, signal.SIGKILL)
-    running.communicate()
+    kill(running)
     # What waited for its reward or its group, and what no batch had: all of it must be there afterwards.
     before = set(open_rollouts(tmp_path / "rollouts").uids)
-    done = max(one["step"] for one in trained(tmp_path, 0)) + 1
+    done = max(one["step"] for rank in RANKS for one in trained(tmp_path, rank)) + 1
 
     resumed = start(tmp_path, done + 15)
     printed, problems = resumed.communicate(timeout=300)

@@ -130,32 +130,37 @@ def any_precision() -> Iterator[None]:
 @pytest.mark.usefixtures("any_precision")
 @pytest.mark.slow
 @pytest.mark.parametrize("example", ["compare_online"], indirect=True)
-def test_both_learn_from_the_same_experience_in_float64(
+def test_all_learn_from_the_same_experience_in_float64(
     example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In both frameworks, with replay on the host and on the device; each writes what its own network chose."""
     monkeypatch.setattr(example, "LEARNING_STARTS", 80)
+    monkeypatch.setattr(example, "BUFFER_SIZE", 8 * 30)  # the oldest rows are overwritten
     monkeypatch.setattr(example, "EXPLORATION", lambda taken: 0.2)  # the networks choose most actions
-    losses, digests = {}, {}
-    for framework in ("torch", "jax"):
+    losses, digests, rows = ({framework: [] for framework in example.REPLAYS["both"]} for _ in range(3))
+    for framework, found in losses.items():
         training = example.train(Context("float64", {"dtype": "float64"}, framework, 5, 40, tmp_path))
-        digest, losses[framework] = StreamDigest(), []
         for step in range(40):
             batch = training.batches()
-            digest += StreamDigest.of(step, batch)
-            losses[framework].append(training.step(batch).item())
-        digests[framework] = digest
-    assert digests["torch"] == digests["jax"]
-    assert digests["torch"].windows == 40 * example.BATCH_SIZE
-    np.testing.assert_allclose(losses["torch"], losses["jax"], rtol=1e-11)
+            rows[framework].append(np.asarray(batch["index"]).tolist())
+            digests[framework].append(StreamDigest.of(step, batch))
+            found.append(training.step(batch).item())
+    assert sum(digest.windows for digest in digests["torch"]) == 40 * example.BATCH_SIZE
+    assert np.unique(rows["torch"]).size == 8 * 30
+    for framework, found in losses.items():
+        for step in range(40):
+            assert rows[framework][step] == rows["torch"][step], f"{framework}, step {step}"
+            assert digests[framework][step] == digests["torch"][step], f"{framework}, step {step}"
+        np.testing.assert_allclose(found, losses["torch"], rtol=1e-11)
     assert losses["torch"][0] != losses["torch"][-1]
 
 
 @pytest.mark.slow
 def test_the_online_study_runs_to_its_page(tmp_path: Path) -> None:
-    printed = run("compare_online.py", tmp_path, "--seeds", "1", "--steps", "60")
+    printed = run("compare_online.py", tmp_path, "--seeds", "1", "--steps", "60", "--replay", "device")
     assert printed["same data, float64, seed 0"] == "proven"
     assert printed["losses agree to 1e-03, float64, seed 0"] == "for 60 steps"
-    evaluations = [printed[f"evaluations, float64, seed 0, {framework}"] for framework in ("torch", "jax")]
+    evaluations = [printed[f"evaluations, float64, seed 0, {kind}-device"] for kind in ("torch", "jax")]
     assert evaluations[0] == evaluations[1]
     assert len(evaluations[0].split()) == 10
     assert "float32" in Path(printed["page"]).read_text(encoding="utf-8")

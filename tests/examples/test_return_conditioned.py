@@ -96,7 +96,7 @@ def test_it_is_asked_for_the_action_that_leaves_each_observation(
     assert (previous[:, 1:] == chosen[:, :-1])[counts].all()
 
 
-@pytest.mark.parametrize("framework", ["torch", "flax"])
+@pytest.mark.parametrize("framework", ["torch", pytest.param("flax", marks=pytest.mark.slow)])
 def test_what_comes_later_is_not_looked_at(framework: str, example: Callable[[str], Any]) -> None:
     training = example(f"return_conditioned_{framework}")
     if framework == "torch":

@@ -17,11 +17,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
 def test_kills_change_nothing(tmp_path: Path) -> None:
-    compared = compare(tmp_path, steps=120, seeds=2, seed=0)
+    compared = compare(tmp_path, steps=80, seeds=2, seed=0)
     assert not compared.different
     assert compared.same_data
     assert compared.seeds_differ
-    assert compared.equal > 4 * 120
+    assert compared.equal > 4 * 80
     assert compared.studies + compared.runs > 1
 
 

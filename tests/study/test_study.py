@@ -21,6 +21,8 @@ from mouse_study import Results, Study
 from tests.study import trained
 from tests.study.trained import study
 
+pytestmark = pytest.mark.slow
+
 #: What a run had that does not depend on how long anything took.
 VALUES = ("loss", "size", "taken")
 
@@ -96,7 +98,6 @@ ENDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
 def test_runs_that_are_killed_or_fail_go_on_with_equal_results(whole: Results, tmp_path: Path) -> None:
     """Also with batches of their own; the others are not stopped."""
     killed = study(variants=ENDS)
@@ -141,7 +142,6 @@ def test_online_training_goes_on_with_its_buffer(tmp_path: Path) -> None:
     assert online.runs[0].digest == online.runs[1].digest is not None
 
 
-@pytest.mark.slow
 def test_loaders_that_a_training_makes_for_itself_are_digested(tmp_path: Path) -> None:
     told = {**OF_STORE, "frameworks": {"numpy": trained.train_on_two_loaders}}
     variants = {"killed": {"killed_at": 16}, "other": {"own_seed": 6}, "plain": {"uses": False}, "late": {"late": True}}

@@ -1,0 +1,53 @@
+"""SAC whose environments and replay lie on one device: its draws are the host's, and it learns."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from mouse_core.replay import ArrayStorage, NextView, ReplayBuffer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The example, imported as the script is, and made small."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    found = importlib.import_module("sac_on_device")
+    for name, value in (("ENVIRONMENTS", 4), ("CAPACITY", 40), ("BATCH_SIZE", 8), ("HIDDEN", 8)):
+        monkeypatch.setattr(found, name, value)
+    return found
+
+
+def test_pendulums_swing_as_those_of_gymnasium(example: ModuleType) -> None:
+    gym = pytest.importorskip("gymnasium")
+    theirs = gym.make("Pendulum-v1").unwrapped
+    ours = example.Pendulums(1)
+    ours.steps.zero_()
+    theirs.reset(seed=0)
+    theirs.state = np.array([ours.angle.item(), ours.speed.item()])
+    for number in range(20):
+        action = np.sin(number)
+        observation, reward, *_ = theirs.step(np.array([2 * action], np.float32))
+        found, done = ours.step(torch.tensor([action], dtype=torch.float32))
+        np.testing.assert_allclose(found.item(), reward, rtol=1e-3)
+        np.testing.assert_allclose(ours.observations()[0], observation, rtol=1e-3, atol=1e-3)
+        assert not done
+
+
+def test_what_a_training_drew_is_what_the_host_draws(example: ModuleType) -> None:
+    replay, rewards = example.train(25)
+    assert torch.isfinite(rewards).all()
+    assert (rewards < 0).all()
+    buffer = ReplayBuffer(ArrayStorage(160, ndim=2), transform=NextView(), batch_size=8)
+    assert int(replay.samples) == 5
+    replay.to_host(buffer)
+    batch, expected = replay.sample(), buffer.sample()
+    for name in ("index", "mask", "observation"):
+        np.testing.assert_array_equal(batch[name], expected[name])
