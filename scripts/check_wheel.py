@@ -82,7 +82,7 @@ with PrefetchBatchifier(store, batch_size=4, sequence_length=8, seed=1) as loade
 back = rlds.read_rlds(rlds.write_rlds(store))
 digests.append(back.digest())
 digests.append(len(list(rlds.convert_rlds_to_trajectories(rlds.write_rlds(store)))))
-buffer = ReplayBuffer(ArrayStorage(100), PrioritizedSampler(100), batch_size=8, seed=3)
+buffer = ReplayBuffer(ArrayStorage(100), PrioritizedSampler(), batch_size=8, seed=3)
 buffer.extend({"x": np.arange(60, dtype=np.float32)})
 digests.append(buffer.sample()["x"].tolist())
 storage = RolloutStorage(4, 5, {"values": ()}, seed=2)

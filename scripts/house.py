@@ -30,6 +30,7 @@ FLOORS = [
     {"spec"},
     {"ahead", "digest"},
     {"about", "images", "remote"},
+    {"video"},
     {"_arrow"},
     {"store"},
     {"augment", "sampling", "statistics"},
@@ -39,12 +40,19 @@ FLOORS = [
     {"text"},
     {"hub", "inspect", "mixtures", "trees"},
     {"bench", "testing"},
+    {"view"},
     {"cli"},
 ]
 
-# The one arrow that points up: an address may be that of a LeRobotDataset, and DatasetStore.open takes addresses. It
-# stands inside a function, is followed only where such a folder is met, and is in no picture.
-UPWARDS = {"mouse_core.store.elsewhere.opening": {"mouse_core.formats.lerobot.elsewhere"}}
+# The arrows that point up: what DatasetStore.open is given may be a LeRobotDataset, here or at an address, or a dataset
+# of TFDS. They stand inside functions, are followed only where such a folder is met, and are in no picture.
+UPWARDS = {
+    "mouse_core.store.elsewhere.opening": {"mouse_core.formats.lerobot.elsewhere"},
+    "mouse_core.store.dataset_store._opening": {
+        "mouse_core.formats.lerobot.reading",
+        "mouse_core.formats.tfds.reading",
+    },
+}
 
 
 @cache

@@ -116,6 +116,7 @@ WITH_PYTHON = [page for page in PAGES if program(page.read_text(encoding="utf-8"
 GUIDES = ROOT / "docs" / "guides"
 IN_LANES = {
     GUIDES / "in-your-trainer.md": pytest.mark.trainers,
+    GUIDES / "on-the-device.md": pytest.mark.slow,
     GUIDES / "ray.md": pytest.mark.slow,
     GUIDES / "rollouts.md": pytest.mark.slow,
     GUIDES / "studies.md": pytest.mark.slow,

@@ -23,6 +23,8 @@ from tests.bench import (
     loaders,
     maps,
     mixtures,
+    on_device,
+    on_device_torch,
     parts,
     ragged,
     replay,
@@ -113,6 +115,8 @@ def run(settings: Settings, *, quick: bool, only: str) -> Results:
     add("statistics", lambda: counting.tables(settings))
     add("appends", lambda: appends.while_sampling(settings))
     add("replay", lambda: replay.tables(settings))
+    add("on-device", lambda: on_device.tables(settings))
+    add("on-device-torch", lambda: on_device_torch.tables(settings))
     add("maps", lambda: maps.tables(settings))
     add("forest", lambda: forests.tables(settings))
     add("rollouts", lambda: rollouts.tables(settings))
@@ -126,6 +130,8 @@ def run(settings: Settings, *, quick: bool, only: str) -> Results:
         results.figures += loaders.in_fresh_processes(settings, 1_000 if quick else 10_000)
     if only in "append-rates":
         results.figures += appends.rates(settings)
+    if only in "groups-memory":
+        results.figures += rollout_groups.figures(settings)
     if only in "maps-memory":
         results.figures += maps.figures(settings)
     if only in "forest-memory":

@@ -101,6 +101,7 @@ def goals(cores: int) -> Iterator[Goal]:
         unit=" us",
     )
     yield from _replay_goals()
+    yield from _device_goals()
     for key, work, limit in (("maps-insert", "inserted", 5), ("maps-lookup", "looked up", 10)):
         yield _faster(key, f"maps: a million observations {work}", "TorchRL", limit, "mouse")
     yield from _rollout_goals()
@@ -210,6 +211,28 @@ def _replay_goals() -> Iterator[Goal]:
     yield microseconds("replay-extend", "replay, 256 rows added at once", 60)
 
 
+def _device_goals() -> Iterator[Goal]:
+    """What replay inside of compiled code is to reach, beside flashbax and with ten times the rows."""
+    ours = "mouse_jax.device"
+
+    def compared(name: str, mine: str, theirs: str, results: Results) -> float | None:
+        table = results.table(f"on-device-{name}")
+        return table.times(mine, theirs) if table else None
+
+    for name, work, mine, theirs, limit in (
+        ("uniform", "256 of 1M, jitted", ours, "flashbax", 1.0),
+        ("slices", "slices [32, 64], jitted", f"{ours}, within episodes", "flashbax, across episodes", 1.2),
+        ("priority", "256 by priority, and new ones, jitted", ours, "flashbax", 0.5),
+        ("add", "1,024 rows added, donated", ours, "flashbax", 1.0),
+        ("loop", "a whole DQN loop over 8 seeds", ours, "flashbax", 1.05),
+    ):
+        value = partial(compared, name, mine, theirs)
+        yield Goal(f"on the device, {work}", f"at most {limit} times flashbax's time", value, limit, unit=" times")
+    for name, work in (("sizes", "256 rows"), ("priority-sizes", "256 by priority, and new ones")):
+        value = partial(compared, name, f"{ours}, 10,000,000 rows", f"{ours}, 1,000,000 rows")
+        yield Goal(f"on the device, {work} of 10M", "at most 1.2 times the time at 1M", value, 1.2, unit=" times")
+
+
 def _rollout_goals() -> Iterator[Goal]:
     """What rollouts are to reach."""
 
@@ -254,6 +277,12 @@ def _group_goals() -> Iterator[Goal]:
         copy = seconds("groups-pack", "np.concatenate of the same four fields", results)
         return ours / copy if ours and copy else None
 
+    def late(results: Results) -> float | None:
+        ours = seconds("groups-late", "mouse add_column", results)
+        file = seconds("groups-late", "pyarrow writing the column as one file, synced", results)
+        return ours / file if ours and file else None
+
+    yield Goal("a late column written", "at most 3 times one Parquet file of it", late, 3.0, unit=" times")
     yield Goal("512 examples packed", "at most 2 times NumPy's copy of their tokens", times, 2.0, unit=" times")
     yield Goal("1,024 of 100,000 rollouts as examples", "under 20 ms, the copy included", milliseconds, 20, unit=" ms")
 

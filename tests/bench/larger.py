@@ -180,10 +180,11 @@ def _memmap(data: Path) -> dict[str, float]:
 
 def _torchrl(data: Path) -> dict[str, float]:
     import torch
-    from torchrl.data import LazyMemmapStorage
+    from tensordict import TensorDict
+    from torchrl.data import TensorStorage
 
-    storage = LazyMemmapStorage(len(np.load(_others(data) / "arrays" / "action.npy", mmap_mode="r")))
-    storage.loads(_others(data) / "torchrl")
+    # `LazyMemmapStorage.loads` would copy all of it into memory.
+    storage = TensorStorage(TensorDict.load_memmap(_others(data) / "torchrl"))
     return _measured(_taken(len(storage), lambda rows: storage.get(torch.from_numpy(rows)).bytes()))
 
 

@@ -1,0 +1,163 @@
+"""Replays move between the device and buffers of NumPy, torch and JAX, and go on with the same draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import mouse_jax
+import mouse_torch
+import mouse_torch.device
+from mouse_core import ConfigError, SchemaError, StateError, replay
+from mouse_core.replay import ArrayStorage, RandomSampler, SliceSampler
+from mouse_jax import device
+
+SEED = 2**63 + 12345
+BATCH = 6
+
+
+def rows(first: int, count: int, envs: int | None) -> dict[str, Any]:
+    """Rows that depend on their numbers alone."""
+    number = (first + np.arange(count)[:, None] + 1000 * np.arange(envs or 1)).astype(np.int32)
+    number = number if envs else number[:, 0]
+    return {
+        "obs": {"x": number, "y": np.stack([number, -number], -1).astype(np.uint8)},
+        "half": jnp.asarray(number, jnp.bfloat16),
+        "done": np.random.default_rng(7).random(4096)[number % 1000] < 0.25,
+    }
+
+
+def made(envs: int | None, seed: int = SEED) -> device.Replay:
+    lead = 0 if envs is None else (0, 0)
+    slices = None if envs is None else device.Slices(sequence_length=4, pad=1)
+    example = jax.tree.map(lambda leaf: leaf[lead], rows(0, 1, envs))
+    return device.init(example, 20 * (envs or 1), batch_size=BATCH, num_envs=envs, slices=slices, seed=seed)
+
+
+def buffer(package: Any, envs: int | None, seed: int = 0) -> Any:
+    sampler = RandomSampler() if envs is None else SliceSampler(sequence_length=4, pad=1)
+    storage = ArrayStorage(20 * (envs or 1), ndim=1 if envs is None else 2)
+    return package.ReplayBuffer(storage, sampler, batch_size=BATCH, seed=seed)
+
+
+def same(found: Any, expected: dict[str, Any]) -> None:
+    """Of what was saved and loaded episodes may have other numbers."""
+    found = found if isinstance(found, dict) else found.to_dict()
+    assert found.keys() == expected.keys()
+    for name in ("x", "y"):
+        np.testing.assert_array_equal(found["obs"][name], expected["obs"][name])
+    for name in {*expected} - {"obs", "traj_id"}:
+        values = found[name].float().numpy() if hasattr(found[name], "float") else found[name]
+        np.testing.assert_array_equal(np.asarray(values, np.float32), np.asarray(expected[name], np.float32))
+
+
+grow = jax.jit(device.add)
+draw = jax.jit(device.sample)
+
+
+def in_torch(envs: int | None) -> mouse_torch.device.Replay:
+    example = jax.tree.map(lambda leaf: np.asarray(leaf[(0, 0) if envs else 0]), rows(0, 1, envs))
+    return mouse_torch.device.Replay(example, 20 * (envs or 1), batch_size=BATCH, num_envs=envs)
+
+
+def test_replays_in_torch_and_jax_load_each_other(tmp_path: Path) -> None:
+    """Of single rows, and of a ring that went round."""
+    envs = 3
+    state = device.init(
+        jax.tree.map(lambda leaf: leaf[0, 0], rows(0, 1, envs)), 60, batch_size=BATCH, num_envs=envs, seed=SEED
+    )
+    for number in range(9):
+        state = grow(state, rows(number * 4, 4, envs))
+    device.dumps(state, tmp_path / "jax", samples=2)
+    moved = in_torch(envs)
+    moved.loads(tmp_path / "jax")
+    moved.dumps(tmp_path / "torch")
+    same(moved.sample(), draw(state, 2))
+    empty = device.init(jax.tree.map(lambda leaf: leaf[0, 0], rows(0, 1, envs)), 60, batch_size=BATCH, num_envs=envs)
+    back, samples = device.loads(empty, tmp_path / "torch")
+    more = rows(36, 4, envs)
+    moved.extend(jax.tree.map(np.asarray, more))
+    assert samples == 2
+    same(moved.sample(), draw(grow(back, more), 3))
+    with pytest.raises(ConfigError, match="an empty replay, found 20 time steps"):
+        moved.loads(tmp_path / "jax")
+
+
+@pytest.mark.parametrize(("envs", "writes"), [(3, 9), (None, 4)])
+def test_one_file_serves_device_numpy_torch_and_jax(envs: int | None, writes: int, tmp_path: Path) -> None:
+    """A ring that went round, in which slices are drawn; and one of single rows that is not full."""
+    state = made(envs)
+    for number in range(writes):
+        state = grow(state, rows(number * 4, 4, envs))
+    device.dumps(state, tmp_path / "device", samples=2)
+    more = rows(writes * 4, 4, envs)
+    expected = [draw(grow(state, more), number) for number in (2, 3)]
+    for name, package in (("numpy", replay), ("torch", mouse_torch), ("jax", mouse_jax)):
+        moved = buffer(package, envs)
+        moved.loads(tmp_path / "device")
+        moved.dumps(tmp_path / name)
+        moved.extend(more)
+        for batch in expected:
+            same(moved.sample(), batch)
+        back, samples = device.loads(made(envs, seed=1), tmp_path / name)
+        assert samples == 2
+        same(draw(grow(back, more), samples), expected[0])
+
+
+def test_a_buffer_on_the_host_is_filled_and_read_directly() -> None:
+    state = grow(made(None), rows(0, 4, None))
+    held = buffer(mouse_jax, None)
+    device.to_host(state, held)
+    same(held.sample(), draw(state, 0))
+    held.extend(rows(4, 18, None))
+    same(draw(device.from_host(made(None), held), 1), held.sample())
+
+
+def test_orbax_saves_and_restores_the_pytree(tmp_path: Path) -> None:
+    """With random keys among the fields, and one replay for each of two seeds."""
+    one = {"key": jax.random.key(0), "reward": 0.0}
+    state = jax.vmap(lambda seed: device.init(one, 8, batch_size=4, seed=seed))(jnp.arange(2))
+    given = {"key": jax.random.split(jax.random.key(5), (2, 3)), "reward": jnp.ones((2, 3))}
+    state = jax.vmap(device.add)(state, given)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "replay", state)
+        checkpointer.wait_until_finished()
+        found = checkpointer.restore(tmp_path / "replay", jax.tree.map(jnp.zeros_like, state))
+    assert jax.tree.structure(found) == jax.tree.structure(state)
+    for one_leaf, leaf in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
+        assert (one_leaf == leaf).all()
+
+
+def test_what_does_not_fit_is_not_moved(tmp_path: Path) -> None:
+    empty = device.init({"reward": 0.0}, 12, batch_size=1)
+    state = device.add(empty, {"reward": 1.0})
+    for storage in (ArrayStorage(11), ArrayStorage(12, ndim=2)):
+        with pytest.raises(ConfigError, match="capacity 12 and ndim 1, of 1 environments"):
+            device.to_host(state, replay.ReplayBuffer(storage))
+    held = replay.ReplayBuffer(ArrayStorage(12))
+    device.to_host(state, held)
+    with pytest.raises(ConfigError, match="an empty buffer, found 1 rows"):
+        device.to_host(state, held)
+    with pytest.raises(ConfigError, match="an empty replay, found 1 time steps"):
+        device.from_host(state, held)
+    with pytest.raises(SchemaError, match="'key': expected numbers"):
+        device.dumps(device.init({"key": jax.random.key(0)}, 12, batch_size=1), tmp_path / "keys")
+    with pytest.raises(ConfigError, match="expected one replay, found 2"):
+        device.dumps(jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state), tmp_path / "two")
+    with pytest.raises(ConfigError, match="a replay outside of"):
+        jax.eval_shape(lambda traced: device.dumps(traced, tmp_path / "traced"), state)
+    device.dumps(state, tmp_path / "rows")
+    assert [path.name for path in tmp_path.iterdir()] == ["rows"]
+    for other, error, words in (
+        (device.init({"reward": 0.0}, 11, batch_size=1), StateError, "capacity"),
+        (device.init({"reward": 0.0}, 12, batch_size=1, alignment="arrived"), StateError, "alignment"),
+        (device.init({"reward": 0}, 12, batch_size=1), SchemaError, "expected int32, found float32"),
+    ):
+        with pytest.raises(error, match=words):
+            device.loads(other, tmp_path / "rows")
