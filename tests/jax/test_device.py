@@ -190,6 +190,7 @@ def filled() -> device.Replay:
     return device.add(replay, rows)
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="errors are raised where nothing waits for a device")
 def test_there_is_something_to_sample_once_an_episode_is_long_enough() -> None:
     assert not device.can_sample(filled())
     with pytest.raises(ConfigError, match="slices of 3 steps in one episode, found none among 4 time steps"):
@@ -259,6 +260,7 @@ def test_rows_of_another_kind_are_refused(rows: Any, error: type[Exception], wor
         device.add(init(), rows)
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="errors are raised where nothing waits for a device")
 def test_a_sample_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected rows, found none"):
         device.sample(init(), 0)
@@ -274,6 +276,7 @@ def filled_rows() -> device.Replay:
     return device.add(init(), {"reward": 1.0, "done": False})
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="errors are raised where nothing waits for a device")
 def test_a_compiled_function_may_refer_to_a_replay() -> None:
     """Which it is not given, so that all of it is known where the function is traced."""
     empty = device.init({"obs": 0.0}, 10, batch_size=4)

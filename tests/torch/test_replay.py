@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import namedtuple
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -246,15 +247,18 @@ def test_an_axis_that_is_called_time_is_time(
     written = TensorDict(fields, batch_size=size, names=names)
     kept = MemmapStorage(120, tmp_path, ndim=2) if kind == "memmap" else None
     storage = kept or storage_of("array" if kind == "core" else kind, 120, ndim=2)
-    made = core.ReplayBuffer if kind == "core" else ReplayBuffer
+    made = core.ReplayBuffer if kind == "core" else partial(ReplayBuffer, device="cuda" if kind == "cuda" else None)
     buffer = made(storage, PrioritizedSliceSampler(sequence_length=4), batch_size=30)
     index = buffer.extend(written)
     assert index.shape == tuple(size)
-    np.testing.assert_array_equal(np.asarray(buffer[index.reshape(-1)]["step"]), step.reshape(-1).numpy())
-    np.testing.assert_array_equal(np.asarray(buffer[index.reshape(-1)]["env"]), env.reshape(-1).numpy())
-    batch = buffer.sample()
-    assert (np.diff(np.asarray(batch["step"]), axis=1) == 1).all()
-    assert (np.diff(np.asarray(batch["env"]), axis=1) == 0).all()
+    found, batch = (
+        {name: torch.as_tensor(rows[name]).cpu().numpy() for name in ("step", "env")}
+        for rows in (buffer[index.reshape(-1)], buffer.sample())
+    )
+    np.testing.assert_array_equal(found["step"], step.reshape(-1).numpy())
+    np.testing.assert_array_equal(found["env"], env.reshape(-1).numpy())
+    assert (np.diff(batch["step"], axis=1) == 1).all()
+    assert (np.diff(batch["env"], axis=1) == 0).all()
     for many in (buffer.append, lambda rows: buffer.extend([rows, rows])):
         with pytest.raises(SchemaError, match="found a time axis"):
             many(written)

@@ -39,8 +39,8 @@ def words(seed: torch.Tensor, index: torch.Tensor, n: int) -> torch.Tensor:
         return known
     if index.device.type == "meta" or torch.compiler.is_compiling():
         return philox(seed, index, n)
-    made: torch.Tensor = _fused()(seed, index, n)
-    return made
+    made: torch.Tensor = _fused()(seed, index, _numbers(index, n))
+    return made[:n]
 
 
 def integers(seed: torch.Tensor, index: torch.Tensor, n: int, high: torch.Tensor) -> torch.Tensor:
@@ -68,16 +68,38 @@ def _(seed: torch.Tensor, index: torch.Tensor, n: int) -> torch.Tensor:
     return index.new_empty(n)
 
 
-@cache
-def _fused() -> Any:
-    return torch.compile(philox, fullgraph=True)
+@torch.library.custom_op("mouse_torch::counted", mutates_args=())
+def _counted(index: torch.Tensor, blocks: int) -> torch.Tensor:
+    """Numbers from 1 on, which Inductor does not know: what it knows of a number it computes in 32 bits, on CUDA."""
+    return torch.arange(1, blocks + 1, device=index.device)
+
+
+@_counted.register_fake
+def _(index: torch.Tensor, blocks: int) -> torch.Tensor:
+    return index.new_empty(blocks)
+
+
+def _numbers(index: torch.Tensor, n: int) -> torch.Tensor:
+    """Those of the blocks of 4 words: NumPy counts before it computes, and the first one is number 1."""
+    blocks = -(-n // 4)
+    if torch.compiler.is_compiling():
+        counted: torch.Tensor = _counted(index, blocks)
+        return counted
+    return torch.arange(1, blocks + 1, device=index.device)
 
 
 def philox(seed: torch.Tensor, index: torch.Tensor, n: int) -> torch.Tensor:
     """``words`` by operations of torch alone."""
-    blocks = -(-n // 4)
-    # NumPy counts before it computes: the first block is number 1.
-    counter: list[Any] = [torch.arange(1, blocks + 1, device=index.device), 0, index, 0]
+    return _blocks(seed, index, _numbers(index, n))[:n]
+
+
+@cache
+def _fused() -> Any:
+    return torch.compile(_blocks, fullgraph=True)
+
+
+def _blocks(seed: torch.Tensor, index: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    counter: list[Any] = [numbers, 0, index, 0]
     keys = [seed, torch.full((), int(Purpose.REPLAY), device=index.device)]
     for _ in range(_ROUNDS):
         (high_0, low_0), (high_1, low_1) = (
@@ -85,7 +107,7 @@ def philox(seed: torch.Tensor, index: torch.Tensor, n: int) -> torch.Tensor:
         )
         counter = [high_1 ^ counter[1] ^ keys[0], low_1, high_0 ^ counter[3] ^ keys[1], low_0]
         keys = [key + signed(weyl) for key, weyl in zip(keys, _WEYL, strict=True)]
-    return torch.stack(counter, 1).reshape(-1)[:n]
+    return torch.stack(counter, 1).reshape(-1)
 
 
 def signed(word: int) -> int:
