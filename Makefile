@@ -11,15 +11,16 @@ PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check
 # Passed on to what a command runs: make test ARGS="-k store -x"
 ARGS   ?=
-# Processes that run the tests.
+# Processes that run the tests; slow ones often wait for a program of theirs.
 JOBS   ?= 2
+SLOW_JOBS ?= 3
 
 # The import packages that exist so far.
 PACKAGES := $(patsubst %/__init__.py,%,$(wildcard mouse_core/__init__.py adapters/*/__init__.py))
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-trainers test-reverb bench bench-scale lint format types docs docs-serve wheel-check clean distclean
+.PHONY: help demo test test-slow test-long test-trainers test-reverb bench bench-scale lint format types docs docs-serve wheel-check clean distclean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -32,8 +33,11 @@ demo: $(VENV)/.installed-demo  ## record, store, load, train and play, then the 
 test: $(VENV)/.installed-test  ## run the tests
 	$(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-test-slow: $(VENV)/.installed-test  ## run the tests that take minutes
-	$(PY) -m pytest -m slow -n $(JOBS) --dist worksteal $(ARGS)
+test-slow: $(VENV)/.installed-test  ## run the tests that take long
+	$(PY) -m pytest -m 'slow and not long' -n $(SLOW_JOBS) --dist worksteal $(ARGS)
+
+test-long: $(VENV)/.installed-test  ## run those that take longest: trainings to their end, kills at every step
+	$(PY) -m pytest -m long -n $(JOBS) --dist worksteal $(ARGS)
 
 test-trainers: $(VENV)/.installed-trainers  ## run the tests with other people's trainers, on several processes
 	$(PY) -m pytest -m trainers $(ARGS)
@@ -69,7 +73,7 @@ wheel-check: $(VENV)/.installed-dev  ## build the wheel, import it in an empty e
 	$(PY) scripts/check_wheel.py
 
 clean:  ## remove what was built
-	rm -rf build dist site out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info adapters/*.egg-info
+	rm -rf build dist site out .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache *.egg-info adapters/*.egg-info
 	find mouse_core adapters tests examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## the same, and .venv

@@ -27,6 +27,7 @@ sys.exit(3 if "exit" in sys.argv else None)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "status"), [("end", 0), ("raise", 1), ("exit", 3), ("kill", -signal.SIGKILL)])
 def test_a_forked_program_is_as_one_that_was_started(how: str, status: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -43,6 +44,7 @@ def test_a_forked_program_is_as_one_that_was_started(how: str, status: int, tmp_
     assert forked.stderr.splitlines()[-1:] == started.stderr.splitlines()[-1:]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is forked")
 def test_a_program_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     script = tmp_path / "script.py"

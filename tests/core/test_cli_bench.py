@@ -69,6 +69,7 @@ def test_fields_and_dtypes_are_those_asked_for(folder: Path, tmp_path: Path) -> 
     assert batch["sequence_length"] == 8
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_windows_are_drawn_as_asked_for_and_stores_of_small_record_batches_have_a_floor(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -110,6 +111,7 @@ def test_encoded_images_show_as_decoding(tmp_path: Path) -> None:
     assert any("Decoding dominates" in sentence for sentence in report["advice"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_rich")
 def test_without_rich_the_report_is_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder, "--seconds", 0.1, "--frameworks", "numpy") == 0

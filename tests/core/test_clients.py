@@ -265,6 +265,7 @@ print("sent", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="another kind of loop")
 def test_a_program_that_ends_waits_for_the_thread_that_brought_its_last_result(server):
     told = {name.upper(): value for name, value in server.options.items()}

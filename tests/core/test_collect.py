@@ -513,6 +513,7 @@ def killed(folder: Path, kills: int) -> int:
     return int(run.stdout)
 
 
+@pytest.mark.slow
 def test_writer_and_clients_are_killed_a_few_times(tmp_path: Path) -> None:
     assert killed(tmp_path, 8) > 0
 

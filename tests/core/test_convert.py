@@ -418,6 +418,7 @@ def test_a_stream_that_was_cut_between_batches_is_damaged(tmp_path: Path) -> Non
 # ---------------------------------------------------------------------- memory
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("pictures", [False, True])
 def test_ten_million_steps_take_little_memory(pictures: bool, tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def test_parquet(tmp_path: Path) -> None:
 SLOW = [pytest.param(layout, marks=pytest.mark.slow) for layout in ("ted", "flat")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["nested", *SLOW])
 def test_ted_folders(layout: str, tmp_path: Path) -> None:
     write_ted(recording(texts=False), tmp_path / "source", layout=layout)
@@ -87,6 +88,7 @@ def test_ted_in_hdf5(tmp_path: Path) -> None:
     assert counts["refused"] > 2
 
 
+@pytest.mark.slow
 def test_lerobot(tmp_path: Path) -> None:
     pytest.importorskip("av")
     Robot((5, 3, 7, 12), cameras=["top"]).write(tmp_path / "source")

@@ -233,6 +233,7 @@ def test_a_limit_is_a_number_of_bytes(wrong: Any) -> None:
         DatasetStore(dense_bytes=wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 3000, 1 << 20])
 def test_copies_of_rows_that_are_still_appended_to(limit: int) -> None:
     """A copy has the rows that there were: whoever sees more of the same rows must not read beyond it."""

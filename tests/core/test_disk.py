@@ -336,6 +336,7 @@ def killed(program: str, folder: Path) -> int:
     return int(ran.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", ["none", "flush", "append"])
 def test_rows_that_were_acknowledged_survive_a_killed_process(folder: Path, sync: str) -> None:
     program = f"""
@@ -375,6 +376,7 @@ def test_values_of_every_kind_are_kept(folder: Path) -> None:
     assert_same(DatasetStore.open(folder), memory)
 
 
+@pytest.mark.slow
 def test_many_files_of_rows_are_one_store(folder: Path) -> None:
     """Rows that fill several files, one of which is larger than any that is made by itself."""
     memory = DatasetStore()
@@ -567,6 +569,7 @@ def _in_memory(columns: dict[str, Any]) -> DatasetStore:
     return memory
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers that interrupt")
 def test_interrupts_at_any_moment_leave_what_was_acknowledged(folder: Path) -> None:
     def alarm(*_: Any) -> None:
@@ -601,6 +604,7 @@ def test_interrupts_at_any_moment_leave_what_was_acknowledged(folder: Path) -> N
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objects", [False, True])
 def test_an_interrupt_between_any_two_lines_leaves_what_is_counted(folder: Path, objects: bool) -> None:
     """Of what writes rows: what the store says that it has is there for whoever opens the folder next."""

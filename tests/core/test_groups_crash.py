@@ -28,6 +28,7 @@ def test_a_kill_at_some_steps(tmp_path: Path) -> None:
     assert kills(tmp_path, 2, 11) > 5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_kill_at_every_step(tmp_path: Path) -> None:
     assert kills(tmp_path, 1, 1) > 60

@@ -80,6 +80,7 @@ def everything(n: int) -> tuple[dict[str, Any], datasets.Features]:
     return columns, features
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True])
 def test_every_value_survives(hub: HubServer, tmp_path: Path, streaming: bool) -> None:
     columns, features = everything(23)

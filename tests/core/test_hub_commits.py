@@ -68,6 +68,7 @@ def test_stale_files_go_in_the_commit_that_replaces_them(hub: HubServer, tmp_pat
     assert {split: len(rows) for split, rows in before.items()} == {"train": 30, "eval": 10}
 
 
+@pytest.mark.slow
 def test_what_others_named_and_wrote_is_left_alone(hub: HubServer, tmp_path: Path) -> None:
     hub.create(REPO)
     old_card = (
@@ -232,6 +233,7 @@ def test_a_push_that_fails_leaves_the_old_dataset(hub: HubServer, method: str, p
     assert head(hub).oid == result.oid
 
 
+@pytest.mark.slow
 def test_the_old_dataset_loads_after_a_push_that_failed(hub: HubServer, tmp_path: Path) -> None:
     push(hub, {"train": make_store(30)}, max_rows_per_shard=10)
     hub.fail("PUT", "^/upload/", 400)

@@ -31,6 +31,7 @@ def hub() -> Iterator[HubServer]:
     yield from checked_hub()
 
 
+@pytest.mark.slow
 def test_branches(hub: HubServer, tmp_path: Path) -> None:
     push(hub, {"train": make_store(5)})
     main = head(hub)

@@ -58,6 +58,7 @@ def folder_of(commit: Commit, folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_they_come_with_the_rows_in_one_commit_and_are_found(hub: HubServer, tmp_path: Path) -> None:
     store = make_store(200)
     known = statistics(store)

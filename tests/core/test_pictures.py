@@ -164,6 +164,7 @@ def test_jpeg_is_what_pillow_makes_of_it(tmp_path: Path) -> None:
         assert one["bytes"] == stream.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["arrow", "parquet", "store"])
 @pytest.mark.parametrize(
     "way", ["h264:gop=2", "h264:gop=250:crf=30:pix_fmt=yuv444p", "hevc:gop=8", "av1:preset=12", "vp9:gop=5"]

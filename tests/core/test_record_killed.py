@@ -76,6 +76,7 @@ def test_a_killed_recording_is_there_and_goes_on(kind: str, on_interrupted: str,
     check(tmp_path / "store", said, on_interrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["single", "vector"])
 def test_who_dies_while_it_takes_over_what_was_left_takes_it_over_once(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "store"

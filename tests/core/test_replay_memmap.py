@@ -75,6 +75,7 @@ def test_two_processes_write_and_one_samples(tmp_path: Path) -> None:
     write_and_sample(tmp_path / "m", 500)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes_write_and_one_samples_for_long(tmp_path: Path) -> None:
     write_and_sample(tmp_path / "m", 10_000)
@@ -318,7 +319,7 @@ def test_damaged_files_are_refused(file: str, tmp_path: Path) -> None:
         MemmapStorage(12, tmp_path / "m")
 
 
-@pytest.mark.parametrize("rounds", [70, pytest.param(1500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [70, pytest.param(1500, marks=pytest.mark.long)])
 def test_whatever_is_damaged_raises_an_error_of_the_family(rounds: int, tmp_path: Path) -> None:
     """In a process of its own: what reads foreign memory might die of it."""
     arguments = [sys.executable, "-m", "tests.core.damaged_buffers", str(tmp_path), "7", str(rounds)]

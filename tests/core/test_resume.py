@@ -220,6 +220,7 @@ with PrefetchBatchifier(store, 5, 4, sampling="sequential", num_workers=workers)
 """
 
 
+@pytest.mark.slow
 def test_resuming_in_another_process_on_a_copy_of_the_files(tmp_path: Path) -> None:
     datasets.Dataset(table(120)).save_to_disk(str(tmp_path / "data"), num_shards=2)
     shutil.copytree(tmp_path / "data", tmp_path / "elsewhere")

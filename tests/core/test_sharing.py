@@ -58,6 +58,7 @@ def test_many_threads_share_a_fresh_source(attempt: int) -> None:
     assert not failures
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_children_forked_at_any_moment_can_read() -> None:
     """While threads of the parent use the same store, and perhaps hold one of its locks."""

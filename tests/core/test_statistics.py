@@ -233,6 +233,7 @@ def wide_rows(n: int) -> dict[str, npt.NDArray[Any]]:
     return {**rows(n), "seen": seen}
 
 
+@pytest.mark.slow
 def test_rows_that_come_are_counted_on_to_the_same_bits() -> None:
     columns = wide_rows(2500)
     store = store_of({name: values[:400] for name, values in columns.items()}, fields=[Field("seen")])

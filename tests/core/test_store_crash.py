@@ -51,8 +51,8 @@ def program(name: str, *arguments: str, timeout: float = 300) -> str:
 
 @pytest.mark.slow
 def test_kills() -> None:
-    found = json.loads(program("store_crash", "--kills", "150", "--seed", "1").splitlines()[-1])
-    assert found["kills"] == 150
+    found = json.loads(program("store_crash", "--kills", "50", "--seed", "1").splitlines()[-1])
+    assert found["kills"] == 50
 
 
 # ---------------------------------------------------------------------- power cuts

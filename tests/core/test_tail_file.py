@@ -294,6 +294,7 @@ def is_whole(path: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments(tmp_path: Path) -> None:
     kills(tmp_path, 20)
 

@@ -445,6 +445,7 @@ def _episode_of(store: Store) -> Any:
     return np.repeat(table.column("episode").to_numpy(), table.column("length").to_numpy())
 
 
+@pytest.mark.slow
 def test_many_short_episodes_are_read_by_row_numbers() -> None:
     store = store_of([1, 2] * 60_000, tasks=False)
     view = store.where(pc.bit_wise_and(pc.field("episode"), 3) == 0)

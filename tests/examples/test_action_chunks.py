@@ -65,6 +65,7 @@ def test_both_scripts_train_on_the_same_frames_of_a_video(
     assert batches[0] == batches[1]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_policy_learns_to_reach(script: str) -> None:

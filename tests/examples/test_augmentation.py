@@ -47,6 +47,7 @@ def test_a_window_before_and_after(lake: DatasetStore) -> None:
     np.testing.assert_array_equal(before["q_star"][steps, before["action"]], after["q_star"][steps, after["action"]])
 
 
+@pytest.mark.slow
 def test_it_draws(lake: DatasetStore, tmp_path: Path) -> None:
     output = tmp_path / "deep" / "picture.png"
     augmentation.draw(augmentation.record_lander(), lake, output)

@@ -15,6 +15,7 @@ from mouse_core.groups import open_rollouts
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_reward_rises(tmp_path: Path) -> None:
     run = subprocess.run(

@@ -89,6 +89,7 @@ def test_both_networks_and_losses_are_the_same_functions(example: ModuleType) ->
     assert float(mine) == pytest.approx(other.item(), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["compare_frameworks"], indirect=True)
 def test_the_loss_is_that_of_transitions_one_by_one(example: ModuleType) -> None:
     """An oracle in plain Python that knows the alignment, and that episodes end."""
@@ -155,6 +156,7 @@ def test_all_learn_from_the_same_experience_in_float64(
     assert losses["torch"][0] != losses["torch"][-1]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_online_study_runs_to_its_page(tmp_path: Path) -> None:
     printed = run("compare_online.py", tmp_path, "--seeds", "1", "--steps", "60", "--replay", "device")

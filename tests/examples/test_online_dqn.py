@@ -66,6 +66,7 @@ def test_rows_hold_what_led_to_them(example: ModuleType) -> None:
     assert found[0]["observation"].dtype == np.float32
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_it_learns_to_balance_the_pole(framework: str) -> None:

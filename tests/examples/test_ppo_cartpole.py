@@ -30,6 +30,7 @@ def run(*options: str) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in done.stdout.splitlines())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_it_reaches_475(framework: str) -> None:

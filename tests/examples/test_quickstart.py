@@ -162,6 +162,7 @@ def test_the_loss_pairs_an_observation_with_the_action_that_leaves_it(example: M
     assert example.cloning_loss(repeat, batch).item() > 1.0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_trained_policy_flies_better_than_what_it_learnt_from(tmp_path: Path) -> None:
     printed = run(tmp_path)

@@ -8,6 +8,7 @@ import pytest
 from examples import tree_search
 
 
+@pytest.mark.slow
 def test_it_loses_to_no_reply_when_it_moves_second() -> None:
     found = tree_search.results(begins=False, searches=600)
     assert found["lost"] == 0

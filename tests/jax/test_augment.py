@@ -104,6 +104,7 @@ def test_compiled_once_it_gives_the_bits_of_numpy(crop: Any, x64: bool) -> None:
     assert len(traced) == 2
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(config=configs(), seed=st.integers(0, 2**64 - 1))
 def test_compiled_for_any_configuration(config: AugmentTokensConfig, seed: int) -> None:
@@ -139,6 +140,7 @@ def test_flat_images_under_jit() -> None:
     np.testing.assert_array_equal(compiled(on_jax(batch), draws)["obs_image"], expected)
 
 
+@pytest.mark.slow
 def test_the_augmenter_gives_what_numpy_gives(x64: bool) -> None:
     batch = narrowed(make_batch(), x64=x64)
     config = full_config(max_num_actions=0, max_num_obs_discrete=0)

@@ -106,6 +106,7 @@ def test_a_mask_of_another_shape_is_refused() -> None:
             global_mean(jnp.ones((2, 3)), mask)
 
 
+@pytest.mark.slow
 def test_parts_of_a_mean_add_up_to_it() -> None:
     """In value and in gradient: two micro-batches, of which the first has fewer steps."""
     with jax.enable_x64(True):

@@ -367,6 +367,7 @@ print("end", flush=True)
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_interpreter_waits_for_threads_of_a_dropped_loader(tmp_path: Path) -> None:
     """One that comes back from compiled code after the interpreter's end aborts the process."""
@@ -396,6 +397,7 @@ sys.exit(status != 7)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork on this system")
 def test_a_forked_child_is_told(tmp_path: Path) -> None:
     assert issubclass(ForkError, RuntimeError)

@@ -165,6 +165,7 @@ def test_mini_batches_are_those_of_numpy() -> None:
         rollout = after
 
 
+@pytest.mark.slow
 def test_recurrent_mini_batches_are_those_of_numpy() -> None:
     storage, rollout = expected_storage(), full()
     for parts, shuffle in ((1, False), (1, True)):
@@ -341,6 +342,7 @@ def trained(seed: Any, rewards: jax.Array) -> Any:
     return rollout.seed, [(batch.rows, batch["returns"]) for batch in batches], rollout_storage.permutation(rollout)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.uint8])
 def test_seeds_may_be_traced(dtype: Any) -> None:
@@ -357,6 +359,7 @@ def test_seeds_may_be_traced(dtype: Any) -> None:
     assert len(orders) == 4
 
 
+@pytest.mark.slow
 def test_traced_seeds_of_64_bits() -> None:
     seeds = [2**63 + 5, 2**40 + 1, 3]
     alone = [rollout_storage.permutation(rollout_storage.init(2, 3, FEW, seed)) for seed in seeds]
@@ -367,6 +370,7 @@ def test_traced_seeds_of_64_bits() -> None:
         same(many, np.stack(alone))
 
 
+@pytest.mark.slow
 def test_a_whole_vmapped_function_returns_mini_batches() -> None:
     """Under ``jax.vmap`` over seeds only the seed is traced, and what is returned must be a pytree all the same."""
 

@@ -44,6 +44,7 @@ def test_loaders_deliver_one_stream(options: dict[str, Any], x64: bool) -> None:
                     assert np.array_equal(values.astype(other[name].dtype), other[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_dims", [2, 1], ids=["steps", "no steps"])
 def test_apply_and_augmenters_agree(batch_dims: int) -> None:
     batch = make_batch(offsets=(3,))
@@ -67,6 +68,7 @@ def test_apply_and_augmenters_agree(batch_dims: int) -> None:
         assert_same({name: np.asarray(values) for name, values in jitted.items()}, found["numpy"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
 def test_cameras_by_name_are_cut_alike(x64: bool) -> None:
     batch = cameras()

@@ -74,6 +74,7 @@ def test_torch_searches_alike(world: World, expected: dict[str, Any]) -> None:
     assert_alike(everything(tree, torch.from_numpy(PLAYED)), expected)
 
 
+@pytest.mark.slow
 def test_jax_searches_alike_in_one_compiled_loop(world: World, expected: dict[str, Any]) -> None:
     arrays, rows = world.moved(jnp.asarray), np.arange(len(STATES))
 

@@ -56,7 +56,7 @@ def episodes() -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("kind", ["memory", "disk"])
+@pytest.mark.parametrize("kind", [pytest.param("memory", marks=pytest.mark.long), "disk"])
 def test_blocks_hold_whole_episodes(tmp_path: Path, kind: str) -> None:
     store = in_memory() if kind == "memory" else on_disk(tmp_path / "data")
     dataset = mouse_ray.read(store, rows_per_block=100)

@@ -59,6 +59,7 @@ def test_a_study_is_run_from_the_command_line(installed: Path, capsys: pytest.Ca
     assert capsys.readouterr().err.startswith("mouse study: only: expected VARIANT/FRAMEWORK/SEED")
 
 
+@pytest.mark.slow
 def test_the_page_is_written_after_a_study_and_of_its_folder(
     installed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from tests.test_docs import blocks
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
 def test_kills_change_nothing(tmp_path: Path) -> None:
     compared = compare(tmp_path, steps=80, seeds=2, seed=0)
@@ -25,6 +26,7 @@ def test_kills_change_nothing(tmp_path: Path) -> None:
     assert compared.studies + compared.runs > 1
 
 
+@pytest.mark.long
 def test_the_guides_trainings_run(tmp_path: Path) -> None:
     """Those of docs/guides/studies.md that the page itself does not run."""
     page = blocks((ROOT / "docs" / "guides" / "studies.md").read_text(encoding="utf-8"))

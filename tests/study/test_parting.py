@@ -38,6 +38,7 @@ def stepping(ours: Any, theirs: Any) -> Comparison:
     return compare(FlaxModel(), torch_optimizer=ours, flax_optimizer=theirs)
 
 
+@pytest.mark.long
 def test_two_that_are_the_same_agree_in_everything() -> None:
     found = stepping(lambda p: torch.optim.AdamW(p, 1e-3), optax.adamw(1e-3, weight_decay=1e-2))
     assert found.first is None
@@ -340,6 +341,7 @@ def test_what_is_refused() -> None:
         compare(FlaxModel(), flax_loss=lambda m, b: m(b["x"]))
 
 
+@pytest.mark.long
 def test_ten_layers() -> None:
     ours, theirs = TorchModel(10), FlaxModel(10, epsilon=1e-6)
     optimizers = {"torch_optimizer": lambda p: torch.optim.AdamW(p, 1e-3), "flax_optimizer": optax.adamw(1e-3)}
@@ -368,7 +370,7 @@ class FlaxAttention(nnx.Module):
         return self.drop(self.mha(x))
 
 
-@pytest.mark.parametrize("batch_size", [4, 5])
+@pytest.mark.parametrize("batch_size", [4, pytest.param(5, marks=pytest.mark.long)])
 def test_time_first_is_named_and_a_small_cause_is_not_the_cause(batch_size: int) -> None:
     batch = {"x": np.random.default_rng(0).normal(size=(batch_size, 5, 8))}
     found = compare(FlaxAttention(), TorchAttention(), batch=batch, torch_loss=squares, flax_loss=squares)
@@ -381,6 +383,7 @@ def test_time_first_is_named_and_a_small_cause_is_not_the_cause(batch_size: int)
         assert "not compared, for its shape: input of mha" in str(found)
 
 
+@pytest.mark.long
 def test_half_a_loss_a_compiled_one_and_dropout_of_flax() -> None:
     theirs = FlaxAttention()
     theirs.drop.deterministic = False

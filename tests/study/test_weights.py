@@ -105,6 +105,7 @@ def run(ours: Any, values: torch.Tensor) -> np.ndarray:
     return (made[0] if isinstance(made, tuple) else made).detach().numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_both_give_the_same_and_weights_come_back(name: str) -> None:
     make, make_other, shape, moved = LAYERS[name]

@@ -20,6 +20,7 @@ from tests.core.test_ted import changed, leaves, same, stacked, steps
 LAYOUTS = ("ted", "flat", "nested", "h5")
 
 
+@pytest.mark.slow
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     layout=st.sampled_from(LAYOUTS),

@@ -143,6 +143,7 @@ def test_arrow_episodes_that_minari_reads_wrong(root: Path) -> None:
     assert not (root / "again-v0").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "storage"), [item for item in SOME if "parquet" not in item.values])
 def test_minari_loads_what_we_write(kind: str, storage: str, root: Path) -> None:
     logs = collect("counting-v0", Counting(LENGTHS, kind), episodes=6)

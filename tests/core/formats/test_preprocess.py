@@ -57,6 +57,7 @@ def columns_of(path: str | Path) -> dict[str, Any]:
     return every_format.open(path).to_table().to_pydict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_rows_are_what_the_function_makes_of_them(num_workers: int, tmp_path: Path) -> None:
     rows = recorded(tmp_path / "rows")
@@ -286,7 +287,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_after_a_kill_it_goes_on(workers: int, tmp_path: Path) -> None:
     counted = tmp_path / "counted"
     counted.mkdir()
