@@ -111,6 +111,16 @@ def how_to_read(chosen: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def viewer_of(chosen: argparse.Namespace) -> list[str]:
+    """The command that shows the data that a command was asked for, read as it read them, word by word."""
+    words = ["mouse", "view", chosen.source]
+    for name in ("format", "final", "split", "alignment", "image_root"):
+        given = getattr(chosen, name) or []
+        for value in [given] if isinstance(given, str) else given:
+            words += [f"--{name.replace('_', '-')}", value]
+    return words
+
+
 def open_source(chosen: argparse.Namespace) -> RowStream:
     """The rows that a command was asked for."""
     from mouse_core import formats

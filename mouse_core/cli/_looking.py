@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mouse_core._base.progress import aligned
 from mouse_core.cli import _data as data
+from mouse_core.errors import MouseError
 
 if TYPE_CHECKING:
+    from mouse_core.inspect import Report
     from mouse_core.statistics.by_field import FieldStatistics
 
 _HEAD = ("field", "count", "mean", "std", "min", "q01", "q50", "q99", "max")
@@ -28,7 +32,7 @@ def declare_inspect(parser: argparse.ArgumentParser) -> None:
     data.add_source(parser)
     data.add_alignment(parser)
     parser.add_argument(
-        "--html", metavar="FILE", help="also write a page with plots, which needs nothing besides itself"
+        "--html", metavar="FILE", help="also write the page of mouse view, thinned, as a file that needs nothing else"
     )
     parser.add_argument("--json", metavar="FILE", help="also write all figures to this file; - prints them instead")
     parser.add_argument("--strict", action="store_true", help="status 1 if there are errors or warnings")
@@ -50,32 +54,55 @@ def run_inspect(chosen: argparse.Namespace) -> int:
       mouse inspect halfcheetah.hdf5 --final mark       D4RL lacks the last observation of every episode
       mouse inspect pick.mcap                           which topics an MCAP file or a bag of ROS 2 has
       mouse inspect pick.mcap --format layout.yaml      those that a layout makes columns, on one clock
-      mouse inspect recordings --html report.html       a page with plots, to open in a browser or on a phone
+      mouse inspect recordings --html report.html       a page with episodes and plots, to open in a browser or to send
       mouse inspect recordings --strict                 status 1 where there are warnings, for scripts
       mouse inspect recordings --strict --ignore saturated,duplicate-episodes
 
     status: 0 fine, 1 errors or warnings with --strict, 2 data that cannot be used
     """
     from mouse_core.formats.columns.embedding import embedded
-    from mouse_core.inspect import inspect, show, to_html
+    from mouse_core.inspect import inspect, show
 
+    if chosen.html:
+        from mouse_core.view.stored.page import check_plotly
+
+        check_plotly()  # before all rows are read
     if chosen.format is None and _show_topics(chosen.source):
         return 0
     stream = data.open_source(chosen)
     if chosen.image_root:
-        # Unless it is asked for, nothing that rows name by path is carried into a page.
+        # What rows name by path is looked at where that is asked for.
         stream = embedded(stream)
     report = inspect(stream, ignore=chosen.ignore, progress=data.wants_bar())
     if chosen.json == "-":
         print(report.to_json(), end="")  # noqa: T201
     else:
-        show(report)
+        show(report, viewer=data.viewer_of(chosen))
     if chosen.json not in (None, "-"):
         data.write_text(chosen.json, report.to_json())
     if chosen.html:
-        data.write_text(chosen.html, to_html(report))
-        print(f"\nwrote {chosen.html}", file=sys.stderr)  # noqa: T201
+        page = _page(chosen, report)
+        data.write_text(chosen.html, page)
+        print(f"\nwrote {chosen.html}, {len(page) / 1e6:.1f} MB", file=sys.stderr)  # noqa: T201
     return 1 if chosen.strict and report.warnings else 0
+
+
+def _page(chosen: argparse.Namespace, report: Report) -> str:
+    """The page of a report, with episodes where the rows are steps."""
+    from mouse_core.view import to_html
+    from mouse_core.view.opening import opened_store
+
+    how = {**data.how_to_read(chosen), "alignment": chosen.alignment}
+    said: dict[str, Any] = {"name": _name(chosen.source), "command": shlex.join(data.viewer_of(chosen))}
+    # A folder is the dataset; what lies beside a single file is somebody's, until they say otherwise.
+    files = bool(chosen.image_root) or not os.path.isfile(chosen.source)
+    try:
+        with opened_store(chosen.source, progress=data.wants_bar(), **how) as store:
+            return to_html(store, report, files=files, **said)
+    except MouseError as error:
+        why = f"Episodes cannot be shown: {' '.join(str(error).split())}."
+        print(f"\n{why}", file=sys.stderr)  # noqa: T201
+        return to_html(None, report, why=why, **said)
 
 
 def _show_topics(source: str) -> bool:

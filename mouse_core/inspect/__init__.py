@@ -2,7 +2,6 @@
 
 from mouse_core.inspect._checks.finding import Finding
 from mouse_core.inspect._run import inspect
-from mouse_core.inspect._show.page import to_html
 from mouse_core.inspect.report import ActionsReport, ColumnReport, Distribution, EpisodesReport, Report
 from mouse_core.inspect.text import show
 
@@ -15,5 +14,4 @@ __all__ = [
     "Report",
     "inspect",
     "show",
-    "to_html",
 ]

@@ -83,17 +83,6 @@ class EpisodeCounter:
         self._last["start"] = bool(start[-1])
         return start, step_number
 
-    @property
-    def finished(self) -> int:
-        """How many batches of finished episodes there are so far, for ``ended_since``."""
-        return len(self._lengths)
-
-    def ended_since(self, finished: int) -> tuple[Int64s, npt.NDArray[np.float64]]:
-        """Lengths and returns of the episodes that ended since there were ``finished`` batches of them."""
-        if finished == len(self._lengths):
-            return np.zeros(0, np.int64), np.zeros(0)
-        return np.concatenate(self._lengths[finished:]), np.concatenate(self._returns[finished:])
-
     def _starts(self, shifted: dict[str, Any], known: dict[str, Any]) -> Bools:
         step, number = known["step"], known["number"]
         if step is not None:

@@ -34,7 +34,7 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
         progress: Whether a bar shows how far it is.
 
     Returns:
-        What was found. ``show`` prints it, ``to_html`` makes a page of it.
+        What was found. ``show`` prints it, ``mouse_core.view.to_html`` makes a page of it.
 
     Raises:
         DataError: The data are damaged.
@@ -71,7 +71,6 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
         actions=actions,
         findings=sorted_by_level([finding for finding in said + notes if finding.code not in ignore]),
         about=json.loads(stream.about.to_json()),
-        samples=found.chosen,
     )
 
 

@@ -19,7 +19,6 @@ from mouse_core.formats.columns.values import UInt64s, Values, combined, hash_ro
 from mouse_core.inspect._checks.watching import Watch
 from mouse_core.inspect._columns import ColumnCounter
 from mouse_core.inspect._episodes import EpisodeCounter
-from mouse_core.inspect._samples import Sample, Samples
 from mouse_core.inspect.report import ActionsReport, ColumnReport, EpisodesReport
 
 _NUMBER_COLUMNS = ("metadata_episode_id", "metadata_episode_index", "episode_id", "episode_index", "episode")
@@ -53,8 +52,6 @@ class Scan:
         if {"done", "reward"} <= scalars:
             found_by = " and ".join(filter(None, (self._step, self._number))) or "done"
             self.episodes = EpisodeCounter(arrived=arrived, found_by=found_by)
-        self._samples = Samples()
-        self.chosen: list[Sample] = []
         self._action: ColumnCounter | None = None
         if "action" in names and column_type(schema.field("action").type).kind in ("scalar", "list"):
             self._action = ColumnCounter("action", schema.field("action").type, histogram=True)
@@ -86,8 +83,7 @@ class Scan:
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
         seen = [hashes[name] for name in self._observations]
         content = [hashes[name] for name in ("action", "reward", "done") if name in hashes] + seen
-        finished = counter.finished
-        start, place = counter.add(
+        return counter.add(
             done=_integers(rows, "done"),
             reward=_floats(rows, "reward"),
             step=_integers(rows, self._step) if self._step else None,
@@ -95,9 +91,6 @@ class Scan:
             row_hash=combined(content, rows.num_rows),
             observation_hash=combined(seen, rows.num_rows) if seen else None,
         )
-        lengths, returns = counter.ended_since(finished)
-        self._samples.add(rows, np.flatnonzero(start), lengths, returns)
-        return start, place
 
     def _add_actions(
         self, counter: ColumnCounter, rows: pa.RecordBatch, found: Values, start: npt.NDArray[np.bool_] | None
@@ -127,14 +120,7 @@ class Scan:
                 actions = ActionsReport("discrete", counts, None)
             else:
                 actions = ActionsReport("continuous", None, taken.places or {"histograms": [taken.histogram]})
-        if self.episodes is None:
-            return columns, None, actions
-        finished = self.episodes.finished
-        episodes = self.episodes.result()
-        lengths, returns = self.episodes.ended_since(finished)
-        if len(lengths):
-            self.chosen = self._samples.finish(int(lengths[-1]), float(returns[-1]))
-        return columns, episodes, actions
+        return columns, None if self.episodes is None else self.episodes.result(), actions
 
 
 def _chosen(values: Values, rows: pa.RecordBatch, kept: npt.NDArray[np.bool_]) -> Values:

@@ -128,7 +128,6 @@ class Report:
         actions: How actions are used; None without the column.
         findings: Errors, warnings and notes, in this order.
         about: What the data say of themselves, as ``mouse_core.about`` writes it: ``environments``, ``tasks``, ...
-        samples: Steps of a few episodes, for showing; not part of the JSON.
     """
 
     source: str
@@ -141,7 +140,6 @@ class Report:
     actions: ActionsReport | None
     findings: Sequence[Finding] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
-    samples: Sequence[Any] = field(default=(), repr=False, compare=False)
 
     @property
     def warnings(self) -> list[Finding]:
@@ -153,8 +151,8 @@ class Report:
         return next((column for column in self.columns if column.name == name), None)
 
     def to_json(self) -> str:
-        """Everything but the samples as JSON; numbers that JSON has no sign for are texts ("inf")."""
-        shown = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "samples"}
+        """Everything as JSON; numbers that JSON has no sign for are texts ("inf")."""
+        shown = {item.name: getattr(self, item.name) for item in fields(self)}
         shown["columns"] = [asdict(column) for column in self.columns]
         for name in ("episodes", "actions"):
             shown[name] = None if shown[name] is None else asdict(shown[name])

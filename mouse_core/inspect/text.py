@@ -17,11 +17,17 @@ _MOST_ACTIONS = 12
 _MOST_TASKS = 8
 
 
-def show(report: Report) -> None:
-    """Print a report."""
+def show(report: Report, *, viewer: Sequence[str] = ()) -> None:
+    """Print a report.
+
+    Args:
+        report: What was found.
+        viewer: The command that shows the data as they were read, word by word, to which the place of a finding is
+            added; by default ``mouse view`` of the report's source.
+    """
     out = console()
     if out is None:
-        print("\n".join(plain(report)))  # noqa: T201
+        print("\n".join(plain(report, viewer)))  # noqa: T201
         return
     from rich.table import Table
     from rich.text import Text
@@ -41,13 +47,13 @@ def show(report: Report) -> None:
         out.print(f"\n{title}", style="bold")
         for finding in found:
             out.print(Text.assemble("- ", (finding.code, style), f": {finding.message}", (_place(finding), "dim")))
-    for line in _seen(report):
+    for line in _seen(report, viewer):
         out.print(f"\n{line}", highlight=False, markup=False, soft_wrap=True)
     if not report.warnings:
         out.print("\nNo warnings", style="bold green")
 
 
-def plain(report: Report) -> list[str]:
+def plain(report: Report, viewer: Sequence[str] = ()) -> list[str]:
     """The same as lines of text."""
     lines = [heading(report), ""]
     for title, head, rows in tables(report):
@@ -56,7 +62,7 @@ def plain(report: Report) -> list[str]:
     lines += facts(report)
     for title, _, found in _findings(report):
         lines += ["", title, *(item(f"{finding.code}: {finding.message}{_place(finding)}") for finding in found)]
-    lines += [line for seen in _seen(report) for line in ("", seen)]
+    lines += [line for seen in _seen(report, viewer) for line in ("", seen)]
     return lines if report.warnings else [*lines, "", "No warnings"]
 
 
@@ -73,10 +79,11 @@ def _place(finding: Finding) -> str:
     return "" if finding.place is None else f" [{finding.place}]"
 
 
-def _seen(report: Report) -> list[str]:
+def _seen(report: Report, viewer: Sequence[str]) -> list[str]:
     """How to look at the first place that a finding names."""
     places = [finding.place for finding in report.findings if finding.place is not None]
-    return [f"To see it: {shlex.join(['mouse', 'view', report.source, '--at', places[0]])}"] if places else []
+    words = viewer or ["mouse", "view", report.source]
+    return [f"To see it: {shlex.join([*words, '--at', places[0]])}"] if places else []
 
 
 def heading(report: Report) -> str:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from mouse_core.errors import MouseError
 from mouse_core.formats.base import RowStream
 from mouse_core.inspect import ColumnReport, Report, inspect
-from mouse_core.inspect.text import COLUMN_HEAD, column_cells, facts, heading
+from mouse_core.inspect.text import facts, heading, tables
 
 # Plots that a page has of a report, and dimensions of a column in one of them.
 _MOST_PLOTS, _MOST_DIMENSIONS = 96, 1024
@@ -90,7 +90,7 @@ class _Ended(Exception):
 
 
 def told(report: Report) -> dict[str, Any]:
-    """A report as an object for JSON that a page shows: facts, findings, a table of columns, and plots."""
+    """A report as an object for JSON that a page shows: facts, findings, tables, and plots."""
     return {
         "rows": report.rows,
         "heading": heading(report),
@@ -107,8 +107,7 @@ def told(report: Report) -> dict[str, Any]:
             }
             for one in report.findings
         ],
-        "head": list(COLUMN_HEAD),
-        "columns": [list(column_cells(column)) for column in report.columns],
+        "tables": [{"title": title, "head": head, "rows": rows} for title, head, rows in tables(report)],
         "plots": [plot for _, plot in zip(range(_MOST_PLOTS), _plots(report), strict=False)],
     }
 

@@ -20,7 +20,7 @@ _PAGE = Path(__file__).with_name("page")
 _SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
 # All files that there are. Nothing else is looked for on the disk.
 _FILES = {name: (_PAGE / name, _SCRIPT) for name in ("view.js", "pane.js", "list.js", "charts.js", "episode.js")}
-_FILES |= {name: (_PAGE / name, _SCRIPT) for name in ("batches.js", "findings.js", "tools.js")}
+_FILES |= {name: (_PAGE / name, _SCRIPT) for name in ("batches.js", "findings.js", "tools.js", "stored.js")}
 _FILES |= {"view.css": (_PAGE / "view.css", _STYLE)}
 _HTML = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -45,7 +45,7 @@ def plotly_script() -> Path:
     folder = Path(spec.origin).parent if spec is not None and spec.origin else None
     script = folder / "package_data" / "plotly.min.js" if folder is not None else None
     if script is None or not script.is_file():
-        raise ImportError("the viewer needs Plotly: pip install 'mouse-data[view]'")
+        raise ImportError("the page needs Plotly, which draws its plots: pip install 'mouse-data[view]'")
     return script
 
 

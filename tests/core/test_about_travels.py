@@ -21,6 +21,7 @@ from mouse_core.formats.rlds import write_rlds
 from mouse_core.formats.ted import write_ted
 from mouse_core.hub import push_to_hub
 from mouse_core.replay import ReplayBuffer
+from tests.core.test_inspect_page import stored_in
 
 OUTGOING = About("outgoing", ["Hopper-v5"], {3: "hop"})
 
@@ -229,9 +230,9 @@ def test_inspect_shows_what_the_data_say(tmp_path: Path, capsys: pytest.CaptureF
         "max_action_dim: 4",
     ):
         assert line in out
-    text = page.read_text(encoding="utf-8")
-    assert "environment: Hopper-v5" in text
-    assert "9: &lt;b&gt;rest&lt;/b&gt;" in text
+    facts = stored_in(page.read_text(encoding="utf-8"))["findings"]["report"]["facts"]
+    assert "environment: Hopper-v5" in facts
+    assert "tasks: 3: hop; 9: <b>rest</b>" in facts
     assert cli.main(["inspect", str(tmp_path / "rows.parquet"), "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["about"] == json.loads(about.to_json())
 

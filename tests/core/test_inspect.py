@@ -116,12 +116,6 @@ def test_figures_are_those_of_plain_python(lengths: list[int], size: int, found_
     assert reward.mean == pytest.approx(np.mean(rows["reward"]))
     assert reward.histogram is not None
     assert sum(reward.histogram["counts"]) == len(rows["reward"])
-    chosen = {sample.number: sample for sample in report.samples}
-    assert 0 in chosen
-    assert chosen.keys() >= {int(np.argmax(returns)), int(np.argmin(returns))} or len(set(returns)) < len(returns)
-    for number, sample in chosen.items():
-        assert sample.rows.column("reward").to_pylist() == episodes[number]["reward"]
-        assert sample.transitions == lengths[number]
 
 
 @given(st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=20), max_size=6))

@@ -437,7 +437,8 @@ def test_nothing_is_inspected_until_somebody_asks_and_then_findings_name_their_s
         place = (outlier["level"], outlier["column"], outlier["dimension"], outlier["episode"], outlier["step"])
         assert place == ("warning", "observation", 1, 2, 15)
         assert f"observation[1] ({NASTY})" in outlier["message"]
-        assert [one[0] for one in report["columns"]] == spoiled().column_names
+        assert [one[0] for one in report["tables"][0]["rows"]] == spoiled().column_names
+        assert [one[0] for one in report["tables"][1]["rows"]] == ["length", "return"]
         titles = {one["title"]: one for one in report["plots"]}
         assert sum(titles["returns"]["counts"]) == 3
         assert sum(titles[f"observation[1] {NASTY}"]["counts"]) == 600

@@ -1,6 +1,6 @@
 // One episode: pictures of all cameras, curves of every dimension, a step's values, and a cursor through all of them.
 
-import { address, ask, choice, element, label, later, latest, short } from "./tools.js";
+import { ask, choice, element, label, later, latest, picture, short } from "./tools.js";
 import { Chart } from "./charts.js";
 
 const SPEEDS = ["1", "5", "10", "30", "60", "120", "300"];
@@ -50,9 +50,10 @@ export class Episode {
 
   // ------------------------------------------------------------------ which episode
 
-  /** Show an episode, as the server describes it. */
-  async show(found, step, range) {
+  /** Show an episode, as the server describes it; of a stored one, only some steps may be there. */
+  async show(found, step, range, steps) {
     this.stop();
+    this.steps = steps ?? null;
     this.begin = found.start;
     this.number_ = found.episode;
     this.length = found.length;
@@ -93,7 +94,7 @@ export class Episode {
       this.pictures = columns.filter(({ kind }) => kind === "image").map(({ name }) => {
         const image = element("img", { alt: name });
         const figure = element("figure", {}, image, element("figcaption", { textContent: name }));
-        return { name, image, figure, load: latest((row) => this.loadPicture(image, name, row)) };
+        return { name, image, figure, load: latest((row) => this.loadPicture(figure, name, row)) };
       });
       this.cameras.replaceChildren(...this.pictures.map(({ figure }) => figure));
       this.charts = columns.filter(({ kind }) => kind === "numbers").flatMap((column) =>
@@ -197,7 +198,7 @@ export class Episode {
   /** Put the cursor at a step; others that follow are told, unless they told this one. */
   moveTo(step, told = false) {
     if (!this.length) return;
-    this.step = Math.max(0, Math.min(Math.round(step) || 0, this.length - 1));
+    this.step = this.nearest(Math.max(0, Math.min(Math.round(step) || 0, this.length - 1)));
     this.slider.value = this.step;
     this.number.value = this.step;
     for (const chart of this.charts) chart.at(this.step);
@@ -205,6 +206,13 @@ export class Episode {
     for (const picture of this.pictures ?? []) picture.load(this.begin + this.step);
     this.pane.changed();
     if (!told) this.pane.stepped(this.step);
+  }
+
+  /** A step that is there: the step itself, or the next one on the way to it. */
+  nearest(step) {
+    if (!this.steps) return step;
+    const found = step > this.step ? this.steps.find((one) => one >= step) : this.steps.findLast((one) => one <= step);
+    return found ?? this.steps.at(step > this.step ? -1 : 0);
   }
 
   async loadStep(row) {
@@ -223,11 +231,14 @@ export class Episode {
     }
   }
 
-  loadPicture(image, column, row) {
+  loadPicture(figure, column, row) {
+    const found = picture({ source: this.pane.source, generation: this.pane.description.generation, begin: row, column });
+    const [image, caption] = figure.children;
+    caption.textContent = found.row === row ? column : `${column}, step ${found.row - this.begin}`;
     return new Promise((done) => {
       image.onload = () => { image.classList.remove("missing"); done(); };
       image.onerror = () => { image.classList.add("missing"); done(); };
-      image.src = address("image", { source: this.pane.source, generation: this.pane.description.generation, begin: row, column });
+      image.src = found.src;
     });
   }
 
@@ -240,7 +251,7 @@ export class Episode {
     const tick = (now) => {
       at += ((now - before) / 1000) * Number(this.speed.value);
       before = now;
-      if (Math.floor(at) !== this.step) this.moveTo(Math.floor(at));
+      if (Math.floor(at) > this.step) this.moveTo(Math.floor(at));
       if (this.step >= this.length - 1) this.stop();
       else this.frame = requestAnimationFrame(tick);
     };
@@ -255,6 +266,9 @@ export class Episode {
   }
 
   redraw() {
-    for (const chart of this.charts) if (chart.visible) chart.redraw(this.marks(chart));
+    for (const chart of this.charts) {
+      if (chart.visible) chart.redraw(this.marks(chart));
+      else chart.fresh = false; // drawn anew, in another size or other colours, once it is in sight
+    }
   }
 }

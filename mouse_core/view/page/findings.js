@@ -82,8 +82,8 @@ export class Findings {
       element("ul", { class: "findings" }, ...sorted.map((one) => this.line(one))),
       element("h3", { textContent: report.heading }),
       ...report.facts.map((text) => element("p", { class: "dim facts", textContent: text })),
-      element("div", { class: "wide", tabIndex: 0 }, element("table", {},
-        element("thead", {}, row(report.head, "th")), element("tbody", {}, ...report.columns.map((cells) => row(cells, "td"))))),
+      ...report.tables.map(({ title, head, rows }) => element("div", { class: "wide", tabIndex: 0, ariaLabel: title || "columns" }, element("table", { class: title ? "numbers" : "" },
+        element("thead", {}, row(head, "th")), element("tbody", {}, ...rows.map((cells) => row(cells, "td")))))),
       element("div", { class: "charts" }, ...this.bars.map(({ root }) => root)));
     this.bars.forEach(({ root }) => this.sight.observe(root));
   }

@@ -8,7 +8,7 @@ const PAGE = 100;
 // Browsers show no element that is higher than some 30 million pixels.
 const MOST_HEIGHT = 15_000_000;
 const PAGES_KEPT = 60;
-const WIDTHS = { episode: 96, done: 88 };
+const WIDTHS = new Map([["episode", 96], ["done", 88]]);
 
 export class List {
   /** pane: has open(episode), changed() and the source's number and description. */
@@ -168,7 +168,7 @@ export class List {
   // ------------------------------------------------------------------ columns, filters, plots
 
   showColumns() {
-    const widths = this.columns.map((name) => (this.texts.includes(name) ? "minmax(180px, 1fr)" : `${Math.max(WIDTHS[name] ?? 76, 24 + name.length * 8)}px`));
+    const widths = this.columns.map((name) => (this.texts.includes(name) ? "minmax(180px, 1fr)" : `${Math.max(WIDTHS.get(name) ?? 76, 24 + name.length * 8)}px`));
     this.root.style.setProperty("--columns", widths.join(" "));
     this.header.replaceChildren(...this.columns.map((name) => {
       const sorted = this.query.sort === name;

@@ -35,8 +35,12 @@ export class Pane {
 
   start(place) {
     this.describe();
+    const { batches, stored } = this.description;
+    // Of episodes that are stored those whose steps are there come first.
+    if (stored?.sort) this.list.query.sort = stored.sort;
     this.list.refresh();
-    this.turnTo(place.tab ?? (this.description.batches && place.episode === undefined ? "batches" : "episodes"));
+    const first = batches ? "batches" : stored && this.page.panes.length < 2 ? "findings" : "episodes";
+    this.turnTo(place.tab ?? (place.episode === undefined || !this.there.episodes ? first : "episodes"));
     this.findings.reset();
     this.open(place.episode ?? 0, place.step, place.range, true);
   }
@@ -48,8 +52,9 @@ export class Pane {
       : element("b", { textContent: names[0] }));
     const { rows, alignment } = this.description;
     this.size.textContent = `${rows.toLocaleString("en")} steps, ${alignment}`;
-    const there = { episodes: true, findings: this.description.inspected !== "nothing", batches: !this.description.stored };
-    for (const button of this.tabs) button.hidden = !there[button.value];
+    const { inspected, stored } = this.description;
+    this.there = { episodes: !stored || stored.episodes > 0, findings: inspected !== "nothing", batches: !stored };
+    for (const button of this.tabs) button.hidden = !this.there[button.value];
   }
 
   use(source) {
@@ -63,7 +68,7 @@ export class Pane {
     this.tabs.forEach((button) => button.classList.toggle("chosen", button.value === tab));
     this.episode.stop();
     const main = { episodes: this.episode, findings: this.findings, batches: this.batches }[tab];
-    this.body.replaceChildren(this.list.root, main.root);
+    this.body.replaceChildren(...(this.there.episodes ? [this.list.root] : []), main.root);
     if (tab === "batches") this.batches.reload();
     else main.redraw();
     this.changed();
@@ -100,7 +105,7 @@ export class Pane {
         this.open_ = number;
         this.list.choose(number);
         say("");
-        await this.episode.show(found.episode, step, range);
+        await this.episode.show(found.episode, step, range, found.steps);
         this.changed();
         return;
       }

@@ -10,16 +10,18 @@ import numpy.typing as npt
 
 from mouse_core._arrow.column_types import column_type
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.images.pixels import check_image, decode_image, encode_png
+from mouse_core.images.pixels import check_image, decode_image, encode_jpeg, encode_png
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.view.rows.columns import columns_of
 
 # Pictures with more pixels are not shown.
 _MOST_PIXELS = 1 << 24
+# Small ones are this high and wide, at most, and lose nothing where they take no more bytes than this.
+_SMALL, _SMALL_BYTES = 160, 8 << 10
 _SIGNS = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 
-def picture(snapshot: Snapshot, name: str, row: int) -> tuple[bytes, str]:
+def picture(snapshot: Snapshot, name: str, row: int, *, files: bool = True) -> tuple[bytes, str]:
     """A picture of a step: the bytes of a PNG or JPEG file, and which of the two.
 
     Args:
@@ -27,26 +29,51 @@ def picture(snapshot: Snapshot, name: str, row: int) -> tuple[bytes, str]:
         name: A column of pictures (encoded ones, or bytes ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``), or a field of
             images, as those of videos are.
         row: The step's row.
+        files: Whether files are opened that rows name, pictures and videos.
 
     Raises:
         ConfigError: There is no such column, or the row has no picture.
         DataError: It cannot be decoded, is too large, or lies outside of the folders in which pictures may lie.
     """
     try:
-        return _picture(snapshot, name, row)
+        return _picture(snapshot, name, row, files)
     except DataError as error:
         raise DataError(f"{name}: {error} in row {row}") from error
 
 
-def _picture(snapshot: Snapshot, name: str, row: int) -> tuple[bytes, str]:
+def small(encoded: bytes) -> tuple[bytes, str]:
+    """A PNG or JPEG file made small: the mean of square blocks of pixels, as large as it takes.
+
+    Returns:
+        The bytes of a file, and its media type.
+
+    Raises:
+        DataError: It cannot be decoded, or is too large.
+    """
+    pixels = decode_image(encoded, max_pixels=_MOST_PIXELS)
+    size = -(-max(pixels.shape[:2]) // _SMALL)
+    if size > 1:
+        height, width = (max(side // size, 1) for side in pixels.shape[:2])
+        cut = pixels[: height * size, : width * size]
+        blocks = cut.reshape(height, cut.shape[0] // height, width, cut.shape[1] // width, -1)
+        pixels = blocks.mean(axis=(1, 3)).round().astype(np.uint8)
+    made = encode_png(pixels)
+    if len(made) <= _SMALL_BYTES:
+        return made, "image/png"
+    return encode_jpeg(np.ascontiguousarray(pixels[:, :, : 1 if pixels.shape[2] < 3 else 3]), 80), "image/jpeg"
+
+
+def _picture(snapshot: Snapshot, name: str, row: int, files: bool) -> tuple[bytes, str]:
     types = columns_of(snapshot)
     if name not in types or column_type(types[name]).kind == "video":
+        if not files:
+            raise DataError("expected pictures in the rows, found those of a file")
         return png(_of_field(snapshot, name, row)), "image/png"
     value = snapshot.rows([row], {name}).get(name, [None])[0]
     if value is None or (isinstance(value, Mapping) and value.get("bytes") is None and value.get("path") is None):
         raise ConfigError(f"{name}: expected a picture, found none in row {row}")
     if isinstance(value, Mapping | bytes):
-        return _encoded(value, _roots(snapshot, row))
+        return _encoded(value, _roots(snapshot, row) if files else ())
     return png(np.asarray(value, np.uint8)), "image/png"
 
 

@@ -1,1 +1,0 @@
-"""How a report is shown: as text, and as a page."""

@@ -1,0 +1,280 @@
+"""What a page would be told of a store, of some episodes and steps, to stand in it; ``page/stored.js`` reads it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import MouseError
+from mouse_core.inspect import Report
+from mouse_core.store.snapshot import Snapshot
+from mouse_core.view._answers import Answers
+from mouse_core.view._inspecting import told
+from mouse_core.view.opening import Shown
+from mouse_core.view.rows.columns import read_numbers
+from mouse_core.view.rows.pictures import picture, shown, small
+from mouse_core.view.rows.thinning import thinned
+from mouse_core.view.stored.choosing import chosen, shares, spread
+
+Column = dict[str, Any]
+
+# About how many bytes the parts of a page take at most: the list, curves, values of steps, pictures.
+_LIST, _CURVES, _STEPS, _PICTURES = 1_000_000, 3_000_000, 2_000_000, 2_000_000
+# A stretch of a thinned curve takes about so many.
+_STRETCH = 30
+_MOST_LISTED, _MOST_STEPS, _MOST_PICTURES = 4000, 500, 48
+_MOST_COLUMNS, _MOST_CURVES, _MOST_CAMERAS = 200, 4096, 8
+_MOST_TASKS, _MOST_FOUND = 100, 500
+# Texts are cut to so many characters.
+_CELL, _VALUE = 100, 200
+# The name of the list's column that says why an episode is kept.
+_KEPT = "kept"
+
+
+def stored(one: Shown, report: Report, *, command: str, files: bool) -> dict[str, Any]:
+    """All that a page shows of a store, as an object for JSON of bounded size.
+
+    Args:
+        one: The store.
+        report: What was found.
+        command: How all of it is seen.
+        files: Whether files are opened that rows name, for pictures.
+    """
+    assert one.inspection is not None
+    one.inspection.report = report
+    (source,) = Answers([one]).sources({})["sources"]
+    while not one.episodes.is_whole:
+        one.episodes.advance(1.0)
+    one.episodes.mark(one.inspection.warnings())
+    own = one.episodes.columns()
+    returns = own["return"] if "return" in one.episodes.names() else None
+    reasons = chosen(own["length"], returns, report.findings)
+    columns, left_out = _columns(source["columns"], _MOST_CURVES // max(len(reasons), 1))
+    listed = _list(one, reasons)
+    keeper = _Keeper(one, columns, len(reasons), files)
+    named = [(finding.episode, finding.step) for finding in report.findings]
+    kept = [
+        keeper.episode(number, listed["columns"], [step for at, step in named if at == number and step is not None])
+        for number in reasons
+    ]
+    source["columns"], source["tasks"] = columns, [task[:_CELL] for task in source["tasks"][:_MOST_TASKS]]
+    source["stored"] = {
+        "episodes": len(kept),
+        "sort": _KEPT if len(kept) < listed["total"] else "",
+        "said": _sentences([*_about(listed, kept), *left_out, *keeper.missing()]),
+        "command": command,
+    }
+    return {"sources": [source], "list": listed, "kept": kept, "findings": _findings(report)}
+
+
+def report_alone(report: Report, *, name: str, command: str, why: str) -> dict[str, Any]:
+    """All that a page shows of a report whose rows are not there.
+
+    Args:
+        report: What was found.
+        name: What the rows are called.
+        command: How they are seen.
+        why: Why they are not there.
+    """
+    nothing = {"columns": ["episode"], "texts": [], "episodes": [], "rows": report.rows, "total": 0}
+    source = {"name": name, "rows": report.rows, "generation": 0, "alignment": report.alignment, "batches": False}
+    source |= {"columns": [], "tasks": [], "inspected": "done", "done": [], "reward": None}
+    source["stored"] = {"episodes": 0, "sort": "", "said": _sentences([why]), "command": command}
+    return {"sources": [source], "list": nothing, "kept": [], "findings": _findings(report)}
+
+
+def _about(listed: Mapping[str, Any], kept: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What is said of episodes that are kept, and of others."""
+    total = listed["total"]
+    if len(kept) < total:
+        yield f"{len(kept):,} of {total:,} episodes are here step by step, as the column {_KEPT} says."
+    else:
+        yield "All episodes are here step by step." if kept else "There are no episodes."
+    if any(episode["thinned"] for episode in kept):
+        yield (
+            "Long ones are thinned: curves keep the least and the largest value of each stretch, the cursor some steps."
+        )
+    if len(listed["episodes"]) < total:
+        yield f"The list has {len(listed['episodes']):,} of {total:,} episodes, evenly spread."
+
+
+def _sentences(some: Sequence[str]) -> str:
+    return " ".join(one for one in (*some, "This page loads nothing from anywhere.") if one)
+
+
+def _findings(report: Report) -> dict[str, Any]:
+    found = told(report)
+    found["findings"] = found["findings"][:_MOST_FOUND]
+    found["tables"] = [{**table, "rows": table["rows"][:_MOST_FOUND]} for table in found["tables"]]
+    return {"state": "done", "done": report.rows, "total": report.rows, "error": "", "report": found}
+
+
+def _columns(described: Sequence[Column], most: int) -> tuple[list[Column], list[str]]:
+    """The columns that are kept, as wide as they are kept, and what is said of others."""
+    kept = list(described[:_MOST_COLUMNS])
+    numbers = [column for column in kept if column["kind"] == "numbers"]
+    widths = shares([max(column["width"], 1) for column in numbers], most)
+    pairs = zip(numbers, widths, strict=True)
+    cut: dict[str, int] = {column["name"]: width for column, width in pairs if width < column["width"]}
+    said = [
+        f"Of {column['name']} the first {cut[column['name']]:,} of {column['width']:,} dimensions are here."
+        for column in numbers
+        if column["name"] in cut
+    ]
+    if len(kept) < len(described):
+        said.append(f"The first {len(kept):,} of {len(described):,} columns are here.")
+    return [_narrowed(column, cut.get(column["name"], int(column["width"]))) for column in kept], said
+
+
+def _narrowed(column: Column, width: int) -> Column:
+    return {**column, "width": width, "names": [str(name)[:_CELL] for name in column["names"][:width]]}
+
+
+# ---------------------------------------------------------------------- the list
+
+
+def _list(one: Shown, kept: Mapping[int, Sequence[str]]) -> dict[str, Any]:
+    """The list of episodes, of very many some."""
+    episodes = one.episodes
+    names = [name for name in episodes.names() if name not in ("start", _KEPT)][:_MOST_COLUMNS]
+    total = len(episodes)
+    numbers = spread(total, _MOST_LISTED, kept) if total else np.zeros(0, np.int64)
+    while True:
+        columns = {name: _cells(episodes.values(name, numbers)) for name in names}
+        why = [", ".join(kept.get(number, ())) or None for number in numbers.tolist()]
+        columns = {"episode": columns.pop("episode"), _KEPT: why, **columns}
+        rows = [list(row) for row in zip(*columns.values(), strict=True)]
+        size = len(json.dumps(rows))
+        if size <= _LIST or len(numbers) <= len(kept) + 1:
+            break
+        numbers = spread(total, len(numbers) * _LIST // (2 * size), kept)
+    texts = [name for name, values in columns.items() if any(isinstance(value, str) for value in values)]
+    return {"columns": [*columns], "texts": texts, "episodes": rows, "rows": one.snapshot.num_rows, "total": total}
+
+
+def _cells(values: npt.NDArray[Any]) -> list[Any]:
+    if values.dtype.kind == "f":
+        return _rounded(values)
+    return [value[:_CELL] if isinstance(value, str) else value for value in values.tolist()]
+
+
+def _rounded(values: npt.NDArray[np.float64]) -> list[float | int | None]:
+    """Numbers to six digits, whole ones as such; None for what is not finite."""
+    return [_short(value) if value - value == 0 else None for value in values.tolist()]
+
+
+def _short(value: float) -> float | int:
+    return int(value) if abs(value) < 1e15 and value == int(value) else float(f"{value:.6g}")
+
+
+# ---------------------------------------------------------------------- episodes
+
+
+class _Keeper:
+    """Keeps episodes of a store.
+
+    Args:
+        one: The store.
+        columns: Those to keep, as wide as they are kept.
+        count: How many episodes there will be, which share the room.
+        files: Whether files are opened that rows name, for pictures.
+    """
+
+    def __init__(self, one: Shown, columns: Sequence[Column], count: int, files: bool) -> None:
+        self._one, self._snapshot, self._files = one, one.snapshot, files
+        self._numbers = [column for column in columns if column["kind"] == "numbers"]
+        self._texts = [column for column in columns if column["kind"] != "image"]
+        self._cameras = [column["name"] for column in columns if column["kind"] == "image"]
+        self._count = max(count, 1)
+        width = sum(max(column["width"], 1) for column in self._numbers)
+        self._stretches = max(_CURVES // self._count // max(width, 1) // _STRETCH, 20)
+        self._pictures = dict.fromkeys(self._cameras[:_MOST_CAMERAS], 0)
+
+    def missing(self) -> list[str]:
+        """What is said of pictures that are not here."""
+        none = [name for name in self._cameras if not self._pictures.get(name)]
+        named = f"{', '.join(none[:4])}{' and others' if len(none) > 4 else ''}"
+        return [f"Pictures of {named} are not here: they lie in other files, or cannot be read."] if none else []
+
+    def episode(self, number: int, names: Sequence[str], also: Sequence[int]) -> dict[str, Any]:
+        """One episode: what the list says of it, curves, values of steps, pictures.
+
+        Args:
+            number: Which one.
+            names: Columns of the list.
+            also: Steps that are kept in any case.
+        """
+        at = np.array([number])
+        values = {name: _cells(self._one.episodes.values(name, at))[0] for name in (*names, "start") if name != _KEPT}
+        begin, length = int(values["start"]), int(values["length"])
+        curves = {column["name"]: self._curves(column, begin, length) for column in self._numbers}
+        steps, texts = self._steps(begin, length, also[:_MOST_PICTURES])
+        some = len(steps) < length
+        return {
+            "episode": values,
+            "thinned": some or any(curve["steps"] is not None for one in curves.values() for curve in one),
+            "curves": curves,
+            "steps": steps.tolist() if some else None,
+            "columns": [column["name"] for column in self._texts],
+            "values": texts,
+            "pictures": {name: self._strip(name, begin, steps) for name in self._pictures},
+        }
+
+    def _curves(self, column: Column, begin: int, length: int) -> list[dict[str, Any]]:
+        width = max(column["width"], 1)
+        read = partial(_read, self._snapshot, column["name"], begin, width)
+        found = thinned(read, 0, length, self._stretches, width)
+        return [
+            {
+                "steps": None if len(curve.steps) == length else curve.steps.tolist(),
+                "values": _rounded(curve.values),
+            }
+            for curve in found
+        ]
+
+    def _steps(self, begin: int, length: int, also: Sequence[int]) -> tuple[npt.NDArray[np.int64], list[Any]]:
+        """Which steps are kept, and their values as texts by column."""
+        each = len(json.dumps(self._values(begin, [0])))
+        most = int(np.clip(_STEPS // self._count // each, 2, _MOST_STEPS))
+        steps = spread(length, most, also)
+        parts = [steps[at : at + 64].tolist() for at in range(0, len(steps), 64)]
+        return steps, [texts for part in parts for texts in self._values(begin, part)]
+
+    def _values(self, begin: int, steps: Sequence[int]) -> list[list[list[str]]]:
+        values = self._snapshot.rows([begin + step for step in steps], {column["name"] for column in self._texts})
+        nothing = [None] * len(steps)
+        return [
+            [
+                [text[:_VALUE] for text in shown(values.get(column["name"], nothing)[at])[: max(column["width"], 1)]]
+                for column in self._texts
+            ]
+            for at in range(len(steps))
+        ]
+
+    def _strip(self, name: str, begin: int, steps: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """Pictures of some of the steps, as addresses that hold them."""
+        each = len(self._address(name, begin + int(steps[len(steps) // 2])) or "")
+        room = _PICTURES // self._count // len(self._pictures) // max(each, 1)
+        some = steps[spread(len(steps), int(np.clip(room, 2, _MOST_PICTURES)))].tolist()
+        found = [self._address(name, begin + step) for step in some]
+        self._pictures[name] += sum(one is not None for one in found)
+        return {"steps": some, "files": found}
+
+    def _address(self, name: str, row: int) -> str | None:
+        try:
+            encoded, kind = small(picture(self._snapshot, name, row, files=self._files)[0])
+        except (MouseError, ImportError, OSError):
+            return None
+        return f"data:{kind};base64,{base64.b64encode(encoded).decode()}"
+
+
+def _read(snapshot: Snapshot, name: str, begin: int, width: int, first: int, last: int) -> npt.NDArray[np.float64]:
+    """The first dimensions of a column in some steps; those that there are not are gaps throughout."""
+    values = read_numbers(snapshot, name, begin + first, begin + last)[:, :width]
+    return np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=np.nan)
