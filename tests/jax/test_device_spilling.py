@@ -78,11 +78,15 @@ def test_what_the_store_did_not_take_is_written_at_the_end() -> None:
 
     store = Full(alignment="outgoing")
     spill = device.Spill(store, axes=(), on_interrupted="keep")
-    write = jax.jit(lambda number: spill({"action": number, "reward": 0.0, "done": number == 1}))
+    compiled = jax.jit(lambda number: spill({"action": number, "reward": 0.0, "done": number == 1}))
+
+    def write(number: int) -> None:
+        compiled(number)
+        jax.effects_barrier()  # a GPU goes on meanwhile
+
     write(0)
     with pytest.raises(jax.errors.JaxRuntimeError, match="no room"):
         write(1)
-        jax.effects_barrier()  # a GPU goes on meanwhile
     with pytest.raises(Exception, match="no room"):
         spill.close()
     store.full = False
