@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,6 +183,14 @@ def declare_view(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inspect", action="store_true", help="look for what is wrong at once, beside the page; all rows are read"
     )
+    parser.add_argument(
+        "--ignore",
+        action="extend",
+        type=data.names,
+        metavar="CODE[,CODE]",
+        default=[],
+        help="of findings, say nothing about these; may be given several times",
+    )
     parser.add_argument("--no-browser", action="store_true", help="print the address, and open no browser")
     parser.add_argument("--port", type=int, default=0, metavar="N", help="the port (any that is free)")
     parser.add_argument(
@@ -214,8 +222,10 @@ def run_view(chosen: argparse.Namespace) -> int:
     from mouse_core.view.viewer import viewer_of
 
     with ExitStack() as stack:
+        stack.enter_context(_ended_by_signals())
         sources = [chosen.source, *chosen.more]
         how = {**data.how_to_read(chosen), "alignment": chosen.alignment}
+        how["final"] = chosen.final or "mark"  # who looks loses nothing, and the page says what is missing
         stores = [stack.enter_context(opened_store(source, progress=data.wants_bar(), **how)) for source in sources]
         names = [_name(source) for source in sources]
         if chosen.rerun is not None:
@@ -223,7 +233,11 @@ def run_view(chosen: argparse.Namespace) -> int:
             return 0
         rows = [partial(rows_of, source, store, **how) for source, store in zip(sources, stores, strict=True)]
         viewer = stack.enter_context(
-            viewer_of(shown_of(zip(names, stores, strict=True), rows), port=chosen.port, inspect=chosen.inspect)
+            viewer_of(
+                shown_of(zip(names, stores, strict=True), rows, ignore=chosen.ignore),
+                port=chosen.port,
+                inspect=chosen.inspect,
+            )
         )
         address = viewer.url + (f"#{chosen.at.removeprefix('#')}" if chosen.at else "")
         print(address, flush=True)  # noqa: T201
@@ -234,6 +248,26 @@ def run_view(chosen: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return 0
     return 0
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP, which a terminal that is closed sends, end a command as Ctrl-C does, and nothing is left."""
+    import signal
+    import threading
+
+    def end(number: int, _: Any) -> None:
+        raise KeyboardInterrupt
+
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        known = []
+    before = [(number, signal.signal(number, end)) for number in known]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def _name(source: str) -> str:

@@ -133,24 +133,26 @@ class Answers:
     def points(self, asked: Asked) -> Any:
         """Two columns of the episodes that meet the filters, against each other, in a moderate number of points.
 
-        Of episodes that would lie on each other in a plot the first stands for all.
+        Of episodes that would lie on each other in a plot the first stands for all. Texts are the places that they have
+        among all of theirs, which are told, too.
         """
         one = self._at(asked)
         with one.lock:
             self._advance(one, 0.0)
             episodes, query = one.episodes, query_of(asked)
             order = np.sort(episodes.order(query))
-            x, y = (_as_numbers(episodes.values(asked.get(name, "") or "episode", order)) for name in ("x", "y"))
+            (x, x_texts), (y, y_texts) = (
+                _axis(episodes.values(asked.get(name, "") or "episode", order)) for name in ("x", "y")
+            )
             color = asked.get("color", "")
-            group = episodes.values(color, order) if color else None
             kept = spread(x, y)
-            groups = None if group is None else [shortest(value) for value in group[kept].tolist()]
             return _progress(one) | {
                 "matched": len(order),
                 "episodes": order[kept].tolist(),
                 "x": finite(x[kept]),
                 "y": finite(y[kept]),
-                "groups": groups,
+                "texts": {"x": x_texts, "y": y_texts},
+                "colors": _listed(episodes.values(color, order[kept])) if color else None,
             }
 
     def episode(self, asked: Asked) -> Any:
@@ -241,23 +243,12 @@ def chosen(values: npt.NDArray[np.float64], dims: Sequence[int]) -> npt.NDArray[
 
 
 def query_of(asked: Asked) -> Query:
-    """What a page asks episodes for: ``sort`` and ``down``, and ``low.NAME``, ``high.NAME`` and ``has.NAME``.
-
-    Raises:
-        ConfigError: A limit that is no number.
-    """
-    limits: dict[str, dict[str, Any]] = {"low": {}, "high": {}, "has": {}}
+    """What a page asks episodes for: ``sort`` and ``down``, and ``low.NAME``, ``high.NAME`` and ``has.NAME``."""
+    limits: dict[str, dict[str, str]] = {"low": {}, "high": {}, "has": {}}
     for name, text in asked.items():
         kind, dot, column = name.partition(".")
-        if not dot or kind not in limits or not text:
-            continue
-        if kind == "has":
+        if dot and kind in limits and text:
             limits[kind][column] = text
-            continue
-        try:
-            limits[kind][column] = float(text)
-        except ValueError:
-            raise ConfigError(f"{column}: expected a number as a limit, found {text!r:.80}") from None
     return Query(asked.get("sort", "") or "episode", asked.get("down", "") == "1", **limits)
 
 
@@ -281,12 +272,12 @@ def _cells(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]
     return np.minimum(place.astype(np.int64), count - 1)
 
 
-def _as_numbers(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Numbers as they are; texts by the place that they have among all, in their order."""
+def _axis(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float64], list[str] | None]:
+    """Numbers as they are; texts by the place that they have among all, in their order, and these, if they are few."""
     if values.dtype != object:
-        return values.astype(np.float64)
-    texts = [shortest(value) for value in values.tolist()]
-    return np.unique(np.array(texts, np.str_), return_inverse=True)[1].astype(np.float64)
+        return values.astype(np.float64), None
+    texts, places = np.unique(np.array([shortest(value) for value in values.tolist()], np.str_), return_inverse=True)
+    return places.astype(np.float64), texts.tolist() if len(texts) <= _MOST_TASKS else None
 
 
 def _listed(values: npt.NDArray[Any]) -> list[Any]:

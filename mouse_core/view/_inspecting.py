@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -24,10 +24,11 @@ class Inspection:
 
     Args:
         stream: The rows, opened anew by each call.
+        ignore: Codes of findings of which nothing is said.
     """
 
-    def __init__(self, stream: Callable[[], RowStream]) -> None:
-        self._stream = stream
+    def __init__(self, stream: Callable[[], RowStream], ignore: Sequence[str] = ()) -> None:
+        self._stream, self._ignore = stream, ignore
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
         self.done = 0
@@ -68,7 +69,7 @@ class Inspection:
         try:
             stream = self._stream()
             self.total = stream.rows
-            self.report = inspect(stream.watched(self._count))
+            self.report = inspect(stream.watched(self._count), ignore=self._ignore)
         except _Ended:
             pass
         except (MouseError, ImportError, OSError, MemoryError, pa.ArrowException) as error:

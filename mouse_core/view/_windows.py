@@ -11,6 +11,7 @@ from mouse_core.augment import AugmentMaskProbConfig, AugmentTokensConfig
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError
 from mouse_core.sampling.offsets import Seconds
+from mouse_core.sampling.plan import Plan
 from mouse_core.view.opening import Shown
 from mouse_core.view.rows.pictures import png
 
@@ -18,6 +19,8 @@ _MOST_STEPS = 4096
 _MOST_WINDOWS = 4096
 # Of wider fields the first dimensions are shown.
 _MOST_DIMENSIONS = 64
+# A window that takes more bytes is not made.
+_MOST_BYTES = 1 << 29
 _KEPT = 4
 _SAMPLINGS = ("random", "last", "sequential", "batch", "blocks")
 _BOUNDARIES = ("stream", "episode", "task")
@@ -35,7 +38,7 @@ def source_of(shown: Shown, asked: dict[str, str]) -> BatchSource:
     seed = whole(asked, "seed", 0, 0, (1 << 63) - 1)
     sampling = _one_of(asked, "sampling", _SAMPLINGS)
     boundary = _one_of(asked, "boundary", _BOUNDARIES)
-    masked = float(asked.get("mask", "0") or 0)
+    masked = _share(asked, "mask")
     key = (length, size, seed, sampling, boundary, masked)
     with shown.lock:
         known = shown.made.get(key)
@@ -73,6 +76,17 @@ def whole(asked: dict[str, str], name: str, default: int, least: int, most: int)
     return value
 
 
+def _share(asked: dict[str, str], name: str) -> float:
+    text = asked.get(name, "") or "0"
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name}: expected a number in 0..1, found {text!r:.80}")
+    return value
+
+
 def _one_of(asked: dict[str, str], name: str, known: tuple[str, ...]) -> str:
     value = asked.get(name, "") or known[0]
     if value not in known:
@@ -87,15 +101,15 @@ def window(shown: Shown, asked: dict[str, str]) -> dict[str, Any]:
         ConfigError: A batch or a window that there is not.
     """
     source, index, number, view = _window_of(shown, asked)
-    batch, plan = _batch(source, index, view), source.plan(index)
-    offsets = _offsets(source)
+    plan = source.plan(index)
+    batch, offsets = _window(source, plan, number, view), _offsets(source)
     mask = batch.get("mask")
     fields = []
     for name, values in batch.items():
         spec = source.spec.fields.get(name)
         if name == "mask" or name.endswith("_mask") or not isinstance(values, np.ndarray) or values.ndim < 1:
             continue
-        one = values[number]
+        one = values[0]
         image = spec is not None and spec.image_shape is not None
         masked = batch.get(f"{name}_mask")
         fields.append(
@@ -105,7 +119,7 @@ def window(shown: Shown, asked: dict[str, str]) -> dict[str, Any]:
                 "shape": list(values.shape[1:]),
                 "image": image,
                 "values": [] if image else _columns(one, name in offsets or source.spec.batch_dims > 1),
-                "masked": None if masked is None else _steps(masked[number]),
+                "masked": None if masked is None else _steps(masked[0]),
                 "offsets": offsets.get(name),
             }
         )
@@ -119,7 +133,7 @@ def window(shown: Shown, asked: dict[str, str]) -> dict[str, Any]:
         "start": start,
         "episode": _episode_at(shown, start),
         "length": source.sequence_length,
-        "there": None if mask is None else _steps(mask[number]),
+        "there": None if mask is None else _steps(mask[0]),
         "fields": fields,
         "given": shown.batches is not None,
         "said": repr(source)[:400],
@@ -137,7 +151,7 @@ def window_picture(shown: Shown, asked: dict[str, str]) -> bytes:
     spec = source.spec.fields.get(name)
     if spec is None or spec.image_shape is None:
         raise ConfigError(f"field: expected a field of images, found {name!r:.80}")
-    values = _batch(source, index, view)[name][number]
+    values = _window(source, source.plan(index), number, view)[name][0]
     steps = values.reshape(-1, *spec.image_shape)
     return png(steps[whole(asked, "step", 0, 0, len(steps) - 1)])
 
@@ -150,12 +164,24 @@ def _window_of(shown: Shown, asked: dict[str, str]) -> tuple[BatchSource, int, i
     return source, index, number, whole(asked, "view", 0, 0, source.views - 1)
 
 
-def _batch(source: BatchSource, index: int, view: int) -> dict[str, Any]:
+def _window(source: BatchSource, plan: Plan, number: int, view: int) -> dict[str, Any]:
+    """The fields of one window of a plan, ``[1, ...]``, as they are in the batch."""
     if source.packed is not False:
         raise ConfigError("batches: expected windows side by side, found packed ones, which this page does not show")
-    batch: Any = source[index]
-    found: dict[str, Any] = dict(batch[view] if isinstance(batch, tuple) else batch)
-    return found
+    # A function of the user's may look at all windows of a batch; all else becomes of each what it would alone.
+    alone = source._chosen.map is None
+    nbytes = source.layout(1 if alone else plan).nbytes * source.views
+    if nbytes > _MOST_BYTES:
+        raise ConfigError(
+            f"batches: expected a window of at most {_MOST_BYTES:,} bytes, found {nbytes:,}; ask for fewer steps"
+        )
+    at = slice(number, number + 1)
+    if alone:
+        lengths = None if plan.lengths is None else plan.lengths[at]
+        plan = Plan(plan.starts[at], plan.length, plan.key, plan.global_size, plan.first + number, lengths)
+    batch: Any = source.gather(plan)
+    found = batch[view] if isinstance(batch, tuple) else batch
+    return dict(found) if alone else {name: values[at] for name, values in found.items()}
 
 
 def _offsets(source: BatchSource) -> dict[str, list[float]]:

@@ -9,9 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from mouse_core._base.locks import ProcessLock
+from mouse_core.about.dataset import read_about
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError, MouseError
+from mouse_core.files.arrow import is_stream, mapped
+from mouse_core.files.reading import reading
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.sources import stream_of
 from mouse_core.remote.clients import is_url
@@ -63,12 +68,27 @@ def _in_place(path: Path, options: dict[str, Any]) -> DatasetStore | None:
             return DatasetStore.open(path.resolve().as_uri(), **as_store)
         except (MouseError, ImportError):
             return None  # read in the common way, which says what is wrong
+    if name in (None, "rows") and path.is_file() and path.suffix in (".arrow", ".feather") and not is_stream(path):
+        return _mapped(path, as_store)
     if name in (None, "lerobot") and (path / "meta" / "info.json").is_file():
         from mouse_core import formats
 
         stream = formats.open(path, **options)
         return stream.to_store() if stream.opened is not None else None
     return None
+
+
+def _mapped(path: Path, as_store: dict[str, Any]) -> DatasetStore | None:
+    """The store of a file in Arrow's file format, mapped; None where its values are compressed."""
+    with reading(path), mapped(path) as (source, _):
+        reader = pa.ipc.open_file(source)
+        before = pa.total_allocated_bytes()
+        first = reader.get_batch(0) if reader.num_record_batches else None
+        if first is not None and pa.total_allocated_bytes() - before > first.nbytes // 2:
+            return None
+        table = reader.read_all()
+    said = {"alignment": read_about(table, where=str(path)).alignment or "arrived"}
+    return DatasetStore(**as_store | ({} if as_store["alignment"] else said)).from_dataset(table)
 
 
 def _is_parquet(path: Path) -> bool:
@@ -87,6 +107,7 @@ class Shown:
         batches: The source of batches to show beside its episodes, as it was given; None: those that the page asks for.
         fixed: The snapshot of ``batches``.
         stream: Gives all rows to those who inspect them; None: the store does, where there is one.
+        ignore: Codes of findings of which nothing is said.
     """
 
     name: str
@@ -94,6 +115,7 @@ class Shown:
     batches: BatchSource | None = None
     fixed: Snapshot | None = None
     stream: Callable[[], RowStream] | None = None
+    ignore: Sequence[str] = ()
     lock: ProcessLock = field(default_factory=ProcessLock, repr=False)
     generation: int = 0
     made: dict[Any, BatchSource] = field(default_factory=dict, repr=False)
@@ -102,7 +124,7 @@ class Shown:
         tasks = {} if self.store is None else self.store.about.tasks
         self.episodes = EpisodeList(self._now(), tasks)
         rows = partial(stream_of, self.store) if self.store is not None else None
-        self.inspection = None if rows is None else Inspection(self.stream or rows)
+        self.inspection = None if rows is None else Inspection(self.stream or rows, self.ignore)
 
     def _now(self) -> Snapshot:
         if self.store is not None:
@@ -144,12 +166,15 @@ def rows_of(source: str, store: DatasetStore, **options: Any) -> RowStream:
         return stream_of(store)  # a dataset of the Hub, which has no path
 
 
-def shown_of(given: Iterable[tuple[str, Any]], streams: Sequence[Callable[[], RowStream]] = ()) -> list[Shown]:
+def shown_of(
+    given: Iterable[tuple[str, Any]], streams: Sequence[Callable[[], RowStream]] = (), *, ignore: Sequence[str] = ()
+) -> list[Shown]:
     """Stores, or sources of batches, as they are shown, each under a name of its own.
 
     Args:
         given: Name and store, or source of batches.
         streams: What gives the rows of each to those who inspect them; by default the stores do.
+        ignore: Codes of findings of which nothing is said.
 
     Raises:
         ConfigError: None is given, or one is neither.
@@ -162,7 +187,7 @@ def shown_of(given: Iterable[tuple[str, Any]], streams: Sequence[Callable[[], Ro
         if isinstance(one, BatchSource):
             found.append(Shown(name, None, one, one.snapshot))
         elif isinstance(one, Store):
-            found.append(Shown(name, one, stream=streams[place] if place < len(streams) else None))
+            found.append(Shown(name, one, stream=streams[place] if place < len(streams) else None, ignore=ignore))
         else:
             raise ConfigError(f"view: expected a store or a BatchSource, found {type(one).__name__}")
     if not found:

@@ -6,6 +6,8 @@ import http.client
 import io
 import json
 import math
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -183,7 +185,7 @@ def test_what_cannot_be_asked_is_an_error_that_says_why(client: Client) -> None:
         ("episodes", {"source": 9}, "source"),
         ("episodes", {"first": "x"}, "first"),
         ("episodes", {"sort": "nothing"}, "nothing"),
-        ("episodes", {"low__metadata_task": 1}, "metadata_task"),
+        ("episodes", {"low__done": "ended"}, "one of ['alive', 'terminal', 'truncated']"),
         ("episodes", {"low__return": "much"}, "much"),
         ("curves", {"column": "observation_image"}, "observation_image"),
         ("curves", {"column": "observation", "begin": 0, "end": 999}, "end"),
@@ -193,6 +195,7 @@ def test_what_cannot_be_asked_is_an_error_that_says_why(client: Client) -> None:
         ("window", {"source": 1, "window": 99}, "window"),
         ("window", {"sampling": "odd"}, "odd"),
         ("window", {"length": 5000}, "length"),
+        ("window", {"mask": "abc"}, "mask"),
     ):
         code, message = client.refused(name, **asked)
         assert code == 400, name
@@ -237,8 +240,14 @@ def test_episodes_are_sorted_and_filtered(client: Client) -> None:
     assert numbers(client, has__metadata_task="WALK", sort="length", down=1) == [2, 0]
     assert numbers(client, has__metadata_task="walk", low__length=6) == [2]
     assert client("episodes", has__metadata_task="nobody")["matched"] == 0
+    assert numbers(client, low__done="truncated") == numbers(client, low__done=2) == [1, 3]
+    assert numbers(client, low__metadata_task="a", high__metadata_task="w") == []
+    assert numbers(client, low__metadata_task="a", high__metadata_task="walk") == [0, 2]
+    places = client("points", x="metadata_task", y="length")
+    assert places["texts"] == {"x": [NASTY, "walk"], "y": None}
+    assert places["x"] == [1, 0, 1, 0]
     points = client("points", x="length", y="return", color="metadata_task", low__metadata_success=1)
-    assert (points["x"], points["y"], points["groups"]) == ([5, 8], [2, 17.5], ["walk", "walk"])
+    assert (points["x"], points["y"], points["colors"]) == ([5, 8], [2, 17.5], ["walk", "walk"])
 
 
 @settings(max_examples=25)
@@ -316,6 +325,28 @@ def test_curves_are_those_of_the_rows_by_dimension_and_gaps_are_gaps(client: Cli
     assert found[1]["values"] == [5, 6, 7]
     part = client("curves", column="reward", begin=8, end=16, **{"from": 2, "to": 4})["curves"][0]
     assert part == {"dim": 0, "steps": [2, 3], "values": [2.5, 2.5]}
+
+
+def test_an_observation_that_the_recording_lacks_is_a_gap() -> None:
+    """And the list has what stands in the row before it."""
+    rows = {
+        "action": [0, 1, 2, 0, 3],
+        "reward": [0.0, 1, 2, 0, 3],
+        "done": [0, 0, 1, 0, 2],
+        "observation": [[1.0], [2.0], [0.0], [4.0], [0.0]],
+        "metadata_task": ["walk", "walk", "", "sit", ""],
+        "observation_missing": [0, 0, 1, 0, 1],
+    }
+    with view(DatasetStore().from_dataset(pa.table(rows))) as viewer:
+        client = Client(viewer)
+        curves = {
+            name: client("curves", column=name, begin=0, end=3)["curves"][0]["values"]
+            for name in ("observation", "action", "observation_missing")
+        }
+        assert curves == {"observation": [1, 2, None], "action": [0, 1, 2], "observation_missing": [0, 0, 1]}
+        found = client("episodes")
+        at = [found["columns"].index(name) for name in ("metadata_task", "action")]
+        assert [[row[place] for place in at] for row in found["episodes"]] == [["walk", 2], ["sit", 3]]
 
 
 def test_columns_of_all_kinds_are_numbers_for_the_eye() -> None:
@@ -527,6 +558,22 @@ def test_a_window_is_what_the_batch_has(client: Client) -> None:
         assert pixels.reshape(-1).tolist() == batch["obs_image"][number, 1].tolist()
 
 
+def test_one_window_is_made_and_not_its_batch(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    gather = BatchSource.gather
+
+    def counted(self: BatchSource, plan: Any, *given: Any, **options: Any) -> Any:
+        made.append(len(plan.starts))
+        return gather(self, plan, *given, **options)
+
+    monkeypatch.setattr(BatchSource, "gather", counted)
+    client("window", size=16, length=4, window=9)
+    client.open("window-image", size=16, length=4, window=9, field="obs_image", step=1).close()
+    assert made == [1, 1]
+    monkeypatch.setattr("mouse_core.view._windows._MOST_BYTES", 100)
+    assert "at most 100 bytes" in client.refused("window", length=4)[1]
+
+
 def test_windows_by_field_say_their_offsets(client: Client) -> None:
     found = {one["name"]: one for one in client("window", source=2)["fields"]}
     assert found["obs_continuous"]["offsets"] == [-1, 0]
@@ -572,6 +619,28 @@ def test_the_command_serves_until_it_is_interrupted(
     assert "nothing" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signal here")
+def test_a_closed_terminal_ends_the_command_and_what_was_converted_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "walk.npz", observations=np.zeros((6, 2)), actions=np.zeros((6, 1)), terminals=np.ones(6))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    seen = []
+
+    def closed(viewer: Viewer) -> None:
+        seen.extend((tmp_path / "temporary").iterdir())
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(5)
+
+    monkeypatch.setattr(Viewer, "wait", closed)
+    before = signal.getsignal(signal.SIGHUP)
+    assert main(["view", str(tmp_path / "walk.npz"), "--no-browser"]) == 0
+    assert seen
+    assert not [*(tmp_path / "temporary").iterdir()]
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
 def test_rerun_is_asked_for_where_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DatasetStore().from_dataset(recording((3, 4)))
     with pytest.raises(ConfigError, match=r"\.rrd"):
@@ -613,6 +682,13 @@ def test_what_can_be_read_in_place_is_not_converted(tmp_path: Path, monkeypatch:
     pq.write_table(rows.slice(8), tmp_path / "parts" / "b.parquet")
     with DatasetStore.open(tmp_path / "store", "a") as store:
         store.extend({name: rows.column(name).to_pylist() for name in rows.column_names})
-    for name in ("rows.parquet", "parts", "store"):
+    for name, compression in (("rows.arrow", None), ("small.arrow", "lz4")):
+        with pa.ipc.new_file(
+            tmp_path / name, rows.schema, options=pa.ipc.IpcWriteOptions(compression=compression)
+        ) as file:
+            file.write_table(rows, max_chunksize=7)
+    for name in ("rows.parquet", "parts", "store", "rows.arrow"):
         with opened_store(str(tmp_path / name)) as store, view(store) as viewer:
             assert numbers(Client(viewer), sort="return", down=1) == [2, 3, 1, 0]
+    with pytest.raises(AssertionError, match="converted"), opened_store(str(tmp_path / "small.arrow")):
+        pass

@@ -62,7 +62,7 @@ def test_from_the_list_to_a_step_and_beside_another(page: Tab) -> None:
         " box.dispatchEvent(new Event('input')); })()"
     )
     page.until(f"{ROWS}.join() === '2,3,1'")
-    page.click(".room .row:nth-child(1)")
+    page.click(".room .row:nth-child(1) > span")
     page.until(f"{SHOWN} === 'Episode 2'")
     page.until(hash_says("&e=2&s=0"))
 
@@ -105,6 +105,15 @@ def test_from_the_list_to_a_step_and_beside_another(page: Tab) -> None:
     page.press("ArrowRight")
     page.until(f"{STEP} === '1,1'")
 
+    # They are zoomed together; keys are for the one that was touched last, and another episode begins at the cursor.
+    page.press("+")
+    page.until("/&z=\\d+-\\d+.*&z2=\\d+-\\d+/.test(location.hash)")
+    page.press("0")
+    page.until("!/z2?=/.test(location.hash)")
+    page.click(".pane:nth-child(2) h2")
+    page.press("]")
+    page.until(f"{SHOWN} === 'Episode 3,Episode 1' && {STEP} === '1,1'")
+
     # Strings of the data are texts, and nothing of them ran.
     assert page.run("window.evil") is None
     assert page.run("document.querySelectorAll('img[onerror], .pane script').length") == 0
@@ -120,6 +129,22 @@ def test_a_link_opens_dataset_episode_step_and_zoom(page: Tab, viewer: Viewer) -
     page.until("document.querySelectorAll('.chart .plot')[0].layout.xaxis.range[1] === 2499")
     # Of 2,500 steps less than that many points are drawn, and the reward of the first step is one of them.
     assert page.run("document.querySelectorAll('.chart .plot')[0].data[0].x.length") < 2500
+
+
+def test_a_link_has_the_order_and_the_filters_of_the_list(page: Tab) -> None:
+    page.run(
+        "location.hash = '#d=second&e=0&s=0&l=' + encodeURIComponent('sort=length&down=1&low.length=10&color=action')"
+    )
+    page.until(f"{ROWS}.join() === '2,0,3'")
+    assert page.run("document.querySelector('select[aria-label=colours]').value") == "action"
+    page.run("document.querySelector('.header button').click()")
+    page.until(f"{ROWS}.join() === '0,2,3'")
+    page.until(hash_says("l=low.length=10&color=action"))
+    page.run("location.hash = '#d=nothing&e=1&s=0'")
+    page.until("document.body.textContent.includes('\"nothing\", which is not shown here')")
+    page.run("location.hash = '#d=second&e=0&s=0'")
+    page.until("!document.body.textContent.includes('which is not shown here')")
+    page.until(f"{ROWS}.join() === '0,1,2,3'")
 
 
 def test_batches_show_windows(page: Tab) -> None:

@@ -169,40 +169,71 @@ export class Scatter {
     new ResizeObserver(later(() => this.redraw())).observe(this.root);
   }
 
-  draw(found, xName, yName, brushed) {
-    this.drawn = [found, xName, yName, brushed];
-    const groups = found.groups ? [...new Set(found.groups)].slice(0, 40) : [null];
-    const traces = groups.map((group, place) => {
-      const kept = found.x.map((_, at) => at).filter((at) => group === null || found.groups[at] === group);
-      return {
-        x: kept.map((at) => found.x[at]), y: kept.map((at) => found.y[at]), customdata: kept.map((at) => found.episodes[at]),
-        type: "scatter", mode: "markers", name: "", hovertemplate: "episode %{customdata}<br>%{x}, %{y}<extra></extra>",
-        marker: { size: 5, opacity: 0.75, color: group === null ? colour("main") : GROUPS[place % GROUPS.length] },
-        selected: { marker: { opacity: 0.9 } }, unselected: { marker: { opacity: 0.75 } },
-      };
-    });
+  /** found: x, y and colors by episode, and the texts that x and y are places of. name: what the colours are of. */
+  draw(found, xName, yName, name, brushed) {
+    this.drawn = [found, xName, yName, name, brushed];
+    const { traces, legend } = this.traces(found, name);
     const shapes = brushed === null ? [] : [{
       type: "rect", xref: "x", yref: "y", x0: brushed.x[0], x1: brushed.x[1], y0: brushed.y[0], y1: brushed.y[1],
       line: { color: colour("mark"), width: 1 }, fillcolor: colour("mark"), opacity: 0.15,
     }];
+    const ends = { automargin: true, nticks: 6 };
     const made = layout({
-      width: this.root.clientWidth || 340, height: 190, margin: { l: LEFT, r: RIGHT, t: 6, b: 34 }, dragmode: "select", shapes,
-      xaxis: axis({ title: { text: escaped(xName), standoff: 6 }, nticks: 6 }),
-      yaxis: axis({ title: { text: escaped(yName), standoff: 6 }, nticks: 6 }),
+      width: this.root.clientWidth || 340, height: 190 + (legend ? 34 : 0), margin: { l: LEFT, r: RIGHT, t: 6, b: 34 }, dragmode: "select", shapes,
+      showlegend: legend, legend: { orientation: "h", x: 0, y: -0.32, yanchor: "top", font: { size: 10 }, itemclick: false, itemdoubleclick: false },
+      xaxis: axis({ title: { text: escaped(xName), standoff: 6 }, ...ends, ...ticks(found.texts.x, 4) }),
+      yaxis: axis({ title: { text: escaped(yName), standoff: 6 }, ...ends, ...ticks(found.texts.y, 6) }),
     });
     const before = Boolean(this.root.data);
     window.Plotly.react(this.root, traces, made, CONFIG);
     if (before) return;
     this.root.on("plotly_selected", (event) => {
-      if (event && event.range) this.onbrush(event.range.x.toSorted(order), event.range.y.toSorted(order));
+      if (event && event.range) this.onbrush(event.range.x.toSorted(order), event.range.y.toSorted(order), this.drawn[0].texts);
     });
     this.root.on("plotly_click", (event) => this.onopen(event.points[0].customdata));
     this.root.on("plotly_doubleclick", () => this.onbrush(null, null));
   }
 
+  traces(found, name) {
+    const all = found.x.map((_, at) => at);
+    const place = (at, axis_) => found.texts[axis_]?.[found[axis_][at]] ?? short(found[axis_][at]);
+    const points = (kept, marker, words = "") => ({
+      x: kept.map((at) => found.x[at]), y: kept.map((at) => found.y[at]), customdata: kept.map((at) => found.episodes[at]),
+      text: kept.map((at) => `episode ${found.episodes[at]}<br>${escaped(place(at, "x"))}, ${escaped(place(at, "y"))}${found.colors ? `<br>${escaped(name)} ${escaped(short(found.colors[at]))}` : ""}`),
+      type: "scatter", mode: "markers", name: escaped(words || "–"), hovertemplate: "%{text}<extra></extra>", marker: { size: 5, opacity: 0.75, ...marker },
+      selected: { marker: { opacity: 0.9 } }, unselected: { marker: { opacity: 0.75 } },
+    });
+    if (!found.colors) return { traces: [points(all, { color: colour("main") })], legend: false };
+    const kinds = Map.groupBy(all, (at) => short(found.colors[at]));
+    if (kinds.size > GROUPS.length && found.colors.some((value) => typeof value === "number")) {
+      const bar = { thickness: 8, outlinewidth: 0, nticks: 4, len: 1, title: { text: escaped(name), side: "right", font: { size: 10 } } };
+      const missing = all.filter((at) => found.colors[at] === null);
+      const there = all.filter((at) => found.colors[at] !== null);
+      const shades = { color: there.map((at) => found.colors[at]), colorscale: "Viridis", colorbar: bar };
+      return { traces: [points(there, shades), points(missing, { color: colour("absent") })], legend: false };
+    }
+    // Of many kinds those with most episodes have a colour of their own.
+    const sorted = [...kinds].toSorted(([, one], [, other]) => other.length - one.length);
+    const own = sorted.length > GROUPS.length ? sorted.slice(0, GROUPS.length - 1) : sorted;
+    const others = sorted.slice(own.length).flatMap(([, kept]) => kept);
+    const made = own.map(([words, kept], at) => points(kept, { color: GROUPS[at] }, cut(words)));
+    if (others.length) made.push(points(others, { color: colour("absent") }, `${sorted.length - own.length} others`));
+    return { traces: made, legend: true };
+  }
+
   redraw() {
     if (this.drawn) this.draw(...this.drawn);
   }
+}
+
+const cut = (text, most = 18) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
+/** Of an axis whose values are places of texts, some of these. */
+function ticks(texts, most) {
+  if (!texts) return {};
+  const step = Math.max(Math.ceil(texts.length / most), 1);
+  const some = texts.map((_, at) => at).filter((at) => at % step === 0);
+  return { tickvals: some, ticktext: some.map((at) => escaped(cut(texts[at] || "–", 12))), tickangle: 0 };
 }
 
 const order = (one, other) => one - other;

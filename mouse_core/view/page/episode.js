@@ -1,6 +1,6 @@
 // One episode: pictures of all cameras, curves of every dimension, a step's values, and a cursor through all of them.
 
-import { ask, choice, element, label, later, latest, picture, short } from "./tools.js";
+import { ask, choice, element, label, later, latest, picture, short, soon } from "./tools.js";
 import { Chart } from "./charts.js";
 
 const SPEEDS = ["1", "5", "10", "30", "60", "120", "300"];
@@ -136,7 +136,7 @@ export class Episode {
   async loadCurves() {
     const wanted = Map.groupBy(this.charts.filter((chart) => chart.visible && !chart.fresh), ({ column }) => column);
     const [from, to] = this.range;
-    const key = `${this.pane.source}/${this.begin}/${from}/${to}`;
+    const key = this.shown();
     for (const [column, charts] of wanted) {
       for (let at = 0; at < charts.length; at += 32) {
         const some = charts.slice(at, at + 32);
@@ -144,8 +144,8 @@ export class Episode {
         const asked = { ...this.rows(), column, dims: some.map(({ dim }) => dim), from, to, points: Math.max(some[0].frame.clientWidth, 300) };
         try {
           const found = await ask("curves", asked);
-          if (key !== `${this.pane.source}/${this.begin}/${this.range[0]}/${this.range[1]}`) return;
-          found.curves.forEach(({ steps, values }, place_) => some[place_].draw(steps, values, this.axis(), this.marks(some[place_])));
+          if (key !== this.shown()) return;
+          found.curves.forEach(({ steps, values }, at_) => soon(() => key === this.shown() && some[at_].draw(steps, values, this.axis(), this.marks(some[at_]))));
         } catch (error) {
           some.forEach((chart) => { chart.fresh = false; });
           this.pane.failed(error);
@@ -153,6 +153,11 @@ export class Episode {
         }
       }
     }
+  }
+
+  /** Which curves are shown: those of other steps are not drawn any more. */
+  shown() {
+    return `${this.pane.source}/${this.begin}/${this.range[0]}/${this.range[1]}`;
   }
 
   rows() {
@@ -170,7 +175,8 @@ export class Episode {
     return [begin, begin + size];
   }
 
-  zoomTo(from, to) {
+  /** Show the steps from one to another; a pane beside this one follows, unless it told this one. */
+  zoomTo(from, to, told = false) {
     const range = this.within([from, to + 1]);
     if (range[0] === this.range[0] && range[1] === this.range[1]) {
       this.charts.forEach((chart) => chart.visible && chart.redraw());
@@ -179,6 +185,7 @@ export class Episode {
     this.range = range;
     this.stale();
     this.pane.changed();
+    if (!told) this.pane.zoomed(range);
   }
 
   zoomBy(share) {
@@ -189,8 +196,8 @@ export class Episode {
     this.zoomTo(left, left + size - 1);
   }
 
-  zoomAll() {
-    this.zoomTo(0, this.length - 1);
+  zoomAll(told = false) {
+    this.zoomTo(0, this.length - 1, told);
   }
 
   // ------------------------------------------------------------------ the cursor

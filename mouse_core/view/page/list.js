@@ -8,22 +8,25 @@ const PAGE = 100;
 // Browsers show no element that is higher than some 30 million pixels.
 const MOST_HEIGHT = 15_000_000;
 const PAGES_KEPT = 60;
-const WIDTHS = new Map([["episode", 96], ["done", 88]]);
+const WIDTHS = new Map([["episode", 96], ["length", 96], ["done", 88]]);
+
+const ORDER = { sort: "episode", down: "" };
+const AXES = { x: "episode", y: "return", color: "" };
 
 export class List {
   /** pane: has open(episode), changed() and the source's number and description. */
   constructor(pane) {
     this.pane = pane;
-    this.query = { sort: "episode", down: "" };
+    this.query = { ...ORDER };
     this.columns = [];
     this.pages = new Map();
     this.version = 0;
     this.matched = 0;
     this.chosen = null;
-    this.axes = { x: "episode", y: "return", color: "" };
+    this.axes = { ...AXES };
     this.said = element("p", { class: "dim progress" });
     this.scatter = new Scatter({
-      onbrush: (x, y) => this.brush(x, y),
+      onbrush: (x, y, texts) => this.brush(x, y, texts),
       onopen: (episode) => this.pane.open(episode),
     });
     this.plots = element("div", { class: "plots" });
@@ -37,6 +40,22 @@ export class List {
     this.replot = latest(() => this.plot());
     this.filtered = later(() => this.refresh(), 200);
     new ResizeObserver(() => this.show()).observe(this.scroller);
+  }
+
+  /** What the address says of the list: its order, its filters and what is plotted; nothing where all is as it begins. */
+  address() {
+    const asked = Object.entries({ ...this.query, ...this.axes }).filter(([name, value]) => value !== ({ ...ORDER, ...AXES })[name] && (value || name === "down"));
+    return new URLSearchParams(asked).toString();
+  }
+
+  /** Take what an address says. */
+  read(text) {
+    this.query = { ...ORDER };
+    this.axes = { ...AXES };
+    for (const [name, value] of new URLSearchParams(text)) {
+      if (Object.hasOwn(AXES, name)) this.axes[name] = value;
+      else if (Object.hasOwn(ORDER, name) || /^(low|high|has)\./.test(name)) this.query[name] = value;
+    }
   }
 
   source() {
@@ -168,7 +187,7 @@ export class List {
   // ------------------------------------------------------------------ columns, filters, plots
 
   showColumns() {
-    const widths = this.columns.map((name) => (this.texts.includes(name) ? "minmax(180px, 1fr)" : `${Math.max(WIDTHS.get(name) ?? 76, 24 + name.length * 8)}px`));
+    const widths = this.columns.map((name) => (this.texts.includes(name) ? "minmax(180px, 1fr)" : `${Math.max(WIDTHS.get(name) ?? 76, 40 + name.length * 8)}px`));
     this.root.style.setProperty("--columns", widths.join(" "));
     this.header.replaceChildren(...this.columns.map((name) => {
       const sorted = this.query.sort === name;
@@ -202,7 +221,7 @@ export class List {
     tasks.append(...(this.pane.description.tasks ?? []).map((value) => element("option", { value })));
     const rows = this.columns.map((name) => element("div", { class: "filter" }, element("label", { textContent: name }),
       ...(this.texts.includes(name) ? [box(`has.${name}`, "contains")] : [box(`low.${name}`, "min"), box(`high.${name}`, "max")])));
-    const none = element("button", { textContent: "Show all", onclick: () => this.brush(null, null, true) });
+    const none = element("button", { textContent: "Show all", onclick: () => this.brush(null, null, {}, true) });
     this.filters.replaceChildren(element("summary", { textContent: "Filter" }), tasks, ...rows, none);
     if (set) this.filters.open = true;
   }
@@ -213,6 +232,7 @@ export class List {
     const pick = (key, label, options) => choice(options, this.axes[key], (value) => {
       this.axes[key] = value;
       this.replot();
+      this.pane.changed();
     }, label);
     this.plots.replaceChildren(
       pick("y", "up", names), element("span", { class: "dim", textContent: "over" }), pick("x", "across", names),
@@ -229,7 +249,7 @@ export class List {
     for (const [name, value] of Object.entries(this.query)) if (name.includes(".") && !own.has(name)) asked[name] = value;
     try {
       const found = await ask("points", asked);
-      this.scatter.draw(found, x, y, this.brushed(found));
+      this.scatter.draw(found, x, y, color, this.brushed(found));
     } catch (error) {
       say(error.message);
     }
@@ -239,23 +259,33 @@ export class List {
     const { x, y } = this.axes;
     const [x0, x1, y0, y1] = [`low.${x}`, `high.${x}`, `low.${y}`, `high.${y}`].map((key) => this.query[key] || "");
     if (!(x0 + x1 + y0 + y1)) return null;
-    const ends = (values, low, high) => {
+    const ends = (values, low, high, texts) => {
       const there = values.filter((value) => value !== null);
-      return [low === "" ? Math.min(...there) : Number(low), high === "" ? Math.max(...there) : Number(high)];
+      const from = texts ? texts.findIndex((text) => text >= low) - 0.4 : this.codeOf(low);
+      const to = texts ? texts.findLastIndex((text) => text <= high) + 0.4 : this.codeOf(high);
+      return [low === "" ? Math.min(...there) : from, high === "" ? Math.max(...there) : to];
     };
-    return { x: ends(found.x, x0, x1), y: ends(found.y, y0, y1) };
+    return { x: ends(found.x, x0, x1, found.texts.x), y: ends(found.y, y0, y1, found.texts.y) };
   }
 
-  /** Show the episodes in a box of the plot; without one, all. */
-  brush(x, y, all = false) {
+  /** A limit as a number; an end of episodes may be given by its name. */
+  codeOf(limit) {
+    const code = this.pane.description.done.indexOf(limit);
+    return code < 0 ? Number(limit) : code;
+  }
+
+  /** Show the episodes in a box of the plot, of which an axis may be places of texts; without one, all. */
+  brush(x, y, texts = {}, all = false) {
     const names = [this.axes.x, this.axes.y];
     if (all) for (const key of Object.keys(this.query)) if (key.includes(".")) delete this.query[key];
     [x, y].forEach((range, at) => {
-      if (this.texts.includes(names[at])) return;
+      const known = texts[at ? "y" : "x"];
+      const within = known?.filter((_, place) => range[0] <= place && place <= range[1]);
+      if (range !== null && this.texts.includes(names[at]) && !within?.length) return;
       for (const [place, kind] of ["low", "high"].entries()) {
         const key = `${kind}.${names[at]}`;
         if (range === null) delete this.query[key];
-        else this.query[key] = String(Number(range[place].toPrecision(7)));
+        else this.query[key] = known ? within.at(place ? -1 : 0) : String(Number(range[place].toPrecision(7)));
       }
     });
     this.showFilters();

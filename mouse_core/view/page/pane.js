@@ -21,7 +21,7 @@ export class Pane {
     this.size = element("span", { class: "dim" });
     this.tabs = ["episodes", "findings", "batches"].map((name) => element("button", { textContent: name, value: name, onclick: () => this.turnTo(name) }));
     this.body = element("div", { class: "body" });
-    this.root = element("section", { class: "pane" },
+    this.root = element("section", { class: "pane", onpointerdown: () => this.page.use(this) },
       element("div", { class: "top" }, this.picker, this.size, element("span", { class: "tabs" }, ...this.tabs)), this.body);
   }
 
@@ -36,8 +36,9 @@ export class Pane {
   start(place) {
     this.describe();
     const { batches, stored } = this.description;
+    this.list.read(place.list ?? "");
     // Of episodes that are stored those whose steps are there come first.
-    if (stored?.sort) this.list.query.sort = stored.sort;
+    if (stored?.sort && !place.list) this.list.query.sort = stored.sort;
     this.list.refresh();
     const first = batches ? "batches" : stored && this.page.panes.length < 2 ? "findings" : "episodes";
     this.turnTo(place.tab ?? (place.episode === undefined || !this.there.episodes ? first : "episodes"));
@@ -59,7 +60,6 @@ export class Pane {
 
   use(source) {
     this.source = source;
-    this.list.query = { sort: "episode", down: "" };
     this.start({});
   }
 
@@ -118,7 +118,8 @@ export class Pane {
 
   async neighbour(by) {
     const number = await this.list.beside(by);
-    if (number !== null) await this.open(number);
+    // Beside another pane the cursor stays where that one's is.
+    if (number !== null) await this.open(number, this.page.follows ? this.episode.step : 0, this.page.follows ? this.episode.range : undefined);
   }
 
   /** Rows came, or are others now. */
@@ -146,12 +147,18 @@ export class Pane {
     this.page.stepped(this, step);
   }
 
+  zoomed(range) {
+    this.page.zoomed(this, range);
+  }
+
   /** What the address says of this pane. */
   place() {
     const said = { d: this.description.name, e: this.open_ ?? 0, s: this.episode.step };
     const [from, to] = this.episode.range ?? [0, 0];
     if (this.tab !== "episodes") said.t = this.tab;
     if (to && (from > 0 || to < this.episode.length)) said.z = `${from}-${to}`;
+    const list = this.list.address();
+    if (list) said.l = list;
     return said;
   }
 

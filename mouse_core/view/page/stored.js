@@ -6,6 +6,7 @@ export class Stored {
     this.list = list;
     this.kept = new Map(kept.map((one) => [one.episode.episode, one]));
     this.command = sources[0].stored.command;
+    this.done = sources[0].done;
     this.progress = { generation: 0, rows: list.rows, counted: list.rows, total: list.total };
     this.answers = {
       sources: () => ({ sources }),
@@ -32,8 +33,8 @@ export class Stored {
       const at = columns.indexOf(name);
       if (at < 0 || wanted === "") return [];
       if (kind === "has") return [(row) => shown(row[at]).toLowerCase().includes(String(wanted).toLowerCase())];
-      if (Number.isNaN(Number(wanted))) throw new Error(`${name}: expected a number as a limit, found ${wanted}`);
-      return [(row) => row[at] !== null && (kind === "low" ? row[at] >= Number(wanted) : row[at] <= Number(wanted))];
+      const limit = this.list.texts.includes(name) ? wanted : this.limit(name, wanted);
+      return [(row) => row[at] !== null && (kind === "low" ? row[at] >= limit : row[at] <= limit)];
     });
     const at = Math.max(columns.indexOf(asked.sort), 0);
     const sign = asked.down === "1" ? -1 : 1;
@@ -42,6 +43,14 @@ export class Stored {
       return one < other ? -sign : Number(one > other) * sign;
     };
     return episodes.filter((row) => tests.every((test) => test(row))).toSorted(compare);
+  }
+
+  /** A limit as a number; an end of episodes may be given by its name. */
+  limit(name, wanted) {
+    const code = name === "done" ? this.done.indexOf(wanted) : -1;
+    const found = code < 0 ? Number(wanted) : code;
+    if (Number.isNaN(found)) throw new Error(`${name}: expected a number as a limit, found ${wanted}`);
+    return found;
   }
 
   episodes(asked) {
@@ -53,13 +62,11 @@ export class Stored {
   points(asked) {
     const rows = this.rows(asked);
     const column = (name) => rows.map((row) => row[Math.max(this.list.columns.indexOf(name), 0)]);
-    const places = (values) => {
-      if (!values.some((value) => typeof value === "string")) return values;
-      const known = [...new Set(values.map(shown))].toSorted();
-      return values.map((value) => known.indexOf(shown(value)));
-    };
-    const groups = asked.color ? column(asked.color).map(shown) : null;
-    return { ...this.progress, matched: rows.length, episodes: column("episode"), x: places(column(asked.x)), y: places(column(asked.y)), groups };
+    const known = (values) => (values.some((value) => typeof value === "string") ? [...new Set(values.map(shown))].toSorted() : null);
+    const places = (values, names) => (names ? values.map((value) => names.indexOf(shown(value))) : values);
+    const [x, y] = [column(asked.x), column(asked.y)];
+    const texts = { x: known(x), y: known(y) };
+    return { ...this.progress, matched: rows.length, episodes: column("episode"), x: places(x, texts.x), y: places(y, texts.y), texts, colors: asked.color ? column(asked.color) : null };
   }
 
   // ------------------------------------------------------------------ an episode

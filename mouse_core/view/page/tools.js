@@ -81,6 +81,22 @@ export function latest(call) {
   };
 }
 
+const waiting = [];
+
+/** Calls that take a while are made in turn, a few in each frame, so that the page stays smooth. */
+export function soon(call) {
+  if (waiting.push(call) > 1) return;
+  const some = () => {
+    const until = performance.now() + 8;
+    while (waiting.length && performance.now() < until) {
+      waiting[0]();
+      waiting.shift();
+    }
+    if (waiting.length) requestAnimationFrame(some);
+  };
+  requestAnimationFrame(some);
+}
+
 /** Says an error where the user looks. */
 export function say(message) {
   const place = document.querySelector("#said");

@@ -10,6 +10,7 @@ class Page {
     this.sources = sources;
     this.panes = [];
     this.room = element("main");
+    this.missing = element("p", { class: "said", role: "status", hidden: true });
     this.both = element("button", { textContent: "Side by side", onclick: () => this.split(this.panes.length < 2) });
     this.together = element("input", { type: "checkbox", checked: true });
     this.follow = element("label", { class: "follow", hidden: true }, this.together, "one cursor");
@@ -18,7 +19,7 @@ class Page {
     document.body.replaceChildren(
       element("header", {}, element("h1", { textContent: stored ? "mouse inspect" : "mouse view" }), element("span", { class: "dim keys", textContent: keys }), this.follow, this.both),
       stored ? element("p", { class: "dim note" }, stored.said, ...(stored.episodes ? [" All of it: ", element("code", { textContent: stored.command })] : [])) : "",
-      element("p", { id: "said", class: "said", role: "alert", hidden: true }), this.room);
+      element("p", { id: "said", class: "said", role: "alert", hidden: true }), this.missing, this.room);
     this.write = later(() => this.writeAddress(), 150);
   }
 
@@ -26,13 +27,28 @@ class Page {
   open(hash) {
     const asked = new URLSearchParams(hash.replace(/^#/, ""));
     const places = ["", "2"].map((suffix) => placeOf(asked, suffix, this.sources)).filter((place) => place !== null);
+    const unknown = ["d", "d2"].map((key) => asked.get(key)).filter((name) => name !== null && !this.sources.some((one) => one.name === name));
     if (!places.length) places.push({ source: 0 });
     this.panes = places.map(({ source }) => new Pane(this, source));
     this.lay();
     this.panes.forEach((pane, at) => pane.start(places[at]));
+    this.missing.textContent = unknown.length ? `The address names ${unknown.map((name) => JSON.stringify(name)).join(" and ")}, which is not shown here.` : "";
+    this.missing.hidden = !unknown.length;
+  }
+
+  /** Whether panes move together. */
+  get follows() {
+    return this.panes.length > 1 && this.together.checked;
+  }
+
+  /** The pane that keys are for: the one that was touched last. */
+  use(pane) {
+    this.active = pane;
+    this.panes.forEach((one) => one.root.classList.toggle("active", one === pane));
   }
 
   lay() {
+    this.use(this.panes.includes(this.active) ? this.active : this.panes[0]);
     this.room.replaceChildren(...this.panes.map(({ root }) => root));
     this.room.classList.toggle("two", this.panes.length > 1);
     this.both.textContent = this.panes.length > 1 ? "One" : "Side by side";
@@ -59,8 +75,18 @@ class Page {
   }
 
   stepped(pane, step) {
-    if (!this.together.checked) return;
+    if (!this.follows) return;
     for (const other of this.panes) if (other !== pane && other.tab === "episodes") other.episode.moveTo(step, true);
+  }
+
+  zoomed(pane, range) {
+    if (!this.follows) return;
+    const whole = range[1] - range[0] >= pane.episode.length;
+    for (const { tab, episode } of this.panes) {
+      if (episode === pane.episode || tab !== "episodes") continue;
+      if (whole) episode.zoomAll(true);
+      else episode.zoomTo(range[0], range[1] - 1, true);
+    }
   }
 
   writeAddress() {
@@ -87,7 +113,7 @@ class Page {
 
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) && event.target.type !== "range") return;
-    const pane = this.panes[0];
+    const pane = this.active;
     const by = event.shiftKey ? 10 : 1;
     const acts = {
       " ": () => pane.episode.play(),
@@ -116,7 +142,7 @@ function placeOf(asked, suffix, sources) {
   const number = (key) => (/^\d+$/.test(asked.get(key + suffix) ?? "") ? Number(asked.get(key + suffix)) : undefined);
   const zoom = /^(\d+)-(\d+)$/.exec(asked.get(`z${suffix}`) ?? "");
   const tab = ["findings", "batches"].find((one) => one === asked.get(`t${suffix}`));
-  return { source: Math.max(source, 0), tab, episode: number("e"), step: number("s"), range: zoom ? [Number(zoom[1]), Number(zoom[2])] : undefined };
+  return { source: Math.max(source, 0), list: asked.get(`l${suffix}`) ?? "", tab, episode: number("e"), step: number("s"), range: zoom ? [Number(zoom[1]), Number(zoom[2])] : undefined };
 }
 
 async function start() {

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from mouse_core._arrow.column_types import ColumnType, column_type, fixed_shape
 from mouse_core._arrow.dense import plain
+from mouse_core.formats.columns.named import MISSING, travels_with_action
 from mouse_core.store.snapshot import Snapshot
 
 Floats = npt.NDArray[np.float64]
@@ -99,8 +100,23 @@ def tables(snapshot: Snapshot, begin: int, end: int) -> Iterator[pa.Table]:
 def read_numbers(snapshot: Snapshot, name: str, begin: int, end: int) -> Floats:
     """A column of numbers in rows ``begin .. end - 1``: float64 ``[n, width]``, NaN where there is none.
 
-    Rows of differing lengths are as wide as the longest of them.
+    There is none, too, where a value only fills up a row whose observation the recording lacks. Rows of differing
+    lengths are as wide as the longest of them.
     """
+    found = _read(snapshot, name, begin, end)
+    if is_filler(snapshot, name):
+        found[_read(snapshot, MISSING, begin, end)[:, 0] == 1] = np.nan
+    return found
+
+
+def is_filler(snapshot: Snapshot, name: str) -> bool:
+    """Whether a column has values of no meaning in rows whose observation the recording lacks."""
+    own = name.removeprefix("metadata_")
+    beside = own != name and not travels_with_action(own)
+    return MISSING in columns_of(snapshot) and name != MISSING and (beside or name.startswith("observation"))
+
+
+def _read(snapshot: Snapshot, name: str, begin: int, end: int) -> Floats:
     parts: list[Floats] = []
     for table in tables(snapshot, begin, end):
         if name not in table.schema.names:

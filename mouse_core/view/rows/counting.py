@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
+from mouse_core.formats.columns.named import MISSING
 from mouse_core.spec import codes_called
 from mouse_core.store.snapshot import Snapshot
-from mouse_core.view.rows.columns import Singles, single_columns
+from mouse_core.view.rows.columns import Singles, is_filler, single_columns
 
 Int64s = npt.NDArray[np.int64]
 
@@ -34,14 +35,15 @@ class Query:
     Args:
         sort: The column that they are sorted by.
         down: Whether the largest come first.
-        low, high: The least and the largest value of columns of numbers, by name; a value that is missing meets none.
+        low, high: The least and the largest value of columns, by name, as numbers or texts; of ``done`` also what a
+            code is called. A value that is missing meets none.
         has: Texts that columns must contain, by name, whatever their case; of numbers that of their shortest form.
     """
 
     sort: str = "episode"
     down: bool = False
-    low: Mapping[str, float] = field(default_factory=dict)
-    high: Mapping[str, float] = field(default_factory=dict)
+    low: Mapping[str, float | str] = field(default_factory=dict)
+    high: Mapping[str, float | str] = field(default_factory=dict)
     has: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -191,7 +193,8 @@ class EpisodeList:
         return own + [name for name in single_columns(self.snapshot, self._tasks) if name not in own]
 
     def values(self, name: str, numbers: Int64s | None = None) -> npt.NDArray[Any]:
-        """A column's values in all episodes, or in some; of a column of rows that of the episode's last row.
+        """A column's values in all episodes, or in some; of a column of rows that of the episode's last row
+        that has one.
 
         Returns:
             ``[n]`` of numbers, float64 with NaN where there is none, or of texts, with None.
@@ -211,6 +214,9 @@ class EpisodeList:
                     marks[number] = count
             return marks if numbers is None else np.asarray(marks[numbers])
         last = own["start"] + own["length"] - 1
+        if is_filler(self.snapshot, name):
+            lacking = self._singles.of_all(self.snapshot, MISSING, last) == 1
+            last = last - (lacking & (own["length"] > 1))
         if numbers is None:
             return self._singles.of_all(self.snapshot, name, last)
         return self._singles.of_some(self.snapshot, name, last[numbers])
@@ -219,7 +225,7 @@ class EpisodeList:
         """Numbers of the episodes that meet a query, in its order; those without a value come last.
 
         Raises:
-            ConfigError: A column that there is not, or limits of a column of texts.
+            ConfigError: A column that there is not, or a limit of a column of numbers that is none.
         """
         self.columns()
         known = self._orders.get(query.key)
@@ -232,14 +238,24 @@ class EpisodeList:
             for name, limit in limits.items():
                 values = self.values(name)
                 if values.dtype == object:
-                    raise ConfigError(f"{name}: expected a column of numbers for a limit, found one of texts")
-                kept &= meets(values, limit)
+                    shown = np.array([shortest(value) for value in values.tolist()], np.str_)
+                    kept &= (shown != "") & meets(shown, str(limit))
+                else:
+                    kept &= meets(values, self._limit(name, limit))
         (found,) = np.nonzero(kept)
         order = _sorted(found, self.values(query.sort), query.down)
         while len(self._orders) >= _ORDERS_KEPT:
             self._orders.pop(next(iter(self._orders)))
         self._orders[query.key] = order
         return order
+
+    def _limit(self, name: str, given: float | str) -> float:
+        labels = list(self.snapshot.config.fields["done"].labels) if name == "done" else []
+        try:
+            return labels.index(str(given)) if given in labels else float(given)
+        except ValueError:
+            wanted = f"a number or one of {labels}" if labels else "a number"
+            raise ConfigError(f"{name}: expected {wanted} as a limit, found {given!r:.80}") from None
 
 
 def _contains(values: npt.NDArray[Any], text: str) -> npt.NDArray[np.bool_]:
