@@ -19,7 +19,7 @@ from mouse_core.errors import ClosedError, DataError, StorageError
 from mouse_core.remote.mirror.keeping import Arrival, Keeper, longer
 from mouse_core.remote.mirror.objects import Placed
 from mouse_core.remote.mirror.pace import Pace
-from mouse_core.remote.mirror.pages import Int64s, pages_of, runs
+from mouse_core.remote.mirror.shared.pages import Int64s, pages_of, runs
 
 # Most requests wait for the network, in which Python takes no part.
 _THREADS = 32

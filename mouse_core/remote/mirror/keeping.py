@@ -16,10 +16,10 @@ import numpy as np
 from mouse_core.errors import StorageError
 from mouse_core.remote.mirror.counters import Counters
 from mouse_core.remote.mirror.objects import Known, Placed
-from mouse_core.remote.mirror.pages import ALL_PAGES, PAGE, PAGES, Int64s, pages_of
-from mouse_core.remote.mirror.sharers import Sharer
-from mouse_core.remote.mirror.sparse import SparseFile, is_full
-from mouse_core.remote.mirror.table import Table, same_pages
+from mouse_core.remote.mirror.shared.pages import ALL_PAGES, PAGE, PAGES, Int64s, pages_of
+from mouse_core.remote.mirror.shared.sharers import Sharer
+from mouse_core.remote.mirror.shared.sparse import SparseFile, is_full
+from mouse_core.remote.mirror.shared.table import Table, same_pages
 
 Fail = Literal["raise", "retry"]
 Full = Literal["shrink", "raise"]

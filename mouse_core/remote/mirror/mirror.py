@@ -23,10 +23,10 @@ from mouse_core.remote.mirror.fetching import Fetcher
 from mouse_core.remote.mirror.keeping import Fail, Full, Keeper, Limits
 from mouse_core.remote.mirror.objects import Known, Placed, Places, key_of
 from mouse_core.remote.mirror.pace import Pace
-from mouse_core.remote.mirror.pages import BLOCK, PAGE, PAGES, Int64s, ascending, pages_of, pieces, touched
-from mouse_core.remote.mirror.sharers import Sharer
-from mouse_core.remote.mirror.sparse import SparseFile, address_of
-from mouse_core.remote.mirror.table import Table, folder_of, same_pages
+from mouse_core.remote.mirror.shared.pages import BLOCK, PAGE, PAGES, Int64s, ascending, pages_of, pieces, touched
+from mouse_core.remote.mirror.shared.sharers import Sharer
+from mouse_core.remote.mirror.shared.sparse import SparseFile, address_of
+from mouse_core.remote.mirror.shared.table import Table, folder_of, same_pages
 
 # What is copied at once of what is read privately.
 _PIECE = 8 << 20

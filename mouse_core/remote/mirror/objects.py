@@ -15,7 +15,7 @@ from mouse_core.files.locking import Descriptor
 from mouse_core.files.mapped import open_file
 from mouse_core.files.writing import write_all
 from mouse_core.remote.client import ObjectClient, ObjectInfo
-from mouse_core.remote.mirror.pages import BLOCK, PAGE, PAGES, Int64s
+from mouse_core.remote.mirror.shared.pages import BLOCK, PAGE, PAGES, Int64s
 
 
 @dataclass(eq=False)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from mouse_core.errors import StoreWarning
 from mouse_core.files.locking import Descriptor, FileLock
 from mouse_core.files.mapped import fence, mapped, open_file, set_aside
-from mouse_core.remote.mirror.pages import ALL_PAGES, BLOCK, PAGES, Int64s, by_block
+from mouse_core.remote.mirror.shared.pages import ALL_PAGES, BLOCK, PAGES, Int64s, by_block
 
 FORMAT = 2
 _MAGIC = int.from_bytes(b"mirror02", "little")
