@@ -24,6 +24,10 @@ _CRF = {"h264": 23.0, "hevc": 28.0, "av1": 30.0, "vp9": 31.0}
 _MOST_CRF = {"h264": 51, "hevc": 51, "av1": 63, "vp9": 63}
 _PRESETS = {"libx264": "medium", "libx265": "medium", "libsvtav1": "8", "libvpx-vp9": "5"}
 _QUIET = "log-level=none"
+# Height and width below which x265 has no block, and SVT-AV1 reads and writes beyond its own memory.
+_LEAST_SIDES = {"hevc": (16, 16), "av1": (4, 32)}
+# Below it x265 has fewer than four blocks a line in its CU tree, of which its assembly writes four.
+_LEAST_TREE_WIDTH = 64
 _FULL_RANGE = 2
 
 
@@ -122,8 +126,7 @@ class VideoCodec:
             raise ConfigError(
                 f"video: pix_fmt: expected one of {sorted(formats)} of {self.codec}, found {found!r}{why}"
             )
-        if max(shape[:2]) > LARGEST_SIDE or shape[2] not in (1, 3):
-            raise ConfigError(f"video: expected frames of 1 or 3 channels, up to {LARGEST_SIDE} a side, found {shape}")
+        self._check_sides(shape)
         if found.startswith("gray") != grey and (wide or not grey):
             raise ConfigError(f"video: pix_fmt: expected one of {'greys' if wide else 'colours'}, found {found!r}")
         made = pyav().VideoFormat(found, 16, 16)
@@ -139,13 +142,25 @@ class VideoCodec:
             raise ConfigError(f"video: {found}: expected even sides, found {shape[0]}x{shape[1]}; {full} takes any")
         return found
 
-    def options(self) -> dict[str, str]:
-        """What the encoder is told."""
+    def _check_sides(self, shape: tuple[int, int, int]) -> None:
+        """Raise ConfigError for frames that are too large, too small or of other channels, whatever their pixels."""
+        if max(shape[:2]) > LARGEST_SIDE or shape[2] not in (1, 3):
+            raise ConfigError(f"video: expected frames of 1 or 3 channels, up to {LARGEST_SIDE} a side, found {shape}")
+        height, width = _LEAST_SIDES.get(self.codec, (1, 1))
+        if shape[0] < height or shape[1] < width:
+            raise ConfigError(
+                f"video: {self.codec}: expected frames of at least {height}x{width} (height x width), found "
+                f"{shape[0]}x{shape[1]}; h264 and vp9 take any"
+            )
+
+    def options(self, width: int) -> dict[str, str]:
+        """What the encoder is told, for frames of some width."""
         encoder = _ENCODERS[self.codec]
         crf = _CRF[self.codec] if self.crf is None else self.crf
         said = {"crf": f"{crf:g}"}
         if encoder == "libx265":
-            said["x265-params"] = f"open-gop=0:{_QUIET}" + (":lossless=1" if self.lossless else "")
+            tree = ":cutree=0" if width < _LEAST_TREE_WIDTH else ""
+            said["x265-params"] = f"open-gop=0:{_QUIET}{tree}" + (":lossless=1" if self.lossless else "")
         elif encoder == "libvpx-vp9":
             said |= {"b": "0", "deadline": "good", "row-mt": "1"} | ({"lossless": "1"} if self.lossless else {})
         elif self.lossless:
@@ -205,7 +220,8 @@ class VideoWriter:
         self.frames = self.bytes = 0
         with self._said():
             self._container = pyav().open(self.path, "w", format="mp4")
-            self._stream = self._container.add_stream(_ENCODERS[codec.codec], rate=rate, options=codec.options())
+            options = codec.options(shape[1])
+            self._stream = self._container.add_stream(_ENCODERS[codec.codec], rate=rate, options=options)
             self._stream.height, self._stream.width = shape[:2]
             self._stream.pix_fmt = self.pixel_format
             self._stream.codec_context.time_base = 1 / rate

@@ -267,6 +267,8 @@ def test_pictures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ({TOP: ragged}, "png", DataError, "expected pixels of shape .* as in its first row, found"),
         ({"metadata_place": np.zeros((4, 2))}, "png", ConfigError, "expected columns of pictures"),
         ({TOP: np.zeros((4, 8, 8, 4), np.uint8)}, "video:h264", ConfigError, "expected frames of 1 or 3 channels"),
+        ({TOP: pictures(4)[:, :14]}, "video:hevc", ConfigError, "at least 16x16 .* found 14x64; h264 and vp9 take any"),
+        ({TOP: pictures(4)[:, :, :30]}, "video:av1", ConfigError, "at least 4x32 .* found 48x30; h264 and vp9"),
     ):
         about = About("arrived", fields=[Field(name, image=True) for name in columns if name == TOP])
         with pytest.raises(error, match=message):
@@ -488,6 +490,16 @@ def test_frames_of_another_shape_are_refused(tmp_path: Path) -> None:
     index = index_video(tmp_path / "video.mp4")
     assert len(index) == writer.frames == 30
     np.testing.assert_allclose(index.times, np.arange(30) / 29.97, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [16, 48, 64])
+def test_narrow_frames_are_encoded_without_a_tree(width: int, tmp_path: Path) -> None:
+    """What x265 writes beyond its memory is seen by chance, but it says in the file how it worked."""
+    writer = VideoWriter(tmp_path / "video.mp4", VideoCodec("hevc"), (32, width, 3))
+    writer.write(pictures(12)[:, :32, :width])
+    writer.close()
+    assert (b" no-cutree " in (tmp_path / "video.mp4").read_bytes()) == (width < 64)
+    assert len(index_video(tmp_path / "video.mp4")) == 12
 
 
 def test_codecs_are_texts() -> None:
