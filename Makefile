@@ -14,6 +14,8 @@ ARGS   ?=
 # Processes that run the tests; slow ones often wait for a program of theirs.
 JOBS   ?= 2
 SLOW_JOBS ?= 3
+# Tests start hundreds of processes: what Python compiles is kept, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The import packages that exist so far.
 PACKAGES := $(patsubst %/__init__.py,%,$(wildcard mouse_core/__init__.py adapters/*/__init__.py))
