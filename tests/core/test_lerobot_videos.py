@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, formats
@@ -55,6 +58,8 @@ def test_frames_in_place_are_those_of_decoding_in_turn(
         str(kind) == "struct<video: int32, frame: int32>" for name, kind in store.columns.items() if "_image" in name
     )
     assert store.about.tasks == read_lerobot(root, final=final).about.tasks
+    (kept,) = (root / ".mouse").glob("*/*.arrow")  # where few rows of many files lie together
+    assert len(list(pa.ipc.open_stream(kept.read_bytes()))) == 1
 
 
 def test_opening_again_reads_what_was_kept(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +79,18 @@ def test_opening_again_reads_what_was_kept(root: Path, tmp_path: Path, monkeypat
     assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
     assert [place.name for place in (copied / ".mouse").iterdir()] != [kept[0].name]
     assert len(list((copied / ".mouse").iterdir())) == 1
+    # A video with the same frames, at another time, is the same; another one is not, and rows name its frames.
+    video = next((copied / "videos").rglob("*.mp4"))
+    kept = list((copied / ".mouse").glob("*/*.arrow"))
+    os.utime(video, (1, 1))
+    inode = kept[0].stat().st_ino
+    assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
+    assert next((copied / ".mouse").glob("*/*.arrow")).stat().st_ino == inode
+    robot, written = Robot((5, 3, 7, 4), cameras=["top", "wrist"]), video.read_bytes()
+    encode(video, [255 - robot.picture(0, place) for place in range(8)])
+    check(copied, DatasetStore.open(copied, final="drop"), "drop")
+    video.write_bytes(written)
+    assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
     (next((copied / ".mouse").iterdir()) / "state.json").unlink()  # as a machine may leave it that stopped
     (next((copied / ".mouse").iterdir()) / "data-00000-of-00001.arrow").write_bytes(b"ARROW")
     assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
@@ -113,7 +130,7 @@ def test_episodes_without_their_frames_are_refused_or_left_out(tmp_path: Path) -
     # The second file has the episodes 2 and 3, of 7 and 4 frames: of the last one two are missing.
     encode(root / TOP / "file-001.mp4", [robot.picture(0, place) for place in range(8, 17)])
     with pytest.raises(
-        DataError, match=r"top.*file-001\.mp4: expected a frame at .* found none \(9 frames\).*episode 3 "
+        DataError, match=r"top.*file-001\.mp4: expected a frame at 0\.9.* nearest at 0\.8.* \(9 frames\).*episode 3 "
     ):
         DatasetStore.open(root, final="drop")
     stream = formats.open(root, final="drop", skip_broken=True)
@@ -131,6 +148,91 @@ def test_episodes_without_their_frames_are_refused_or_left_out(tmp_path: Path) -
         DatasetStore.open(root, final="drop")
     left = read_lerobot(root, final="mark", skip_broken=True, videos="frames")
     assert left.to_table()["metadata_episode_index"].unique().to_pylist() == [2]
+    assert [path.split("/")[-1] for path, _ in left.about.videos] == ["file-001.mp4"] * 2  # none that is not there
+    (root / TOP / "file-001.mp4").unlink()
+    for opened in (formats.open, DatasetStore.open):
+        with pytest.raises(DataError, match=r"expected an episode that can be read, found none: .*-000\.mp4.*-001"):
+            opened(root, final="drop", skip_broken=True)
+
+
+def encode_at(file: Path, times: Any, frames: Any) -> None:
+    """A video whose frames are shown at some times, in milliseconds."""
+    av = pytest.importorskip("av")
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("libx264", rate=60, options={"crf": "10", "g": "2", "bf": "0"})
+        stream.height, stream.width, stream.pix_fmt = *SIDE, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 1000)
+        for time, pixels in zip(times, frames, strict=True):
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts, frame.time_base = time, Fraction(1, 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+
+
+def brightness(root: Path, **options: Any) -> list[list[int]]:
+    """Of each row a pixel of its frame, which says when it is shown: in place, and decoded in turn."""
+    store = DatasetStore.open(root, final="drop", **options)
+    in_turn = read_lerobot(root, final="drop", videos="pixels", **options).to_table()["observation_image"]
+    found = everything(store)["obs_image"][:, 0].tolist(), [row[0][0][0] for row in in_turn.to_pylist()]
+    return [[round(value / 20) for value in some] for some in found]
+
+
+def set_times(root: Path, change: Any) -> None:
+    """Change the column of times, float32, of the first file of frames."""
+    file = min((root / "data").rglob("*.parquet"))
+    table = pq.read_table(file)
+    place = table.schema.get_field_index("timestamp")
+    pq.write_table(table.set_column(place, "timestamp", change(np.array(table["timestamp"]))), file)
+
+
+def test_a_frame_is_the_one_of_the_time_that_its_row_says(tmp_path: Path) -> None:
+    root = Robot((5, 3), cameras=["top"]).write(tmp_path / "set", files=[[0, 1]])
+    video, plain = root / TOP / "file-000.mp4", [np.full((*SIDE, 3), 20 * k, np.uint8) for k in range(12)]
+    encode_at(video, range(0, 800, 100), plain[:8])
+    assert brightness(root) == [[0, 1, 2, 3, 4, 5, 6, 7]] * 2
+    # A row that is late shows a later frame, and two may show one.
+    set_times(root, lambda times: pa.array([0.0, 0.2, 0.1, 0.1, 0.4, 0.0, 0.1, 0.2], pa.float32()))
+    assert brightness(root) == [[0, 2, 1, 1, 4, 5, 6, 7]] * 2
+    # Of many frames that of the time counts, whatever is shown just before.
+    times = sorted([*range(0, 800, 100), 160, 260, 360, 601])
+    encode_at(video, times, [plain[time // 100 if time % 100 == 0 else 11] for time in times])
+    assert brightness(root) == [[0, 2, 1, 1, 4, 5, 6, 7]] * 2
+    # And where it is not there, no other: 0.6 s is that of the second row of episode 1.
+    for time in (599, 601, 605, 640):
+        encode_at(video, [*range(0, 600, 100), time, 700], plain[:8])
+        assert brightness(root, skip_broken=True) == [[0, 2, 1, 1, 4]] * 2
+        message = rf"expected a frame at 0\.6000 s, found the nearest at 0\.{time}0 s"
+        with pytest.raises(DataError, match=rf"{message}.*top in episode 1 "):
+            DatasetStore.open(root, final="drop")
+        with pytest.raises(DataError, match=rf"{message}, for observation\.images\.top in episode 1"):
+            read_lerobot(root, final="drop", videos="pixels").to_table()
+
+
+def test_times_are_as_exact_as_numbers_hold_them(tmp_path: Path) -> None:
+    """Thirds of a second in a video that counts milliseconds, an hour in: rounded twice, and no neighbour."""
+    root = Robot((4,), cameras=["top"]).write(tmp_path / "set", files=[[0]], change=lambda info: info.update(fps=3))
+    plain = [np.full((*SIDE, 3), 20 * k, np.uint8) for k in range(4)]
+    encode_at(root / TOP / "file-000.mp4", [3600000, 3600333, 3600667, 3601000], plain)
+    set_times(root, lambda times: pa.array((3600 + np.arange(4) / 3).astype(np.float32)))
+    assert brightness(root) == [[0, 1, 2, 3]] * 2
+
+
+def test_rows_that_say_no_time_are_refused_by_episode(tmp_path: Path) -> None:
+    root = Robot((5, 3, 7, 4), cameras=["top"]).write(tmp_path / "set")
+    set_times(root, lambda times: pa.array([None if k == 6 else t for k, t in enumerate(times)], pa.float32()))
+    with pytest.raises(DataError, match=r"file-000\.parquet: expected a timestamp of frame 1, found nan; episode 1 "):
+        DatasetStore.open(root, final="drop")
+    with pytest.raises(DataError, match="expected a timestamp of frame 1 of episode 1, found nan"):
+        read_lerobot(root, final="drop", videos="pixels").to_table()
+    stream = read_lerobot(root, final="drop", videos="frames", skip_broken=True)
+    assert stream.to_table()["metadata_episode_index"].unique().to_pylist() == [0, 2, 3]
+    first, last = sorted((root / "data").rglob("*.parquet"))
+    pq.write_table(pq.read_table(first).drop_columns(["timestamp"]), first)
+    stream = read_lerobot(root, final="drop", skip_broken=True)
+    assert stream.to_table()["metadata_episode_index"].unique().to_pylist() == [2, 3]
+    pq.write_table(pq.read_table(last).slice(0, 9), last)  # 2 rows of episode 3 are lost
+    with pytest.raises(DataError, match=r"found none: .*-000.*found nan; .*-001\.parquet: expected 11 frames.*found 9"):
+        formats.open(root, final="drop", skip_broken=True)
 
 
 def test_depth_in_place_has_all_of_its_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

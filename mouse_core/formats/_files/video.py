@@ -1,4 +1,4 @@
-"""Frames of a camera's videos, each decoded once and in order."""
+"""Frames of a camera's videos, each decoded once and in order, and which of them shows a time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,33 @@ import numpy.typing as npt
 from mouse_core.errors import DataError
 from mouse_core.files.reading import damaged, reading
 
+Floats = npt.NDArray[np.float64]
+
 # A video that claims more than this a side is not decoded.
 _LARGEST_SIDE = 8192
+# Seconds by which a frame may miss a time, as LeRobot has it.
+_TOLERANCE = 1e-4
+
+
+def allowance(times: Floats, tick: float, frames_per_second: float) -> Floats:
+    """By how many seconds a frame may miss some times that rows say: by no more than the numbers were rounded.
+
+    Args:
+        times: In seconds, float32 once.
+        tick: Seconds of the unit in which the video's times are counted. One of 1/1000 s rounds 30 frames a second, and
+            one of 1/15360 s does not.
+        frames_per_second: Of the recording.
+    """
+    ticks = 1 / (frames_per_second * tick)
+    rounded = tick / 2 if abs(ticks - round(ticks)) > 1e-6 * ticks else 0.0
+    # Never so much that the frame may be the one before or behind.
+    return np.minimum(_TOLERANCE + rounded + np.abs(times) * 2.0**-23, 0.25 / frames_per_second)
+
+
+def nearest(shown: Floats, times: Floats) -> npt.NDArray[np.int64]:
+    """Which of some frames, shown at ``shown`` in their order, is nearest to each time."""
+    behind = np.clip(np.searchsorted(shown, times), 1, max(1, len(shown) - 1))
+    return np.where(times - shown[behind - 1] <= shown[behind % len(shown)] - times, behind - 1, behind % len(shown))
 
 
 class Camera:
@@ -30,14 +55,18 @@ class Camera:
         self.name = name
         self.shape = shape
         self.dtype = np.dtype(np.uint16 if wide else np.uint8)
-        self._period = 1 / frames_per_second
+        self._rate = frames_per_second
         self._file: Path | None = None
         self._container: Any = None
         self._frames: Iterator[Any] = iter(())
+        # The frame that is looked at and the one behind it, each with its time; None where there is none. When the
+        # one before it was shown.
         self._held: tuple[float, Any] | None = None
+        self._ahead: tuple[float, Any] | None = None
+        self._passed = -np.inf
 
-    def take(self, file: Path, times: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
-        """The frames at some times, which follow each other.
+    def take(self, file: Path, times: Floats) -> npt.NDArray[Any]:
+        """The frames at some times, which cost least where they follow each other.
 
         Args:
             file: The video they are in.
@@ -52,9 +81,10 @@ class Camera:
         """
         found = np.empty((len(times), *self.shape), self.dtype)
         with reading(file):
-            if file != self._file or (self._held is not None and times[0] < self._held[0] - self._period / 2):
-                self._open(file)
-            for place, time in enumerate(times.tolist()):
+            for place in np.argsort(times, kind="stable").tolist():
+                time = float(times[place])
+                if file != self._file or self._held is None or time - self._passed < self._held[0] - time:
+                    self._open(file)
                 found[place] = self._at(file, time)
         return found
 
@@ -75,24 +105,32 @@ class Camera:
             raise damaged(file, f"expected frames of {height}x{width}, found {stream.height}x{stream.width}")
         stream.codec_context.options = {"err_detect": "explode"}
         stream.thread_type = "AUTO"
-        self._file, self._frames, self._held = file, self._container.decode(stream), None
+        self._file, self._frames = file, self._container.decode(stream)
+        self._tick = float(stream.time_base)
+        self._held, self._ahead, self._passed = self._next(file), self._next(file), -np.inf
+
+    def _next(self, file: Path) -> tuple[float, Any] | None:
+        frame = next(self._frames, None)
+        if frame is None or frame.time is None:
+            return None
+        if frame.is_corrupt:
+            # Those that refer to it, some of which come before it, are wrong, too, and nothing tells which.
+            raise damaged(file, f"expected whole frames, found one at {frame.time:.4f} s of which a part is missing")
+        return float(frame.time), frame
 
     def _at(self, file: Path, time: float) -> npt.NDArray[Any]:
-        while True:
-            if self._held is None:
-                frame = next(self._frames, None)
-                if frame is None or frame.time is None:
-                    raise damaged(file, f"expected a frame at {time:.3f} s, found the end")
-                self._held = float(frame.time), frame
-            found, frame = self._held
-            if found < time - self._period / 2:
-                self._held = None
-                continue
-            if found > time + self._period / 2:
-                raise damaged(file, f"expected a frame at {time:.3f} s, found the next one at {found:.3f} s")
-            if (frame.height, frame.width) != self.shape[:2]:
-                raise damaged(file, f"expected frames of {list(self.shape[:2])}, found {frame.height}x{frame.width}")
-            return self._pixels(file, frame).reshape(self.shape)
+        while self._held is not None and self._ahead is not None:
+            if abs(self._held[0] - time) <= abs(self._ahead[0] - time):
+                break
+            self._held, self._ahead, self._passed = self._ahead, self._next(file), self._held[0]
+        if self._held is None:
+            raise damaged(file, f"expected a frame at {time:.4f} s, found none")
+        found, frame = self._held
+        if abs(found - time) > allowance(np.array(time), self._tick, self._rate):
+            raise damaged(file, f"expected a frame at {time:.4f} s, found the nearest at {found:.4f} s")
+        if (frame.height, frame.width) != self.shape[:2]:
+            raise damaged(file, f"expected frames of {list(self.shape[:2])}, found {frame.height}x{frame.width}")
+        return self._pixels(file, frame).reshape(self.shape)
 
     def _pixels(self, file: Path, frame: Any) -> npt.NDArray[Any]:
         """The pixels of a frame, greys as they were recorded."""
@@ -112,8 +150,8 @@ class Camera:
 
     def close(self) -> None:
         """Close the file."""
-        container, self._container, self._file, self._held = self._container, None, None, None
-        self._frames = iter(())
+        container, self._container, self._file = self._container, None, None
+        self._frames, self._held, self._ahead = iter(()), None, None
         if container is not None:
             container.close()
 

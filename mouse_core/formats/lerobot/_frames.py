@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,19 @@ import pyarrow as pa
 
 from mouse_core._arrow.column_types import fixed_shape, is_list
 from mouse_core._base.memo import memo
+from mouse_core.errors import DataError
 from mouse_core.formats.base import damaged
 from mouse_core.formats.columns.named import Columns, named_action, named_observation, schema_of
 from mouse_core.formats.columns.transitions import transition_rows
 from mouse_core.formats.columns.values import read_values
 from mouse_core.formats.lerobot._meta import Description, Feature
 from mouse_core.images.pixels import decode_into
+from mouse_core.spec import Field
 
 INDEX = ("episode_index", "frame_index", "index")
 """Columns that say which frame a row of a file is."""
+TIME = "timestamp"
+"""The column that says how many seconds after its episode began a row was recorded: its frames of videos are those."""
 
 _ENDINGS = ("next.reward", "next.done", "next.truncated")
 _Path = str | os.PathLike[str]
@@ -91,30 +95,72 @@ class Frames:
         return self.in_place and self.described.features[key].dtype == "video"
 
     @memo
-    def _ends(self) -> npt.NDArray[np.int64]:
-        return np.cumsum(np.array(self.described.episodes.length, np.int64))
+    def index(self) -> npt.NDArray[np.int64]:
+        """The number of each episode."""
+        return np.array(self.described.episodes.index, np.int64)
+
+    @memo
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """The frames of each episode."""
+        return np.array(self.described.episodes.length, np.int64)
+
+    @memo
+    def ends(self) -> npt.NDArray[np.int64]:
+        """How many frames there are up to the end of each episode."""
+        return np.cumsum(self.lengths)
+
+    @memo
+    def files(self) -> list[tuple[str, int, int]]:
+        """The files of frames in their order, each with the places of its first episode and of the one behind its last.
+
+        Raises:
+            DataError: Episodes of one file that do not follow each other.
+        """
+        there = np.flatnonzero(self.lengths)
+        names = [self.described.episodes.data[place] for place in there.tolist()]
+        cuts = [place for place in range(len(names)) if not place or names[place] != names[place - 1]]
+        if len({names[cut] for cut in cuts}) < len(cuts):
+            raise DataError(f"{self.where}: expected files of episodes that follow each other, found others")
+        firsts = there[cuts].tolist()
+        stops = [*firsts[1:], len(self.lengths)]
+        return [(names[cut], first, stop) for cut, first, stop in zip(cuts, firsts, stops, strict=True)]
 
     def places(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Which episode frames are of, as its place among them, and which of its frames each is.
 
         Of episodes of 2 and 3 frames, frames 1 2 3 are of the episodes 0 1 1, of which they are 1 0 1.
         """
-        episode = np.searchsorted(self._ends, rows, side="right")
-        return episode, rows - (self._ends - np.array(self.described.episodes.length, np.int64))[episode]
+        episode = np.searchsorted(self.ends, rows, side="right")
+        return episode, rows - (self.ends - self.lengths)[episode]
 
     def check(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> None:
         """Raise DataError where rows of a file are not the frames that they should be."""
+        for _, why in self.unlike(batch, rows, file):
+            raise damaged(file, why)
+
+    def unlike(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> Iterator[tuple[int, str]]:
+        """Episodes whose rows are not the frames that they should be, by their place, and why."""
         episode, number = self.places(rows)
-        index = np.array(self.described.episodes.index, np.int64)
         found = [_indices(batch, name, file) for name in INDEX[:2]]
-        unequal = (found[0] != index[episode]) | (found[1] != number)
-        if unequal.any():
-            wrong = int(np.argmax(unequal))
-            raise damaged(
-                file,
-                f"expected frame {number[wrong]} of episode {index[episode[wrong]]}, found frame {found[1][wrong]} of "
-                f"episode {found[0][wrong]}",
+        wrong = np.flatnonzero((found[0] != self.index[episode]) | (found[1] != number))
+        _, first = np.unique(episode[wrong], return_index=True)
+        for row in wrong[first].tolist():
+            yield (
+                int(episode[row]),
+                f"expected frame {number[row]} of episode {self.index[episode[row]]}, found frame {found[1][row]} of "
+                f"episode {found[0][row]}",
             )
+
+    @staticmethod
+    def times(batch: pa.RecordBatch, file: _Path) -> npt.NDArray[np.float64]:
+        """When rows were recorded, in seconds since their episodes began; NaN where a row does not say it."""
+        if TIME not in batch.schema.names:
+            return np.full(batch.num_rows, np.nan)
+        column = batch.column(TIME)
+        numbers = read_values(column.fill_null(np.nan) if pa.types.is_floating(column.type) else column).numbers
+        if numbers is None or numbers.size != batch.num_rows:
+            raise damaged(file, f"{TIME}: expected a number of seconds in each row, found {column.type}")
+        return np.asarray(numbers.reshape(batch.num_rows), np.float64)
 
     def columns(
         self, batch: pa.RecordBatch, pictures: Columns, file: _Path, keys: Sequence[str] | None = None
@@ -178,13 +224,28 @@ class Frames:
 
     def numbered(self, rows: Columns, ordinals: npt.NDArray[np.int64]) -> Columns:
         """The same with the number of each row's episode, which its first and last row have too."""
-        index = np.array(self.described.episodes.index, np.int64)
-        lengths = np.array(self.described.episodes.length)
+        return {**rows, "metadata_episode_index": self._numbers[np.clip(ordinals, 0, len(self._numbers) - 1)]}
+
+    @memo
+    def _numbers(self) -> npt.NDArray[np.int64]:
+        """The numbers of episodes that have rows."""
         # With final="drop" an episode of one frame has no transition left; it still has its first row.
-        there = lengths > 0
+        there = self.lengths > 0
         there[list(self.skipped)] = False
-        index = index[there]
-        return {**rows, "metadata_episode_index": index[np.clip(ordinals, 0, max(len(index) - 1, 0))]}
+        return self.index[there]
+
+    def fields(self, columns: Mapping[str, str]) -> list[Field]:
+        """How batches have the pictures of columns that do not hold their pixels, by feature: a null is zeros."""
+        made = []
+        for key, column in columns.items():
+            feature = self.described.features[key]
+            name, dtype, bounds = column, "uint16" if feature.wide else None, None
+            if column == "observation_image":  # which has a standard field
+                name, dtype, bounds = "obs_image", "int64", (0, 255)
+            # Of colours the shape is that of the files, and another one that is asked for has them resized.
+            shape = feature.shape if feature.shape[2] == 1 else None
+            made.append(Field(name, column, dtype=dtype, bounds=bounds, shape=shape, image=True, fill=0))
+        return made
 
 
 def _example(feature: Feature, data_type: pa.DataType) -> pa.Array:

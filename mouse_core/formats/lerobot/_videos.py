@@ -1,10 +1,11 @@
-"""Which frame of which video every frame of a LeRobotDataset is, checked against the frames that are there."""
+"""Which frame of which video every frame of a LeRobotDataset is."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +13,13 @@ import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged
+from mouse_core.formats._files.video import Floats, allowance, nearest
 from mouse_core.formats.lerobot._meta import Description, Feature
 from mouse_core.images.files import find_video
-from mouse_core.spec import Field
+from mouse_core.video.decoding import FrameDecoder
 from mouse_core.video.index import VideoIndex, index_video
 
 Int64s = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 FRAME = pa.struct([("video", pa.int32()), ("frame", pa.int32())])
 # A video and a frame as one number, on the way to rows: 0, which rows have that show nothing, is no frame.
@@ -26,108 +27,124 @@ _FRAMES = 1 << 32
 
 
 class Videos:
-    """The videos of a dataset, each of which is indexed, or its index read, when this is made.
+    """The videos of a dataset, each of which is indexed, or its index read, when a frame of it is looked for.
+
+    Frames are found by time: an episode begins in its video when the dataset says, and each row says how many seconds
+    later it was recorded ("timestamp").
 
     Args:
         root: The dataset's folder.
         described: What it says of itself.
         cameras: The features whose videos count.
-        skip_broken: Whether episodes that lack frames are left out; one is an error otherwise.
-
-    Raises:
-        ImportError: A video is not indexed yet, and PyAV is not installed.
-        DataError: An episode lacks frames, or its video is damaged, or not there; names file and episode.
     """
 
-    def __init__(self, root: Path, described: Description, cameras: Sequence[str], *, skip_broken: bool) -> None:
-        self._root, self._described, self._cameras = root, described, cameras
-        self._length = np.array(described.episodes.length, np.int64)
-        names = sorted({name for key in cameras for name, _ in described.episodes.videos[key]})
-        self._number = {name: number for number, name in enumerate(names)}
-        self._digests = [""] * len(names)
-        self._times: tuple[str, Floats] = ("", np.zeros(0))
-        #: Why episodes are left out, by their place among all.
-        self.broken: dict[int, str] = {}
-        for key in cameras:
-            self._check(key, skip_broken)
+    def __init__(self, root: Path, described: Description, cameras: Sequence[str]) -> None:
+        self._root, self._described = root, described
+        self._folders = [os.path.realpath(base_of(root))]
+        videos = described.episodes.videos
+        self._names = sorted({name for key in cameras for name, _ in videos[key]})
+        places = {name: place for place, name in enumerate(self._names)}
+        # Of each camera the place of every episode's video among the names, and when the episode begins in it.
+        self._where = {
+            key: (np.array([places[name] for name, _ in videos[key]]), np.array([begin for _, begin in videos[key]]))
+            for key in cameras
+        }
+        self._digests: dict[int, str] = {}
+        self._failed: dict[int, Exception] = {}
+        self._held: dict[str, tuple[int, VideoIndex, Floats]] = {}
+        self._decoder = FrameDecoder()
+        self._number = np.arange(len(self._names))
+
+    def missing(self, key: str, episode: Int64s, times: Floats) -> Iterator[tuple[int, str, Exception | None]]:
+        """Episodes of which a camera lacks a frame, and why, with what it was that could not be read.
+
+        Args:
+            key: The camera.
+            episode: The place of each frame's episode among all.
+            times: When each frame was recorded, in seconds since its episode began.
+        """
+        of = self._where[key][0][episode]
+        for video in np.unique(of).tolist():
+            mine = np.flatnonzero(of == video)
+            try:
+                index, shown = self._opened(key, video)
+            except (DataError, ConfigError) as error:
+                yield from ((place, str(error), error) for place in np.unique(episode[mine]).tolist())
+                continue
+            self._digests[video] = index.digest
+            wanted, found, there = self._found(key, episode[mine], times[mine], index, shown)
+            lost = np.flatnonzero(~there)
+            places, first = np.unique(episode[mine[lost]], return_index=True)
+            for place, at in zip(places.tolist(), lost[first].tolist(), strict=True):
+                near = f"{shown[found[at]]:.4f} s ({len(shown)} frames)"
+                yield place, f"{index.path}: expected a frame at {wanted[at]:.4f} s, found the nearest at {near}", None
+
+    def settle(self, skipped: Collection[int]) -> None:
+        """Number the videos that episodes are of which are not left out; others are not listed."""
+        there = np.array(self._described.episodes.length) > 0
+        there[list(skipped)] = False
+        used = {number for of, _ in self._where.values() for number in np.unique(of[there]).tolist()}
+        self._number[sorted(used)] = np.arange(len(used))
+        self._used = sorted(used)
 
     @property
     def files(self) -> list[tuple[str, str]]:
         """The videos as ``about.About`` lists them."""
-        return [(self._below(name), digest) for name, digest in zip(self._number, self._digests, strict=True)]
+        return [(self._below(self._names[place]), self._digests[place]) for place in self._used]
 
-    def fields(self, columns: Mapping[str, str]) -> list[Field]:
-        """How batches have the frames of columns, by feature: rows that show nothing are zeros."""
-        made = []
-        for key, column in columns.items():
-            feature = self._described.features[key]
-            name, dtype, bounds = column, "uint16" if feature.wide else None, None
-            if column == "observation_image":  # which has a standard field
-                name, dtype, bounds = "obs_image", "int64", (0, 255)
-            # Of colours the shape is that of the files, and another one that is asked for has them resized.
-            shape = feature.shape if feature.shape[2] == 1 else None
-            made.append(Field(name, column, dtype=dtype, bounds=bounds, shape=shape, image=True, fill=0))
+    def codes(self, key: str, episode: Int64s, times: Floats) -> Int64s:
+        """Frames as numbers that ``column_of`` takes; arguments as of ``missing``."""
+        made = np.empty(len(times), np.int64)
+        for run, video, _, found in self._runs(key, episode, times):
+            made[run] = (self._number[video] + 1) * _FRAMES + found
         return made
 
-    def codes(self, key: str, place: int, numbers: Int64s) -> Int64s:
-        """Frames of an episode, by its place among all, as numbers that ``column_of`` takes."""
-        name, begin = self._described.episodes.videos[key][place]
-        if name != self._times[0]:
-            self._times = name, self._index(name).times
-        found, _ = self._found(self._times[1], begin + numbers / self._described.frames_per_second)
-        return (self._number[name] + 1) * _FRAMES + found
+    def pixels(self, key: str, episode: Int64s, times: Floats) -> npt.NDArray[Any]:
+        """Pixels of frames, ``[n, H, W, C]``; arguments as of ``missing``."""
+        feature = self._described.features[key]
+        made = np.zeros((len(times), *feature.shape), np.uint16 if feature.wide else np.uint8)
+        for run, _, index, found in self._runs(key, episode, times):
+            self._decoder.decode([index], np.zeros(len(found), np.int64), found, made[run])
+        return made
 
-    def _check(self, key: str, skip_broken: bool) -> None:
-        """Look for all frames of a camera, video by video."""
-        episodes, by_file = self._described.episodes, dict[str, list[int]]()
-        for place, (name, _) in enumerate(episodes.videos[key]):
-            if self._length[place]:
-                by_file.setdefault(name, []).append(place)
-        for name, places in by_file.items():
+    def _runs(self, key: str, episode: Int64s, times: Floats) -> Iterator[tuple[slice, int, VideoIndex, Int64s]]:
+        """Frames side by side that are of one video: which, of what, and which frames of it they are."""
+        of = self._where[key][0][episode]
+        cuts = (np.flatnonzero(of[1:] != of[:-1]) + 1).tolist()
+        for first, stop in zip([0, *cuts], [*cuts, len(of)], strict=True):
+            if stop > first:
+                run, video = slice(first, stop), int(of[first])
+                index, shown = self._opened(key, video)
+                yield run, video, index, self._found(key, episode[run], times[run], index, shown)[1]
+
+    def _found(
+        self, key: str, episode: Int64s, times: Floats, index: VideoIndex, shown: Floats
+    ) -> tuple[Floats, Int64s, npt.NDArray[np.bool_]]:
+        """When frames are wanted of a video, which are nearest, and whether these are near enough."""
+        wanted = self._where[key][1][episode] + times
+        found = nearest(shown, wanted)
+        allowed = allowance(wanted, float(index.time_base), self._described.frames_per_second)
+        return wanted, found, np.abs(shown[found] - wanted) <= allowed
+
+    def _opened(self, key: str, video: int) -> tuple[VideoIndex, Floats]:
+        """The index of a video, and when its frames are shown."""
+        if video in self._failed:
+            raise self._failed[video]
+        held = self._held.get(key)
+        if held is None or held[0] != video:
             try:
-                index = self._index(name)
+                index = index_video(
+                    find_video(self._below(self._names[video]), [os.path.realpath(base_of(self._root))])
+                )
                 _check_shape(index, self._described.features[key])
             except (DataError, ConfigError) as error:
-                self._break(places, key, str(error), skip_broken, error)
-                continue
-            self._digests[self._number[name]] = index.digest
-            times, lengths = index.times, self._length[places]
-            ends = np.cumsum(lengths)
-            number = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
-            begins = np.array([episodes.videos[key][place][1] for place in places])
-            wanted = np.repeat(begins, lengths) + number / self._described.frames_per_second
-            _, there = self._found(times, wanted)
-            for first in np.flatnonzero(~there):
-                at = int(np.searchsorted(ends, first, side="right"))
-                if places[at] not in self.broken:
-                    why = f"{index.path}: expected a frame at {wanted[first]:.3f} s, found none ({len(times)} frames)"
-                    self._break([places[at]], key, why, skip_broken)
-
-    def _break(
-        self, places: Sequence[int], key: str, why: str, skip_broken: bool, cause: Exception | None = None
-    ) -> None:
-        index = self._described.episodes.index
-        if not skip_broken:
-            raise DataError(
-                f"{why}; frames of {key} in episode {index[places[0]]} cannot be read in place: skip_broken=True "
-                "leaves out such episodes, and videos='pixels' decodes all videos in turn"
-            ) from cause
-        for place in places:
-            self.broken.setdefault(place, f"episode {index[place]} is left out: {why}")
-
-    def _index(self, name: str) -> VideoIndex:
-        return index_video(find_video(self._below(name), [os.path.realpath(base_of(self._root))]))
+                self._failed[video] = error
+                raise
+            held = self._held[key] = video, index, index.times
+        return held[1], held[2]
 
     def _below(self, name: str) -> str:
         return os.path.relpath(self._root / name, base_of(self._root))
-
-    def _found(self, times: Floats, wanted: Floats) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """The first frame from half a period before each time on, and whether it is no more than half a period late."""
-        half = 0.5 / self._described.frames_per_second
-        found = np.searchsorted(times, wanted - half)
-        there = found < len(times)
-        there[there] = times[found[there]] <= wanted[there] + half
-        return found, there
 
 
 def base_of(root: Path) -> Path:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,15 +15,16 @@ import pyarrow as pa
 
 from mouse_core._base.memo import memo
 from mouse_core.about.dataset import About
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats._files.video import Camera
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import Columns, to_batch
 from mouse_core.formats.columns.transitions import check_final, transition_rows
-from mouse_core.formats.lerobot._frames import INDEX, Frames
+from mouse_core.formats.lerobot._frames import INDEX, TIME, Frames
 from mouse_core.formats.lerobot._keeping import kept_rows
+from mouse_core.formats.lerobot._looking import Looking
 from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, dimensions, read_description
 from mouse_core.formats.lerobot._videos import Videos, base_of, column_of, with_frames
 from mouse_core.formats.store.reading import stream_of
@@ -52,8 +52,8 @@ def read_lerobot(
     ends without. Where there is no ``next.reward``, reward is 0. Every frame of a video is decoded once, in order.
 
     A store of it, from ``to_store()`` or ``DatasetStore.open``, has no pixels: its rows name frames of the videos,
-    which stay where they are, and batches have these (``mouse_core.video``). Each row's frame is looked for first, and
-    an episode that lacks some is refused.
+    which stay where they are, and batches have these (``mouse_core.video``). Each row's frame, which is shown at its
+    "timestamp", is looked for first, and an episode that lacks some is refused.
 
     Depth and greys of more than 8 bits are the numbers that were recorded, uint16, in a column of the camera's name: a
     ``Field`` of one's own reads it. Columns of language are JSON text. What the robot was to do is ``tasks`` in the
@@ -68,7 +68,8 @@ def read_lerobot(
         cameras: Whether to read pictures; videos need the extra ``video``.
         videos: What rows have of videos: "pixels", or "frames", which are ``{video, frame}``; by default those of the
             stream have pixels, and those of a store frames.
-        skip_broken: Whether episodes whose videos lack frames, or are damaged, are left out; ``notes`` name them.
+        skip_broken: Whether episodes that lack rows, times or frames, or whose files are damaged, are left out;
+            ``notes`` name them.
         batch_rows: How many rows a batch has, about; fewer where they are large.
         **reaching: Of an address, as ``mouse_core.remote.Reaching`` takes them.
 
@@ -91,17 +92,16 @@ def read_lerobot(
     check_action(described, str(root))
     frames = Frames(str(root), described, final=final, cameras=cameras, in_place=videos == "frames")
     recorded = [key for key in frames.pictures if described.features[key].dtype == "video"]
-    about, notes, found = (
-        About("arrived", tasks=described.tasks, dimensions=dimensions(described)),
-        [*_notes(described)],
-        None,
-    )
-    if recorded and (frames.in_place or skip_broken):
-        found = Videos(root, described, recorded, skip_broken=skip_broken)
-        frames.skipped = frozenset(found.broken)
-        notes += found.broken.values()
+    about, notes = About("arrived", tasks=described.tasks, dimensions=dimensions(described)), [*_notes(described)]
+    found = None
+    if skip_broken or (recorded and frames.in_place):
+        found = Videos(root, described, recorded)
+        broken = Looking(root, frames, found, recorded, skip_broken=skip_broken).broken
+        frames.skipped = frozenset(broken)
+        found.settle(frames.skipped)
+        notes += (f"episode {frames.index[place]} is left out: {why}" for place, why in sorted(broken.items()))
     if found is not None and frames.in_place:
-        about = about.replace(videos=found.files, fields=found.fields(frames.codes))
+        about = about.replace(videos=found.files, fields=frames.fields(frames.codes))
     reader = _Reader(root, frames, batch_rows, found)
     lengths = [length for place, length in enumerate(described.episodes.length) if place not in frames.skipped]
     again = partial(store_of, root, final=final, cameras=cameras, skip_broken=skip_broken)
@@ -197,23 +197,29 @@ class _Reader:
         size = bytes_a_frame(self.described, held)
         self.batch_rows = rows_at_once(size, most=batch_rows, budget=_PIECE_BYTES)
 
-    def files(self) -> list[Path]:
-        """The files of frames, all of which are there."""
-        files = [self.root / name for name in self.described.episodes.files()]
-        for file in files:
-            if not file.is_file():
-                raise damaged(file, "expected a file of frames, as meta/episodes has it, found none")
-        return files
-
     @memo
     def schema(self) -> pa.Schema:
         """The columns of every batch."""
-        files = self.files()
+        files = self._files()
         if not files:
             raise damaged(self.root / "data", "expected frames, found none")
-        with reading(files[0]), open_parquet(files[0]) as opened:
+        first = files[0][0]
+        with reading(first), open_parquet(first) as opened:
             types = opened.schema_arrow
-        return with_frames(self.frames.schema(types, files[0]), self.frames.codes.values())
+        return with_frames(self.frames.schema(types, first), self.frames.codes.values())
+
+    def _files(self) -> list[tuple[Path, int, int]]:
+        """The files of frames, all of which are there, and the places of their episodes (``Frames.files``)."""
+        skipped = self.frames.skipped
+        files = [
+            (self.root / name, first, stop)
+            for name, first, stop in self.frames.files
+            if not skipped or any(self.frames.lengths[place] and place not in skipped for place in range(first, stop))
+        ]
+        for file, _, _ in files:
+            if not file.is_file():
+                raise damaged(file, "expected a file of frames, as meta/episodes has it, found none")
+        return files
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows."""
@@ -247,32 +253,62 @@ class _Reader:
     def _pieces(
         self, cameras: dict[str, Camera]
     ) -> Iterator[tuple[Columns, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]]:
-        """Frames, whether an episode begins with one, and whether it ends with one; no piece spans two episodes."""
-        lengths = np.array(self.described.episodes.length, np.int64)
-        total, row = int(lengths.sum()), 0  # frames so far
-        for file in self.files():
-            for batch in parquet_batches(file, self.batch_rows, columns=[*self.frames.stored, *INDEX]):
-                if row + batch.num_rows > total:
-                    more = row + batch.num_rows - total
+        """Frames, whether an episode begins with one, and whether it ends with one."""
+        frames, skipped = self.frames, np.array(sorted(self.frames.skipped), np.int64)
+        timed = bool(cameras or frames.codes)
+        names = dict.fromkeys([*frames.stored, *INDEX, *([TIME] if timed else [])])
+        for file, first, stop in self._files():
+            row, end = int(frames.ends[first] - frames.lengths[first]), int(frames.ends[stop - 1])
+            for batch in parquet_batches(file, self.batch_rows, columns=list(names)):
+                if row + batch.num_rows > end:
+                    more = row + batch.num_rows - end
                     raise damaged(file, f"expected no frames after the last episode, found {more}")
                 rows = np.arange(row, row + batch.num_rows)
-                self.frames.check(batch, rows, file)
-                episode, number = self.frames.places(rows)
-                for first, stop in pairwise([0, *(np.flatnonzero(number[1:] == 0) + 1), batch.num_rows]):
-                    place, here = int(episode[first]), number[first:stop]
-                    if place in self.frames.skipped:
-                        continue
-                    pictures: Columns = {key: self._video(camera, place, here) for key, camera in cameras.items()}
-                    if self.videos is not None:
-                        pictures |= {key: self.videos.codes(key, place, here) for key in self.frames.codes}
-                    columns = self.frames.columns(batch.slice(first, stop - first), pictures, file)
-                    yield columns, here == 0, here == lengths[place] - 1
                 row += batch.num_rows
-        if row < total:
-            (place,), (number,) = self.frames.places(np.array([row]))
-            index = self.described.episodes.index[place]
-            raise damaged(self.root / "data", f"expected {lengths[place]} frames of episode {index}, found {number}")
+                episode, number = frames.places(rows)
+                if len(skipped) and (left := np.isin(episode, skipped)).any():
+                    batch, rows, episode, number = (
+                        batch.filter(pa.array(~left)),
+                        *(one[~left] for one in (rows, episode, number)),
+                    )
+                if not len(rows):
+                    continue
+                frames.check(batch, rows, file)
+                times = frames.times(batch, file) if timed else np.zeros(0)
+                pictures = self._pictures(cameras, episode, number, times, file)
+                columns = frames.columns(batch, pictures, file)
+                yield columns, number == 0, number == frames.lengths[episode] - 1
+            if row < end:
+                (place,), (number,) = frames.places(np.array([row]))
+                wanted = f"{frames.lengths[place]} frames of episode {frames.index[place]}"
+                raise damaged(file, f"expected {wanted}, found {number}")
 
-    def _video(self, camera: Camera, place: int, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    def _pictures(
+        self,
+        cameras: Mapping[str, Camera],
+        episode: npt.NDArray[np.int64],
+        number: npt.NDArray[np.int64],
+        times: npt.NDArray[np.float64],
+        file: Path,
+    ) -> Columns:
+        """Frames of videos, by camera: their pixels, or the numbers that name them."""
+        if self.videos is not None:
+            named = {key: self.videos.codes(key, episode, times) for key in self.frames.codes}
+            return named | {key: self.videos.pixels(key, episode, times) for key in cameras}
+        if cameras and not np.isfinite(times).all():
+            row = int(np.argmin(np.isfinite(times)))
+            where = f"frame {number[row]} of episode {self.frames.index[episode[row]]}"
+            raise damaged(file, f"expected a {TIME} of {where}, found {times[row]}")
+        cuts = (np.flatnonzero(episode[1:] != episode[:-1]) + 1).tolist()
+        runs = [slice(*ends) for ends in zip([0, *cuts], [*cuts, len(episode)], strict=True)]
+        return {
+            key: np.concatenate([self._video(camera, int(episode[run.start]), times[run]) for run in runs])
+            for key, camera in cameras.items()
+        }
+
+    def _video(self, camera: Camera, place: int, times: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
         name, begin = self.described.episodes.videos[camera.name][place]
-        return camera.take(self.root / name, begin + numbers / self.described.frames_per_second)
+        try:
+            return camera.take(self.root / name, begin + times)
+        except DataError as error:
+            raise DataError(f"{error}, for {camera.name} in episode {self.frames.index[place]}") from error
