@@ -203,6 +203,19 @@ def test_frames_are_those_of_decoding_files_in_turn(way: str, to: str, tmp_path:
     assert values(again, "observation_image") == colours()[::-1].tolist()
 
 
+@pytest.mark.parametrize("to", ["arrow", "store"])
+def test_videos_are_encoded_anew(to: str, tmp_path: Path) -> None:
+    """From results of ours, whose videos lie under the names that new ones would have."""
+    first = kept(rows_of({TOP: colours()}), tmp_path / "first", "video:hevc:pix_fmt=gbrp:lossless", to=to)
+    for number in range(3):
+        way = f"video:{['h264:crf=8', 'vp9:crf=8', 'hevc:pix_fmt=gbrp:lossless'][number]}"
+        again = kept(first, tmp_path / f"again{number}", way, to=to)
+        assert [path.split("/")[0] for path, _ in again.about.videos] == ["videos-1" if number != 1 else "videos"]
+        found = BatchSource(again.to_store(), len(colours()), 1, sampling="last")[0][TOP].reshape(-1, *SIDE, 3)
+        assert np.abs(found.astype(int) - colours()).mean() < 20 < np.abs(found[1:].astype(int) - colours()[:-1]).mean()
+        first = again
+
+
 def test_cameras_are_kept_each_in_its_own_way(tmp_path: Path) -> None:
     source = rows_of({TOP: colours(), DEPTH: depth(), "observation_image": colours()})
     folder = tmp_path / "mixed"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,10 @@ class _Encoding:
         self.schema = with_features(schema, changed)
         frames_stay = any(one.type == FRAME and one.name not in changed for one in schema)
         self.about = said_after(stream.about, changed, frames_stay=frames_stay)
-        taken = {path.split("/")[0] for path, _ in self.about.videos}
-        names = ["videos", *(f"videos-{number}" for number in range(1, len(taken) + 2))]
-        self.base = next(name for name in names if name not in taken)
+        # No name that the source has, be it of videos that stay or of those that are encoded: rows are read with both.
+        folders = stream.image_folders()
+        names = chain(["videos"], map("videos-{}".format, count(1)))
+        self.base = next(name for name in names if not any(os.path.lexists(os.path.join(one, name)) for one in folders))
         self.parts: list[_Part] = []
         self.done = False
         self.said = {
