@@ -13,6 +13,9 @@ from typing import NamedTuple
 from mouse_core.errors import DataError
 from mouse_core.video._h264 import FrameNumbers, sets_of
 
+CODECS = ("h264", "hevc", "av1", "vp9", "mjpeg")
+"""Those whose packets are understood, as FFmpeg calls them."""
+
 
 class Picture(NamedTuple):
     """What one packet holds.
@@ -57,7 +60,7 @@ def picture_reader(codec: str, header: bytes) -> Callable[[memoryview], Picture]
         return lambda packet: units(_units(packet, width))
     others = {"av1": _av1, "vp9": _vp9, "mjpeg": _MotionJpeg().picture}
     if codec not in others:
-        raise DataError(f"expected h264, hevc, av1, vp9 or mjpeg, found {codec}")
+        raise DataError(f"expected {', '.join(CODECS[:-1])} or {CODECS[-1]}, found {codec}")
     return others[codec]
 
 

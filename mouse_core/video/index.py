@@ -22,7 +22,8 @@ import xxhash
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.files.reading import reading
 from mouse_core.files.writing import StrPath, replacing
-from mouse_core.video._demuxing import demux
+from mouse_core.video._demuxing import LARGEST_SIDE, demux
+from mouse_core.video._pictures import CODECS
 
 SUFFIX = ".index.arrow"
 _VERSION, _KEY = 2, b"mouse_video"
@@ -219,9 +220,18 @@ def _read(video: Path, place: Path, ends: tuple[int, int]) -> pa.RecordBatch | N
 
 
 def _fits(row: dict[str, Any]) -> bool:
-    """Whether no number of an index leads out of the file, or of the index itself."""
-    count = len(row["pts"])
-    if not count or len(row["time_base"]) != 2 or row["time_base"][1] < 1 or len(row["colours"]) not in (0, 2):
+    """Whether an index is one that could have been made here, and no number of it leads out of the file or the index.
+
+    Data that others made may bring indexes along, and so the name of a decoder, or frames of any size.
+    """
+    if any(value is None for value in row.values()) or None in (*row["time_base"], *row["colours"]):
+        return False
+    count, sides = len(row["pts"]), (row["height"], row["width"])
+    if row["codec"] not in CODECS or not 0 < min(sides) <= max(sides) <= LARGEST_SIDE:
+        return False
+    if not count or len(row["time_base"]) != 2 or min(row["time_base"]) < 1:
+        return False
+    if len(row["colours"]) not in (0, 2) or not all(0 <= number < 256 for number in row["colours"]):
         return False
     if any(len(row[name]) != count for name in _ARRAYS if name != "packet"):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import shutil
 from pathlib import Path
@@ -182,6 +183,44 @@ def test_an_index_that_does_not_fit_is_made_anew(two: list[Path], tmp_path: Path
     found = index_video(file, sidecar=place)
     assert found.digest == index_video(two[1]).digest != digest
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("codec", "rawvideo"),
+        ("height", 1 << 20),
+        ("width", -64),
+        ("height", None),
+        ("time_base", [0, 1]),
+        ("time_base", [None, 1]),
+        ("colours", [99999, 0]),
+    ],
+)
+def test_an_index_that_cannot_be_is_made_anew(two: list[Path], tmp_path: Path, name: str, value: Any) -> None:
+    """Data may bring one along, whose digest is that of what it says."""
+    file, place = Path(shutil.copy(two[0], tmp_path / "a.mp4")), tmp_path / "a.mp4.index.arrow"
+    digest = index_video(file).digest
+    table = pa.ipc.open_file(place.read_bytes()).read_all()
+    table = table.set_column(
+        table.schema.get_field_index(name), table.schema.field(name), pa.array([value], table.schema.field(name).type)
+    )
+    row = {one: [column[0].as_py()] for one, column in zip(table.column_names, table.columns, strict=True)}
+    whole = hashlib.sha256()
+    for field in table.schema:
+        one = row[field.name][0] if field.name != "digest" else "1"
+        if field.name == "colours" and not one:
+            continue
+        array = isinstance(one, list) and field.name not in ("colours", "time_base")
+        content = np.array(one, field.type.value_type.to_pandas_dtype()).tobytes() if array else repr(one).encode()
+        whole.update(f"{field.name} {len(content)} ".encode() + content)
+    crafted = pa.array([whole.hexdigest()[:32]])
+    place.unlink()
+    with pa.ipc.new_file(str(place), table.schema) as writer:
+        writer.write_table(table.set_column(table.schema.get_field_index("digest"), "digest", crafted))
+    found = index_video(file)
+    assert (found.digest, found.codec, found.height) == (digest, "h264", SIDE[0])
+    assert read([found], [0], [3]).any()
 
 
 def test_an_index_of_a_newer_version_is_refused_by_name(two: list[Path], tmp_path: Path) -> None:
