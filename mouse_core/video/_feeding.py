@@ -97,28 +97,38 @@ def decode_group(
     chosen = chosen[wanted | ((index.start[start : last + 1] >= start) & (index.referenced[start : last + 1] != 0))]
 
     def named(packet: int, reason: object) -> DataError:
-        shown = np.flatnonzero(index.packet == packet)
-        return damaged(index.path, reason, at=f"frame {shown[0]}" if len(shown) else f"packet {packet}")
+        return damaged(index.path, reason, at=_shown(index, packet))
 
     decoder = decoders.of(index)
-    fed = start
+    fed, broken = start, len(index.pts)
     try:
         for frame in _decoded(decoder, index, chosen, named):
             fed = frame.pts if frame.pts is not None else fed
+            if frame.is_corrupt:
+                broken = min(broken, fed)
             place = places.pop(fed, None)
-            if place is not None:
-                if frame.is_corrupt:
-                    raise named(fed, "expected a whole frame, found one of which a part is missing")
+            if place is not None and fed < broken:
                 take(place, _pixels(decoders, index, frame, like, crop))
-            if not places:
-                break
     except DataError as error:
         raise error if index.path in str(error) else named(fed, error) from error
     except pyav().error.FFmpegError as error:
         raise named(min(places, default=fed), f"cannot be decoded: {error}") from error
     if places:
         raise named(min(places), "expected a frame, found none that the decoder gives")
+    # Those that are decoded behind it may refer to it, and some of them are shown before it.
+    if last >= broken:
+        behind = int(packets[packets >= broken].min())
+        if behind == broken:
+            raise named(broken, "expected a whole frame, found one of which a part is missing")
+        lost = f"a part of {_shown(index, broken)} is missing"
+        raise named(behind, f"expected all frames to be whole that it may refer to, found that {lost}")
     decoders.keep(index, decoder)
+
+
+def _shown(index: VideoIndex, packet: int) -> str:
+    """What a packet is called in messages."""
+    frames = np.flatnonzero(index.packet == packet)
+    return f"frame {frames[0]}" if len(frames) else f"packet {packet}"
 
 
 def _decoded(

@@ -269,6 +269,33 @@ def test_packets_that_were_lost_on_the_way(tmp_path: Path, kind: str, lost: int)
     assert_same_or_refused(copied)
 
 
+def test_frames_that_refer_to_a_broken_one_are_refused(tmp_path: Path) -> None:
+    """A slice was lost before the file was indexed: FFmpeg fills it up, and shows what is made of it without a word."""
+    options = {"g": "8", "x264-params": "slices=3:bframes=2:b-adapt=0:scenecut=0"}
+    file = write_video(tmp_path / "a.mp4", options=options, count=24)
+    index, wanted, content = index_video(file), decoded(file)[0], bytearray(file.read_bytes())
+    (group, *_), broken = np.unique(index.start)[1:], 4  # the second group, and its fifth packet, which others refer to
+    assert index.referenced[group + broken]
+    place = int(index.position[group + broken])
+    place += 4 + int.from_bytes(content[place : place + 4])  # its second slice
+    content[place + 4] |= 31  # is of a kind that nobody knows
+    (tmp_path / "b.mp4").write_bytes(content)
+    index, out, refused = index_video(tmp_path / "b.mp4"), np.zeros((1, *wanted.shape[1:]), np.uint8), []
+    for frame in range(24):
+        try:
+            FrameDecoder().decode([index], [0], [frame], out)
+        except DataError as error:
+            refused.append(int(index.packet[frame]))
+            assert "b.mp4, frame" in str(error)  # noqa: PT017
+            continue
+        np.testing.assert_array_equal(out[0], wanted[frame])
+    # Some of these are shown before it.
+    assert sorted(refused) == [group + k for k in range(broken, 8)]
+    assert index.packet.tolist().index(group + broken) > index.packet.tolist().index(
+        min(set(refused) - {group + broken})
+    )
+
+
 @pytest.mark.parametrize("kind", ["VP9", "VP9 with hidden frames", "HEVC with open groups"])
 def test_packets_of_other_codecs_that_were_lost(tmp_path: Path, kind: str) -> None:
     file = write_video(tmp_path / "a.mp4", **KINDS[kind])
