@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mouse_core import BatchSource, ConfigError, DataError, Field, SchemaError, formats
+from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, SchemaError, formats
 from mouse_core.about import About
 from mouse_core.formats import converting
 from mouse_core.formats.converting import convert
-from mouse_core.formats.lerobot import read_lerobot
-from mouse_core.images import encode_png
+from mouse_core.formats.lerobot import read_lerobot, write_lerobot
+from mouse_core.images import decode_image, encode_png
 
 FPS = 10
 SIDE = (48, 64)
@@ -254,7 +254,9 @@ def test_pictures_belong_to_their_frames(kind: str, cameras: list[str], size: in
     table = read_lerobot(robot.write(tmp_path / "set", kind=kind), final="drop", batch_rows=size).to_table()
     for number, camera in enumerate(cameras):
         name = "observation_image" if len(cameras) == 1 else f"observation_images_{camera}"
-        found = np.array(table.column(name).to_pylist(), np.int64)
+        found = table.column(name).to_pylist()
+        found = np.stack([decode_image(one) for one in found]) if kind == "image" else np.array(found)
+        found = found.astype(np.int64)
         wanted = np.stack([robot.picture(number, t) for t in range(len(robot.frame))]).astype(np.int64)
         assert found.shape == wanted.shape
         assert np.abs(found - wanted)[:, :, 4:24].max() <= (4 if kind == "video" else 0)
@@ -480,13 +482,65 @@ def test_depth_pictures_keep_all_of_their_bits(tmp_path: Path, monkeypatch: pyte
     robot = DepthRobot((3, 2), cameras=["depth"])
     robot.bits = 16
     said = depth_camera({"is_depth_map": True})
-    table = read_lerobot(
-        robot.write(tmp_path / "d", kind="image", files=[[0, 1]], change=said), final="drop"
-    ).to_table()
-    assert table["observation_images_depth"].to_pylist()[3] == robot.depth(3)[:, :, None].tolist()
+    stream = read_lerobot(robot.write(tmp_path / "d", kind="image", files=[[0, 1]], change=said), final="mark")
+    batch = BatchSource(stream.to_store(), 7, 1, sampling="last")[0]
+    found = batch["observation_images_depth"][0].reshape(7, *SIDE)
+    assert found.dtype == np.uint16
+    zeros = np.zeros(SIDE, np.uint16)
+    np.testing.assert_array_equal(found, [*map(robot.depth, range(3)), zeros, *map(robot.depth, range(3, 5)), zeros])
     plain = robot.write(tmp_path / "p", kind="image", files=[[0, 1]], change=depth_camera({}))
-    with pytest.raises(DataError, match=r"observation.images.depth: expected pixels 0\.\.255, found"):
+    with pytest.raises(DataError, match=r"row 0: observation.images.depth: expected pixels 0\.\.255, found"):
         read_lerobot(plain, final="drop").to_table()
+
+
+def test_pictures_in_files_of_rows_stay_as_they_are(tmp_path: Path) -> None:
+    """They are a tenth of their pixels or less, in memory and where rows are kept, and batches have them decoded."""
+    robot = Robot((5, 3, 7, 4), cameras=["top", "wrist"])
+    root = robot.write(tmp_path / "set", kind="image")
+    for size, final in ((1, "mark"), (3, "drop"), (8192, "mark")):
+        table = read_lerobot(root, final=final, batch_rows=size).to_table()
+        assert str(table.schema.field("observation_images_top").type) == "struct<bytes: binary, path: string>"
+        marked = table["observation_missing"].to_pylist() if final == "mark" else [0] * 19
+        pictures = [
+            None if gone else encode_png(robot.picture(1, k)) for k, gone in zip(places(marked), marked, strict=True)
+        ]
+        found = table["observation_images_wrist"].to_pylist()
+        assert [None if one is None else one["bytes"] for one in found] == pictures
+    store = DatasetStore.open(root, final="mark")
+    assert sum(file.stat().st_size for file in (root / ".mouse").rglob("*.arrow")) < 19 * SIDE[0] * SIDE[1]
+    batch = BatchSource(store, 23, 1, sampling="last")[0]
+    for number, camera in enumerate(("top", "wrist")):
+        wanted = [
+            np.zeros((*SIDE, 3)) if one is None else robot.picture(number, k)
+            for k, one in zip(places(marked), pictures, strict=True)
+        ]
+        np.testing.assert_array_equal(batch[f"observation_images_{camera}"][0].reshape(23, *SIDE, 3), wanted)
+    again = tmp_path / "again"
+    write_lerobot(store, again, images="png", frames_per_second=FPS)
+    found = read_lerobot(again, final="drop").to_table()["observation_images_top"].to_pylist()
+    assert [one["bytes"] for one in found] == [encode_png(robot.picture(0, k)) for k in range(19)]
+
+
+def places(marked: Sequence[int]) -> list[int]:
+    """Which frame each row shows, rows that are marked that of the one behind."""
+    return (np.cumsum(1 - np.array(marked)) - 1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [(None, "0 bytes that are no image"), (b"\x89PNG", "4 bytes that are no image")]
+)
+def test_pictures_that_are_none_are_refused_with_their_row(value: Any, message: str, tmp_path: Path) -> None:
+    root = Robot((5, 3), cameras=["top"]).write(tmp_path / "set", kind="image", files=[[0, 1]])
+    file = next((root / "data").rglob("*.parquet"))
+    table = pq.read_table(file)
+    found = table["observation.images.top"].to_pylist()
+    found[6] = {"bytes": value, "path": "/etc/passwd"}
+    place = table.schema.get_field_index("observation.images.top")
+    pq.write_table(
+        table.set_column(place, table.schema.field(place), pa.array(found, table.schema.field(place).type)), file
+    )
+    with pytest.raises(DataError, match=rf"file-000\.parquet, row 6: observation\.images\.top: .*{message}"):
+        read_lerobot(root, final="drop").to_table()
 
 
 def test_language_is_text(tmp_path: Path) -> None:

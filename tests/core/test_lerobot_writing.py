@@ -18,7 +18,7 @@ from mouse_core.cli import main
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.named import to_arrow
 from mouse_core.formats.lerobot import read_lerobot, write_lerobot
-from mouse_core.images import decode_image
+from mouse_core.images import decode_image, encode_png
 from tests.core.video_cases import SIDE, decoded, pictures
 
 av = pytest.importorskip("av")
@@ -276,6 +276,15 @@ def missing(rows: Rows) -> pa.Table:
     return rows.table().append_column("observation_missing", pa.array((rows.step == 1).astype(np.int64)))
 
 
+def blind(rows: Rows) -> pa.Table:
+    there = pa.array([None if k == 3 else encode_png(one) for k, one in enumerate(rows.columns[TOP])], pa.binary())
+    struct = pa.StructArray.from_arrays(
+        [there, pa.nulls(len(there), pa.string())], ["bytes", "path"], mask=there.is_null()
+    )
+    table = rows.table()
+    return table.set_column(table.schema.get_field_index(TOP), TOP, struct)
+
+
 def without_action(rows: Rows) -> RowStream:
     table = rows.table().drop_columns(["action"])
     return RowStream("made", "ted", table.schema, lambda: iter(table.to_batches()), about=rows.about)
@@ -295,6 +304,7 @@ def without_action(rows: Rows) -> RowStream:
         (Rows.table, {"shard_bytes": "many"}, ConfigError, r"shard_bytes \(--max-shard-size\): expected bytes"),
         (uneven, {}, DataError, r"\['sometimes'\]: expected all episodes to have them alike"),
         (missing, {}, DataError, "expected all observations but the last, found rows marked as missing"),
+        (blind, {}, DataError, f"column '{TOP}': expected a picture in every row, found 1 without"),
         (without_action, {}, DataError, "expected a column 'action'"),
         (
             lambda rows: with_about(rows.table(), About("outgoing")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,13 @@ from mouse_core._arrow.column_types import fixed_shape, is_list
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
 from mouse_core.formats.base import damaged
-from mouse_core.formats.columns.named import Columns, named_action, named_observation, schema_of
+from mouse_core.formats.columns.named import Columns, named_action, named_observation, schema_of, to_batch
 from mouse_core.formats.columns.transitions import transition_rows
 from mouse_core.formats.columns.values import read_values
 from mouse_core.formats.lerobot._meta import Description, Feature
-from mouse_core.images.pixels import decode_into
+from mouse_core.formats.lerobot._videos import FRAME, column_of
+from mouse_core.formats.pictures.changing import IMAGE
+from mouse_core.formats.pictures.held import HeldImages
 from mouse_core.spec import Field
 
 INDEX = ("episode_index", "frame_index", "index")
@@ -84,7 +86,32 @@ class Frames:
         frames = {key: pictures[key] if key in pictures else found[key] for key in self.stored} | pictures
         one = np.ones(1, bool)
         *_, made = transition_rows([(self.seen(frames), self.brought(frames, one), one)], final=self.final, where="")
-        return schema_of(self.numbered(made, np.zeros(len(made["episode_step"]), np.int64)))
+        numbers = schema_of(self.numbered(made, np.zeros(len(made["episode_step"]), np.int64)))
+        return _typed(_typed(numbers, self.encoded.values(), IMAGE), self.codes.values(), FRAME)
+
+    def held_images(self) -> dict[str, HeldImages]:
+        """What holds the pictures of cameras that are image files, by feature."""
+        features = {key: self.described.features[key] for key in self.encoded}
+        return {key: HeldImages(key, one.shape, pixel(one)) for key, one in features.items()}  # type: ignore[arg-type]
+
+    def batch(
+        self, rows: Columns, schema: pa.Schema, images: Mapping[str, HeldImages], *, where: str
+    ) -> pa.RecordBatch:
+        """Rows that were laid out, with the pictures that numbers stand for."""
+        held = {self.encoded[key]: one for key, one in images.items()}
+        numbers = _typed(schema, [*held, *self.codes.values()], pa.int64())
+        columns = to_batch(rows, numbers, where=where).columns
+        for place, field in enumerate(schema):
+            if field.name in held:
+                columns[place] = held[field.name].column_of(columns[place].to_numpy())
+            elif field.type == FRAME:
+                columns[place] = column_of(columns[place].to_numpy())
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    @memo
+    def encoded(self) -> dict[str, str]:
+        """The columns whose pictures are image files, by feature; numbers stand for these until rows are laid out."""
+        return {key: self.picture_column(key) for key in self.pictures if self.described.features[key].dtype == "image"}
 
     @memo
     def codes(self) -> dict[str, str]:
@@ -169,10 +196,9 @@ class Frames:
         frames: Columns = {}
         for key in self.stored if keys is None else keys:
             feature = self.described.features[key]
-            values = read_values(batch.column(key))
-            if feature.dtype == "image":
-                frames[key] = _decoded(values.array, feature, file)
+            if feature.dtype == "image":  # which are among the pictures
                 continue
+            values = read_values(batch.column(key))
             if feature.dtype == "language":
                 texts = [json.dumps(value, ensure_ascii=False, default=str) for value in batch.column(key).to_pylist()]
                 frames[key] = np.array(texts, dtype=object)
@@ -272,16 +298,10 @@ def _indices(batch: pa.RecordBatch, name: str, file: _Path) -> npt.NDArray[np.in
     return np.asarray(column.to_numpy(zero_copy_only=False).astype(np.int64))
 
 
-def _decoded(array: pa.Array, feature: Feature, file: _Path) -> npt.NDArray[Any]:
-    found = np.empty((len(array), *feature.shape), pixel(feature))
-    for row, value in enumerate(array.to_pylist()):
-        # Files that a path names are not opened: a dataset must not reach outside of its folder.
-        encoded = value.get("bytes") if isinstance(value, dict) else value
-        try:
-            decode_into(encoded if isinstance(encoded, bytes) else b"", found[row])
-        except ValueError as error:
-            raise damaged(file, f"{feature.key}: {error}", at=f"row {row}") from error
-    return found
+def _typed(schema: pa.Schema, columns: Iterable[str], kind: pa.DataType) -> pa.Schema:
+    """A schema of which some columns have another type."""
+    named = set(columns)
+    return pa.schema([pa.field(one.name, kind) if one.name in named else one for one in schema])
 
 
 def pixel(feature: Feature) -> np.dtype[Any]:

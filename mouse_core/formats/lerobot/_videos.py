@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,12 +159,6 @@ def _check_shape(index: VideoIndex, feature: Feature) -> None:
     if (index.height, index.width) != feature.shape[:2]:
         wanted = "x".join(map(str, feature.shape[:2]))
         raise damaged(index.path, f"expected frames of {wanted}, found {index.height}x{index.width}")
-
-
-def with_frames(schema: pa.Schema, columns: Iterable[str]) -> pa.Schema:
-    """A schema of which some columns are frames."""
-    named = set(columns)
-    return pa.schema([pa.field(one.name, FRAME) if one.name in named else one for one in schema])
 
 
 def column_of(codes: Int64s) -> pa.StructArray:

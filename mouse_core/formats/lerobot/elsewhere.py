@@ -6,7 +6,7 @@ laid out as rows when one of it is wanted. Videos are not read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import PurePosixPath
@@ -22,10 +22,11 @@ from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.base import damaged
 from mouse_core.formats.columns.blocks import rows_at_once
-from mouse_core.formats.columns.named import Columns, to_batch
+from mouse_core.formats.columns.named import Columns
 from mouse_core.formats.columns.transitions import check_final, transition_rows
 from mouse_core.formats.lerobot._frames import INDEX, Frames
 from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, dimensions, read_description
+from mouse_core.formats.pictures.held import HeldImages
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.remote.clients.failing import MissingObject
 from mouse_core.store.disk.manifest import Manifest
@@ -85,7 +86,12 @@ class LeRobotRows(ReadOnlyRows):
         frames = infos[len(said) :] or infos_of(place.client, described.episodes.files())
         self._again = place, told, budget, final, cameras, [*said, *frames]
         files = LeRobotFiles(place, frames, described, final, cameras)
-        about = About("arrived", tasks=described.tasks, dimensions=dimensions(described))
+        about = About(
+            "arrived",
+            tasks=described.tasks,
+            dimensions=dimensions(described),
+            fields=files.frames.fields(files.frames.encoded),
+        )
         self.schema = settled(told, Manifest(about, (files.schema,)), url)
         self.segments[:] = [ElsewhereSegment(files, self.schema.image_roots, (object(), 0))]
         self.count = self.segments[0].num_rows
@@ -150,7 +156,7 @@ class LeRobotFiles(DecodedFiles):
         self, place: Place, infos: Sequence[ObjectInfo], described: Description, final: str | None, cameras: bool
     ) -> None:
         self._again = place, infos, described, final, cameras
-        self._frames = Frames(place.client.url, described, final=final, cameras=cameras, videos=False)
+        self.frames = Frames(place.client.url, described, final=final, cameras=cameras, videos=False)
         number = {info.path: at for at, info in enumerate(infos)}
         lengths = np.array(described.episodes.length, np.int64)
         file_of = np.array([number.get(name, -1) for name in described.episodes.data], np.int64)
@@ -174,7 +180,7 @@ class LeRobotFiles(DecodedFiles):
             files.append(ArrowFile(info, rows))
         objects = Objects(place, infos)
         types = _types(objects)
-        super().__init__(place, files, self._frames.schema(types, objects.shown(0)))
+        super().__init__(place, files, self.frames.schema(types, objects.shown(0)))
 
     @memo
     def _opened(self) -> ParquetObjects:
@@ -182,21 +188,22 @@ class LeRobotFiles(DecodedFiles):
 
     def decode(self, chunk: int, name: str) -> pa.Array:
         """See ``DecodedFiles``; columns of numbers are laid out together, pictures by themselves."""
-        pictures = {self._frames.picture_column(key): key for key in self._frames.pictures}
+        pictures = {self.frames.picture_column(key): key for key in self.frames.pictures}
         if name in pictures:
             keys, names = [pictures[name]], {name}
         else:
-            keys = [key for key in self._frames.stored if key not in pictures.values()]
+            keys = [key for key in self.frames.stored if key not in pictures.values()]
             names = set(self.schema.names) - pictures.keys()
-        columns = self._laid_out(chunk, keys)
+        images = {key: held for key, held in self.frames.held_images().items() if key in keys}
+        columns = self._laid_out(chunk, keys, images)
         mine = pa.schema([field for field in self.schema if field.name in names])
         where = self.objects.shown(self.of(chunk)[0])
-        made = to_batch({one: columns[one] for one in mine.names}, mine, where=where)
+        made = self.frames.batch({one: columns[one] for one in mine.names}, mine, images, where=where)
         for other in names - {name}:
             self.kept((chunk, other), partial(made.column, other))
         return made.column(name)
 
-    def _laid_out(self, chunk: int, keys: Sequence[str]) -> Columns:
+    def _laid_out(self, chunk: int, keys: Sequence[str], images: Mapping[str, HeldImages]) -> Columns:
         """The rows of a chunk, as far as some features go.
 
         They are made of the chunk's frames and of the ones beside: that before has what was done last, and that behind
@@ -205,18 +212,19 @@ class LeRobotFiles(DecodedFiles):
         number, at = self.of(chunk)
         begin, end = self._cuts[number][at : at + 2]
         first = int(self._frame[number])
-        (_, (step,)) = self._frames.places(np.array([first + begin]))
+        (_, (step,)) = self.frames.places(np.array([first + begin]))
         low, high = begin - bool(step), min(end + 1, self._cuts[number][-1])
         rows = first + np.arange(low, high)
         names = [*keys, *INDEX]
         batch = pa.record_batch([self._stored(number, name, low, high) for name in names], names=names)
         where = self.objects.shown(number)
-        self._frames.check(batch, rows, where)
-        place, number_of = self._frames.places(rows)
-        lengths = np.array(self._frames.described.episodes.length, np.int64)[place]
-        found = self._frames.columns(batch, {}, where, keys)
-        part = self._frames.seen(found), self._frames.brought(found, number_of == lengths - 1), number_of == 0
-        made: list[Columns] = list(transition_rows([part], final=self._frames.final, where=where))
+        self.frames.check(batch, rows, where)
+        place, number_of = self.frames.places(rows)
+        lengths = np.array(self.frames.described.episodes.length, np.int64)[place]
+        pictures = {key: held.add(batch.column(key), where) for key, held in images.items()}
+        found = self.frames.columns(batch, pictures, where, keys)
+        part = self.frames.seen(found), self.frames.brought(found, number_of == lengths - 1), number_of == 0
+        made: list[Columns] = list(transition_rows([part], final=self.frames.final, where=where))
         count = int(self.files[self.of(chunk)[0]].rows[at])
         skipped = int(bool(step))
         laid = {name: np.concatenate([one[name] for one in made])[skipped : skipped + count] for name in made[0]}
@@ -225,9 +233,9 @@ class LeRobotFiles(DecodedFiles):
         ends = np.isin(shown, self._extra)
         shown, marked = np.repeat(shown, 1 + ends), np.repeat(np.zeros(len(shown), bool), 1 + ends)
         marked[np.cumsum(1 + ends)[ends] - 1] = True
-        place, number_of = self._frames.places(shown)
+        place, number_of = self.frames.places(shown)
         laid["episode_step"] = number_of + marked
-        laid["metadata_episode_index"] = np.array(self._frames.described.episodes.index, np.int64)[place]
+        laid["metadata_episode_index"] = np.array(self.frames.described.episodes.index, np.int64)[place]
         return laid
 
     def _stored(self, number: int, name: str, low: int, high: int) -> pa.Array:

@@ -20,13 +20,14 @@ from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats._files.video import Camera
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import rows_at_once
-from mouse_core.formats.columns.named import Columns, to_batch
+from mouse_core.formats.columns.named import Columns
 from mouse_core.formats.columns.transitions import check_final, transition_rows
 from mouse_core.formats.lerobot._frames import INDEX, TIME, Frames
 from mouse_core.formats.lerobot._keeping import kept_rows
 from mouse_core.formats.lerobot._looking import Looking
 from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, dimensions, read_description
-from mouse_core.formats.lerobot._videos import Videos, base_of, column_of, with_frames
+from mouse_core.formats.lerobot._videos import Videos, base_of
+from mouse_core.formats.pictures.held import HeldImages
 from mouse_core.formats.store.reading import stream_of
 from mouse_core.remote.clients import is_url, public_url
 from mouse_core.store.dataset_store import DatasetStore
@@ -49,15 +50,17 @@ def read_lerobot(
     ``observation.state`` becomes ``observation``, a single camera ``observation_image``, several
     ``observation_images_<name>``; ``action``, ``next.reward`` and ``next.done`` become the standard columns, others
     ``metadata_<name>``. Done is 1 where ``next.done`` (2 where also ``next.truncated``), and 2 where an episode
-    ends without. Where there is no ``next.reward``, reward is 0. Every frame of a video is decoded once, in order.
+    ends without. Where there is no ``next.reward``, reward is 0. Every frame of a video is decoded once, in order;
+    pictures that lie in Parquet stay the image files that they are.
 
     A store of it, from ``to_store()`` or ``DatasetStore.open``, has no pixels: its rows name frames of the videos,
     which stay where they are, and batches have these (``mouse_core.video``). Each row's frame, which is shown at its
     "timestamp", is looked for first, and an episode that lacks some is refused.
 
-    Depth and greys of more than 8 bits are the numbers that were recorded, uint16, in a column of the camera's name: a
-    ``Field`` of one's own reads it. Columns of language are JSON text. What the robot was to do is ``tasks`` in the
-    stream's ``metadata``, texts by the numbers in ``metadata_task_index``; ``info`` and ``stats`` are there as stored.
+    Depth and greys of more than 8 bits are the numbers that were recorded, uint16, in a column of the camera's name,
+    which a field reads, but for pixels of videos. Columns of language are JSON text. What the robot was to do is
+    ``tasks`` in the stream's ``metadata``, texts by the numbers in ``metadata_task_index``; ``info`` and ``stats`` are
+    there as stored.
 
     Elsewhere, frames are read when rows of them are wanted, and of cameras only pictures that lie in Parquet.
     ``to_store()`` gives a store that stays there.
@@ -100,8 +103,9 @@ def read_lerobot(
         frames.skipped = frozenset(broken)
         found.settle(frames.skipped)
         notes += (f"episode {frames.index[place]} is left out: {why}" for place, why in sorted(broken.items()))
+    about = about.replace(fields=frames.fields({**frames.encoded, **frames.codes}))
     if found is not None and frames.in_place:
-        about = about.replace(videos=found.files, fields=frames.fields(frames.codes))
+        about = about.replace(videos=found.files)
     reader = _Reader(root, frames, batch_rows, found)
     lengths = [length for place, length in enumerate(described.episodes.length) if place not in frames.skipped]
     again = partial(store_of, root, final=final, cameras=cameras, skip_broken=skip_broken)
@@ -114,7 +118,7 @@ def read_lerobot(
         rows=sum(length + (final == "mark") for length in lengths if length),
         notes=tuple(notes),
         metadata={name: dict(getattr(described, name)) for name in ("info", "tasks", "stats")},
-        opened=again if recorded and videos != "pixels" else None,
+        opened=again if frames.pictures and videos != "pixels" else None,
         about=about,
         image_roots=() if found is None else (os.path.realpath(base_of(root)),),
     )
@@ -193,7 +197,7 @@ class _Reader:
 
     def __init__(self, root: Path, frames: Frames, batch_rows: int, videos: Videos | None) -> None:
         self.root, self.frames, self.described, self.videos = root, frames, frames.described, videos
-        held = [key for key in frames.pictures if key not in frames.codes]
+        held = [key for key in frames.pictures if key not in frames.codes and key not in frames.encoded]
         size = bytes_a_frame(self.described, held)
         self.batch_rows = rows_at_once(size, most=batch_rows, budget=_PIECE_BYTES)
 
@@ -206,7 +210,7 @@ class _Reader:
         first = files[0][0]
         with reading(first), open_parquet(first) as opened:
             types = opened.schema_arrow
-        return with_frames(self.frames.schema(types, first), self.frames.codes.values())
+        return self.frames.schema(types, first)
 
     def _files(self) -> list[tuple[Path, int, int]]:
         """The files of frames, all of which are there, and the places of their episodes (``Frames.files``)."""
@@ -224,25 +228,19 @@ class _Reader:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows."""
         frames, schema, where = self.frames, self.schema, str(self.root)
-        named = frames.codes.values()
-        numbers_only = pa.schema([pa.field(one.name, pa.int64()) if one.name in named else one for one in schema])
         ordinal = -1  # of the episode of the last row so far
+        images = frames.held_images()
         with ExitStack() as opened:
             cameras = {key: opened.enter_context(closing(camera)) for key, camera in self._cameras()}
             parts = (
                 (frames.seen(columns), frames.brought(columns, last), begins)
-                for columns, begins, last in self._pieces(cameras)
+                for columns, begins, last in self._pieces(cameras, images)
             )
             for made in transition_rows(parts, final=frames.final, where=where):
                 numbers = ordinal + np.cumsum(made["episode_step"] == 0)
                 if len(numbers):
                     ordinal = int(numbers[-1])
-                    batch = to_batch(frames.numbered(made, numbers), numbers_only, where=where)
-                    columns = [
-                        column_of(column.to_numpy()) if name in named else column
-                        for name, column in zip(schema.names, batch.columns, strict=True)
-                    ]
-                    yield pa.RecordBatch.from_arrays(columns, schema=schema)
+                    yield frames.batch(frames.numbered(made, numbers), schema, images, where=where)
 
     def _cameras(self) -> Iterator[tuple[str, Camera]]:
         for key in self.frames.pictures:
@@ -251,7 +249,7 @@ class _Reader:
                 yield key, Camera(key, feature.shape, self.described.frames_per_second, wide=feature.wide)  # type: ignore[arg-type]
 
     def _pieces(
-        self, cameras: dict[str, Camera]
+        self, cameras: Mapping[str, Camera], images: Mapping[str, HeldImages]
     ) -> Iterator[tuple[Columns, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]]:
         """Frames, whether an episode begins with one, and whether it ends with one."""
         frames, skipped = self.frames, np.array(sorted(self.frames.skipped), np.int64)
@@ -275,7 +273,8 @@ class _Reader:
                     continue
                 frames.check(batch, rows, file)
                 times = frames.times(batch, file) if timed else np.zeros(0)
-                pictures = self._pictures(cameras, episode, number, times, file)
+                pictures = {key: held.add(batch.column(key), file) for key, held in images.items()}
+                pictures |= self._pictures(cameras, episode, number, times, file)
                 columns = frames.columns(batch, pictures, file)
                 yield columns, number == 0, number == frames.lengths[episode] - 1
             if row < end:

@@ -6,12 +6,14 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mouse_core._base.progress import progress_bar
 from mouse_core.errors import ConfigError, DataError
@@ -94,13 +96,13 @@ def write_lerobot(
         raise ConfigError(f"frames_per_second (--fps): expected a positive number, found {rate!r:.40}")
     stream, cameras = _with_pixels(stream, images)
     described = _Described(stream, cameras, rate, task or next(iter(stream.about.environments), "task"))
-    with making(target, "write_lerobot") as partial, Files(partial, rate, most) as files:
+    with making(target, "write_lerobot") as folder, Files(folder, rate, most) as files:
         with progress_bar("writing", total=stream.rows, unit="rows", enabled=progress) as advance:
             described.write(stream.watched(lambda batch: advance(batch.num_rows)), files)
         if not described.episodes:
             raise DataError("write_lerobot: expected episodes of two rows at least, found none")
         digest = files.close(described.schema())
-        described.describe(partial, files, info.get("robot_type") if robot_type is None else robot_type)
+        described.describe(folder, files, info.get("robot_type") if robot_type is None else robot_type)
         files.check(described.schema(), digest)
     said = [f"{key}: {described.shown(key)}" for key in cameras]
     if described.left:
@@ -132,9 +134,19 @@ def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, t
         if images != "video":
             raise
         found = {}
-    pixels = {name: (picture, Kept("raw")) for name, (picture, _) in found.items() if picture.kind != "raw"}
+    pixels = {name: (picture, Kept("raw")) for name, (picture, _) in found.items()}
     cameras = {feature_of(name): (name, picture, kept) for name, (picture, kept) in found.items()}
-    return changed_stream(stream, pixels), cameras
+    return changed_stream(stream.watched(partial(_check_pictures, list(found))), pixels, fill=True), cameras
+
+
+def _check_pictures(columns: Sequence[str], batch: pa.RecordBatch) -> None:
+    """Raise DataError where a row that is not marked as missing lacks a picture."""
+    marked = batch.column(MISSING).fill_null(0) if MISSING in batch.schema.names else None
+    seen = pa.nulls(batch.num_rows).is_null() if marked is None else pc.equal(marked, 0)
+    for name in columns:
+        lost = pc.and_(batch.column(name).is_null(), seen)
+        if pc.any(lost).as_py():
+            raise DataError(f"column {name!r}: expected a picture in every row, found {pc.sum(lost)} without")
 
 
 def feature_of(column: str) -> str:

@@ -32,12 +32,13 @@ _PIECE_BYTES = 32 << 20
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def changed_stream(stream: Any, changed: Mapping[str, tuple[Pictures, Kept]]) -> Any:
+def changed_stream(stream: Any, changed: Mapping[str, tuple[Pictures, Kept]], *, fill: bool = False) -> Any:
     """The same rows with the pictures of some columns as pixels, PNG or JPEG.
 
     Args:
         stream: A ``RowStream``.
         changed: What becomes of which columns; those that are to be videos are left as they are.
+        fill: Whether zeros stand for pixels that a row lacks; they are null otherwise.
     """
     changed = {name: one for name, one in changed.items() if one[1].way != "video"}
     if not changed:
@@ -51,16 +52,18 @@ def changed_stream(stream: Any, changed: Mapping[str, tuple[Pictures, Kept]]) ->
     schema = with_features(schema, changed)
     others = {one.name for one in schema if one.type == FRAME} - changed.keys()
     about = said_after(stream.about, changed, frames_stay=bool(others))
-    return stream.replace(schema=schema, about=about, batches=partial(_batches, stream, changed, schema))
+    return stream.replace(schema=schema, about=about, batches=partial(_batches, stream, changed, schema, fill))
 
 
-def _batches(stream: Any, changed: Mapping[str, tuple[Pictures, Kept]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _batches(
+    stream: Any, changed: Mapping[str, tuple[Pictures, Kept]], schema: pa.Schema, fill: bool
+) -> Iterator[pa.RecordBatch]:
     reader = PixelReader(stream)
     with ThreadPoolExecutor(THREADS) as pool:
         for first, piece in pieces(stream, [picture for picture, _ in changed.values()]):
             columns = dict(zip(piece.schema.names, piece.columns, strict=True))
             for name, (picture, kept) in changed.items():
-                columns[name] = _column(reader, picture, kept, columns[name], first, pool.map)
+                columns[name] = _column(reader, picture, kept, columns[name], first, pool.map, fill=fill)
             yield pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
 
 
@@ -82,6 +85,8 @@ def _column(
     values: pa.Array,
     first: int,
     each: Callable[..., Iterator[Any]],
+    *,
+    fill: bool,
 ) -> pa.Array:
     """A column of pictures, kept in another way."""
     ready = _png_already(values) if kept.way == "png" and picture.kind == "encoded" else None
@@ -90,7 +95,7 @@ def _column(
     pixels, there = reader.read(picture, values, first)
     if kept.way == "raw":
         flat = to_arrow(pixels, where=picture.name)
-        mask = None if there.all() else pa.array(~there)
+        mask = None if fill or there.all() else pa.array(~there)
         return pa.FixedSizeListArray.from_arrays(flat.values, flat.type.list_size, mask=mask)
     encode = (
         partial(encode_png, dtype=picture.dtype) if kept.way == "png" else partial(encode_jpeg, quality=kept.quality)
