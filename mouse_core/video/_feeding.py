@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,10 @@ Take = Callable[[int, npt.NDArray[Any]], None]
 
 # Bytes between two packets, of sound for example, that are rather read along than left out.
 _GAP = 64 << 10
-# What is read with one call ends where a piece of the file of this size does.
+# About how many bytes are read with one call at most.
 _PIECE = 8 << 20
+# Does not wait for the other end of a pipe.
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _MOST_DECODERS = 8
 
 
@@ -73,7 +77,7 @@ def _key(index: VideoIndex) -> Key:
 
 
 def decode_group(
-    decoders: Decoders, index: VideoIndex, frames: npt.NDArray[np.int64], take: Take, like: Any, crop: Any = None
+    decoders: Decoders, index: VideoIndex, frames: Sequence[int], take: Take, like: Any, crop: Any = None
 ) -> None:
     """Decode some frames that begin at one packet.
 
@@ -88,13 +92,9 @@ def decode_group(
     Raises:
         DataError: The file has changed, or the decoder gives no such frame.
     """
-    packets = index.packet[frames]
-    places = {int(packet): place for place, packet in enumerate(packets)}
-    start, last = int(index.start[packets[0]]), int(packets.max())
-    chosen = np.arange(start, last + 1)
-    wanted = np.zeros(len(chosen), np.bool_)
-    wanted[packets - start] = True
-    chosen = chosen[wanted | ((index.start[start : last + 1] >= start) & (index.referenced[start : last + 1] != 0))]
+    packets = [int(index.packet[frame]) for frame in frames]
+    places = {packet: place for place, packet in enumerate(packets)}
+    start, last = int(index.start[packets[0]]), max(packets)
 
     def named(packet: int, reason: object) -> DataError:
         return damaged(index.path, reason, at=_shown(index, packet))
@@ -102,7 +102,7 @@ def decode_group(
     decoder = decoders.of(index)
     fed, broken = start, len(index.pts)
     try:
-        for frame in _decoded(decoder, index, chosen, named):
+        for frame in _decoded(decoder, index, _needed(index, start, last, places), named):
             fed = frame.pts if frame.pts is not None else fed
             if frame.is_corrupt:
                 broken = min(broken, fed)
@@ -117,12 +117,19 @@ def decode_group(
         raise named(min(places), "expected a frame, found none that the decoder gives")
     # Those that are decoded behind it may refer to it, and some of them are shown before it.
     if last >= broken:
-        behind = int(packets[packets >= broken].min())
+        behind = min(packet for packet in packets if packet >= broken)
         if behind == broken:
             raise named(broken, "expected a whole frame, found one of which a part is missing")
         lost = f"a part of {_shown(index, broken)} is missing"
         raise named(behind, f"expected all frames to be whole that it may refer to, found that {lost}")
     decoders.keep(index, decoder)
+
+
+def _needed(index: VideoIndex, start: int, last: int, wanted: Collection[int]) -> list[int]:
+    """The packets that a decoder takes for those that are wanted, of a group that begins at one of them."""
+    span = slice(start, last + 1)
+    others = zip(index.start[span].tolist(), index.referenced[span].tolist(), strict=True)
+    return [start + k for k, (of, referred) in enumerate(others) if (of >= start and referred) or start + k in wanted]
 
 
 def _shown(index: VideoIndex, packet: int) -> str:
@@ -132,36 +139,57 @@ def _shown(index: VideoIndex, packet: int) -> str:
 
 
 def _decoded(
-    decoder: Any, index: VideoIndex, chosen: npt.NDArray[np.int64], named: Callable[[int, object], DataError]
+    decoder: Any, index: VideoIndex, chosen: Sequence[int], named: Callable[[int, object], DataError]
 ) -> Iterator[Any]:
     """The frames that a decoder gives for some packets; ``pts`` of each is its packet."""
     packet_of = pyav().Packet
-    for number, content in zip(chosen.tolist(), _contents(index, chosen), strict=True):
-        if len(content) != index.size[number] or xxhash.xxh3_64_intdigest(content) != index.checksum[number]:
+    sums = index.checksum[chosen].tolist()
+    for number, content, size, checksum in _contents(index, chosen, sums):
+        if len(content) != size or xxhash.xxh3_64_intdigest(content) != checksum:
             raise named(number, "expected the bytes that were there when it was indexed, found others")
         # A copy, behind which there are zeros: decoders read on, and what they find is seen in a broken frame.
-        packet = packet_of(len(content))
+        packet = packet_of(size)
         packet.update(content)
         packet.pts = packet.dts = number
         yield from decoder.decode(packet)
     yield from decoder.decode(None)
 
 
-def _contents(index: VideoIndex, chosen: npt.NDArray[np.int64]) -> Iterator[memoryview]:
-    """The bytes of some packets, in their order; those that lie together are read with one call."""
-    begins = index.position[chosen]
-    ends = begins + index.size[chosen]
-    apart = (begins[1:] - ends[:-1] > _GAP) | (begins[1:] < ends[:-1])
-    cuts = np.flatnonzero(apart | (begins[1:] // _PIECE != begins[:-1] // _PIECE)) + 1
-    with reading(index.path), open(index.path, "rb", buffering=0) as file:
-        for first, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(chosen)], strict=True):
-            offset = int(begins[first])
-            file.seek(offset)
-            memory = memoryview(file.read(int(ends[end - 1]) - offset))
-            for begin, stop in zip(
-                (begins[first:end] - offset).tolist(), (ends[first:end] - offset).tolist(), strict=True
-            ):
-                yield memory[begin:stop]
+def _contents(
+    index: VideoIndex, chosen: Sequence[int], sums: Sequence[int]
+) -> Iterator[tuple[int, memoryview, int, int]]:
+    """Some packets in their order, with their bytes, sizes and checksums; those that lie together are read at once."""
+    begins, sizes = index.position[chosen].tolist(), index.size[chosen].tolist()
+    first, count = 0, len(chosen)
+    try:
+        file = os.open(index.path, _READ)
+    except OSError as error:
+        with reading(index.path):  # as every error of a file is named
+            raise error
+    try:
+        while first < count:
+            end, stop = first + 1, begins[first] + sizes[first]
+            while end < count and 0 <= begins[end] - stop <= _GAP and stop - begins[first] < _PIECE:
+                end, stop = end + 1, begins[end] + sizes[end]
+            memory = memoryview(_read(file, index.path, begins[first], stop - begins[first]))
+            for place in range(first, end):
+                at = begins[place] - begins[first]
+                yield chosen[place], memory[at : at + sizes[place]], sizes[place], sums[place]
+            first = end
+    finally:
+        os.close(file)
+
+
+def _read(file: int, path: str, begin: int, size: int) -> bytes:
+    """Bytes of a file, fewer where it ends."""
+    with reading(path):
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise damaged(path, "expected a regular file, found a pipe or a device")
+        os.lseek(file, begin, os.SEEK_SET)
+        found = os.read(file, size)
+        while len(found) < size and (more := os.read(file, size - len(found))):
+            found += more
+        return found
 
 
 def _pixels(decoders: Decoders, index: VideoIndex, frame: Any, like: Any, crop: Any) -> npt.NDArray[Any]:

@@ -18,6 +18,7 @@ class _Bits:
 
     def __init__(self, unit: bytes) -> None:
         content = unit[:_MOST_BYTES].replace(b"\0\0\3", b"\0\0")
+        # Of the value as many bits are left.
         self._left, self._value = 8 * len(content), int.from_bytes(content)
 
     def read(self, count: int) -> int:
@@ -25,14 +26,13 @@ class _Bits:
         self._left -= count
         if self._left < 0:
             raise DataError("expected the numbers of a unit of H.264, found its end")
-        return self._value >> self._left & ((1 << count) - 1)
+        found = self._value >> self._left
+        self._value ^= found << self._left
+        return found
 
     def count(self) -> int:
         """A number from 0 on: of 00101, two zeros and 101, that is 4."""
-        zeros = 0
-        while not self.read(1):
-            zeros += 1
-        return (1 << zeros | self.read(zeros)) - 1
+        return self.read(2 * (self._left - self._value.bit_length()) + 1) - 1
 
     def whole(self) -> int:
         """A number with a sign: counts 0 1 2 3 4 are 0 1 -1 2 -2."""
@@ -76,13 +76,8 @@ class FrameNumbers:
             bits = _Bits(unit[1:])
             self._pictures[bits.count()] = bits.count()
 
-    def is_gap(self, unit: memoryview, *, first: bool) -> bool:
-        """Whether frames are missing before the one that a slice is of.
-
-        Args:
-            unit: The slice.
-            first: Whether it is the first one of its packet.
-        """
+    def is_gap(self, unit: memoryview) -> bool:
+        """Whether frames are missing before the one that a slice is of, the first one of its packet."""
         bits = _Bits(bytes(unit[1:32]))
         bits.count()  # where in the picture it begins
         bits.count()  # its kind
@@ -95,7 +90,7 @@ class FrameNumbers:
         if unit[0] >> 5 & 3:
             self._before = number
         # That of any frame follows the number of the last one that others need: 0 1 2b 2b 2 3, b not needed.
-        return first and unit[0] & 31 != 5 and number != (before + 1) % (1 << sequence.bits)
+        return unit[0] & 31 != 5 and number != (before + 1) % (1 << sequence.bits)
 
 
 def _sequence(unit: bytes) -> tuple[int, _Sequence]:

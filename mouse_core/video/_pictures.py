@@ -93,7 +93,7 @@ class _H264:
             if kind in (1, 2, 5):  # slices
                 entry = entry or kind == 5
                 referenced = referenced or unit[0] >> 5 & 3 != 0
-                gap = self._numbers.is_gap(unit, first=not shown) or gap
+                gap = gap or (not shown and self._numbers.is_gap(unit))
                 shown = True
             elif kind in (7, 8, 13, 15):
                 sets += [bytes(unit)]

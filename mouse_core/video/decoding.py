@@ -88,8 +88,10 @@ class FrameDecoder:
                 of other frames may be written by then.
         """
         which, frames = np.asarray(video), np.asarray(frame)
-        _check(videos, which, frames, out, crop, resize=resize)
+        _check(which, frames, out)
         tasks = list(_tasks(videos, which, frames))
+        for index in {id(index): index for index, _, _ in tasks}.values():
+            _check_size(index, out, crop, resize=resize)
         work = partial(self._work, out, crop)
         if self.threads == 1 or len(tasks) < 2:
             for task in tasks:
@@ -141,7 +143,7 @@ class FrameDecoder:
         decode_group(decoders, index, frames, take, out, crop)
 
 
-def _check(videos: Sequence[VideoIndex], which: Any, frames: Any, out: Any, crop: Crop | None, *, resize: bool) -> None:
+def _check(which: Any, frames: Any, out: Any) -> None:
     if which.shape != frames.shape or which.ndim != 1 or which.dtype.kind not in "iu" or frames.dtype.kind not in "iu":
         raise ConfigError(
             f"video, frame: expected integers [n] both, found {which.dtype} {list(which.shape)} and "
@@ -153,20 +155,13 @@ def _check(videos: Sequence[VideoIndex], which: Any, frames: Any, out: Any, crop
             f"out: expected [{len(frames)}, H, W, 3] of uint8 or [{len(frames)}, H, W, 1] of uint8 or uint16, found "
             f"{list(out.shape)} of {out.dtype}"
         )
-    there = frames != _NO_FRAME
-    for number in np.unique(which[there]).tolist():
-        if not 0 <= number < len(videos):
-            raise DataError(f"video: expected 0 to {len(videos) - 1}, found {number}")
-        index, wanted = videos[number], frames[there & (which == number)]
-        if wanted.min() < 0 or wanted.max() >= len(index):
-            found = int(wanted.min()) if wanted.min() < 0 else int(wanted.max())
-            raise DataError(f"{index.path}: expected frames 0 to {len(index) - 1}, found frame {found}")
-        size = _size_of(index, crop)
-        if out.shape[1:3] != size and not (resize and out.dtype == np.uint8):
-            raise DataError(
-                f"{index.path}: expected frames of {out.shape[1]}x{out.shape[2]}, found {size[0]}x{size[1]}"
-            )
-        _check_depth(index, out)
+
+
+def _check_size(index: VideoIndex, out: Any, crop: Crop | None, *, resize: bool) -> None:
+    size = _size_of(index, crop)
+    if out.shape[1:3] != size and not (resize and out.dtype == np.uint8):
+        raise DataError(f"{index.path}: expected frames of {out.shape[1]}x{out.shape[2]}, found {size[0]}x{size[1]}")
+    _check_depth(index, out)
 
 
 def _size_of(index: VideoIndex, crop: Crop | None) -> tuple[int, int]:
@@ -191,16 +186,19 @@ def _check_depth(index: VideoIndex, out: Any) -> None:
         raise DataError(f"{index.path}: expected {wanted}, found {index.pixel_format}")
 
 
-def _tasks(videos: Sequence[VideoIndex], which: Any, frames: Any) -> Iterator[tuple[VideoIndex, Any, list[Any]]]:
+def _tasks(videos: Sequence[VideoIndex], which: Any, frames: Any) -> Iterator[tuple[VideoIndex, list[int], list[Any]]]:
     """What is decoded together: a video, frames of it in order, and the rows that each of them goes to."""
-    rows = np.flatnonzero(frames != _NO_FRAME)
-    begins = np.array(
-        [videos[video].start[videos[video].packet[f]] for video, f in zip(which[rows], frames[rows], strict=True)]
-    )
-    order = np.lexsort((frames[rows], begins, which[rows])) if len(rows) else rows
-    keys = np.stack([which[rows], begins, frames[rows]])[:, order] if len(rows) else np.zeros((3, 0), np.int64)
-    rows = rows[order]
-    group = np.flatnonzero((keys[:2, 1:] != keys[:2, :-1]).any(0)) + 1
-    for part in np.split(np.arange(len(rows)), group) if len(rows) else ():
-        numbers, places = np.unique(keys[2, part], return_index=True)
-        yield videos[keys[0, part[0]]], numbers, np.split(rows[part], places[1:])
+    groups: dict[tuple[int, int], dict[int, list[int]]] = {}
+    for row, (video, frame) in enumerate(zip(which.tolist(), frames.tolist(), strict=True)):
+        if frame == _NO_FRAME:
+            continue
+        if not 0 <= video < len(videos):
+            raise DataError(f"video: expected 0 to {len(videos) - 1}, found {video}")
+        index = videos[video]
+        if not 0 <= frame < len(index):
+            raise DataError(f"{index.path}: expected frames 0 to {len(index) - 1}, found frame {frame}")
+        begin = int(index.start[index.packet[frame]])
+        groups.setdefault((video, begin), {}).setdefault(frame, []).append(row)
+    for (video, _), rows in sorted(groups.items(), key=lambda item: item[0]):
+        wanted = sorted(rows)
+        yield videos[video], wanted, [rows[frame] for frame in wanted]
