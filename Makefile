@@ -7,6 +7,9 @@ VENV   ?= .venv
 # TF-Agents and Reverb stopped at Python 3.11 and NumPy 1.26, so that they have an environment of their own.
 REVERB_PYTHON ?= python3.11
 REVERB_VENV   ?= .venv-reverb
+# LeRobot 0.4.4, the last one for Python 3.11, wants other versions of datasets, PyAV and the Hub's client.
+LEROBOT_PYTHON ?= python3.11
+LEROBOT_VENV   ?= .venv-lerobot
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check
 # Passed on to what a command runs: make test ARGS="-k store -x"
@@ -22,7 +25,7 @@ PACKAGES := $(patsubst %/__init__.py,%,$(wildcard mouse_core/__init__.py adapter
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-long test-trainers test-reverb bench bench-scale lint format types docs docs-serve wheel-check clean distclean
+.PHONY: help demo test test-slow test-long test-trainers test-reverb test-lerobot bench bench-scale bench-video lint format types docs docs-serve wheel-check clean distclean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -47,11 +50,17 @@ test-trainers: $(VENV)/.installed-trainers  ## run the tests with other people's
 test-reverb: $(REVERB_VENV)/.installed  ## run the tests that need TF-Agents and a Reverb server, in an environment of theirs
 	TF_CPP_MIN_LOG_LEVEL=3 $(REVERB_VENV)/bin/python -m pytest tests/reverb $(ARGS)
 
+test-lerobot: $(LEROBOT_VENV)/.installed  ## run the tests that need LeRobot's own reader, in an environment of its own
+	LD_LIBRARY_PATH=$(LEROBOT_VENV)/ffmpeg $(LEROBOT_VENV)/bin/python -m pytest -p no:cacheprovider tests/lerobot $(ARGS)
+
 bench: $(VENV)/.installed-bench  ## measure against peers and write docs/benchmarks.md; ARGS=--quick takes two minutes
 	$(PY) -m tests.bench $(ARGS)
 
 bench-scale: $(VENV)/.installed-bench  ## the same on 100 million steps, which need 26 GB of disk
 	$(PY) -m tests.bench.scale $(ARGS)
+
+bench-video: $(VENV)/.installed-bench $(LEROBOT_VENV)/.installed  ## frames of videos beside LeRobot's reader and torchcodec
+	$(PY) -m tests.bench.video out/bench-video --peers $(LEROBOT_VENV) $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## check style and formatting
 	$(PY) -m ruff check .
@@ -79,7 +88,7 @@ clean:  ## remove what was built
 	find mouse_core adapters tests examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## the same, and .venv
-	rm -rf $(VENV) $(REVERB_VENV)
+	rm -rf $(VENV) $(REVERB_VENV) $(LEROBOT_VENV)
 
 # The first of the candidates that exists and is new enough makes the environment.
 $(PY):
@@ -106,4 +115,12 @@ $(REVERB_VENV)/.installed: pyproject.toml tests/reverb/requirements.txt
 	$(REVERB_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -r tests/reverb/requirements.txt -e .
 	$(REVERB_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps tf-agents==0.19.0
 	$(REVERB_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation gym==0.23.0
+	@touch $@
+
+$(LEROBOT_VENV)/.installed: tests/lerobot/requirements.txt tests/lerobot/environment.py
+	@echo "Installing LeRobot and torchcodec into $(LEROBOT_VENV): 1.6 GB, some minutes"
+	$(LEROBOT_PYTHON) -m venv $(LEROBOT_VENV)
+	$(LEROBOT_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -r tests/lerobot/requirements.txt
+	$(LEROBOT_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps lerobot==0.4.4 torchvision==0.28.0
+	$(LEROBOT_VENV)/bin/python tests/lerobot/environment.py $(CURDIR)/$(LEROBOT_VENV)/ffmpeg
 	@touch $@

@@ -128,6 +128,7 @@ def _packets(file: Path, demuxed: Any, memory: memoryview, about: dict[str, Any]
         where = f"packet {number}"
         if packet.pts is None:
             raise damaged(file, "expected a time of its own, found none", at=where)
+        # Most have none at all, and asking for each kind takes long.
         if any(True for _ in packet.iter_sidedata()) and any(map(packet.has_sidedata, _NEEDED)):
             raise damaged(file, "expected one description of all frames, found another from here on", at=where)
         begin = -1 if packet.pos is None else packet.pos

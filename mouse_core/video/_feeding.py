@@ -63,7 +63,7 @@ class Decoders:
         wanted = {"format": form} | ({"height": height, "width": width} if any(sizes) else {})
         try:
             return reformatter.reformat(frame, **wanted, threads=1)
-        except TypeError:  # before PyAV 16, which never used threads here
+        except TypeError:  # before PyAV 17, which never used threads here
             return reformatter.reformat(frame, **wanted)
 
 
