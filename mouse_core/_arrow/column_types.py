@@ -128,7 +128,7 @@ class Reading:
         shape: The shape of one row, images as ``(H, W, C)``.
         fill, pad: See ``spec.Field``.
         budget: Limits the dense copies; None: there are none.
-        crop: See ``spec.Field``.
+        crop, decoder: See ``spec.Field``.
     """
 
     name: str
@@ -138,6 +138,7 @@ class Reading:
     pad: float | None = None
     budget: DenseBudget | None = None
     crop: tuple[int, int, int, int] | None = None
+    decoder: Any = None
 
     @memo
     def width(self) -> int:

@@ -180,7 +180,8 @@ def _gather_slices(
             targets.setdefault(values.type, []).append(np.arange(place, place + len(values)))
     for videos, runs in frames.items():
         reading = column.reading
-        videos.fill(runs, column.shape, steps, fill=reading.fill, pixel=reading.dtype, crop=reading.crop)
+        asked = {"fill": reading.fill, "pixel": reading.dtype, "crop": reading.crop, "decoder": reading.decoder}
+        videos.fill(runs, column.shape, steps, **asked)
     if images:
         from mouse_core.images.rows import fill_images  # 0.5 us; the first image alone takes a hundred times that
 

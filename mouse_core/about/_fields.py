@@ -17,12 +17,16 @@ from mouse_core.spec import DIMS, Field, check_alignment
 # What a dataset may say that a step of a field, or an image, holds: so much is made room for in every batch.
 _MOST_VALUES, _MOST_IMAGE_VALUES = 1 << 24, 1 << 28
 _MOST_TEXT = 64 << 20
+# What decodes is for whoever reads to say.
+_DECODER = "decoder"
 
 
 def field_to_json(item: Field) -> dict[str, Any]:
     """The attributes that are not the default."""
     said: dict[str, Any] = {}
     for attribute in dataclasses.fields(item):
+        if attribute.name == _DECODER:
+            continue
         value = getattr(item, attribute.name)
         if value == attribute.default and type(value) is type(attribute.default):
             continue
@@ -46,7 +50,7 @@ def field_from_json(said: Any) -> Field:
         DataError: Attributes that no field has, or a step of more values than anybody means.
         ConfigError, ValueError, TypeError: Values that a field cannot have.
     """
-    known = {attribute.name for attribute in dataclasses.fields(Field)}
+    known = {attribute.name for attribute in dataclasses.fields(Field)} - {_DECODER}
     if not isinstance(said, dict) or not said.keys() <= known:
         raise DataError(f"fields: expected attributes of a field, {sorted(known)}, found {said!r:.200}")
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}

@@ -48,12 +48,15 @@ def state_of(source: BatchSource, next_index: int) -> dict[str, Any]:
 
 
 def _decoder_of(source: BatchSource) -> dict[str, str]:
-    readers = source.snapshot.readers
-    if not any(name in readers and readers[name].column.kind.kind == "video" for name in source.spec):
+    known = source.snapshot.readers
+    readings = (known[name].column.reading for name in source.spec if name in known)
+    decoders = [reading.decoder for reading in readings if reading.kind.kind == "video"]
+    if not decoders:
         return {}
     from mouse_core.video import decoder_version  # loaded where there are videos
 
-    return {_DECODER: decoder_version()}
+    versions = [decoder_version() if decoder is None else decoder.version for decoder in decoders]
+    return {_DECODER: ", ".join(dict.fromkeys(versions))}
 
 
 def check_decoder(source: BatchSource, state: Mapping[str, Any]) -> None:

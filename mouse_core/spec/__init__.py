@@ -70,16 +70,15 @@ class Field:
         required: Whether a store without the column is an error; otherwise the field is absent.
         max_ndim: The most dimensions a row's values may have; by default as many as ``shape`` has, or any.
         min_ndim: The fewest dimensions of a step; with 1, single numbers are vectors of one value.
-        dim: Without ``shape``: how many values vectors have, and how many codes there are where rows are single
-            numbers: ``0..dim - 1`` are allowed, unless ``bounds`` or ``min_ndim`` say otherwise. ``DatasetStore`` sets
-            it by ``max_action_dim`` and ``max_obs_continuous_dim``.
+        dim: Without ``shape``: how many values vectors have, and of single numbers how many codes: ``0..dim - 1`` are
+            allowed, unless ``bounds`` or ``min_ndim`` say otherwise. ``DatasetStore`` sets it by its own options.
         labels: What the codes from 0 are called in messages.
-        image: Whether values are images: encoded (``{bytes, path}``) or raw arrays ``[H, W]`` or ``[H, W, C]`` of
-            pixels. They are delivered flattened, ``[H * W * C]``. ``shape`` is their ``(H, W, C)``, by default that of
-            the first. Frames of videos are resized to it.
+        image: Whether values are images: encoded (``{bytes, path}``) or arrays ``[H, W]`` or ``[H, W, C]`` of pixels;
+            delivered flattened. ``shape`` is ``(H, W, C)``, by default the first's. Frames of videos are resized to it.
         transition: Whether values belong to a transition, as an action and its reward do, and not to an observation; by
             default as those of the standard field of this name. ``windows=`` of sources goes by it.
         crop: Of frames of videos, the part that is delivered, before it is resized: ``(top, left, height, width)``.
+        decoder: What decodes frames of videos, a ``mouse_core.video.Decoder``. No dataset says it.
     """
 
     name: str
@@ -98,6 +97,7 @@ class Field:
     labels: tuple[str, ...] = ()
     transition: bool | None = None
     crop: tuple[int, int, int, int] | None = None
+    decoder: Any = None
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):

@@ -204,7 +204,7 @@ def _bind(
     shape = _shape(segments, field, kind, first)
     if kind.is_encoded:
         kind = replace(kind, value_type=field.pixel_dtype.name)
-    reading = Reading(field.column, kind, shape, field.fill, field.pad, budget, field.crop)
+    reading = Reading(field.column, kind, shape, field.fill, field.pad, budget, field.crop, field.decoder)
     column = Column(reading, [segment.part(field.column) for segment in segments])
     return _reader(field, column)
 

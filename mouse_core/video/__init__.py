@@ -1,7 +1,7 @@
 """Video: where frames lie in files, those of many files decoded exactly without opening the files, and writing."""
 
-from mouse_core.video.decoding import FrameDecoder, decoder_version
+from mouse_core.video.decoding import Decoder, FrameDecoder, decoder_version
 from mouse_core.video.index import VideoIndex, index_video
 from mouse_core.video.writing import VideoCodec, VideoWriter
 
-__all__ = ["FrameDecoder", "VideoCodec", "VideoIndex", "VideoWriter", "decoder_version", "index_video"]
+__all__ = ["Decoder", "FrameDecoder", "VideoCodec", "VideoIndex", "VideoWriter", "decoder_version", "index_video"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from mouse_core.video._feeding import Decoders, decode_group
 from mouse_core.video.index import VideoIndex
 
 _NO_FRAME = -1
+# Of the tasks of a call each thread takes about so many shares, lest all wait for the longest.
+_SHARES = 6
 Crop = tuple[int, int, int, int]
 
 
@@ -31,6 +33,33 @@ def decoder_version() -> str:
     """
     versions = pyav().library_versions
     return " ".join(f"{name} {'.'.join(map(str, versions[name]))}" for name in ("libavcodec", "libswscale"))
+
+
+class Decoder(Protocol):
+    """What decodes frames of videos, wherever in them they are: ``FrameDecoder``, or another one, on a GPU for example.
+
+    ``Field(decoder=...)`` has it decode a field's frames. Several threads may use it at once, and it is pickled where
+    other processes do. A frame is the one that was asked for or an error: between decoders, as between versions of one,
+    pixels may differ in their last bits, and nothing else.
+    """
+
+    @property
+    def version(self) -> str:
+        """What the last bits of pixels depend on, which the state of a loader names."""
+        ...
+
+    def decode(
+        self,
+        videos: Sequence[VideoIndex],
+        video: npt.ArrayLike,
+        frame: npt.ArrayLike,
+        out: npt.NDArray[Any],
+        *,
+        crop: Crop | None = None,
+        resize: bool = False,
+    ) -> None:
+        """Write frames into ``out``; see ``FrameDecoder.decode``."""
+        ...
 
 
 class FrameDecoder:
@@ -57,6 +86,11 @@ class FrameDecoder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(FrameDecoder, threads=self.threads), ()
+
+    @property
+    def version(self) -> str:
+        """``decoder_version()``."""
+        return decoder_version()
 
     def decode(
         self,
@@ -97,7 +131,10 @@ class FrameDecoder:
             for task in tasks:
                 work(task)
             return
-        futures = [self._threads().submit(work, task) for task in tasks]
+        # Handing a task to a thread takes a tenth of the time that a small one does.
+        step = max(1, len(tasks) // (_SHARES * self.threads))
+        some = [tasks[first : first + step] for first in range(0, len(tasks), step)]
+        futures = [self._threads().submit(_each, work, share) for share in some]
         try:
             for future in futures:
                 future.result()
@@ -141,6 +178,11 @@ class FrameDecoder:
                 out[row] = pixels
 
         decode_group(decoders, index, frames, take, out, crop)
+
+
+def _each(work: Callable[[Any], None], tasks: Sequence[Any]) -> None:
+    for task in tasks:
+        work(task)
 
 
 def _check(which: Any, frames: Any, out: Any) -> None:

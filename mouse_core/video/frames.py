@@ -24,7 +24,7 @@ from mouse_core.dtypes import RowError, convert
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.files.writing import StrPath, storing
 from mouse_core.images.files import find_video
-from mouse_core.video.decoding import Crop, FrameDecoder
+from mouse_core.video.decoding import Crop, Decoder, FrameDecoder
 from mouse_core.video.index import SUFFIX, VideoIndex, index_video
 
 # Each maps a file, of which a process may have some 65,000.
@@ -110,6 +110,7 @@ class VideoFiles:
         fill: float | None,
         pixel: np.dtype[Any],
         crop: Crop | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         """Decode the frames that rows name into rows of ``out``, those of a file and group of pictures with one read.
 
@@ -120,11 +121,13 @@ class VideoFiles:
             fill: What a null becomes; None: an error.
             pixel: The dtype of pixels, uint8 or uint16.
             crop: Which part of a frame is wanted, ``(top, left, height, width)``; it is resized to ``shape``.
+            decoder: What decodes; by default a ``FrameDecoder`` of as many threads as there are processors.
 
         Raises:
             RowError: A null without ``fill``, or numbers below 0.
             DataError: A frame that is not there, or cannot be decoded; names the file.
         """
+        decoder = self._decoder if decoder is None else decoder
         which, frames = np.full(len(out), -1), np.full(len(out), -1)
         indexes: list[VideoIndex] = []
         for rows, values, roots in _joined(runs):
@@ -143,10 +146,10 @@ class VideoFiles:
             indexes += [self.index(number, roots) for number in numbers.tolist()]
         if out.dtype == pixel:
             pixels = out.reshape(len(out), *shape)
-            self._decoder.decode(indexes, which, frames, pixels, crop=crop, resize=True)
+            decoder.decode(indexes, which, frames, pixels, crop=crop, resize=True)
             return
         decoded = np.zeros((len(out), *shape), pixel)
-        self._decoder.decode(indexes, which, frames, decoded, crop=crop, resize=True)
+        decoder.decode(indexes, which, frames, decoded, crop=crop, resize=True)
         rows = np.flatnonzero(frames >= 0)
         out[rows] = convert(decoded[rows].reshape(len(rows), out.shape[1]), out.dtype)
 

@@ -1,95 +1,102 @@
-"""Frames per second of processor time from videos in place, beside PyAV that seeks, and that decodes files in turn.
+"""Frames per second of processor time from a LeRobotDataset's videos, beside those who read it otherwise.
 
-    python -m tests.bench.video FOLDER
+    python -m tests.bench.video FOLDER [--peers .venv-lerobot]
 
-Batches are `[8, 2 frames of 2 cameras, 50 actions]`, anchors drawn from all of 20 episodes. "seeking" opens a container
-once, as readers of LeRobotDatasets with PyAV do, seeks to the key frame before, and decodes up to the frame. "in turn"
-decodes whole files, of which every frame counts. The three take turns, and the median of the rounds counts.
+Batches are `[8, 2 frames of 2 cameras, 50 actions]`, anchors drawn from all episodes. "LeRobot" is its own reader and
+"torchcodec" its exact mode, grouped by file, in the environment that `make bench-video` makes. "seeking" opens a container
+once, seeks with PyAV to the key frame before, and decodes up to the frame; "in turn" decodes whole files, of which every
+frame counts. All take turns, and the median of the rounds counts. A second table says what pictures take and give that are
+kept in other ways.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
+import shutil
 import statistics
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from mouse_core import BatchSource, DatasetStore, Field
-from mouse_core.about import About, with_about
+from mouse_core import BatchSource, DatasetStore, Field, formats
+from mouse_core.about import About
+from mouse_core.formats.base import RowStream
+from mouse_core.formats.columns.named import to_arrow
+from mouse_core.formats.converting import convert
+from mouse_core.formats.lerobot import write_lerobot
 from mouse_core.video import FrameDecoder, index_video
 
-CAMERAS, EPISODES, FRAMES, BATCH, ROUNDS, BATCHES = 2, 10, 300, 8, 5, 12
+CAMERAS, EPISODES, FRAMES, FPS, BATCH, ROUNDS, BATCHES = ("top", "wrist"), 10, 300, 30, 8, 5, 6
 KINDS = {
-    "h264 GOP 2, 240 lines": ("libx264", (240, 320), {"g": "2", "crf": "30", "preset": "fast"}),
-    "h264 GOP 2, 480 lines": ("libx264", (480, 640), {"g": "2", "crf": "30", "preset": "fast"}),
-    "h264 GOP 250, 240 lines": ("libx264", (240, 320), {"g": "250", "crf": "30", "preset": "fast"}),
-    "AV1 GOP 2, 240 lines": ("libsvtav1", (240, 320), {"g": "2", "crf": "30", "preset": "10"}),
+    "H.264 GOP 2, 240 lines": ("video:h264:gop=2:crf=30:preset=fast", (240, 320)),
+    "H.264 GOP 2, 480 lines": ("video:h264:gop=2:crf=30:preset=fast", (480, 640)),
+    "H.264 GOP 250, 240 lines": ("video:h264:gop=250:crf=30:preset=fast", (240, 320)),
+    "AV1 GOP 2, 240 lines": ("video:av1:gop=2:crf=30:preset=10", (240, 320)),
 }
+WAYS = ("raw", "png", "jpeg:95", "video:h264:gop=2")
 
 
-def write(file: Path, codec: str, size: tuple[int, int], options: dict[str, str], seed: int) -> None:
-    """A video of smooth pictures that move, with some noise."""
+def pictures(seed: int, size: tuple[int, int], count: int) -> np.ndarray:
+    """Smooth pictures that move, with some noise, ``[count, H, W, 3]``."""
     import av
 
     random = np.random.default_rng(seed)
     height, width = size
     coarse = random.integers(0, 255, (height // 16 + 8, width // 16 + 8, 3), np.uint8)
     large = np.asarray(av.VideoFrame.from_ndarray(coarse, format="rgb24").reformat(2 * width, 2 * height).to_ndarray())
-    noise = random.integers(0, 8, (2 * height, 2 * width, 3), np.uint8)
-    large = np.minimum(large, 247) + noise
-    with av.open(str(file), "w") as container:
-        stream = container.add_stream(codec, rate=30, options=options)
-        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
-        for k in range(FRAMES):
-            top, left = k % height, 2 * k % width
-            part = np.ascontiguousarray(large[top : top + height, left : left + width])
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(part, format="rgb24")))
-        container.mux(stream.encode())
+    large = np.minimum(large, 247) + random.integers(0, 8, (2 * height, 2 * width, 3), np.uint8)
+    places = ((k % height, 2 * k % width) for k in range(count))
+    return np.stack([large[top : top + height, left : left + width] for top, left in places])
 
 
-def store_of(folder: Path, files: list[list[Path]]) -> DatasetStore:
-    """Episodes of one video a camera."""
-    step = np.tile(np.arange(FRAMES), EPISODES)
-    columns: dict[str, Any] = {
-        "action": np.zeros((len(step), 6), np.float32).tolist(),
-        "reward": np.zeros(len(step), np.float32),
-        "done": np.where(step == FRAMES - 1, 2, 0),
-        "episode_step": step,
-    }
-    for camera in range(CAMERAS):
-        which = np.repeat(np.arange(EPISODES) * CAMERAS + camera, FRAMES)
-        parts = [pa.array(part.astype(np.int32)) for part in (which, step)]
-        columns[f"observation_{camera}"] = pa.StructArray.from_arrays(parts, ["video", "frame"])
-    listed = [(str(one.relative_to(folder)), index_video(one).digest) for some in files for one in some]
-    fields = [Field(f"observation_{camera}", image=True) for camera in range(CAMERAS)]
-    rows = with_about(pa.table(columns), About("arrived", videos=listed, fields=fields))
-    return DatasetStore(image_roots=[folder]).from_dataset(rows)
+def rows(size: tuple[int, int], episodes: int, cameras: tuple[str, ...]) -> RowStream:
+    """What was recorded, an episode at a time."""
+
+    def batch(episode: int, count: int = FRAMES + 1) -> pa.RecordBatch:
+        step = np.arange(count)
+        columns: dict[str, Any] = {
+            "action": np.zeros((count, 6), np.float32),
+            "reward": np.zeros(count, np.float32),
+            "done": np.where(step == FRAMES, 2, 0),
+            "episode_step": step,
+            "observation": np.zeros((count, 6), np.float32),
+        }
+        for number, camera in enumerate(cameras):
+            seed = episode * len(cameras) + number
+            columns[f"observation_images_{camera}"] = pictures(seed, size, count)
+        return pa.record_batch({name: to_arrow(values, where=name) for name, values in columns.items()})
+
+    fields = [Field(f"observation_images_{camera}", image=True) for camera in cameras]
+    return RowStream(
+        "made", "ted", batch(0, 1).schema, lambda: map(batch, range(episodes)), about=About("arrived", fields=fields)
+    )
 
 
 class Seeking:
     """Frames by seeking in containers that stay open."""
 
-    def __init__(self, files: list[list[Path]]) -> None:
-        self.files, self.opened = files, dict[Path, Any]()
+    def __init__(self) -> None:
+        self.opened = dict[Path, Any]()
 
-    def read(self, episode: int, camera: int, frame: int) -> np.ndarray:
+    def read(self, file: Path, frame: int) -> np.ndarray:
         """One frame."""
         import av
 
-        file = self.files[episode][camera]
         if file not in self.opened:
             self.opened[file] = av.open(str(file))
             self.opened[file].streams.video[0].thread_type = "SLICE"
             self.opened[file].streams.video[0].codec_context.thread_count = 1
         container = self.opened[file]
         stream = container.streams.video[0]
-        wanted = round(frame / 30 / stream.time_base)
+        wanted = round(frame / FPS / stream.time_base)
         container.seek(wanted, stream=stream, backward=True)
         found = next(one for one in container.decode(stream) if one.pts >= wanted)
         return np.asarray(found.to_ndarray(format="rgb24"))
@@ -111,73 +118,127 @@ def rate(work: Callable[[], int]) -> tuple[float, float]:
     return frames / (time.process_time() - began), frames / (time.perf_counter() - clock)
 
 
-def measure(folder: Path, name: str) -> str:
+@contextmanager
+def asked(environment: Path | None, folder: Path) -> Iterator[dict[str, Callable[[], tuple[float, float]]]]:
+    """Those who need an environment of their own, by name; none where there is none."""
+    if environment is None:
+        yield {}
+        return
+    script = Path(__file__).resolve().parent.parent / "lerobot" / "peer.py"
+    command = [str(environment / "bin" / "python"), str(script), str(folder)]
+    where = {**os.environ, "LD_LIBRARY_PATH": str(environment / "ffmpeg"), "HF_HUB_OFFLINE": "1"}
+    with subprocess.Popen(command, env=where, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        answers, questions = process.stdout, process.stdin
+
+        def ask(name: str) -> tuple[float, float]:
+            questions.write(f"{name}\n")
+            questions.flush()
+            return float(answers.readline()), 0.0
+
+        yield {name: lambda name=name: ask(name) for name in ("lerobot", "torchcodec")}  # type: ignore[misc]
+        questions.close()
+
+
+def measure(folder: Path, name: str, environment: Path | None) -> str:
     """A line of the table."""
-    codec, size, options = KINDS[name]
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [[folder / f"{episode}-{camera}.mp4" for camera in range(CAMERAS)] for episode in range(EPISODES)]
-    for number, file in enumerate(one for some in files for one in some):
-        if not file.exists():
-            write(file, codec, size, options, number)
-    store, seeking = store_of(folder, files), Seeking(files)
-    windows: dict[str, Any] = {f"observation_{camera}": [-3, 0] for camera in range(CAMERAS)}
-    source = BatchSource(store, batch_size=BATCH, windows={**windows, "action": range(50)}, seed=0)
-    numbers = iter(range(10**9))
-    video = np.random.default_rng(0).integers(0, EPISODES * CAMERAS, 256)
-    frame = np.random.default_rng(1).integers(0, FRAMES, 256)
-    indexes = [index_video(one) for some in files for one in some]
-    out = np.zeros((256, *size, 3), np.uint8)
+    images, size = KINDS[name]
+    if not folder.exists():
+        # About a file of videos for each episode.
+        write_lerobot(rows(size, EPISODES, CAMERAS), folder, images=images, frames_per_second=FPS, shard_bytes=200_000)
+    store, seeking = DatasetStore.open(folder, final="drop"), Seeking()
+    names = [f"observation_images_{camera}" for camera in CAMERAS]
+    windows: dict[str, Any] = {camera: [-3, 0] for camera in names}
+    chosen = [*names, "action"]
+    source = BatchSource(store, batch_size=BATCH, windows={**windows, "action": range(50)}, fields=chosen, seed=0)
+    numbers, random = iter(range(10**9)), np.random.default_rng(0)
+    files = sorted(folder.rglob("*.mp4"))
+    indexes = [index_video(file) for file in files]
+    out = np.zeros((32, *size, 3), np.uint8)
     decoders = {threads: FrameDecoder(threads=threads) for threads in (1, 2)}
 
     def ours() -> int:
         for _ in range(BATCHES):
             source[next(numbers)]
-        return BATCHES * BATCH * 2 * CAMERAS
+        return BATCHES * BATCH * 2 * len(CAMERAS)
 
     def sought() -> int:
-        for _ in range(BATCHES):
-            plan = source.plan(next(numbers))
-            for start in plan.starts.tolist():
-                for step in (-3, 0):
-                    for camera in range(CAMERAS):
-                        seeking.read(start // FRAMES, camera, max(0, start % FRAMES + step))
-        return BATCHES * BATCH * 2 * CAMERAS
+        for _ in range(32 * BATCHES):
+            number = int(random.integers(len(files)))
+            seeking.read(files[number], int(random.integers(len(indexes[number]))))
+        return 32 * BATCHES
 
-    def threaded(threads: int) -> int:
-        decoders[threads].decode(indexes, video, frame, out)
-        return len(video)
+    def grouped(threads: int) -> int:
+        for _ in range(BATCHES):
+            which = random.integers(0, len(files), 32)
+            decoders[threads].decode(indexes, which, [random.integers(len(indexes[one])) for one in which], out)
+        return 32 * BATCHES
 
     ways: dict[str, Callable[[], int]] = {
         "ours": ours,
         "seeking": sought,
-        "turn": lambda: in_turn(files[0][0]),
-        "one": lambda: threaded(1),
-        "two": lambda: threaded(2),
+        "turn": lambda: in_turn(files[0]),
+        "grouped": lambda: grouped(1),
+        "two": lambda: grouped(2),
     }
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    for _ in range(ROUNDS):
-        for way, work in ways.items():
-            found[way].append(rate(work))
-    cpu = {way: statistics.median(one for one, _ in rates) for way, rates in found.items()}
-    wall = {way: statistics.median(one for _, one in rates) for way, rates in found.items()}
-    return (
-        f"| {name} | {cpu['ours']:,.0f} | {cpu['seeking']:,.0f} | {cpu['ours'] / cpu['seeking']:.2f} | "
-        f"{cpu['turn']:,.0f} | {wall['two'] / wall['one']:.2f} |"
-    )
+    found: dict[str, list[tuple[float, float]]] = {}
+    with asked(environment, folder) as others:
+        for _ in range(ROUNDS + 1):
+            for way, work in ways.items():
+                found.setdefault(way, []).append(rate(work))
+            for way, ask in others.items():
+                found.setdefault(way, []).append(ask())
+    cpu = {way: statistics.median(one for one, _ in rates[1:]) for way, rates in found.items()}
+    wall = {way: statistics.median(one for _, one in rates[1:]) for way, rates in found.items()}
+    shown = [f"{cpu['ours']:,.0f}"]
+    for ours_, theirs in (("ours", "lerobot"), ("grouped", "torchcodec"), ("grouped", "seeking")):
+        shown.append(f"{cpu[theirs]:,.0f} ({cpu[ours_] / cpu[theirs]:.2f})" if theirs in cpu else "-")
+    shown += [f"{cpu['turn']:,.0f}", f"{wall['two'] / wall['grouped']:.2f}"]
+    return f"| {name} | {' | '.join(shown)} |"
+
+
+def measure_kept(folder: Path, size: tuple[int, int], way: str) -> str:
+    """A line of the table of ways in which pictures are kept."""
+    shutil.rmtree(folder, ignore_errors=True)
+    convert(rows(size, 1, ("top",)), folder, images=way)
+    store = formats.open(folder).to_store()
+    source = BatchSource(store, 2, 16, fields=["observation_images_top"], seed=0)
+    numbers = iter(range(10**9))
+
+    def ours() -> int:
+        for _ in range(4):
+            source[next(numbers)]
+        return 4 * 32
+
+    rates = [rate(ours)[0] for _ in range(ROUNDS + 1)]
+    taken = sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in (".arrow", ".mp4"))
+    shutil.rmtree(folder, ignore_errors=True)
+    return f"| {way}, {size[0]} lines | {taken / (FRAMES + 1) / 1000:,.1f} | {statistics.median(rates[1:]):,.0f} |"
 
 
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure, and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where the videos lie; they are made if they are not there")
+    parser.add_argument("folder", type=Path, help="where datasets lie; they are made if they are not there")
     parser.add_argument("--only", default="", help="a part of the name of those that are measured")
+    parser.add_argument("--peers", type=Path, help="the environment in which LeRobot and torchcodec are")
     chosen = parser.parse_args()
-    print("| videos | batches in place | seeking | times | in turn | 2 threads, times one by the clock |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    print(
+        "| videos | batches | LeRobot (times) | torchcodec (times) | seeking (times) | in turn | 2 threads, by the clock |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for number, name in enumerate(KINDS):
         if chosen.only in name:
-            print(measure(chosen.folder / str(number), name), flush=True)
-    print(f"peak memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MB")
+            print(measure(chosen.folder / str(number), name, chosen.peers), flush=True)
+    print(f"\npeak memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MB\n")
+    print("| pictures | kB a frame | frames a second |")
+    print("| --- | --- | --- |")
+    for size in ((240, 320), (480, 640)):
+        for way in WAYS:
+            if chosen.only in f"{way}, {size[0]} lines":
+                print(measure_kept(chosen.folder / "kept", size, way), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier
 from mouse_core.about import About, read_about, with_about
 from mouse_core.errors import ConfigError, DataError, SchemaError, StateError
 from mouse_core.mixtures import Mixture
+from mouse_core.video import FrameDecoder, decoder_version
 from tests.core.video_cases import SIDE, decoded, frames_of, video_rows, write_video
 
 TOP, WRIST = "observation_images_top", "observation_images_wrist"
@@ -181,6 +182,43 @@ def test_a_state_of_another_decoder_is_refused(rows: pa.Table, folder: Path, mon
         assert loader.state_dict() == {**state, "decoder": "libavcodec 1.2.3"}
     with PrefetchBatchifier(store, 2, 4, fields=["action"]) as loader:
         assert "decoder" not in loader.state_dict()
+
+
+class Negative:
+    """A decoder of another kind, which stands for one on a GPU: its pixels are the others turned around."""
+
+    version = "negative 1"
+
+    def __init__(self) -> None:
+        self.inner = FrameDecoder()
+
+    def decode(self, videos: Any, video: Any, frame: Any, out: Any, **asked: Any) -> None:
+        self.inner.decode(videos, video, frame, out, **asked)
+        rows = np.asarray(frame) >= 0
+        out[rows] = 255 - out[rows]
+
+
+def test_a_field_may_have_another_decoder(rows: pa.Table, folder: Path, truth: np.ndarray) -> None:
+    fields = [Field(TOP, image=True, decoder=Negative(), shape=(24, 32, 3)), Field(WRIST, image=True)]
+    plain = [Field(TOP, image=True, shape=(24, 32, 3)), Field(WRIST, image=True)]
+    stores = [store_of(rows, folder, fields=some) for some in (fields, plain)]
+    assert [one["decoder"] for one in map(state_of, stores)] == [f"negative 1, {decoder_version()}", decoder_version()]
+    sources = [BatchSource(store, 3, 4, seed=3) for store in stores]
+    assert sources[0].fingerprint == sources[1].fingerprint
+    for source in (sources[0], pickle.loads(pickle.dumps(sources[0]))):
+        batches = [source[1], sources[1][1]]
+        np.testing.assert_array_equal(batches[0][TOP], 255 - batches[1][TOP])
+        np.testing.assert_array_equal(batches[0][WRIST], batches[1][WRIST])
+    # A dataset does not say what decodes it.
+    assert "decoder" not in read_about(rows).replace(fields=fields).to_json()
+    said = read_about(rows).replace(fields=plain).to_json().replace('"image": true', '"image": true, "decoder": "x"')
+    with pytest.raises(DataError, match="expected attributes of a field"):
+        About.from_json(said)
+
+
+def state_of(store: DatasetStore) -> dict[str, Any]:
+    with PrefetchBatchifier(store, 2, 4) as loader:
+        return dict(loader.state_dict())
 
 
 # ---------------------------------------------------------------------- what is refused
