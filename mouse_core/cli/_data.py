@@ -125,7 +125,8 @@ def open_source(chosen: argparse.Namespace) -> RowStream:
     """The rows that a command was asked for."""
     from mouse_core import formats
 
-    return formats.open(chosen.source, alignment=chosen.alignment, **how_to_read(chosen))
+    more: dict[str, Any] = {"skip_broken": True} if getattr(chosen, "skip_broken", False) else {}
+    return formats.open(chosen.source, alignment=chosen.alignment, **how_to_read(chosen), **more)
 
 
 def wants_bar() -> bool:
@@ -178,6 +179,11 @@ def declare_convert(parser: argparse.ArgumentParser) -> None:
         "others; raw and png keep every pixel, jpeg and videos lose some; may be given several times, for columns",
     )
     parser.add_argument(
+        "--skip-broken",
+        action="store_true",
+        help="leave out episodes of a LeRobotDataset that lack rows or frames, or cannot be decoded, and name them",
+    )
+    parser.add_argument(
         "--fps", type=float, metavar="N", help="frames a second of a LeRobotDataset (the source's, or 30)"
     )
     parser.add_argument("--task", metavar="TEXT", help="the task of a LeRobotDataset, where the source names none")
@@ -204,6 +210,7 @@ def run_convert(chosen: argparse.Namespace) -> int:
       mouse convert recordings small --images video:h264:gop=2   pictures as videos, which loses some of what they were
       mouse convert robot pixels --final drop --images png   every pixel of what videos have
       mouse convert recordings robot --to lerobot --fps 10   version 3 of LeRobot, pictures as videos
+      mouse convert robot rows --final drop --skip-broken    what can be read of a LeRobotDataset
 
     After an interruption the same command goes on where it was. The result is read back and compared with the source.
 

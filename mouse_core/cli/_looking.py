@@ -56,6 +56,7 @@ def run_inspect(chosen: argparse.Namespace) -> int:
       mouse inspect pick.mcap --format layout.yaml      those that a layout makes columns, on one clock
       mouse inspect recordings --html report.html       a page with episodes and plots, to open in a browser or to send
       mouse inspect recordings --strict                 status 1 where there are warnings, for scripts
+      mouse inspect robot --final drop                  which episodes of a LeRobotDataset cannot be read, and why
       mouse inspect recordings --strict --ignore saturated,duplicate-episodes
 
     status: 0 fine, 1 errors or warnings with --strict, 2 data that cannot be used

@@ -74,6 +74,9 @@ class RowStream:
         episodes: How many episodes there are, where the format says so.
         rows: How many rows there will be, where that is known before reading.
         notes: What the reader had to decide, a sentence each.
+        faults: What it found to be wrong: a code of ``mouse inspect``, "error" or "warning", and a sentence, each.
+        mended: Gives the same rows without the episodes that cannot be read, which ``faults`` name; None where the
+            reader does not look for them.
         metadata: What the format says of the whole.
         mapped: Gives all rows as a ``datasets.Dataset`` that stays on disk; None where they do not lie there as such.
         opened: Gives all rows as a store that stays where it is; None where there is none.
@@ -91,6 +94,8 @@ class RowStream:
     episodes: int | None = None
     rows: int | None = None
     notes: tuple[str, ...] = ()
+    faults: tuple[tuple[str, str, str], ...] = ()
+    mended: Callable[[], RowStream] | None = field(default=None, repr=False)
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
     mapped: Callable[[], Any] | None = field(default=None, repr=False)
     opened: Callable[..., DatasetStore] | None = field(default=None, repr=False)
@@ -121,7 +126,7 @@ class RowStream:
         if "alignment" in changes and "about" not in changes:
             changes["about"] = self.about.replace(alignment=changes["alignment"])
         if "batches" in changes:
-            changes = {"mapped": None, "opened": None, **changes}
+            changes = {"mapped": None, "opened": None, "mended": None, **changes}
         return replace(self, **changes)
 
     def image_folders(self) -> tuple[str, ...]:

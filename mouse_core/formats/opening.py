@@ -138,6 +138,8 @@ def open(
         raise ConfigError(f"{root}: splits: {found.name} data have none, found {list(splits)}")
     options |= {"splits": splits} if splits is not None else {}
     options |= {"final": final} if final is not None and "final" in takes else {}
+    if "skip_broken" in options and "skip_broken" not in takes:
+        raise ConfigError(f"{root}: skip_broken (--skip-broken): expected a LeRobotDataset, found {found.name} data")
     try:
         opened: RowStream = reader(root, batch_rows=batch_rows, **options)
     except TypeError as error:
@@ -147,7 +149,8 @@ def open(
     if roots:
         opened = opened.replace(image_roots=roots)
     if opened.rows is not None:
-        opened = opened.replace(batches=partial(_all_rows, opened), mapped=opened.mapped, opened=opened.opened)
+        kept = {name: getattr(opened, name) for name in ("mapped", "opened", "mended")}
+        opened = opened.replace(batches=partial(_all_rows, opened), **kept)
     return opened if alignment is None else _with_alignment(opened, alignment, root, found)
 
 

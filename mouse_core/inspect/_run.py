@@ -28,6 +28,8 @@ from mouse_core.store.views import Store
 def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress: bool = False) -> Report:
     """Look through recorded steps once, in memory that does not grow with them.
 
+    Of a LeRobotDataset what can be read is looked at; episodes that cannot be are findings.
+
     Args:
         stream: The rows; ``mouse_core.formats.open`` gives them for a path. Or a store, as a view of one is.
         ignore: Codes of findings that are known and fine.
@@ -42,6 +44,8 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
     """
     if isinstance(stream, Store):
         stream = stream_of(stream)
+    notes = [Finding("reader", "note", text) for text in stream.notes]
+    stream = stream if stream.mended is None else stream.mended()
     arrived = stream.alignment == "arrived"
     found = Scan(stream.schema, arrived=arrived)
     with (
@@ -58,7 +62,7 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
     said = findings(columns, episodes, actions, arrived=arrived, rows=found.rows)
     with np.errstate(all="ignore"):
         said += _watched(found, stream, columns, actions)
-    notes = [Finding("reader", "note", text) for text in stream.notes]
+    said += [Finding(*fault) for fault in stream.faults]
     notes += [Finding(code, "note", text) for code, text in costs(layout_of(stream), stream.path)]
     return Report(
         source=stream.path,

@@ -77,7 +77,7 @@ def _key(index: VideoIndex) -> Key:
 
 
 def decode_group(
-    decoders: Decoders, index: VideoIndex, frames: Sequence[int], take: Take, like: Any, crop: Any = None
+    decoders: Decoders, index: VideoIndex, frames: Sequence[int], take: Take | None, like: Any = None, crop: Any = None
 ) -> None:
     """Decode some frames that begin at one packet.
 
@@ -85,7 +85,7 @@ def decode_group(
         decoders: The thread's.
         index: Of the video.
         frames: Their numbers, each once.
-        take: Called with the place of each in ``frames``, and its pixels.
+        take: Called with the place of each in ``frames``, and its pixels; with None they only are decoded.
         like: Pixels wanted: an array ``[..., H, W, C]`` of uint8 or uint16.
         crop: Which part of a frame, ``(top, left, height, width)``; None: all of it.
 
@@ -107,7 +107,12 @@ def decode_group(
             if frame.is_corrupt:
                 broken = min(broken, fed)
             place = places.pop(fed, None)
-            if place is not None and fed < broken:
+            if place is None or fed >= broken:
+                continue
+            if (frame.height, frame.width) != (index.height, index.width):
+                sizes = f"{index.height}x{index.width}, found {frame.height}x{frame.width}"
+                raise DataError(f"expected frames of {sizes}")
+            if take is not None:
                 take(place, _pixels(decoders, index, frame, like, crop))
     except DataError as error:
         raise error if index.path in str(error) else named(fed, error) from error
@@ -195,8 +200,6 @@ def _read(file: int, path: str, begin: int, size: int) -> bytes:
 def _pixels(decoders: Decoders, index: VideoIndex, frame: Any, like: Any, crop: Any) -> npt.NDArray[Any]:
     """A frame, or a part of it, in the size of ``like``, ``[H, W, C]``."""
     height, width, channels = like.shape[-3:]
-    if (frame.height, frame.width) != (index.height, index.width):
-        raise DataError(f"expected frames of {index.height}x{index.width}, found {frame.height}x{frame.width}")
     if like.dtype == np.uint16:
         if frame.format.name != index.pixel_format:
             raise DataError(f"expected pixels as {index.pixel_format}, found {frame.format.name}")

@@ -180,6 +180,23 @@ class FrameDecoder:
         decode_group(decoders, index, frames, take, out, crop)
 
 
+def undecodable(index: VideoIndex) -> dict[int, str]:
+    """Frames of a video that cannot be decoded, and those that are decoded together with them, each with why.
+
+    Raises:
+        ImportError: PyAV is not installed.
+    """
+    found: dict[int, str] = {}
+    decoders, begins = Decoders(), index.start[index.packet]
+    for begin in np.unique(begins):
+        frames = np.flatnonzero(begins == begin).tolist()
+        try:
+            decode_group(decoders, index, frames, None)
+        except DataError as error:
+            found |= dict.fromkeys(frames, str(error))
+    return found
+
+
 def _each(work: Callable[[Any], None], tasks: Sequence[Any]) -> None:
     for task in tasks:
         work(task)

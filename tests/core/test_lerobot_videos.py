@@ -15,8 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, formats
+from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.lerobot import read_lerobot
+from mouse_core.inspect import inspect
+from mouse_core.video import index_video
 from tests.core.test_lerobot import SIDE, DepthRobot, Robot, depth_camera, encode
 
 TOP = "videos/observation.images.top/chunk-000"
@@ -153,6 +156,44 @@ def test_episodes_without_their_frames_are_refused_or_left_out(tmp_path: Path) -
     for opened in (formats.open, DatasetStore.open):
         with pytest.raises(DataError, match=r"expected an episode that can be read, found none: .*-000\.mp4.*-001"):
             opened(root, final="drop", skip_broken=True)
+
+
+def test_inspect_names_all_episodes_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    robot = Robot((5, 3, 7, 4, 6), cameras=["top", "wrist"])
+    root = robot.write(tmp_path / "set", files=[[0, 1], [2, 3], [4]])
+    assert [one.code for one in inspect(formats.open(root, final="drop")).findings if one.level == "error"] == []
+    # Episode 1 says no time; episode 3 lacks frames of the wrist, and a picture of episode 2 is broken.
+    set_times(root, lambda times: pa.array([None if k == 6 else t for k, t in enumerate(times)], pa.float32()))
+    wrist = root / str(TOP).replace("top", "wrist")
+    encode(wrist / "file-001.mp4", [robot.picture(1, place) for place in range(8, 17)])
+    index = index_video(root / TOP / "file-001.mp4")
+    content = bytearray((root / TOP / "file-001.mp4").read_bytes())
+    place = int(index.position[0])
+    units = place + 4 + int.from_bytes(content[place : place + 4])  # behind what x264 says of itself
+    content[units + 8 : units + 40] = bytes(32)
+    (root / TOP / "file-001.mp4").write_bytes(content)
+    # The last one was recorded at another rate.
+    last = max((root / "data").rglob("*.parquet"))
+    table = pq.read_table(last)
+    late = pa.array(np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.4], np.float32))
+    pq.write_table(table.set_column(table.schema.get_field_index("timestamp"), "timestamp", late), last)
+    report = inspect(formats.open(root, final="drop"))
+    said = [one.message for one in report.findings if one.code == "broken-episode"]
+    assert [message.split(":")[0] for message in said] == ["episode 1", "episode 2", "episode 3"]
+    for message, why in zip(said, ("expected a timestamp", "cannot be decoded", "expected a frame at"), strict=True):
+        assert why in message
+    (rate,) = [one.message for one in report.findings if one.code == "off-rate"]
+    assert rate.endswith("fps (10) say, first frame 5 of episode 4, at 0.4000 s")
+    assert (report.episodes.count, report.rows) == (2, 11)
+    assert main(["inspect", str(root), "--final", "drop", "--strict"]) == 1
+    assert "episode 3: " in capsys.readouterr().out.replace("\n", " ")
+    assert main(["convert", str(root), str(tmp_path / "rows"), "--final", "drop"]) == 2
+    capsys.readouterr()
+    assert main(["convert", str(root), str(tmp_path / "rows"), "--final", "drop", "--skip-broken"]) == 0
+    assert "note: episode 2 is left out: " in capsys.readouterr().out
+    assert formats.open(tmp_path / "rows").rows == 11
+    assert main(["convert", str(tmp_path / "rows"), str(tmp_path / "again"), "--skip-broken"]) == 2
+    assert "--skip-broken): expected a LeRobotDataset, found rows data" in capsys.readouterr().err
 
 
 def encode_at(file: Path, times: Any, frames: Any) -> None:

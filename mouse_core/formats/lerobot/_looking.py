@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,12 @@ import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
+from mouse_core.formats._files.video import Floats, allowance
 from mouse_core.formats.base import BATCH_ROWS, damaged, reading
 from mouse_core.formats.lerobot._frames import INDEX, TIME, Frames
-from mouse_core.formats.lerobot._videos import Videos
+from mouse_core.formats.lerobot._videos import Int64s, Videos
+
+_MOST_SAID = 20
 
 
 class Looking:
@@ -35,6 +39,8 @@ class Looking:
         self._skip = skip_broken
         #: Why episodes cannot be read.
         self.broken: dict[int, str] = {}
+        #: Rows, and episodes of them, that were not recorded when their number and the rate say; the first in words.
+        self.untimely, self.of_untimely, self.first_untimely = 0, 0, ""
         for name, first, stop in frames.files:
             self._look(root / name, first, stop)
         there = np.flatnonzero(frames.lengths)
@@ -63,9 +69,34 @@ class Looking:
         for row in untimed[np.unique(episode[untimed], return_index=True)[1]].tolist():
             self._break(int(episode[row]), f"{file}: expected a {TIME} of frame {number[row]}, found {times[row]}")
         whole = ~np.isin(episode, list(self.broken))
+        self._time(episode[whole], number[whole], times[whole])
         for key in self._cameras:
             for place, why, cause in self._videos.missing(key, episode[whole], times[whole]):
                 self._break(place, why, cause, key)
+
+    def _time(self, episode: Int64s, number: Int64s, times: Floats) -> None:
+        """Look for rows whose times are not those of a steady recording."""
+        rate = self._frames.described.frames_per_second
+        off = np.flatnonzero(np.abs(times - number / rate) > allowance(times, 1 / rate, rate))
+        self.untimely += len(off)
+        self.of_untimely += len(np.unique(episode[off]))
+        if len(off) and not self.first_untimely:
+            index, at = self._frames.index[episode[off[0]]], off[0]
+            self.first_untimely = f"frame {number[at]} of episode {index}, at {times[at]:.4f} s"
+
+    def faults(self) -> Iterator[tuple[str, str, str]]:
+        """What is wrong: a code, how bad it is, and a sentence."""
+        for place in sorted(self.broken)[:_MOST_SAID]:
+            yield "broken-episode", "error", f"episode {self._frames.index[place]}: {self.broken[place]}"
+        if len(self.broken) > _MOST_SAID:
+            yield "broken-episode", "error", f"{len(self.broken) - _MOST_SAID} more episodes cannot be read"
+        if self.untimely:
+            yield (
+                "off-rate",
+                "warning",
+                f"{TIME}: {self.untimely:,} rows of {self.of_untimely:,} episodes were not recorded when their number "
+                f"and fps ({self._frames.described.frames_per_second:g}) say, first {self.first_untimely}",
+            )
 
     def _break(self, place: int, why: str, cause: Exception | None = None, key: str = "") -> None:
         if not self._skip:

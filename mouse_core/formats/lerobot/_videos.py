@@ -16,7 +16,7 @@ from mouse_core.files.reading import damaged
 from mouse_core.formats._files.video import Floats, allowance, nearest
 from mouse_core.formats.lerobot._meta import Description, Feature
 from mouse_core.images.files import find_video
-from mouse_core.video.decoding import FrameDecoder
+from mouse_core.video.decoding import FrameDecoder, undecodable
 from mouse_core.video.index import VideoIndex, index_video
 
 Int64s = npt.NDArray[np.int64]
@@ -36,9 +36,10 @@ class Videos:
         root: The dataset's folder.
         described: What it says of itself.
         cameras: The features whose videos count.
+        decode: Whether a frame that cannot be decoded is missing, for which all are.
     """
 
-    def __init__(self, root: Path, described: Description, cameras: Sequence[str]) -> None:
+    def __init__(self, root: Path, described: Description, cameras: Sequence[str], *, decode: bool = False) -> None:
         self._root, self._described = root, described
         self._folders = [os.path.realpath(base_of(root))]
         videos = described.episodes.videos
@@ -49,6 +50,7 @@ class Videos:
             key: (np.array([places[name] for name, _ in videos[key]]), np.array([begin for _, begin in videos[key]]))
             for key in cameras
         }
+        self._decode, self._undecodable = decode, dict[int, dict[int, str]]()
         self._digests: dict[int, str] = {}
         self._failed: dict[int, Exception] = {}
         self._held: dict[str, tuple[int, VideoIndex, Floats]] = {}
@@ -78,6 +80,12 @@ class Videos:
             for place, at in zip(places.tolist(), lost[first].tolist(), strict=True):
                 near = f"{shown[found[at]]:.4f} s ({len(shown)} frames)"
                 yield place, f"{index.path}: expected a frame at {wanted[at]:.4f} s, found the nearest at {near}", None
+            if self._decode:
+                if video not in self._undecodable:
+                    self._undecodable[video] = undecodable(index)
+                broken = self._undecodable[video]
+                for at in np.flatnonzero(np.isin(found, list(broken))).tolist():
+                    yield int(episode[mine[at]]), broken[int(found[at])], None
 
     def settle(self, skipped: Collection[int]) -> None:
         """Number the videos that episodes are of which are not left out; others are not listed."""

@@ -72,7 +72,7 @@ def read_lerobot(
         videos: What rows have of videos: "pixels", or "frames", which are ``{video, frame}``; by default those of the
             stream have pixels, and those of a store frames.
         skip_broken: Whether episodes that lack rows, times or frames, or whose files are damaged, are left out;
-            ``notes`` name them.
+            ``notes`` name them. Frames that are read as pixels are all decoded first.
         batch_rows: How many rows a batch has, about; fewer where they are large.
         **reaching: Of an address, as ``mouse_core.remote.Reaching`` takes them.
 
@@ -96,10 +96,12 @@ def read_lerobot(
     frames = Frames(str(root), described, final=final, cameras=cameras, in_place=videos == "frames")
     recorded = [key for key in frames.pictures if described.features[key].dtype == "video"]
     about, notes = About("arrived", tasks=described.tasks, dimensions=dimensions(described)), [*_notes(described)]
-    found = None
+    found: Videos | None = None
+    faults: tuple[tuple[str, str, str], ...] = ()
     if skip_broken or (recorded and frames.in_place):
-        found = Videos(root, described, recorded)
-        broken = Looking(root, frames, found, recorded, skip_broken=skip_broken).broken
+        found = Videos(root, described, recorded, decode=not frames.in_place)
+        looked = Looking(root, frames, found, recorded, skip_broken=skip_broken)
+        broken, faults = looked.broken, tuple(looked.faults())
         frames.skipped = frozenset(broken)
         found.settle(frames.skipped)
         notes += (f"episode {frames.index[place]} is left out: {why}" for place, why in sorted(broken.items()))
@@ -109,6 +111,7 @@ def read_lerobot(
     reader = _Reader(root, frames, batch_rows, found)
     lengths = [length for place, length in enumerate(described.episodes.length) if place not in frames.skipped]
     again = partial(store_of, root, final=final, cameras=cameras, skip_broken=skip_broken)
+    asked: dict[str, Any] = {"final": final, "cameras": cameras, "videos": videos, "batch_rows": batch_rows}
     return RowStream(
         path=str(root),
         format="lerobot",
@@ -119,6 +122,8 @@ def read_lerobot(
         notes=tuple(notes),
         metadata={name: dict(getattr(described, name)) for name in ("info", "tasks", "stats")},
         opened=again if frames.pictures and videos != "pixels" else None,
+        faults=faults,
+        mended=None if skip_broken else partial(read_lerobot, root, skip_broken=True, **asked),
         about=about,
         image_roots=() if found is None else (os.path.realpath(base_of(root)),),
     )
