@@ -204,23 +204,24 @@ def _pixels(decoders: Decoders, index: VideoIndex, frame: Any, like: Any, crop: 
         if frame.format.name != index.pixel_format:
             raise DataError(f"expected pixels as {index.pixel_format}, found {frame.format.name}")
         # Converting would scale the numbers to all of 16 bits.
-        return _cropped(_lines(frame, ">u2" if frame.format.name.endswith("be") else "<u2", 1), crop)
+        return _cropped(lines(frame, ">u2" if frame.format.name.endswith("be") else "<u2", 1), crop)
     form = "rgb24" if channels == 3 else "gray"
     if crop is None:
-        return _lines(decoders.converted(frame, form, height, width), "u1", channels)
-    part = _cropped(_lines(decoders.converted(frame, form, frame.height, frame.width), "u1", channels), crop)
+        return lines(decoders.converted(frame, form, height, width), "u1", channels)
+    part = _cropped(lines(decoders.converted(frame, form, frame.height, frame.width), "u1", channels), crop)
     if part.shape[:2] == (height, width):
         return part
     picture = pyav().VideoFrame.from_ndarray(
         np.ascontiguousarray(part if channels == 3 else part[:, :, 0]), format=form
     )
-    return _lines(decoders.converted(picture, form, height, width), "u1", channels)
+    return lines(decoders.converted(picture, form, height, width), "u1", channels)
 
 
-def _lines(frame: Any, dtype: str, channels: int) -> npt.NDArray[Any]:
+def lines(frame: Any, dtype: str, channels: int) -> npt.NDArray[Any]:
+    """What a packed frame holds, ``[H, W, C]``."""
     plane = frame.planes[0]
-    lines = np.frombuffer(plane, dtype).reshape(plane.height, -1)
-    return lines[:, : frame.width * channels].reshape(frame.height, frame.width, channels)
+    found = np.frombuffer(plane, dtype).reshape(plane.height, -1)
+    return found[:, : frame.width * channels].reshape(frame.height, frame.width, channels)
 
 
 def _cropped(pixels: npt.NDArray[Any], crop: Any) -> npt.NDArray[Any]:

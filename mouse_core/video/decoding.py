@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +18,7 @@ from mouse_core._base.checks import check_count
 from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.video._demuxing import pyav
-from mouse_core.video._feeding import Decoders, decode_group
+from mouse_core.video._feeding import Decoders, decode_group, lines
 from mouse_core.video.index import VideoIndex
 
 _NO_FRAME = -1
@@ -26,13 +28,36 @@ Crop = tuple[int, int, int, int]
 
 
 def decoder_version() -> str:
-    """The versions of what decodes frames and converts their pixels, on which the last bit of a pixel may depend.
+    """What the last bit of a pixel may depend on: the versions of what decodes and converts, and how processors do it.
+
+    Of two kinds of processors one converts colours otherwise where their vector instructions round otherwise; so does
+    one that lacks them. What a small picture becomes here tells such apart, 8 hexadecimal digits.
 
     Raises:
         ImportError: PyAV is not installed.
     """
     versions = pyav().library_versions
-    return " ".join(f"{name} {'.'.join(map(str, versions[name]))}" for name in ("libavcodec", "libswscale"))
+    said = [f"{name} {'.'.join(map(str, versions[name]))}" for name in ("libavcodec", "libswscale")]
+    return " ".join([*said, _machine(), _converted()])
+
+
+def _machine() -> str:
+    """The kind of processor, by one name: Motion JPEG is not defined to the last bit, as the other codecs are."""
+    name = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+
+
+def _converted() -> str:
+    """A digest of what a small picture becomes in colours, as it is, of half the size, and in greys."""
+    height, width = 16, 32
+    decoders, found = Decoders(), hashlib.sha256()
+    for form in ("yuv420p", "yuv422p"):
+        frame = pyav().VideoFrame(width, height, form)
+        for number, plane in enumerate(frame.planes):
+            frame.planes[number].update(bytes((k * k // 7 + 29 * number) % 256 for k in range(plane.buffer_size)))
+        for wanted, size in (("rgb24", (height, width)), ("rgb24", (height // 2, width // 2)), ("gray", (8, 24))):
+            found.update(lines(decoders.converted(frame, wanted, *size), "u1", 3 if wanted == "rgb24" else 1).tobytes())
+    return found.hexdigest()[:8]
 
 
 class Decoder(Protocol):

@@ -3,10 +3,10 @@
     python -m tests.bench.video FOLDER [--peers .venv-lerobot]
 
 Batches are `[8, 2 frames of 2 cameras, 50 actions]`, anchors drawn from all episodes. "LeRobot" is its own reader and
-"torchcodec" its exact mode, grouped by file, in the environment that `make bench-video` makes. "seeking" opens a container
-once, seeks with PyAV to the key frame before, and decodes up to the frame; "in turn" decodes whole files, of which every
-frame counts. All take turns, and the median of the rounds counts. A second table says what pictures take and give that are
-kept in other ways.
+"torchcodec" its exact mode, grouped by file, in the environment that `make bench-video` makes. "seeking" opens a
+container once, seeks with PyAV to the key frame before, and decodes up to the frame; "in turn" decodes whole files, of
+which every frame counts. All take turns, and the median of the rounds counts. A second table says what pictures take
+and give that are kept in other ways.
 """
 
 from __future__ import annotations
@@ -226,7 +226,8 @@ def main() -> None:
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     print(
-        "| videos | batches | LeRobot (times) | torchcodec (times) | seeking (times) | in turn | 2 threads, by the clock |"
+        "| videos | batches | LeRobot (times) | torchcodec (times) | seeking (times) | in turn "
+        "| 2 threads, by the clock |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for number, name in enumerate(KINDS):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import pickle
+import platform
 import shutil
 from pathlib import Path
 from typing import Any
@@ -239,9 +241,27 @@ def test_where_no_index_can_be_written_none_is(two: list[Path], tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-def test_versions_of_what_decodes_are_told() -> None:
-    pytest.importorskip("av")
-    assert [part.split(".")[0].isalpha() for part in decoder_version().split()] == [True, False, True, False]
+def test_what_the_last_bits_of_pixels_depend_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    av = pytest.importorskip("av")
+    here = decoder_version()
+    assert [part.split(".")[0].isdigit() for part in here.split()][:4] == [False, True, False, True]
+    assert here == decoder_version() == FrameDecoder().version
+    named = {"AMD64": "x86_64", "arm64": "aarch64", "x86_64": "x86_64", "aarch64": "aarch64"}
+    for machine, said in named.items():
+        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
+        assert decoder_version().split()[-2] == said
+    monkeypatch.undo()
+    libraries = list((Path(av.__file__).parent.parent / "av.libs").glob("libavutil*"))
+    if platform.machine() != "x86_64" or not libraries:
+        return  # elsewhere no processor lacks what is left out here
+    library = ctypes.CDLL(str(libraries[0]))
+    try:
+        library.av_force_cpu_flags(0)  # as a processor without vector instructions
+        assert decoder_version().split()[:-1] == here.split()[:-1]
+        assert decoder_version() != here
+    finally:
+        library.av_force_cpu_flags(-1)
+    assert decoder_version() == here
 
 
 # ---------------------------------------------------------------------- what is refused

@@ -2,9 +2,9 @@
 
     python tests/lerobot/peer.py FOLDER
 
-measures once for each line that it reads, "lerobot" or "torchcodec", and answers with frames for each second of processor
-time. Of LeRobot these are batches of `[8, 2 frames of 2 cameras, 50 actions]`, of torchcodec's exact mode 32 frames from all
-files, those of one file asked for together.
+measures once for each line that it reads, "lerobot" or "torchcodec", and answers with frames for each second of
+processor time. Of LeRobot these are batches of `[8, 2 frames of 2 cameras, 50 actions]`, of torchcodec's exact mode 32
+frames from all files, those of one file asked for together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from environment import lerobot_dataset  # type: ignore[import-not-found]  # beside this file, which is run as it is
 
 BATCH, BATCHES, ACTIONS = 8, 6, 50
