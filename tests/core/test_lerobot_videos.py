@@ -194,6 +194,7 @@ def test_inspect_names_all_episodes_that_cannot_be_read(tmp_path: Path, capsys: 
     assert formats.open(tmp_path / "rows").rows == 11
     assert main(["convert", str(tmp_path / "rows"), str(tmp_path / "again"), "--skip-broken"]) == 2
     assert "--skip-broken): expected a LeRobotDataset, found rows data" in capsys.readouterr().err
+    assert not list(tmp_path.glob(".*"))  # neither of those that failed left something behind
 
 
 def encode_at(file: Path, times: Any, frames: Any) -> None:

@@ -245,6 +245,20 @@ def test_videos_outside_of_the_folder_or_others_are_refused(rows: pa.Table, fold
         BatchSource(store_of(rows, tmp_path), 2, 2)
 
 
+def test_a_video_that_was_encoded_anew_is_another(rows: pa.Table, folder: Path, tmp_path: Path) -> None:
+    """It has as many frames, of the same times, and the index of the first one lies beside it."""
+    place = Path(shutil.copytree(folder, tmp_path / "copy"))
+    source = BatchSource(store_of(rows, place), 2, 2, seed=1)
+    source[0]
+    assert (place / "1.mp4.index.arrow").exists()
+    for k in range(3):
+        write_video(place / f"{k}.mp4", options={"g": "6", "crf": "40"}, count=COUNT, seed=k)
+    with pytest.raises(DataError, match=r"\.mp4, frame \d+: expected the bytes that were there when it was indexed"):
+        source[1]
+    with pytest.raises(DataError, match=r"0\.mp4: expected the video that rows were made for, \w+, found \w+"):
+        BatchSource(store_of(rows, place), 2, 2)
+
+
 def test_numbers_that_name_nothing_are_refused(rows: pa.Table, folder: Path) -> None:
     for frames, message in (
         ([0, 20], r"0\.mp4: expected frames 0 to 19, found frame 20"),
