@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from mouse_core import ConfigError, groups
 from mouse_core.groups import RLExample
 from mouse_core.groups.examples.declared import Arrays
-from mouse_jax.placement import Placement, find_target
+from mouse_jax.placement import find_target
+from mouse_jax.trees import narrowed
 
 
 def pad(
@@ -32,18 +33,19 @@ def pad(
             ``length`` and number of examples.
         max_turns: As there.
         device: Where the arrays go; None: JAX's default.
-        sharding: How they are laid out ``[B, L]`` over devices of this process; None: on ``device``.
+        sharding: How they are laid out ``[B, L]`` over devices of this process; None: on ``device``. Columns with a
+            value per turn or example are laid out along ``B``.
 
     Returns:
-        The same arrays, ``[B, L]``.
+        The same arrays, ``[B, L]``. Without x64 those of 64 bits have 32.
 
     Raises:
-        ConfigError, DataError: As there; a device that is not there, or both arguments.
+        ConfigError, DataError: As there; a device that is not there, both arguments, or a value that does not fit.
     """
-    placement = _placement(device, sharding)
+    target = find_target(device, sharding)
     options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
     options["max_turns"] = max_turns
-    return _placed(groups.pad(examples, length, **options), placement)
+    return _placed(groups.pad(examples, length, **options), target)
 
 
 def pack(
@@ -73,10 +75,10 @@ def pack(
     Raises:
         ConfigError, DataError: As ``pad``.
     """
-    placement = _placement(device, sharding)
+    target = find_target(device, sharding)
     options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
     options |= {"max_turns": max_turns, "max_examples": max_examples}
-    return _placed(groups.pack(examples, length, num_rows=num_rows, **options), placement)
+    return _placed(groups.pack(examples, length, num_rows=num_rows, **options), target)
 
 
 def concatenate(
@@ -102,20 +104,33 @@ def concatenate(
         ConfigError, DataError: As there; a device that is not there.
     """
     arrays = groups.concatenate(examples, capacity, pad_token=pad_token, max_turns=max_turns)
-    return _placed(arrays, _placement(device, None))
+    return _placed(arrays, find_target(device, None))
 
 
-def _placement(device: jax.Device | str | None, sharding: Sharding | None) -> Placement:
-    return Placement(find_target(device, sharding))
-
-
-def _placed(arrays: Arrays, placement: Placement) -> dict[str, jax.Array]:
+def _placed(arrays: Arrays, target: jax.Device | Sharding | None) -> dict[str, jax.Array]:
+    own = narrowed(arrays)
+    shape = arrays["tokens"].shape
+    where = [_layout(target, values.shape, shape) for values in own.values()] if isinstance(target, Sharding) else target
     try:
-        placed = placement.put(list(arrays.values()))
+        # On a host JAX may keep the very memory, which is given away.
+        placed = jax.device_put(list(own.values()), where, may_alias=True)
     except ValueError as error:
-        shape = list(arrays["tokens"].shape)
-        raise ConfigError(f"sharding: expected one that divides arrays of shape {shape}, found: {error}") from error
-    return dict(zip(arrays, placed, strict=True))
+        raise ConfigError(
+            f"sharding: expected one that divides arrays of shape {list(shape)}, found: {error}"
+        ) from error
+    return dict(zip(own, placed, strict=True))
+
+
+def _layout(sharding: Sharding, shape: tuple[int, ...], tokens: tuple[int, ...]) -> Sharding:
+    """How an array is laid out where those of tokens are so: along the first axes that it has in common with them."""
+    common = 0
+    for size, other in zip(shape, tokens, strict=False):
+        if size != other:
+            break
+        common += 1
+    if not isinstance(sharding, NamedSharding) or len(sharding.spec) <= common:
+        return sharding
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:common]), memory_kind=sharding.memory_kind)
 
 
 class RolloutStream(groups.RolloutStream):
@@ -142,8 +157,8 @@ class RolloutStream(groups.RolloutStream):
         sharding: Sharding | None = None,
         **options: Any,
     ) -> None:
-        self._placement = _placement(device, sharding)
+        self._target = find_target(device, sharding)
         super().__init__(batches, max_tokens, **options)
 
     def _deliver(self, arrays: Arrays) -> dict[str, jax.Array]:
-        return _placed(arrays, self._placement)
+        return _placed(arrays, self._target)

@@ -43,6 +43,54 @@ def test_a_sharding_lays_rows_out() -> None:
         pad(EXAMPLES, 12, sharding=sharding)
 
 
+class Stored:
+    """The one batch of a buffer."""
+
+    def __init__(self, examples: list[groups.RLExample]) -> None:
+        self.examples = examples
+
+    def batch_at(self, index: int) -> str:
+        return str(index)
+
+    def read_batch(self, batch_id: str) -> list[groups.RLExample]:
+        return self.examples
+
+    def batch_staleness(self, batch_id: str) -> Any:
+        return np.zeros(len(self.examples))
+
+
+def test_what_has_no_tokens_axis_is_laid_out_along_rows() -> None:
+    mesh = jax.make_mesh((2, 2), ("rows", "tokens"))
+    examples = [with_columns(length) for length in (3, 2)]
+    for spec in (("rows", None), ("rows", "tokens")):
+        sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        padded = pad(examples, 4, max_turns=3, sharding=sharding)
+        assert padded["tokens"].sharding == sharding
+        assert padded["per_token"].sharding.spec == sharding.spec
+        assert [padded[name].sharding.spec for name in ("per_turn", "per_example")] == [PartitionSpec("rows")] * 2
+        stream = RolloutStream(Stored(examples), 8, collate="concatenate", sharding=sharding)
+        (joined,) = next(stream)
+        assert joined["position"].sharding.spec == PartitionSpec("rows")
+        assert joined["cu_seqlens"].sharding.spec == PartitionSpec()
+
+
+def test_values_that_jax_does_not_hold_are_refused_by_name() -> None:
+    assert not jax.config.jax_enable_x64
+    column = [groups.RolloutColumn("judged", "example", "int64"), groups.RolloutColumn("score", "example", "float64")]
+
+    def example(judged: int, score: float) -> groups.RLExample:
+        columns = {"judged": judged, "score": score}
+        return groups.RLExample([1], [True], [0.0], [0.0], columns=columns, declared=column)  # type: ignore[arg-type]
+
+    found = pad([example(2**31 - 1, 0.1)])
+    assert (found["judged"].dtype, found["score"].dtype) == (np.int32, np.float32)
+    assert (int(found["judged"][0]), float(found["score"][0])) == (2**31 - 1, np.float32(0.1))
+    for judged, score, name in ((2**40 + 5, 0.0, "judged"), (0, 1e300, "score")):
+        for call in (pad, concatenate, lambda given: pack(given, 4)):
+            with pytest.raises(DataError, match=f"field '{name}'"):
+                call([example(judged, score)])
+
+
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="device: expected one of this machine"):
         pad(EXAMPLES, device="nowhere")
@@ -52,16 +100,17 @@ def test_refusals() -> None:
         pack(EXAMPLES, 4)
 
 
-def test_columns_that_were_declared() -> None:
-    def example(length: int) -> groups.RLExample:
-        columns = {"per_token": np.ones((length, 2)), "per_turn": np.ones((2, 2)), "per_example": [length, 1.0]}
-        ids, nothing = np.arange(length) % 2, np.zeros(length)
-        return groups.RLExample(
-            nothing.astype(int), ids > 0, nothing, nothing, columns=columns, turn_ids=ids, declared=DECLARED
-        )
+def with_columns(length: int) -> groups.RLExample:
+    columns = {"per_token": np.ones((length, 2)), "per_turn": np.ones((2, 2)), "per_example": [length, 1.0]}
+    ids, nothing = np.arange(length) % 2, np.zeros(length)
+    return groups.RLExample(
+        nothing.astype(int), ids > 0, nothing, nothing, columns=columns, turn_ids=ids, declared=DECLARED
+    )
 
+
+def test_columns_that_were_declared() -> None:
     wide = {"max_turns": 5, "max_examples": 3}
-    examples = [example(3), example(2)]
+    examples = [with_columns(3), with_columns(2)]
     for found, expected in (
         (pad(examples, max_turns=3), groups.pad(examples, max_turns=3)),
         (pack(examples, 8, **wide), groups.pack(examples, 8, **wide)),
