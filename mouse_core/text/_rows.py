@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import Field, check_count, check_dtype
 from mouse_core.text.encoding import Encoder
 
+_Made = TypeVar("_Made")
+_LARGEST_ID = 2**31 - 1
 Ids = Sequence[int] | npt.NDArray[np.int64]
 
 
@@ -32,16 +35,64 @@ class InRow(DataError):
         return f"row {self.row}: {self.message}"
 
 
+def each(call: Callable[[Any], _Made], values: Iterable[Any]) -> list[_Made]:
+    """What is made of each row.
+
+    Raises:
+        InRow: Of the first that nothing can be made of.
+    """
+    made = []
+    for row, value in enumerate(values):
+        try:
+            made.append(call(value))
+        except (DataError, RecursionError) as error:
+            raise InRow(row, str(error)) from error
+    return made
+
+
+def values_of(texts: pa.RecordBatch, column: str | None, *, may_be_text: bool = False) -> list[Any]:
+    """What each row has in a column of JSON, or None; a text that is no chat as it is, where there may be one."""
+    if column is None:
+        return [None] * texts.num_rows
+    return each(_chat_or_text if may_be_text else _read, texts[column].to_pylist())
+
+
+def _read(said: str | None) -> Any:
+    try:
+        return None if said is None else json.loads(said)
+    except ValueError as error:
+        raise DataError(f"expected JSON, found {said!r:.80}: {error}") from error
+
+
+def _chat_or_text(said: str | None) -> Any:
+    try:
+        read = None if said is None else json.loads(said)
+    except ValueError:
+        return said
+    is_chat = isinstance(read, dict) or (isinstance(read, list) and all(isinstance(one, dict) for one in read))
+    return read if is_chat else said
+
+
 def check_length(max_length: Any) -> None:
     check_count("max_length", max_length)
 
 
-def checked_keep(keep: Any, taken: Sequence[str]) -> dict[str, str]:
+def check_id(name: str, token: Any) -> None:
+    """That an id can be one of a token, where it is said."""
+    if token is not None:
+        check_count(name, token, 0)
+        if token > _LARGEST_ID:
+            raise ConfigError(f"{name}: expected at most {_LARGEST_ID}, found {token}")
+
+
+def checked_keep(keep: Any, taken: Sequence[str | None]) -> dict[str, str]:
+    """Columns to keep, none of which has a name that is taken."""
     if not isinstance(keep, Mapping):
         raise ConfigError(f"keep: expected dtypes by column, as in {{'rewards': 'float32'}}, found {keep!r:.80}")
     for name in keep:
         if name in taken or not isinstance(name, str):
-            raise ConfigError(f"keep: expected names of columns other than {list(taken)}, found {name!r}")
+            others = [one for one in taken if one is not None]
+            raise ConfigError(f"keep: expected names of columns other than {others}, found {name!r}")
     return {name: str(check_dtype(dtype, where=f"keep[{name!r}]")) for name, dtype in sorted(keep.items())}
 
 

@@ -14,7 +14,7 @@ from mouse_core.files.reading import read_json_object
 from mouse_core.formats.preprocessing.function import in_words
 
 # What a tokenizer of the package tokenizers was told about truncation and padding stands before this in its JSON. A
-# recipe says both, and tokenizers of transformers change them whenever they are called.
+# recipe says how long rows are, and tokenizers of transformers change it whenever they are called.
 _BEHIND_SETTINGS = '"added_tokens"'
 
 
@@ -157,7 +157,7 @@ def known(tokenizer: Any) -> tuple[str, Callable[[], Encoder]]:
     if isinstance(tokenizer, str | os.PathLike):
         return _known_file(Path(tokenizer))
     if hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str"):
-        return f"tokenizers {_of_json(tokenizer.to_str())}", lambda: _OfTokenizers(tokenizer)
+        return f"tokenizers {_of_json(tokenizer.to_str())}{_used(tokenizer)}", lambda: _OfTokenizers(tokenizer)
     if not callable(tokenizer):
         raise ConfigError(
             "tokenizer: expected a tokenizers.Tokenizer, the path of its JSON file, or what is called as tokenizers of "
@@ -203,6 +203,13 @@ def _id_of(tokenizer: Any, said: Any) -> int | None:
 
 def _of_json(text: str) -> str:
     return hashlib.sha256(text[max(text.find(_BEHIND_SETTINGS), 0) :].encode()).hexdigest()
+
+
+def _used(tokenizer: Any) -> str:
+    """Of what a tokenizer was told about truncation and padding, that which counts, where it is not as always."""
+    padding, truncation = tokenizer.padding, tokenizer.truncation
+    pad_id, side = padding and padding["pad_id"], truncation["direction"] if truncation else "right"
+    return "" if pad_id is None and side == "right" else f" {pad_id} {side}"
 
 
 def _of_object(tokenizer: Any) -> str:

@@ -52,7 +52,7 @@ def kl_estimates(
 
     Raises:
         ConfigError: Another estimator.
-        SchemaError: Shapes that differ, log-probabilities that are not floating, a mask that is not bool.
+        SchemaError: No arrays, shapes that differ, log-probabilities that are not floating, a mask that is not bool.
 
     Example:
         >>> import numpy as np
@@ -66,6 +66,7 @@ def kl_estimates(
     """
     if estimator not in ESTIMATORS:
         raise ConfigError(f"estimator: expected one of {list(ESTIMATORS)}, found {estimator!r}")
+    _check_arrays(logprobs=logprobs, reference_logprobs=reference_logprobs, mask=mask)
     _check(logprobs, reference_logprobs, mask)
     xp = namespace(logprobs)
     ratio = logprobs - reference_logprobs
@@ -115,6 +116,7 @@ def kl_penalized_rewards(
         >>> print(kl_penalized_rewards(np.array([1.0]), logprobs, reference, mask, coef=0.1).round(3))
         [[-0.069  1.     0.   ]]
     """
+    _check_arrays(rewards=rewards)
     kl = kl_estimates(logprobs, reference_logprobs, mask, estimator=estimator)
     xp = namespace(kl)
     shape = tuple(kl.shape)
@@ -210,6 +212,12 @@ class AdaptiveKLController:
             )
         error = min(max(float(found.mean()) / self.target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
         return replace(self, coef=self.coef * (1 + error * number / self.horizon))
+
+
+def _check_arrays(**given: Any) -> None:
+    for name, values in given.items():
+        if values is not None and not (hasattr(values, "shape") and hasattr(values, "dtype")):
+            raise SchemaError(f"{name}: expected an array of NumPy, torch or JAX, found {values!r:.80}")
 
 
 def _check(logprobs: Array, reference_logprobs: Array, mask: Array | None) -> None:

@@ -13,6 +13,7 @@ from mouse_core.errors import ConfigError
 from mouse_core.spec import STANDARD_FIELDS, Field, check_count
 from mouse_core.text._rows import (
     batch_of,
+    check_id,
     check_length,
     checked_keep,
     ended,
@@ -68,7 +69,7 @@ class Texts:
         keep: Columns of numbers that rows keep, by name with their dtypes, as in ``{"rewards": "float32"}``.
 
     Raises:
-        ConfigError: A length below 1, a side or a dtype that is none.
+        ConfigError: A length below 1, an id that is none of a token, a side or a dtype that is none, a name that is taken.
     """
 
     max_length: int
@@ -82,7 +83,8 @@ class Texts:
         check_length(self.max_length)
         if self.padding_side not in ("right", "left"):
             raise ConfigError(f"padding_side: expected 'right' or 'left', found {self.padding_side!r}")
-        object.__setattr__(self, "keep", checked_keep(self.keep, ("input_ids", "attention_mask")))
+        check_id("pad_id", self.pad_id)
+        object.__setattr__(self, "keep", checked_keep(self.keep, ("input_ids", "attention_mask", self.text)))
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
@@ -127,7 +129,7 @@ class Prompts:
         keep: Columns of numbers that rows keep, by name with their dtypes.
 
     Raises:
-        ConfigError: A length below 1, or a dtype that is none.
+        ConfigError: A length below 1, an id that is none of a token, a dtype that is none, or a name that is taken.
     """
 
     max_length: int
@@ -142,7 +144,9 @@ class Prompts:
 
     def __post_init__(self) -> None:
         check_length(self.max_length)
-        taken = ("input_ids", "attention_mask", "prompt_rindex", "labels")
+        check_id("pad_id", self.pad_id)
+        check_id("eos_id", self.eos_id)
+        taken = ("input_ids", "attention_mask", "prompt_rindex", "labels", self.prompt, self.label)
         object.__setattr__(self, "keep", checked_keep(self.keep, taken))
 
     @property
@@ -197,7 +201,7 @@ class Pairs:
         keep: Columns of numbers that rows keep, by name with their dtypes.
 
     Raises:
-        ConfigError: A length below 1, or a dtype that is none.
+        ConfigError: A length below 1, an id that is none of a token, a dtype that is none, or a name that is taken.
     """
 
     max_length: int
@@ -213,7 +217,10 @@ class Pairs:
     def __post_init__(self) -> None:
         check_length(self.max_length)
         check_count("min_words", self.min_words, 0)
-        object.__setattr__(self, "keep", checked_keep(self.keep, ()))
+        check_id("pad_id", self.pad_id)
+        fields = [f"{side}{name}" for side in _SIDES for name in ("input_ids", "attention_mask")]
+        taken = (*fields, self.prompt, self.chosen, self.rejected)
+        object.__setattr__(self, "keep", checked_keep(self.keep, taken))
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
@@ -275,6 +282,7 @@ class Tokens:
     def __post_init__(self) -> None:
         if self.max_length is not None:
             check_length(self.max_length)
+        check_id("eos_id", self.eos_id)
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:

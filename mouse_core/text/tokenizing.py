@@ -82,8 +82,8 @@ def tokenize(
             ``datasets.Dataset``, a ``pyarrow.Table``; or the path of a file of JSON lines (``.jsonl``), of texts, one a
             line (``.txt``), of either with ``.gz`` or ``.zst`` behind its name, of a Parquet or Arrow file, of a folder
             of such, or of what ``datasets`` saved. Empty lines are left out.
-        tokenizer: A ``tokenizers.Tokenizer``, whose own truncation and padding do not count; the path of its JSON file,
-            or of a folder with a ``tokenizer.json``, as ``transformers`` saves it (whose ``tokenizer_config.json`` says
+        tokenizer: A ``tokenizers.Tokenizer``, of whose own truncation and padding only the side that is cut off, and
+            the id of padding, count; the path of its JSON file, or of a folder with a ``tokenizer.json``, as ``transformers`` saves it (whose ``tokenizer_config.json`` says
             which tokens pad and end texts); or what is called as tokenizers of ``transformers`` are:
             ``tokenizer(texts, truncation=True, max_length=L)["input_ids"]``.
         folder: Where stores are kept; made where it is missing.

@@ -105,6 +105,25 @@ TOOLS = """{%- if tools %}
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
 
+# Calls where nothing is said, and their arguments as they were written.
+NOTHING_SAID = """{{- bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] == 'user' %}{{- '[INST]' + message['content'] }}{%- endif %}
+    {%- if message['role'] == 'tool' %}{{- '[/INST]' + message['content'] }}{%- endif %}
+    {%- if message['role'] == 'assistant' %}
+        {{- '<|start|>' }}
+        {%- if message['content'] is none %}
+            {%- for tool in message['tool_calls'] %}
+                {{- '<s>' + tool['function']['name'] + '\\n' + tool['function']['arguments'] + '<|eot|>' }}
+            {%- endfor %}
+            {{- eos_token }}
+        {%- else %}
+            {{- message['content'] + eos_token }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>' }}{%- endif %}"""
+
 # What was thought before is taken out of all answers but the last.
 FORGETFUL = """{%- for message in messages %}
     {%- set said = message.content if loop.last else message.content.split('</think>')[-1] %}

@@ -33,6 +33,7 @@ from tests.core.chat_cases import (
     HEADERS_ONLY,
     LLAMA,
     MISTRAL,
+    NOTHING_SAID,
     TALK,
     TOOL_TALK,
     TOOLS,
@@ -104,6 +105,35 @@ def test_a_chat_with_calls_in_brackets_token_by_token_and_cut() -> None:
             )
             assert cut.input_ids.tolist() == flat[kept]
             assert cut.assistant_masks.tolist() == mask[kept]
+
+
+def test_calls_without_a_text_are_what_the_template_makes_of_them() -> None:
+    """Templates in the manner of DeepSeek's ask whether there is a text, and write arguments as they are."""
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a":1.0,"b":"\\u00e9"}'}}
+    talk = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call, call]},
+        {"role": "tool", "content": "r"},
+        {"role": "assistant", "content": "done"},
+    ]
+    said = "<s>f\n" + '{"a":1.0,"b":"\\u00e9"}' + "<|eot|>"
+    wanted = ["<s>", "[INST]hi", "<|start|>", said + said + "</s>", "[/INST]r<|start|>", "done</s>"]
+    found = encode_chat(template(NOTHING_SAID, "</s>"), talk, tokenizer())
+    assert found.rendered.text == "".join(wanted)
+    assert pieces(found.rendered.text, found.rendered.spans) == [wanted[3], wanted[5]]
+    ids = [tokenizer().encode(piece).ids for piece in wanted]
+    assert found.input_ids.tolist() == [one for piece in ids for one in piece]
+    assert found.assistant_masks.tolist() == [int(n in (3, 5)) for n, piece in enumerate(ids) for _ in piece]
+    turns = to_turns(found)
+    assert from_turns(turns) == from_openai(talk)
+    with pytest.raises(DataError, match="can only concatenate str"):
+        template(NOTHING_SAID).render(TOOL_TALK[:2] + (Message("assistant", None, (ToolCall("f", {"a": 1}),)),))
+    as_text = ChatTemplate("{{ messages[-1].tool_calls[0].function.arguments }}", arguments="json")
+    as_dict = ChatTemplate("{{ messages[-1].tool_calls[0].function.arguments | tojson }}", arguments="dict")
+    assert as_text.render([Message("assistant", None, (ToolCall("f", {"a": 1}),))]) == '{"a": 1}'
+    assert as_dict.render(talk[:2]) == '{"a": 1.0, "b": "é"}'
+    with pytest.raises(ConfigError, match="arguments: expected one of"):
+        ChatTemplate("", arguments="text")
 
 
 @pytest.mark.parametrize(
@@ -328,7 +358,25 @@ def test_templates_have_what_those_of_others_use() -> None:
 
 
 def test_dicts_of_others_are_messages() -> None:
-    assert from_openai(to_openai(TOOL_TALK)) == from_openai(to_openai(TOOL_TALK, arguments="json")) == TOOL_TALK
+    assert from_openai(to_openai(TOOL_TALK)) == TOOL_TALK
+    written = from_openai(to_openai(TOOL_TALK, arguments="json"))
+    assert written[2].tool_calls[0].arguments == '{"city": "Łódź"}'
+    assert to_openai(written) == to_openai(written, arguments="json")
+    assert from_openai(to_openai(written, arguments="dict")) == TOOL_TALK
+    with pytest.raises(DataError, match="arguments: expected one of"):
+        to_openai(TOOL_TALK, arguments="text")
+    for kept in (
+        {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u", "detail": "high"}, "id": 3}]},
+        {"role": "user", "content": [{"type": "image", "url": "a.png", "min_pixels": 5}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "index": 3, "type": "custom", "function": {"name": "f", "arguments": '{"a":1}'}}],
+        },
+    ):
+        form = "json" if "image_url" in str(kept) else "given"
+        assert to_openai(from_openai([kept]), arguments=form) == [kept]
     image = Message("user", (Part("text", "what is"), Part("image", image="http://x/y.png"), Part("image")))
     assert from_openai(to_openai([image])) == from_openai(to_openai([image], arguments="json")) == (image,)
     broken = Message("assistant", tool_calls=(ToolCall("f", "{no"),), extra={"reasoning_content": "hm"})
@@ -343,6 +391,10 @@ def test_dicts_of_others_are_messages() -> None:
         ([{"role": "user", "content": [{"type": "audio"}]}], "message 0: expected parts of type"),
         ([{"role": "user", "content": 3}], "message 0: expected content as a str"),
         ([{"role": "user", "tool_calls": [3]}], "message 0: expected a call"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "strict": True}}]}],
+            r"message 0: expected a function with a name and arguments, found also \['strict'\]",
+        ),
         ([{"role": "user", "other": {1}}], "expected values of JSON"),
         ([], "one or more messages"),
     ):
@@ -366,9 +418,18 @@ def test_chats_are_turns_of_rollouts_and_back() -> None:
         np.concatenate([turn.logprobs for turn in turns if turn.logprobs is not None]),
         logprobs[chat.assistant_masks == 1],
     )
-    cut = encode_chat(template(TOOLS), TOOL_TALK, tokenizer(), tools=[WEATHER], max_length=9)
-    with pytest.raises(DataError, match="each of 2 messages of an assistant, found 0"):
-        to_turns(cut)
+    for length in range(1, len(chat.input_ids) + 1, 7):
+        for side in ("right", "left"):
+            options = {"max_length": length, "truncation_side": side}
+            cut = encode_chat(template(TOOLS), TOOL_TALK, tokenizer(), tools=[WEATHER], **options)
+            left = to_turns(cut, logprobs=np.zeros(length))
+            assert from_turns(left) == TOOL_TALK
+            assert np.concatenate([turn.tokens for turn in left]).tolist() == cut.input_ids.tolist()
+            trained = np.concatenate([np.full(len(turn.tokens), turn.is_trained) for turn in left])
+            assert trained.tolist() == cut.assistant_masks.tolist()
+    twice = ChatTemplate("{% for m in messages %}{% generation %}a{% endgeneration %};{% endfor %}")
+    with pytest.raises(DataError, match="each of 2 messages of an assistant, found 6"):
+        to_turns(encode_chat(twice, TOOL_TALK, tokenizer()))
     with pytest.raises(DataError, match="expected logprobs"):
         to_turns(chat, logprobs=[0.0])
 

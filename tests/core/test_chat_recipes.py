@@ -124,8 +124,31 @@ def test_pairs_are_those_of_encode_preference_and_its_collation(side: Any, tmp_p
     again = text.tokenize(whole, tokenizer(), tmp_path, chat.Preferences(**options, prompt=None))
     assert all(np.array_equal(values, rows[name]) for name, values in stored(again).items())
     same = [{"chosen": one["chosen"], "rejected": one["chosen"]} for one in whole]
+    with pytest.raises(ConfigError, match="keep: expected names of columns other than"):
+        chat.Preferences(**options, keep={"rejected_data.completion_mask": "int8"})
+    with pytest.raises(ConfigError, match="pad_id"):
+        chat.Chats(**{**options, "pad_id": -1})
     with pytest.raises(DataError, match="row 0: columns 'chosen' and 'rejected': expected chats that begin alike"):
         text.tokenize(same, tokenizer(), tmp_path, chat.Preferences(**options, prompt=None))
+
+
+def test_plain_texts_are_pairs_as_in_the_standard_format_of_trl(tmp_path: Path) -> None:
+    data = [{"prompt": "[1, 2]", "chosen": " of<|im_end|>", "rejected": " {} of"}, {"prompt": "a", "chosen": "b", "rejected": ""}]
+    options: dict[str, Any] = {"template": template(CHATML), "max_length": 16, "pad_id": PAD}
+    rows = text.as_pairs(stored(text.tokenize(data, tokenizer(), tmp_path, chat.Preferences(**options))))
+    for place, one in enumerate(data):
+        pair = chat.encode_preference(template(CHATML), **one, tokenizer=tokenizer())
+        for side in ("chosen", "rejected"):
+            said = one[side].removesuffix("<|im_end|>") + "<|im_end|>"
+            prompt, ids = tokenizer().encode(one["prompt"]).ids, tokenizer().encode(one["prompt"] + said).ids
+            assert [*pair["prompt_ids"], *pair[f"{side}_ids"]] == ids
+            found = {name: values[place].tolist() for name, values in rows[f"{side}_data"].items()}
+            assert found["input_ids"] == [*ids, *[PAD] * (16 - len(ids))]
+            assert found["completion_mask"] == [int(len(prompt) <= at < len(ids)) for at in range(16)]
+    whole = [{side: data[0]["prompt"] + data[0][side] for side in ("chosen", "rejected")}]
+    again = stored(text.tokenize(whole, tokenizer(), tmp_path, chat.Preferences(**options, prompt=None)))
+    for name, values in text.as_pairs(again).items():
+        assert all(np.array_equal(of[0], rows[name][field][0]) for field, of in values.items())
 
 
 def test_chats_lie_in_lists_files_tables_and_datasets_and_are_the_same(tmp_path: Path) -> None:
@@ -162,9 +185,12 @@ def test_it_is_made_once_for_the_same_template_and_options(tmp_path: Path) -> No
     assert not first.reopened
     assert again(chat.Chats(template=chat.ChatTemplate(TOOLS, recipe.template.variables), max_length=64, pad_id=PAD))
     assert again(recipe).reopened
+    turned = chat.ChatTemplate(TOOLS, dict(reversed(recipe.template.variables.items())), max_seconds=5.0)
+    assert again(replace(recipe, template=turned)).reopened
     for changed in (
         replace(recipe, template=template(TOOLS, "</s>")),
         replace(recipe, template=template(TOOLS + " ")),
+        replace(recipe, template=replace(recipe.template, arguments="json")),
         replace(recipe, max_length=65),
         replace(recipe, tools="tools"),
         replace(recipe, straddling="exclude"),

@@ -238,8 +238,19 @@ def test_options_and_tokenizers_that_are_none(tmp_path: Path) -> None:
         text.Texts(max_length=0)
     with pytest.raises(ConfigError, match="padding_side"):
         text.Texts(max_length=1, padding_side="middle")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="keep"):
-        text.Texts(max_length=1, keep={"input_ids": "int8"})
+    for recipe_of, taken in [
+        (text.Texts, ("input_ids", "text")),
+        (text.Prompts, ("labels", "label")),
+        (text.Pairs, ("chosen_data.input_ids", "chosen")),
+    ]:
+        for name in taken:
+            with pytest.raises(ConfigError, match="keep: expected names of columns other than"):
+                recipe_of(max_length=1, keep={name: "int8"})
+        for wrong_id in (-1, 1 << 31, "x", 1.5, True):
+            with pytest.raises(ConfigError, match="pad_id: expected"):
+                recipe_of(max_length=1, pad_id=wrong_id)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="eos_id: expected"):
+        text.Tokens(eos_id=-1)
     for wrong_ids in ([[1] * 9], [[1 << 40]], [[None]], [[1], [1]], "ids"):
         with pytest.raises(DataError, match="tokenizer"):
             text.tokenize(["a"], lambda _, **__: {"input_ids": wrong_ids}, tmp_path, text.Texts(max_length=4, pad_id=1))  # noqa: B023
@@ -291,11 +302,24 @@ def test_settings_of_a_tokenizer_change_nothing(tmp_path: Path) -> None:
     recipe, used = text.Texts(max_length=6, pad_id=PAD), tokenizer()
     first = text.tokenize(DATA, used, tmp_path, recipe)
     used.enable_truncation(2)
-    used.enable_padding(pad_id=PAD)
     assert text.tokenize(DATA, used, tmp_path, recipe).path == first.path
     used.add_tokens(["nowhere"])
     assert text.tokenize(DATA, used, tmp_path, recipe).path != first.path
     assert used.truncation["max_length"] == 2
+
+
+def test_what_a_tokenizer_pads_with_and_which_side_it_cuts_off_is_another_store(tmp_path: Path) -> None:
+    recipe = text.Texts(max_length=3)
+    made = []
+    for pad_id, side in ((PAD, "right"), (EOS, "right"), (EOS, "left")):
+        used = tokenizer()
+        used.enable_padding(pad_id=pad_id)
+        used.enable_truncation(9, direction=side)
+        made.append(text.tokenize(["a b c d e f g", "a"], used, tmp_path, recipe))
+    assert not any(one.reopened for one in made)
+    rows = [stored(one)["input_ids"].tolist() for one in made]
+    assert [row[1][-1] for row in rows] == [PAD, EOS, EOS]
+    assert rows[0][0] == rows[1][0] != rows[2][0]
 
 
 def test_a_folder_says_what_pads_and_ends_texts(tmp_path: Path) -> None:

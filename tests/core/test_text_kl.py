@@ -100,6 +100,8 @@ def test_refusals() -> None:
         with pytest.raises(ConfigError, match=message):
             call()
     for call, message in [
+        (lambda: kl_estimates([0.1], [0.2]), "logprobs: expected an array of NumPy"),
+        (lambda: kl_penalized_rewards([1.0, 2.0], three, three, coef=0.1), "rewards: expected an array of NumPy"),
         (lambda: kl_estimates(three, two), r"reference_logprobs: expected shape \[2, 3\] as logprobs, found \[2, 2\]"),
         (lambda: kl_estimates(three.astype(int), three), "logprobs: expected floats"),
         (lambda: kl_estimates(three, three, mask * 1.0), r"mask: expected bool \[2, 3\], found float64"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mouse_core.errors import DataError
@@ -20,17 +20,21 @@ _SHAREGPT_ROLES = {
     "observation": "tool",
 }
 
+ARGUMENTS = ("given", "dict", "json")
+"""In which form arguments of calls may be."""
+
 
 def from_openai(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
     """A chat from dicts with ``role`` and ``content``, as OpenAI's interface and chat templates have them.
 
     Content may be a text, None, or a list of parts: ``{"type": "text", "text": ...}``, ``{"type": "image_url",
     "image_url": {"url": ...}}``, or ``{"type": "image"}`` with ``url``, ``path`` or ``image``. ``tool_calls`` are
-    dicts with ``function``, or that alone; arguments that are the text of a JSON object are read. Other keys
-    become ``extra``, but those that are None.
+    dicts with ``function``, or that alone; their arguments, a dict or a text, stay as they are. Other keys of messages,
+    parts and calls become ``extra``, but those that are None.
 
     Raises:
-        DataError: No dicts, none at all, or another kind of content; the message says which.
+        DataError: No dicts, none at all, another kind of content, or a function of a call with something else than a
+            name and arguments; the message says which.
     """
     found = []
     for place, message in enumerate(messages):
@@ -44,7 +48,7 @@ def from_openai(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
         found.append(
             Message(
                 role=rest.pop("role"),
-                content=_content(rest.pop("content", ""), where),
+                content=_content(rest.pop("content", None), where),
                 tool_calls=tuple(_call(call, where) for call in calls),
                 tool_call_id=rest.pop("tool_call_id", ""),
                 name=rest.pop("name", ""),
@@ -54,12 +58,13 @@ def from_openai(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
     return checked_messages(found)
 
 
-def to_openai(messages: Iterable[Message], *, arguments: str = "dict") -> list[dict[str, Any]]:
-    """A chat as dicts, which is also what templates are given.
+def to_openai(messages: Iterable[Message], *, arguments: str = "given") -> list[dict[str, Any]]:
+    """A chat as dicts.
 
     Args:
         messages: The chat.
-        arguments: "dict", as templates want the arguments of calls, or "json", as OpenAI's interface does.
+        arguments: Of calls: "given", as they are, "dict", where texts of JSON objects are read, or "json", as texts,
+            which is how OpenAI's interface has them.
 
     Returns:
         A dict for each with ``role`` and ``content``, and the others where they are. Images are parts of type
@@ -68,9 +73,15 @@ def to_openai(messages: Iterable[Message], *, arguments: str = "dict") -> list[d
     Raises:
         DataError: No message, or something else among them; another word for ``arguments``.
     """
-    if arguments not in ("dict", "json"):
-        raise DataError(f"arguments: expected 'dict' or 'json', found {arguments!r:.80}")
-    return [_as_dict(message, arguments == "json") for message in checked_messages(messages)]
+    if arguments not in ARGUMENTS:
+        raise DataError(f"arguments: expected one of {list(ARGUMENTS)}, found {arguments!r:.80}")
+    image = _image_url if arguments == "json" else _image
+    return [_as_dict(message, arguments, image) for message in checked_messages(messages)]
+
+
+def for_template(messages: Iterable[Message], arguments: str) -> list[dict[str, Any]]:
+    """A chat as templates are given it: ``to_openai``, with images of type "image" whatever the arguments are."""
+    return [_as_dict(message, arguments, _image) for message in messages]
 
 
 def from_sharegpt(conversation: Any) -> tuple[Message, ...]:
@@ -101,7 +112,7 @@ def from_sharegpt(conversation: Any) -> tuple[Message, ...]:
         if who not in _SHAREGPT_ROLES:
             raise DataError(f"{where}: expected from one of {sorted(_SHAREGPT_ROLES)}, found {who!r:.80}")
         if who == "function_call":
-            found.append(Message("assistant", tool_calls=_calls_in(turn["value"], where)))
+            found.append(Message("assistant", None, _calls_in(turn["value"], where)))
         else:
             found.append(Message(_SHAREGPT_ROLES[who], turn["value"]))
     return checked_messages(found)
@@ -119,19 +130,21 @@ def to_sharegpt(messages: Iterable[Message]) -> list[dict[str, str]]:
         lost = [key for key in ("tool_call_id", "name", "extra") if getattr(message, key)]
         lost += ["content"] if message.tool_calls and message.content else []
         lost += ["id of a call"] if any(call.id for call in message.tool_calls) else []
-        if message.role not in names or not isinstance(message.content, str) or lost:
+        lost += ["extra of a call"] if any(call.extra for call in message.tool_calls) else []
+        content = "" if message.content is None and message.tool_calls else message.content
+        if message.role not in names or not isinstance(content, str) or lost:
             raise DataError(f"chat, message {place}: expected a role and a text, found {lost or message.role}")
         if message.tool_calls:
             calls = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
             said = json.dumps(calls[0] if len(calls) == 1 else calls, ensure_ascii=False)
             made.append({"from": "function_call", "value": said})
         else:
-            made.append({"from": names[message.role], "value": message.content})
+            made.append({"from": names[message.role], "value": content})
     return made
 
 
-def _content(content: Any, where: str) -> str | tuple[Part, ...]:
-    if isinstance(content, str):
+def _content(content: Any, where: str) -> str | tuple[Part, ...] | None:
+    if content is None or isinstance(content, str):
         return content
     if isinstance(content, Mapping) or not isinstance(content, Iterable):
         raise DataError(f"{where}: expected content as a str or a list of parts, found {content!r:.80}")
@@ -139,30 +152,37 @@ def _content(content: Any, where: str) -> str | tuple[Part, ...]:
 
 
 def _part(part: Any, where: str) -> Part:
-    kind = part.get("type") if isinstance(part, Mapping) else None
+    rest = {key: value for key, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
+    kind = rest.pop("type", None)
     if kind == "text":
-        return Part("text", text=part.get("text"))
+        return Part("text", text=rest.pop("text", None), extra=rest)  # type: ignore[arg-type]
     if kind == "image_url":
-        given = part.get("image_url")
-        return Part("image", image=given.get("url", "") if isinstance(given, Mapping) else given)
+        given = rest.pop("image_url", None)
+        if not isinstance(given, Mapping):
+            return Part("image", image=given, extra=rest)  # type: ignore[arg-type]
+        inner = {key: value for key, value in given.items() if value is not None}
+        image = inner.pop("url", "")
+        return Part("image", image=image, extra=rest | ({"image_url": inner} if inner else {}))
     if kind == "image":
-        named = (part.get(name) for name in ("url", "path", "image"))
-        return Part("image", image=next((one for one in named if one is not None), ""))
+        named = [rest.pop(name) for name in ("url", "path", "image") if name in rest]
+        return Part("image", image=named[0] if named else "", extra=rest)
     raise DataError(f"{where}: expected parts of type 'text', 'image' or 'image_url', found {part!r:.80}")
 
 
 def _call(call: Any, where: str) -> ToolCall:
-    said = call.get("function", call) if isinstance(call, Mapping) else None
-    if not isinstance(said, Mapping):
+    rest = {key: value for key, value in call.items() if value is not None} if isinstance(call, Mapping) else {}
+    if "function" in rest:
+        said = rest.pop("function")
+    else:
+        said = {name: rest.pop(name) for name in ("name", "arguments") if name in rest}
+    if not isinstance(said, Mapping) or not said:
         raise DataError(f"{where}: expected a call as a dict with 'function', found {call!r:.80}")
+    if others := sorted(key for key in said if key not in ("name", "arguments") and said[key] is not None):
+        raise DataError(f"{where}: expected a function with a name and arguments, found also {others}")
+    if rest.get("type") == "function":
+        del rest["type"]  # as all have it
     arguments = said.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            read = json.loads(arguments)
-        except ValueError:
-            read = None
-        arguments = read if isinstance(read, dict) else arguments
-    return ToolCall(said.get("name", ""), {} if arguments is None else arguments, call.get("id") or "")
+    return ToolCall(said.get("name", ""), {} if arguments is None else arguments, rest.pop("id", None) or "", rest)
 
 
 def _calls_in(value: str, where: str) -> tuple[ToolCall, ...]:
@@ -173,30 +193,41 @@ def _calls_in(value: str, where: str) -> tuple[ToolCall, ...]:
     return tuple(_call(call, where) for call in (read if isinstance(read, list) else [read]))
 
 
-def _as_dict(message: Message, as_json: bool) -> dict[str, Any]:
+def _as_dict(message: Message, arguments: str, image: Callable[[Part], dict[str, Any]]) -> dict[str, Any]:
     content: Any = message.content
-    if not isinstance(content, str):
-        content = [_part_as_dict(part, as_json) for part in content]
+    if isinstance(content, tuple):
+        content = [
+            image(part) if part.type == "image" else {"type": "text", "text": part.text, **part.extra}
+            for part in content
+        ]
     made: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:
-        made["tool_calls"] = [_call_as_dict(call, as_json) for call in message.tool_calls]
+        made["tool_calls"] = [_call_as_dict(call, arguments) for call in message.tool_calls]
     for name in ("tool_call_id", "name"):
         if getattr(message, name):
             made[name] = getattr(message, name)
     return {**made, **message.extra}
 
 
-def _part_as_dict(part: Part, as_json: bool) -> dict[str, Any]:
-    if part.type == "text":
-        return {"type": "text", "text": part.text}
-    if as_json:
-        return {"type": "image_url", "image_url": {"url": part.image}}
-    return {"type": "image", "url": part.image} if part.image else {"type": "image"}
+def _image_url(part: Part) -> dict[str, Any]:
+    rest = dict(part.extra)
+    inner = rest.pop("image_url", {})
+    return {"type": "image_url", "image_url": {"url": part.image, **inner}, **rest}
 
 
-def _call_as_dict(call: ToolCall, as_json: bool) -> dict[str, Any]:
+def _image(part: Part) -> dict[str, Any]:
+    return {"type": "image", **({"url": part.image} if part.image else {}), **part.extra}
+
+
+def _call_as_dict(call: ToolCall, wanted: str) -> dict[str, Any]:
     arguments: Any = call.arguments
-    if as_json and not isinstance(arguments, str):
+    if wanted == "json" and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    made: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+    if wanted == "dict" and isinstance(arguments, str):
+        try:
+            read = json.loads(arguments)
+        except ValueError:
+            read = None
+        arguments = read if isinstance(read, dict) else arguments
+    made: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": arguments}, **call.extra}
     return {"id": call.id, **made} if call.id else made

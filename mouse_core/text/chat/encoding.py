@@ -80,9 +80,9 @@ def encode_chat(
 
 def encode_preference(
     template: ChatTemplate,
-    prompt: Iterable[Any],
-    chosen: Iterable[Any],
-    rejected: Iterable[Any],
+    prompt: Iterable[Any] | str,
+    chosen: Iterable[Any] | str,
+    rejected: Iterable[Any] | str,
     tokenizer: Any,
     *,
     tools: Iterable[Mapping[str, Any]] | None = None,
@@ -92,7 +92,8 @@ def encode_preference(
     Args:
         template: The template.
         prompt: The chat up to the answers.
-        chosen, rejected: The messages that follow.
+        chosen, rejected: The messages that follow. All three may be plain texts: then no template is used, and an
+            answer ends in the template's variable ``eos_token``, where that is one, as in TRL's standard format.
         tokenizer, tools: As in ``encode_chat``.
 
     Returns:
@@ -109,13 +110,20 @@ def encode_preference(
 
 
 def preference_texts(
-    template: ChatTemplate, prompt: Iterable[Any], chosen: Iterable[Any], rejected: Iterable[Any], tools: Any
+    template: ChatTemplate,
+    prompt: Iterable[Any] | str,
+    chosen: Iterable[Any] | str,
+    rejected: Iterable[Any] | str,
+    tools: Any,
 ) -> tuple[str, str, str]:
     """The texts of a prompt, and of both chats that begin with it.
 
     Raises:
         DataError: As ``encode_preference``.
     """
+    if isinstance(prompt, str) and isinstance(chosen, str) and isinstance(rejected, str):
+        end = str(template.variables.get("eos_token") or "")
+        return prompt, prompt + chosen.removesuffix(end) + end, prompt + rejected.removesuffix(end) + end
     asked, listed = messages_of(prompt), None if tools is None else list(tools)
     text = template.render(asked, tools=listed, add_generation_prompt=True)
     made = [text]

@@ -19,14 +19,16 @@ class Part:
         type: "text" or "image".
         text: What it says, of a text.
         image: Where an image is, as a path, an address or a ``data:`` address; "" where only its place is known.
+        extra: What else a template or a processor may read of it, as ``min_pixels``: JSON values by name.
 
     Raises:
-        DataError: Another type, or a text of an image.
+        DataError: Another type, a text of an image, or an extra that has a name of the others.
     """
 
     type: str
     text: str = ""
     image: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.type not in ("text", "image"):
@@ -35,6 +37,8 @@ class Part:
             given = getattr(self, name)
             if not isinstance(given, str) or (given and name != self.type):
                 raise DataError(f"part of type {self.type!r}: expected its {self.type} as a str, found {given!r:.80}")
+        taken = ("type", "text") if self.type == "text" else ("type", "url")
+        object.__setattr__(self, "extra", _extra(self.extra, taken, f"part of type {self.type!r}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +47,18 @@ class ToolCall:
 
     Args:
         name: Of the tool, not empty.
-        arguments: By name; or the text of them as it was written, where that is no JSON object.
+        arguments: By name; or the text of them as it was written.
         id: What the tool's answer refers to, where there is something.
+        extra: What else is said of the call, as a ``type`` that is not "function": JSON values by name.
 
     Raises:
-        DataError: Another type, or values that are no JSON.
+        DataError: Another type, values that are no JSON, or an extra that has a name of the others.
     """
 
     name: str
     arguments: Mapping[str, Any] | str = field(default_factory=dict)
     id: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or not isinstance(self.id, str):
@@ -65,6 +71,7 @@ class ToolCall:
                     f"tool call {self.name!r}: expected arguments as a dict or a str, found {self.arguments!r:.80}"
                 )
             object.__setattr__(self, "arguments", plain(self.arguments, f"tool call {self.name!r}"))
+        object.__setattr__(self, "extra", _extra(self.extra, ("id", "function"), f"tool call {self.name!r}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ class Message:
 
     Args:
         role: Who wrote it: "system", "user", "assistant", "tool", or another one that a template knows.
-        content: Its text, or its parts in order.
+        content: Its text, or its parts in order; None: there is none, as templates may want it beside calls.
         tool_calls: Calls that it asks for.
         tool_call_id: Which call it answers, of a tool's.
         name: Of the tool or of who wrote it, where there is one.
@@ -84,7 +91,7 @@ class Message:
     """
 
     role: str
-    content: str | tuple[Part, ...] = ""
+    content: str | tuple[Part, ...] | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
@@ -96,23 +103,18 @@ class Message:
             if not isinstance(value, str) or not (value or attribute != "role"):
                 raise DataError(f"message: expected {attribute} as a str, found {value!r:.80}")
         where = f"message of {self.role!r}"
-        if not isinstance(self.content, str):
+        if self.content is not None and not isinstance(self.content, str):
             object.__setattr__(self, "content", _all_of(Part, self.content, f"{where}: expected content"))
         calls = _all_of(ToolCall, self.tool_calls, f"{where}: expected tool_calls")
         object.__setattr__(self, "tool_calls", calls)
-        if not isinstance(self.extra, Mapping):
-            raise DataError(f"{where}: expected extra as a dict, found {self.extra!r:.80}")
-        extra = plain(self.extra, where)
-        if taken := sorted(extra.keys() & set(Message.__slots__)):
-            raise DataError(f"{where}: expected extras of other names, found {taken}")
-        object.__setattr__(self, "extra", extra)
+        object.__setattr__(self, "extra", _extra(self.extra, Message.__slots__, where))
 
     @property
     def text(self) -> str:
         """All texts of it, one behind the other."""
         if isinstance(self.content, str):
             return self.content
-        return "".join(part.text for part in self.content)
+        return "".join(part.text for part in self.content or ())
 
 
 def checked_messages(messages: Any) -> tuple[Message, ...]:
@@ -143,6 +145,15 @@ def plain(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item, where) for item in value]
     raise DataError(f"{where}: expected values of JSON, found {value!r:.80} of type {type(value).__name__}")
+
+
+def _extra(given: Any, taken: Iterable[str], where: str) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise DataError(f"{where}: expected extra as a dict, found {given!r:.80}")
+    extra: dict[str, Any] = plain(given, where)
+    if names := sorted(extra.keys() & set(taken)):
+        raise DataError(f"{where}: expected extras of other names, found {names}")
+    return extra
 
 
 def _all_of(kind: type[Any], given: Any, where: str) -> tuple[Any, ...]:

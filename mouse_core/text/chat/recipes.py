@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +13,11 @@ import pyarrow as pa
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import Field
 from mouse_core.text._rows import (
-    InRow,
     batch_of,
+    check_id,
     check_length,
     checked_keep,
+    each,
     ended,
     flat_of,
     kept,
@@ -27,6 +27,7 @@ from mouse_core.text._rows import (
     padded_columns,
     padded_fields,
     padding_of,
+    values_of,
 )
 from mouse_core.text._sources import JSON
 from mouse_core.text.chat.dicts import from_openai, from_sharegpt
@@ -48,7 +49,6 @@ from mouse_core.text.encoding import Encoder
 
 _Side = Literal["right", "left"]
 _Straddling = Literal["include", "exclude", "refuse"]
-_Made = TypeVar("_Made")
 _ANSWERS = ("chosen", "rejected")
 
 
@@ -75,8 +75,8 @@ class _OfChats:
 
     def _encoded(self, texts: pa.RecordBatch, encode: Encoder) -> tuple[list[Ids], list[Ids]]:
         """Ids and masks of each chat, as long as they may be."""
-        chats = zip(_values(texts, self.messages), _values(texts, self.tools), strict=True)
-        rendered = _each(
+        chats = zip(values_of(texts, self.messages), values_of(texts, self.tools), strict=True)
+        rendered = each(
             lambda chat: render_chat(
                 self.template, _messages(chat[0], self.messages), tools=chat[1], end_of_turn=self.end_of_turn
             ),
@@ -85,7 +85,7 @@ class _OfChats:
         tokens = tokens_of(encode, [one.text for one in rendered], False)
         both = zip(rendered, tokens, strict=True)
         cut = kept_of(self.max_length, self.truncation_side)
-        masks = _each(lambda one: mask_of(one[0], one[1][1], self.straddling)[cut], both)
+        masks = each(lambda one: mask_of(one[0], one[1][1], self.straddling)[cut], both)
         return [ids[cut] for ids, _ in tokens], masks
 
 
@@ -128,7 +128,8 @@ class Chats(_OfChats):
         super().__post_init__()
         check_length(self.max_length)
         check_word("padding_side", self.padding_side, ("right", "left"))
-        taken = ("input_ids", "attention_mask", "assistant_masks")
+        check_id("pad_id", self.pad_id)
+        taken = ("input_ids", "attention_mask", "assistant_masks", self.messages, self.tools)
         object.__setattr__(self, "keep", checked_keep(self.keep, taken))
 
     @property
@@ -204,11 +205,14 @@ class Preferences:
     of ``rejected_data``, int64 ``[B, L]``; ``as_pairs`` of ``mouse_core.text`` nests them. Tokens and masks are those
     of ``encode_preference`` and ``collate_preferences``: the completion is all that follows the prompt.
 
+    All three may be plain texts in place of chats, as in TRL's standard format: then no template is used, and an answer
+    ends in the template's variable ``eos_token``, where that is one.
+
     Args:
         template: The template. One that tells the time of day needs ``now``.
         max_length: L, the tokens of a row; longer ones are truncated.
-        prompt: The column of the chats up to the answers; None: there is none, and the prompt is the messages with
-            which both answers begin.
+        prompt: The column of the chats up to the answers; None: there is none, and the prompt is the messages, or the
+            text, with which both answers begin.
         chosen: The column of the messages that were preferred.
         rejected: The column of the others.
         tools, truncation_side, pad_id, padding_side, keep: As in ``Chats``.
@@ -233,7 +237,11 @@ class Preferences:
         check_length(self.max_length)
         check_cut(self.max_length, self.truncation_side)
         check_word("padding_side", self.padding_side, ("right", "left"))
-        object.__setattr__(self, "keep", checked_keep(self.keep, ()))
+        check_id("pad_id", self.pad_id)
+        fields = ("input_ids", "attention_mask", "completion_mask")
+        taken = [f"{side}_data.{name}" for side in _ANSWERS for name in fields]
+        names = (self.prompt, self.chosen, self.rejected, self.tools)
+        object.__setattr__(self, "keep", checked_keep(self.keep, (*taken, *names)))
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
@@ -261,9 +269,10 @@ class Preferences:
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
         """A row for each pair."""
         names = (self.prompt, self.chosen, self.rejected, self.tools)
-        said = _each(self._texts, zip(*(_values(texts, name) for name in names), strict=True))
+        given = [values_of(texts, name, may_be_text=name != self.tools) for name in names]
+        said = each(self._texts, zip(*given, strict=True))
         found = iter(ids for ids, _ in tokens_of(encode, [one for three in said for one in three], False))
-        pairs = _each(preference_of, zip(found, found, found, strict=True))
+        pairs = each(preference_of, zip(found, found, found, strict=True))
         pad_id, cut = padding_of(self.pad_id, encode), kept_of(self.max_length, self.truncation_side)
         made: list[pa.Array] = []
         for side in _ANSWERS:
@@ -275,16 +284,21 @@ class Preferences:
         return batch_of(self.schema, [*made, *kept(texts, self.keep)])
 
     def _texts(self, row: tuple[Any, Any, Any, Any]) -> tuple[str, str, str]:
-        chosen, rejected = _messages(row[1], self.chosen), _messages(row[2], self.rejected)
+        prompt, chosen, rejected, tools = row
+        given = (chosen, rejected) if self.prompt is None else (prompt, chosen, rejected)
+        are_texts = all(isinstance(one, str) for one in given)
+        if not are_texts:
+            chosen, rejected = _messages(chosen, self.chosen), _messages(rejected, self.rejected)
+            prompt = None if self.prompt is None else _messages(prompt, self.prompt)
         if self.prompt is None:
             same = next((at for at, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other), 0)
+            if are_texts and same and chosen[same - 1] == " ":
+                same -= 1  # it belongs to the answers, as it is the beginning of tokens
             prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
             if not prompt:
                 names = f"columns {self.chosen!r} and {self.rejected!r}"
                 raise DataError(f"{names}: expected chats that begin alike and then differ, found others")
-        else:
-            prompt = _messages(row[0], self.prompt)
-        return preference_texts(self.template, prompt, chosen, rejected, row[3])
+        return preference_texts(self.template, prompt, chosen, rejected, tools)
 
 
 def _check_template(template: Any) -> None:
@@ -297,39 +311,12 @@ def _check_template(template: Any) -> None:
         )
 
 
-def _values(texts: pa.RecordBatch, column: str | None) -> list[Any]:
-    """What each row has in a column, as text of JSON or None."""
-    return [None] * texts.num_rows if column is None else _each(_read, texts[column].to_pylist())
-
-
-def _read(said: str | None) -> Any:
-    try:
-        return None if said is None else json.loads(said)
-    except ValueError as error:
-        raise DataError(f"expected JSON, found {said!r:.80}: {error}") from error
-
-
 def _messages(value: Any, column: str) -> tuple[Message, ...]:
     """The chat in a column, of either form."""
     is_sharegpt = isinstance(value, list) and value and isinstance(value[0], dict) and "role" not in value[0]
     if not isinstance(value, list) and not (isinstance(value, dict) and "conversations" in value):
         raise DataError(f"column {column!r}: expected a list of messages, found {value!r:.80}")
     return from_sharegpt(value) if is_sharegpt or isinstance(value, dict) else from_openai(value)
-
-
-def _each(call: Callable[[Any], _Made], values: Iterable[Any]) -> list[_Made]:
-    """What is made of each row.
-
-    Raises:
-        InRow: Of the first that nothing can be made of.
-    """
-    made = []
-    for row, value in enumerate(values):
-        try:
-            made.append(call(value))
-        except (DataError, RecursionError) as error:
-            raise InRow(row, str(error)) from error
-    return made
 
 
 def _masks(masks: Sequence[npt.NDArray[np.int64]], length: int, side: str) -> pa.Array:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import read_json_object
 from mouse_core.spec import check_count
-from mouse_core.text.chat.dicts import from_openai, to_openai
+from mouse_core.text.chat.dicts import ARGUMENTS, for_template, from_openai
 from mouse_core.text.chat.messages import Message, checked_messages, plain
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ class ChatTemplate:
         source: The program.
         variables: What it may read beside the messages, as ``bos_token`` and ``eos_token``.
         now: What ``strftime_now`` tells; None: the time of the rendering. Texts that are to be the same again need one.
+        arguments: How it is given the arguments of calls: "given", as they are in the chat; "dict", where texts of JSON
+            objects are read, for templates that write ``arguments | tojson``; or "json", as texts, for those that write
+            them as they are.
         max_chars: How long a text may be.
         max_steps: How many rounds of loops, and calls of macros, a rendering may take.
         max_seconds: How long a rendering may take. It is told between operations, each of which is short.
@@ -50,9 +53,11 @@ class ChatTemplate:
     source: str
     variables: Mapping[str, Any] = field(default_factory=dict)
     now: datetime | None = None
-    max_chars: int = 4_000_000
-    max_steps: int = 200_000
-    max_seconds: float = 60.0
+    arguments: str = "given"
+    # Limits decide about no text: with others a text that was made stays what it is.
+    max_chars: int = field(default=4_000_000, repr=False)
+    max_steps: int = field(default=200_000, repr=False)
+    max_seconds: float = field(default=60.0, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.source, str) or not isinstance(self.variables, Mapping):
@@ -60,12 +65,15 @@ class ChatTemplate:
                 f"chat template: expected a str, and variables as a dict, found {self.source!r:.80} and "
                 f"{self.variables!r:.80}"
             )
+        if self.arguments not in ARGUMENTS:
+            raise ConfigError(f"arguments: expected one of {list(ARGUMENTS)}, found {self.arguments!r:.80}")
         check_count("max_chars", self.max_chars, 1)
         check_count("max_steps", self.max_steps, 1)
         if not isinstance(self.max_seconds, int | float) or not self.max_seconds > 0:
             raise ConfigError(f"max_seconds: expected a number above 0, found {self.max_seconds!r:.80}")
         try:
-            object.__setattr__(self, "variables", plain(self.variables, "variables"))
+            # In an order of their own: they are the same, however they were written down.
+            object.__setattr__(self, "variables", dict(sorted(plain(self.variables, "variables").items())))
         except DataError as error:
             raise ConfigError(str(error)) from error
         object.__setattr__(self, "_program", _compiled(self.source))
@@ -149,7 +157,7 @@ class ChatTemplate:
         for name, value in given.items():
             listed = None if value is None else list(value)
             variables[name] = plain(listed, f"chat, {name}")
-        variables["messages"] = to_openai(messages) if messages else []
+        variables["messages"] = for_template(messages, self.arguments)
         return self._compiled.render(variables, marks, now, self)
 
 

@@ -27,7 +27,7 @@ def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tup
     tools, is kept in its metadata.
 
     Args:
-        chat: As ``encode_chat`` makes it, not truncated.
+        chat: As ``encode_chat`` makes it. Of one that was truncated all turns are there, with the tokens that are left.
         logprobs: Log-probabilities of all tokens under the policy, float32 ``[L]``, of which those of the generated
             ones are kept: then these turns are trained on. None: there are none.
 
@@ -46,7 +46,7 @@ def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tup
     if len(runs) != len(answers):
         raise DataError(
             f"to_turns: expected what was generated of each of {len(answers)} messages of an assistant, found "
-            f"{len(runs)} stretches of tokens"
+            f"{len(runs)} stretches of text"
         )
     turns: list[Turn] = []
     done, reached = 0, 0
@@ -75,19 +75,27 @@ def from_turns(turns: Iterable[Turn]) -> tuple[Message, ...]:
 
 
 def _runs(chat: EncodedChat) -> list[tuple[int, int]]:
-    """From where to where the tokens of each span go."""
-    if len(chat.input_ids) == 0 or not chat.rendered.spans:
+    """From where to where the tokens of each span go; where none are left, where they would be."""
+    spans = np.array(chat.rendered.spans, np.int64).reshape(-1, 2)
+    if not len(spans):
         return []
     generated = np.flatnonzero(chat.assistant_masks)
-    starts = chat.offsets[generated, 0]
+    starts, ends = chat.offsets[generated].T
     # A token belongs to the last span that begins where it begins, or before; one that straddles, to the one it enters.
-    begins = np.array([start for start, _ in chat.rendered.spans])
-    span = np.maximum(np.searchsorted(begins, starts, side="right") - 1, 0)
-    entered = np.minimum(span + 1, len(begins) - 1)
-    ends = np.array([end for _, end in chat.rendered.spans])
-    span = np.where((starts >= ends[span]) & (chat.offsets[generated, 1] > begins[entered]), entered, span)
-    groups = [generated[span == number] for number in range(len(begins))]
-    return [(int(group[0]), int(group[-1]) + 1) for group in groups if len(group)]
+    own = np.maximum(np.searchsorted(spans[:, 0], starts, side="right") - 1, 0)
+    entered = np.minimum(own + 1, len(spans) - 1)
+    own = np.where((starts >= spans[own, 1]) & (ends > spans[entered, 0]), entered, own)
+    runs, reached = [], 0
+    for number, (begin, _) in enumerate(spans.tolist()):
+        group = generated[own == number]
+        if len(group):
+            run = int(group[0]), int(group[-1]) + 1
+        else:
+            behind = np.flatnonzero((chat.offsets[:, 0] >= begin) & (chat.offsets[:, 1] > begin))
+            run = (max(reached, int(behind[0]) if len(behind) else len(chat.input_ids)),) * 2
+        runs.append(run)
+        reached = run[1]
+    return runs
 
 
 def _between(messages: tuple[Message, ...], tokens: npt.NDArray[np.int64]) -> list[Turn]:
