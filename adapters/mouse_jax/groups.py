@@ -110,7 +110,9 @@ def concatenate(
 def _placed(arrays: Arrays, target: jax.Device | Sharding | None) -> dict[str, jax.Array]:
     own = narrowed(arrays)
     shape = arrays["tokens"].shape
-    where = [_layout(target, values.shape, shape) for values in own.values()] if isinstance(target, Sharding) else target
+    where = (
+        [_layout(target, values.shape, shape) for values in own.values()] if isinstance(target, Sharding) else target
+    )
     try:
         # On a host JAX may keep the very memory, which is given away.
         placed = jax.device_put(list(own.values()), where, may_alias=True)
@@ -130,7 +132,8 @@ def _layout(sharding: Sharding, shape: tuple[int, ...], tokens: tuple[int, ...])
         common += 1
     if not isinstance(sharding, NamedSharding) or len(sharding.spec) <= common:
         return sharding
-    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:common]), memory_kind=sharding.memory_kind)
+    spec: Any = PartitionSpec(*sharding.spec[:common])  # type: ignore[no-untyped-call]
+    return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
 
 
 class RolloutStream(groups.RolloutStream):

@@ -69,7 +69,8 @@ class Texts:
         keep: Columns of numbers that rows keep, by name with their dtypes, as in ``{"rewards": "float32"}``.
 
     Raises:
-        ConfigError: A length below 1, an id that is none of a token, a side or a dtype that is none, a name that is taken.
+        ConfigError: A length below 1, an id that is none of a token, a side or a dtype that is none, or a name that is
+            taken.
     """
 
     max_length: int

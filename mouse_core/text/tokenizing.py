@@ -83,9 +83,10 @@ def tokenize(
             line (``.txt``), of either with ``.gz`` or ``.zst`` behind its name, of a Parquet or Arrow file, of a folder
             of such, or of what ``datasets`` saved. Empty lines are left out.
         tokenizer: A ``tokenizers.Tokenizer``, of whose own truncation and padding only the side that is cut off, and
-            the id of padding, count; the path of its JSON file, or of a folder with a ``tokenizer.json``, as ``transformers`` saves it (whose ``tokenizer_config.json`` says
-            which tokens pad and end texts); or what is called as tokenizers of ``transformers`` are:
-            ``tokenizer(texts, truncation=True, max_length=L)["input_ids"]``.
+            the id of padding, count; the path of its JSON file, or of a folder with a ``tokenizer.json``, as
+            ``transformers`` saves it (whose ``tokenizer_config.json`` says which tokens pad and end texts); or what is
+            called as tokenizers of ``transformers`` are: ``tokenizer(texts, truncation=True,
+            max_length=L)["input_ids"]``.
         folder: Where stores are kept; made where it is missing.
         recipe: ``Texts``, ``Prompts``, ``Pairs``, ``Tokens``, those of ``mouse_core.text.chat``, or one of your own.
         split: Of files that have some, the one to read; by default all.

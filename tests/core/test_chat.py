@@ -127,7 +127,7 @@ def test_calls_without_a_text_are_what_the_template_makes_of_them() -> None:
     turns = to_turns(found)
     assert from_turns(turns) == from_openai(talk)
     with pytest.raises(DataError, match="can only concatenate str"):
-        template(NOTHING_SAID).render(TOOL_TALK[:2] + (Message("assistant", None, (ToolCall("f", {"a": 1}),)),))
+        template(NOTHING_SAID).render([*TOOL_TALK[:2], Message("assistant", None, (ToolCall("f", {"a": 1}),))])
     as_text = ChatTemplate("{{ messages[-1].tool_calls[0].function.arguments }}", arguments="json")
     as_dict = ChatTemplate("{{ messages[-1].tool_calls[0].function.arguments | tojson }}", arguments="dict")
     assert as_text.render([Message("assistant", None, (ToolCall("f", {"a": 1}),))]) == '{"a": 1}'
@@ -372,7 +372,9 @@ def test_dicts_of_others_are_messages() -> None:
         {
             "role": "assistant",
             "content": None,
-            "tool_calls": [{"id": "1", "index": 3, "type": "custom", "function": {"name": "f", "arguments": '{"a":1}'}}],
+            "tool_calls": [
+                {"id": "1", "index": 3, "type": "custom", "function": {"name": "f", "arguments": '{"a":1}'}}
+            ],
         },
     ):
         form = "json" if "image_url" in str(kept) else "given"

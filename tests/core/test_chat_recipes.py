@@ -133,7 +133,10 @@ def test_pairs_are_those_of_encode_preference_and_its_collation(side: Any, tmp_p
 
 
 def test_plain_texts_are_pairs_as_in_the_standard_format_of_trl(tmp_path: Path) -> None:
-    data = [{"prompt": "[1, 2]", "chosen": " of<|im_end|>", "rejected": " {} of"}, {"prompt": "a", "chosen": "b", "rejected": ""}]
+    data = [
+        {"prompt": "[1, 2]", "chosen": " of<|im_end|>", "rejected": " {} of"},
+        {"prompt": "a", "chosen": "b", "rejected": ""},
+    ]
     options: dict[str, Any] = {"template": template(CHATML), "max_length": 16, "pad_id": PAD}
     rows = text.as_pairs(stored(text.tokenize(data, tokenizer(), tmp_path, chat.Preferences(**options))))
     for place, one in enumerate(data):

@@ -155,11 +155,11 @@ def _part(part: Any, where: str) -> Part:
     rest = {key: value for key, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
     kind = rest.pop("type", None)
     if kind == "text":
-        return Part("text", text=rest.pop("text", None), extra=rest)  # type: ignore[arg-type]
+        return Part("text", text=rest.pop("text", None), extra=rest)
     if kind == "image_url":
         given = rest.pop("image_url", None)
         if not isinstance(given, Mapping):
-            return Part("image", image=given, extra=rest)  # type: ignore[arg-type]
+            return Part("image", image=given, extra=rest)
         inner = {key: value for key, value in given.items() if value is not None}
         image = inner.pop("url", "")
         return Part("image", image=image, extra=rest | ({"image_url": inner} if inner else {}))
