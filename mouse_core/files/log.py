@@ -1,4 +1,4 @@
-"""A file that records are appended to, and that is read as a whole when it is opened.
+"""A file that records are appended to, and that is read when it is opened.
 
 Every record has its length, its checksum and the checksum of these two before it, little-endian in 8, 4 and 4 bytes::
 
@@ -12,16 +12,20 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from mouse_core.errors import DataError
 from mouse_core.files.locking import Descriptor
-from mouse_core.files.writing import beside, publish, remove, storing, sync_folders, write_all, write_partial
+from mouse_core.files.writing import beside, publish, remove, storing, sync_folders, write_all
 
 # Length of the record, its checksum, and the checksum of these two: a length that cannot be trusted would hide
 # everything behind it.
 _HEADER = struct.Struct("<QII")
+_BLOCK = 2**20
 
 
 def _frame(record: bytes) -> bytes:
@@ -34,22 +38,30 @@ class Log(Descriptor):
 
     Args:
         path: The file, made if it is not there.
+        visit: Is given each record that is there, and where it begins; None: all are in ``records``.
 
     Raises:
         DataError: A record that is not what was written.
         StorageError: The file cannot be read or written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, visit: Callable[[int, bytes], None] | None = None) -> None:
         self.path = path
+        self.records: list[bytes] = []
+        self.size = 0
         self._named = False  # a process that made it may have died before its name was on the disk
         with storing(f"log {path}"):
             remove(beside(path))
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
             try:
-                content = path.read_bytes()
-                self.records, self.size = _parse(path, content)
-                if self.size < len(content):
+                with path.open("rb") as file:
+                    for begin, record in _records(path, file):
+                        self.size = begin + _HEADER.size + len(record)
+                        if visit is None:
+                            self.records.append(record)
+                        else:
+                            visit(begin, record)
+                if self.size < os.fstat(self._file).st_size:
                     os.ftruncate(self._file, self.size)
             except BaseException:
                 self.close()
@@ -88,30 +100,50 @@ class Log(Descriptor):
             os.ftruncate(self._file, size)
         self.size = size
 
-    def rewrite(self, records: Iterable[bytes]) -> None:
-        """Replace all records by these, at once.
+    def read(self, begin: int) -> bytes:
+        """The record that begins at a byte.
 
         Raises:
-            StorageError: They cannot be written; the log is as it was, or has these records and not yet its name on
-                the disk, which the next ``append`` sees to.
+            DataError: It is not what was written.
+            StorageError: It cannot be read.
         """
-        content = b"".join(map(_frame, records))
+        with storing(f"log {self.path}"), self.path.open("rb") as file:
+            file.seek(begin)
+            for _, record in _records(self.path, file, begin):
+                return record
+        raise DataError(f"log {self.path}: expected a record at byte {begin}, found its end")
+
+    def rewrite(self, records: Iterable[bytes]) -> list[int]:
+        """Replace all records by these, at once; where each of them begins.
+
+        Args:
+            records: They, which may be made one by one of those that are there.
+
+        Raises:
+            StorageError: They cannot be written; the log is as it was. That its name is on the disk the next ``append``
+                sees to, where it cannot be seen to now.
+        """
+        places, size, new = [], 0, beside(self.path)
         with storing(f"log {self.path}"):
-            partial = write_partial(self.path, content)
-            file = -1
+            file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o644)
             try:
-                file = os.open(partial, os.O_RDWR | getattr(os, "O_BINARY", 0))
+                for record in records:
+                    frame = _frame(record)
+                    write_all(file, frame)
+                    places.append(size)
+                    size += len(frame)
                 os.fsync(file)
                 publish([self.path])
             except BaseException:
-                if file >= 0:
-                    os.close(file)
-                remove(partial)
+                os.close(file)
+                remove(new)
                 raise
             # The name is the new file's from here on, whatever fails.
-            before, self._file, self.size, self._named = self._file, file, len(content), False
+            before, self._file, self.size, self._named = self._file, file, size, False
             os.close(before)
-            self._name()
+            with suppress(OSError):
+                self._name()
+        return places
 
     def _name(self) -> None:
         """Wait until the file's name is on the disk."""
@@ -127,8 +159,7 @@ def read_log(path: Path) -> list[bytes]:
         DataError: A record that is not what was written.
         StorageError: The file cannot be read.
     """
-    with storing(f"log {path}"):
-        return _parse(path, path.read_bytes())[0] if path.exists() else []
+    return follow_log(path)[0]
 
 
 def follow_log(path: Path, position: int = 0) -> tuple[list[bytes], int]:
@@ -142,34 +173,35 @@ def follow_log(path: Path, position: int = 0) -> tuple[list[bytes], int]:
         DataError: A record that is not what was written.
         StorageError: The file cannot be read.
     """
+    records = []
     with storing(f"log {path}"):
         if not path.exists():
             return [], position
         with path.open("rb") as file:
             file.seek(position)
-            records, read = _parse(path, file.read(), position)
-    return records, position + read
-
-
-def _parse(path: Path, content: bytes, first: int = 0) -> tuple[list[bytes], int]:
-    """The records of what is read from byte ``first`` on, and where in it the last whole one ends."""
-    records, position = [], 0
-    while position + _HEADER.size <= len(content):
-        length, checksum, header_sum = _HEADER.unpack_from(content, position)
-        begin = position + _HEADER.size
-        if zlib.crc32(content[position : begin - 4]) != header_sum:
-            if not any(content[position:]):
-                break  # room that was made for a record and never filled
-            raise DataError(f"log {path}: expected a record at byte {first + position}, found damage")
-        record = content[begin : begin + length]
-        if len(record) < length:
-            break
-        if zlib.crc32(record) != checksum:
-            if begin + length == len(content):
-                break
-            raise DataError(
-                f"log {path}: expected the record at byte {first + position} as it was written, found damage"
-            )
-        records.append(record)
-        position = begin + length
+            for begin, record in _records(path, file, position):
+                records.append(record)
+                position = begin + _HEADER.size + len(record)
     return records, position
+
+
+def _records(path: Path, file: BinaryIO, position: int = 0) -> Iterator[tuple[int, bytes]]:
+    """The whole records of a file that is read from byte ``position`` on, and where each begins."""
+    size = os.fstat(file.fileno()).st_size
+    while position + _HEADER.size <= size:
+        header = file.read(_HEADER.size)
+        length, checksum, header_sum = _HEADER.unpack(header)
+        if zlib.crc32(header[:-4]) != header_sum:
+            if not any(header) and not any(map(any, iter(partial(file.read, _BLOCK), b""))):
+                return  # room that was made for a record and never filled
+            raise DataError(f"log {path}: expected a record at byte {position}, found damage")
+        end = position + _HEADER.size + length
+        if end > size:
+            return
+        record = file.read(length)
+        if zlib.crc32(record) != checksum:
+            if end == size:
+                return
+            raise DataError(f"log {path}: expected the record at byte {position} as it was written, found damage")
+        yield position, record
+        position = end

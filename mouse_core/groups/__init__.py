@@ -2,11 +2,18 @@
 
 from mouse_core.groups.buffer import RolloutBuffer
 from mouse_core.groups.examples.batches import concatenate, examples_digest, make_examples, pack, pad
-from mouse_core.groups.making.advantages import advantages
-from mouse_core.groups.making.grpo import GrpoBatchMaker
-from mouse_core.groups.making.protocol import BatchMaker, ResumableBatchMaker
-from mouse_core.groups.making.retention import Lengths, MaxAge, Newest, Recency, Retention, Rewards, Rows, TopK
-from mouse_core.groups.making.scoring import (
+from mouse_core.groups.making.functions.advantages import advantages
+from mouse_core.groups.making.functions.retention import (
+    Lengths,
+    MaxAge,
+    Newest,
+    Recency,
+    Retention,
+    Rewards,
+    Rows,
+    TopK,
+)
+from mouse_core.groups.making.functions.scoring import (
     Advantage,
     BatchAdvantage,
     DrGrpo,
@@ -15,6 +22,8 @@ from mouse_core.groups.making.scoring import (
     RewardToGo,
     Rloo,
 )
+from mouse_core.groups.making.grpo import GrpoBatchMaker
+from mouse_core.groups.making.protocol import BatchMaker, ResumableBatchMaker
 from mouse_core.groups.stored.readiness import Awaited
 from mouse_core.groups.stored.reading import StoredGroup, StoredRollouts, open_rollouts
 from mouse_core.groups.streams.balance import plan_micro_batches

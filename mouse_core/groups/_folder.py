@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError, DataError, MissingRowError, StorageError
+from mouse_core.errors import ConfigError, MissingRowError, StorageError
 from mouse_core.groups._files.batches import BatchFiles
-from mouse_core.groups._files.index import encode_parts, encode_ready, open_index
+from mouse_core.groups._files.index import (
+    encode_given_up,
+    encode_parts,
+    encode_ready,
+    encode_version,
+    open_index,
+)
+from mouse_core.groups._files.kept import Kept
 from mouse_core.groups._files.parts import Part, read_groups
 from mouse_core.groups._files.waiting import Plan, Rules, Waiting
 from mouse_core.groups._files.writing import write_groups
+from mouse_core.groups._given import GivenColumns
 from mouse_core.groups.examples.batches import examples_digest
 from mouse_core.groups.making.feeding import Making
 from mouse_core.groups.stored.arriving import LateStore
-from mouse_core.groups.stored.chunks import Chunk, checked_chunk
+from mouse_core.groups.stored.chunks import Chunk
 from mouse_core.groups.stored.late import LateColumns
 from mouse_core.groups.stored.readiness import Readiness
 from mouse_core.groups.stored.reading import StoredGroup
 from mouse_core.groups.types.columns import Columns
 from mouse_core.groups.types.records import RolloutRecord
-from mouse_core.groups.types.versions import staleness
+from mouse_core.groups.types.versions import Versions
 
 
 class Folder:
@@ -40,11 +49,13 @@ class Folder:
         compression: Of the pages.
         sync: Whether to wait for the disk.
         digest: Whether a digest of the batches runs along.
+        memory_bytes: About how much memory rollouts may take that are in files.
 
     Attributes:
         parts: The files of the sealed groups, in order.
         uids: Of all rollouts, with the places of their groups in ``parts``, -1 for those that are not sealed.
-        versions: Of the policies that all rollouts are of.
+        versions: Of the policies that all rollouts are of, and those that were said to be the latest.
+        given_up: Uids of rollouts that nobody waits for any more.
         waiting: The rollouts whose groups are not sealed.
         readiness: The sealed groups that wait for late columns.
         batches: Those that were stored.
@@ -64,6 +75,7 @@ class Folder:
         compression: str,
         sync: bool,
         digest: bool,
+        memory_bytes: int,
     ) -> None:
         self._root, self._making, self._declared = root, making, declared
         self._compression, self._sync = compression, sync
@@ -79,18 +91,25 @@ class Folder:
         )
         self.uids = {uid: place for place, part in enumerate(self.parts) for uid in part.uids}
         self._number = max((part.number for part in self.parts), default=-1) + 1
-        self.waiting = Waiting(root, rules, self.uids, declared)
+        self._kept = Kept(memory_bytes)
+        self.waiting = Waiting(root, rules, self._kept, self.uids, declared)
         self.uids.update(dict.fromkeys(self.waiting.by_uid, -1))
-        self.versions = {part.key.policy_version for part in self.parts}
-        self.versions.update(key.policy_version for key in self.waiting.groups)
+        keys = (*(part.key for part in self.parts), *self.waiting.groups)
+        self.versions = Versions({key.policy_version for key in keys})
+        for version in index.told:
+            self.versions.tell(version)
+        self.given_up = index.given_up
+        self._given = GivenColumns(declared, self.uids, self.parts, self.waiting)
         self.waiting.tidy()
         self._store = LateStore(root, declared, compression=compression, sync=sync)
         self._late = LateColumns(root, self._store.places)
-        self.readiness = Readiness(self._store.places)
+        self.readiness = Readiness(self._store.places, self.given_up)
         self._unnoted: list[Part] = []
-        ready = self._all_ready(index.ready)
+        self._ready = self._all_ready(index.ready)
         if making is not None:
-            making.resume(self._groups(ready), self.batches.stored)
+            for version in index.told if making.takes_groups else index.told[-1:]:
+                making.set_policy_version(version)
+            self._resume(making)
 
     def _all_ready(self, noted: Sequence[str]) -> list[Part]:
         """The groups that wait for nothing, in the order in which they became ready, as far as that was noted."""
@@ -103,7 +122,15 @@ class Folder:
         return [ready[place] for place in (*known, *others)]
 
     def _groups(self, parts: Sequence[Part]) -> list[StoredGroup]:
-        return [StoredGroup.of(self._root, part, self._late) for part in parts]
+        """What the batch maker is given: of those that take groups none of a version that is not there yet."""
+        there = parts
+        if self._making is not None and self._making.takes_groups and self.versions.has_ahead:
+            there = [part for part in parts if not self.versions.is_ahead(part.key.policy_version)]
+        return [StoredGroup.of(self._root, part, self._late, self.given_up, self._kept) for part in there]
+
+    def _resume(self, making: Making) -> None:
+        """Have the batch maker be as if the folder had just been opened."""
+        making.resume(self._groups(self._ready), self.batches.stored)
 
     def add(self, requests: Sequence[Sequence[RolloutRecord]]) -> tuple[list[int], Plan | None]:
         """Add what several callers gave, with one wait for the disk.
@@ -130,41 +157,95 @@ class Folder:
 
     def carry_out(self, plan: Plan) -> None:
         """Write what a plan says, then let it be so; after an error everything is as it was."""
-        if not plan.sealed and not plan.logged:
+        if not plan.sealed and not plan.new:
             return
-        size = self.waiting.log(plan, sync=self._sync)
+        begin = self.waiting.log(plan, sync=self._sync)
         parts = []
         if plan.sealed:
             try:
                 parts = write_groups(
                     self._root,
                     plan.sealed,
+                    partial(self.waiting.load, new=plan.new),
                     number=self._number,
                     compression=self._compression,
                     sync=self._sync,
                     declared=self._declared,
                 )
             except BaseException:
-                self.waiting.undo(size)
+                self.waiting.undo(begin)
                 raise
-        self.waiting.apply(plan)
-        self.uids.update((rollout.rollout_uid, -1) for rollout in plan.logged)
+        self.waiting.apply(plan, begin)
+        self._kept.put(plan.new.values())
+        self.uids.update(dict.fromkeys(plan.new, -1))
         first = len(self.parts)
         self.uids.update((uid, place) for place, part in enumerate(parts, first) for uid in part.uids)
-        self.versions.update(rollout.policy_version for rollout in plan.logged)
-        self.versions.update(part.key.policy_version for part in parts)
+        for version in {rollout.policy_version for rollout in plan.new.values()}:
+            self.versions.note(version)
         self.parts.extend(parts)
         self._number += len(parts)
         if parts:
-            # The files say the same, and a log can be made smaller another time.
-            with contextlib.suppress(StorageError):
-                self._index_log.append(encode_parts(parts), sync=False)
-            if self._declared.late:
-                self._are_ready([part for place, part in enumerate(parts, first) if self.readiness.add(place, part)])
-            elif self._making is not None:
-                self._making.feed(rollout for group in plan.sealed for rollout in group)
-            with contextlib.suppress(StorageError):
-                self.waiting.tidy()
+            self._sealed(parts, first)
+
+    def _sealed(self, parts: Sequence[Part], first: int) -> None:
+        """Go on with groups that are in files now, the first of which is that of this place."""
+        # The files say the same, and a log can be made smaller another time.
+        with contextlib.suppress(StorageError):
+            self._index_log.append(encode_parts(parts), sync=False)
+        ready = [part for place, part in enumerate(parts, first) if self.readiness.add(place, part)]
+        if self._declared.late:
+            self._are_ready(ready)
+        else:
+            self._ready += ready
+            if self._making is not None:
+                self._making.feed(self._groups(ready))
+        if self._making is None or not self._making.takes_groups:
+            self._kept.drop(uid for part in parts for uid in part.uids)
+        with contextlib.suppress(StorageError):
+            self.waiting.tidy()
+
+    # ------------------------------------------------------------------ what is said
+
+    def set_policy_version(self, version: str) -> None:
+        """Note which version is the latest, and tell the batch maker.
+
+        Where it goes back, or comes again to versions that are there, the maker begins anew with those that are not
+        later, as it would after a restart.
+
+        Raises:
+            StorageError: It cannot be noted; nothing has changed.
+        """
+        if version == self.versions.told:
+            return
+        self._index_log.append(encode_version(version), sync=self._sync)
+        had_ahead = self.versions.has_ahead
+        begins_anew = self.versions.tell(version) or had_ahead or self.versions.has_ahead
+        if self._making is not None:
+            self._making.set_policy_version(version)
+            if self._making.takes_groups and begins_anew:
+                self._resume(self._making)
+
+    def give_up(self, uids: Sequence[str]) -> int:
+        """Note that nobody waits for some rollouts any more, and that they are not to be drawn; how many are new.
+
+        Raises:
+            MissingRowError: One is not there; nothing has changed.
+            StorageError: It cannot be noted; nothing has changed.
+        """
+        for uid in uids:
+            if uid not in self.uids:
+                raise MissingRowError(f"give_up: expected the uids of some of {len(self.uids)}, found {uid!r:.100}")
+        new = [uid for uid in dict.fromkeys(uids) if uid not in self.given_up]
+        if new:
+            self._index_log.append(encode_given_up(new), sync=self._sync)
+            places = self._places(new).tolist()
+            were_ready = any(place >= 0 and place not in self.readiness.waiting for place in places)
+            ready = self.readiness.give_up(new, places)
+            self.given_up.update(new)
+            self._are_ready([self.parts[place] for place in ready])
+            if were_ready and self._making is not None and self._making.takes_groups:
+                self._resume(self._making)
+        return len(new)
 
     # ------------------------------------------------------------------ late columns
 
@@ -177,72 +258,28 @@ class Folder:
             StorageError: They cannot be written; nothing was added, or, where there are several, some.
         """
         counts = [0] * len(requests)
-        chunks = {place: self._chunk(name, given) for place, (name, given) in enumerate(requests) if len(given)}
+        chunks = {place: self._given.chunk(name, given) for place, (name, given) in enumerate(requests) if len(given)}
         for place, count in zip(chunks, self._store.add(list(chunks.values()), self._arrived), strict=True):
             counts[place] = count
         return counts
-
-    def _chunk(self, name: str, given: Any) -> Chunk:
-        """Values by uid as they are stored; rewards that came with their rollouts are left out."""
-        column = self._declared.get(name) if isinstance(name, str) else None
-        if column is None or not column.late:
-            known = [one.name for one in self._declared.late]
-            raise DataError(f"add_column: expected the name of a late column, one of {known}, found {name!r:.80}")
-        if not isinstance(given, Mapping):
-            raise DataError(f"add_column {name!r}: expected a dict of values by uid, found {given!r:.100}")
-        if not given.keys() <= self.uids.keys():
-            unknown = next(uid for uid in given if uid not in self.uids)
-            raise DataError(f"add_column {name!r}: expected uids of rollouts that are there, found {unknown!r:.100}")
-        counts = None if column.per == "example" else [self._count(uid, column.per) for uid in given]
-        chunk = checked_chunk(column, given, counts)
-        return self._without_own(chunk) if name == "reward" else chunk
-
-    def _without_own(self, rewards: Chunk) -> Chunk:
-        """Rewards of rollouts that came without; DataError: one that came with another one."""
-        places = self._places(rewards.uids).tolist()
-        some = {place for place in set(places) if place < 0 or any(r is not None for r in self.parts[place].rewards)}
-        if not some:
-            return rewards
-        own = [self._reward(uid) if place in some else None for uid, place in zip(rewards.uids, places, strict=True)]
-        dtype = np.dtype(rewards.column.dtype)
-        for row, reward in enumerate(own):
-            if reward is not None and dtype.type(reward) != (late := rewards.values[row].as_py()):
-                where = f"add_column 'reward', rollout {rewards.uids[row]!r}"
-                raise DataError(f"{where}: expected the one that it came with, {reward}, found {late}")
-        return rewards.take([row for row, reward in enumerate(own) if reward is None])
 
     def _places(self, uids: Sequence[str]) -> npt.NDArray[np.int64]:
         """The places of the groups that rollouts are in."""
         return np.fromiter(map(self.uids.__getitem__, uids), np.int64, len(uids))
 
-    def _count(self, uid: str, per: str) -> int:
-        """How many tokens or turns a rollout has."""
-        place = self.uids[uid]
-        if place < 0:
-            turns = self.waiting.by_uid[uid].turns
-            return len(turns) if per == "turn" else sum(len(turn.tokens) for turn in turns)
-        part = self.parts[place]
-        return (part.turns if per == "turn" else part.tokens)[part.uids.index(uid)]
-
-    def _reward(self, uid: str) -> float | None:
-        """The reward that a rollout came with."""
-        place = self.uids[uid]
-        if place < 0:
-            return self.waiting.by_uid[uid].reward
-        part = self.parts[place]
-        return part.rewards[part.uids.index(uid)]
-
     def _arrived(self, chunk: Chunk) -> None:
         """Count in values that are on the disk."""
-        ready = self.readiness.arrived(chunk.column.name, self._places(chunk.uids))
+        uids = chunk.uids if not self.given_up else [uid for uid in chunk.uids if uid not in self.given_up]
+        ready = self.readiness.arrived(chunk.column.name, self._places(uids))
         self._are_ready([self.parts[place] for place in ready])
 
     def _are_ready(self, parts: Sequence[Part]) -> None:
         """Let the batch maker have groups that wait for nothing more."""
         with contextlib.suppress(StorageError):
             self._note_ready(parts)
+        self._ready += parts
         if self._making is not None:
-            self._making.feed_later(self._groups(parts))
+            self._making.feed(self._groups(parts), later=True)
 
     def _note_ready(self, parts: Sequence[Part] = ()) -> None:
         """Note that groups are ready, in this order; what cannot be noted is with the next ones."""
@@ -265,7 +302,8 @@ class Folder:
             return None
         # A batch is of groups in the order in which they became ready, so that must be known before.
         self._note_ready()
-        behind = staleness([example.policy_version for example in made.examples], self.versions)
+        versions = [example.policy_version for example in made.examples]
+        behind = [self.versions.behind(version) if version else None for version in versions]
         batch_id = self.batches.store(made.examples, made.metadata, made.uids, behind)
         making.stored(made)
         return batch_id
@@ -281,7 +319,7 @@ class Folder:
             raise MissingRowError(f"rollout: expected the uid of one of {len(self.uids)}, found {uid!r:.100}")
         place = self.uids[uid]
         if place < 0:
-            return self._late.fill([self.waiting.by_uid[uid]])[0]
+            return self._late.fill([self.waiting.rollout(uid)])[0]
         part = self.parts[place]
         return self._late.fill([read_groups([part], self._root)[0][part.uids.index(uid)]])[0]
 
@@ -289,6 +327,16 @@ class Folder:
         """How many rollouts the batch maker has not been given yet, and how many of these wait for late columns."""
         queued = 0 if self._making is None else self._making.num_later
         return self.waiting.count + self.readiness.num_rollouts + queued, self.readiness.num_rollouts
+
+    def summary(self) -> dict[str, float]:
+        """Numbers for a log; see ``RolloutBuffer.summary``."""
+        counts = {
+            "stored": len(self.uids),
+            "unsealed": self.waiting.count,
+            "awaiting_columns": self.readiness.num_rollouts,
+            "given_up": len(self.given_up),
+        }
+        return {**({} if self._making is None else self._making.summary()), **counts}
 
     def close(self) -> None:
         """Close the logs; what waits is in them."""

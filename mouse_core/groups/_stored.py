@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.locks import ProcessLock
+from mouse_core.digest import StreamDigest
+from mouse_core.digest.states import asked_for
 from mouse_core.groups._folder import Folder
 from mouse_core.groups.stored.readiness import Awaited
 from mouse_core.groups.stored.reading import StoredRollouts, select_rollouts
@@ -23,6 +25,32 @@ class StoredInBuffer:
     _folder: Folder
     _lock: ProcessLock
     _root: Path
+
+    def __len__(self) -> int:
+        """Rollouts, sealed or waiting."""
+        return len(self._folder.uids)
+
+    def __contains__(self, rollout_uid: object) -> bool:
+        return rollout_uid in self._folder.uids
+
+    @property
+    def num_groups(self) -> int:
+        """Sealed groups."""
+        return len(self._folder.parts)
+
+    @property
+    def num_waiting(self) -> int:
+        """Rollouts whose groups are not sealed yet."""
+        return self._folder.waiting.count
+
+    @property
+    def digest(self) -> StreamDigest:
+        """What batches were stored, in 128 bits: ``examples_digest(i, batch)`` of each with its number, added up.
+
+        It is kept with them, and begins anew after one that was stored without or whose file is gone. ConfigError: The
+        buffer was made without ``digest=True``.
+        """
+        return asked_for(self._folder.batches.digest, "buffer")
 
     def rollouts(
         self,
@@ -53,6 +81,15 @@ class StoredInBuffer:
         """Which rollouts each late column is awaited of: what is left to do for who writes it, also after a restart."""
         with self._lock:
             return self._folder.readiness.awaited(self._folder.waiting.by_uid.values())
+
+    def summary(self) -> dict[str, float]:
+        """Numbers for a log: those of the batch maker's ``summary``, if it has one, and how many rollouts there are.
+
+        "stored" is all of them, "unsealed" those whose groups are not sealed, "awaiting_columns" those of sealed groups
+        that wait for late columns, and "given_up" those that nobody waits for any more.
+        """
+        with self._lock:
+            return self._folder.summary()
 
     @property
     def batches(self) -> list[str]:

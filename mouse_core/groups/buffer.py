@@ -12,8 +12,6 @@ from mouse_core._base.locks import ProcessLock
 from mouse_core._base.requests import Requests
 from mouse_core._base.threads import Alarm
 from mouse_core._base.tracing import refuse_traced
-from mouse_core.digest import StreamDigest
-from mouse_core.digest.states import asked_for
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import make_folder, storing
 from mouse_core.groups._files.declared import declare
@@ -57,6 +55,8 @@ class RolloutBuffer(StoredInBuffer):
             declared when it is opened again; groups that are sealed by then do not wait for them.
         max_ahead: How many rollouts may wait for their groups, for late columns or to be drawn, where producers are to
             be held back; see ``add_rollouts``. None: any number. The batch maker then says how many are ``available``.
+        memory_bytes: About how much memory rollouts may take that wait for their groups or, in a ``GrpoBatchMaker``, to
+            be drawn. Others are read back from the log, or from their groups' files, when they are needed.
         sync: Whether to wait for the disk. Without, a crash of the process loses nothing; one of the machine does.
         digest: Whether a digest of the batches runs along, off by default: some 60 us an example; see ``digest``.
 
@@ -78,6 +78,7 @@ class RolloutBuffer(StoredInBuffer):
         *,
         columns: Iterable[RolloutColumn] | None = None,
         max_ahead: int | None = None,
+        memory_bytes: int = 2**30,
         sync: bool = True,
         digest: bool = False,
     ) -> None:
@@ -102,6 +103,7 @@ class RolloutBuffer(StoredInBuffer):
                     compression=compression,
                     sync=bool(sync),
                     digest=digest,
+                    memory_bytes=check_count("memory_bytes", memory_bytes, 0),
                 )
         except BaseException:
             self._owner.close()
@@ -110,13 +112,6 @@ class RolloutBuffer(StoredInBuffer):
         self._alarm.set(self._folder.waiting.next_due())
 
     # ------------------------------------------------------------------ what is there
-
-    def __len__(self) -> int:
-        """Rollouts, sealed or waiting."""
-        return len(self._folder.uids)
-
-    def __contains__(self, rollout_uid: object) -> bool:
-        return rollout_uid in self._folder.uids
 
     def __repr__(self) -> str:
         return (
@@ -135,29 +130,10 @@ class RolloutBuffer(StoredInBuffer):
         return None if self._making is None else self._making.maker
 
     @property
-    def num_groups(self) -> int:
-        """Sealed groups."""
-        return len(self._folder.parts)
-
-    @property
-    def num_waiting(self) -> int:
-        """Rollouts whose groups are not sealed yet."""
-        return self._folder.waiting.count
-
-    @property
     def num_ahead(self) -> int:
         """Rollouts that wait for their groups or for late columns, and examples that batches could be made of now."""
         with self._lock:
             return self._pressure.ahead(self._folder.counts()[0])
-
-    @property
-    def digest(self) -> StreamDigest:
-        """What batches were stored, in 128 bits: ``examples_digest(i, batch)`` of each with its number, added up.
-
-        It is kept with them, and begins anew after one that was stored without or whose file is gone. ConfigError: The
-        buffer was made without ``digest=True``.
-        """
-        return asked_for(self._folder.batches.digest, "buffer")
 
     # ------------------------------------------------------------------ adding
 
@@ -183,8 +159,9 @@ class RolloutBuffer(StoredInBuffer):
             How many were new.
 
         Raises:
-            DataError: Something else than a rollout, text that is not Unicode, or a column that was not declared or has
-                other values, or what the batch maker refuses; nothing was added.
+            DataError: Something else than a rollout, text that is not Unicode, a column that was not declared or has
+                other values, a version beyond the one that ``set_policy_version`` told, or what the batch maker
+                refuses; nothing was added.
             StorageError: They cannot be written. Those that were there before are still there; nothing was added.
             TimedOutError: There was no room in time; nothing was added.
             ClosedError, ForkError: The buffer is closed, or this is a forked child.
@@ -194,6 +171,7 @@ class RolloutBuffer(StoredInBuffer):
             if not isinstance(rollout, RolloutRecord):
                 raise DataError(f"add_rollouts: expected a RolloutRecord at {number}, found {rollout!r:.100}")
             given[number] = with_columns(rollout, self._columns)
+            self._folder.versions.refuse_ahead(rollout.policy_version, rollout.rollout_uid)
             if self._making is not None:
                 self._making.check(rollout)
         if not given:
@@ -266,14 +244,34 @@ class RolloutBuffer(StoredInBuffer):
     # ------------------------------------------------------------------ batches
 
     def set_policy_version(self, version: str | int) -> None:
-        """Tell the batch maker which version is the latest; see ``GrpoBatchMaker.set_policy_version``.
+        """Say which version of the policy is the latest; it is noted in the folder, and told the batch maker.
+
+        Staleness is measured from it, and rollouts of later versions are refused. Say it again whenever the policy
+        changes. Where a trainer goes back to an older one, as from a checkpoint, rollouts of later versions stay in
+        their files, and are not drawn until their version is reached again.
 
         Raises:
-            ConfigError: There is no batch maker that has such a method.
+            StorageError: It cannot be noted; nothing has changed.
             ClosedError, ForkError: As ``add_rollouts``.
         """
         with self._step():
-            self._folder.making("set_policy_version").set_policy_version(version)
+            self._folder.set_policy_version(str(version))
+
+    def give_up(self, rollout_uids: Iterable[str]) -> int:
+        """Wait for some rollouts no more, sealed or not, as for those that a judge does not score; how many are new.
+
+        It is noted in the folder. Their groups are ready without them, and scored as if they did not exist; their files
+        stay. A batch maker of one's own that has been given one may use it all the same, until a restart.
+
+        Raises:
+            MissingRowError: One is not there; nothing has changed.
+            StorageError: It cannot be noted; nothing has changed.
+            ClosedError, ForkError: As ``add_rollouts``.
+        """
+        with self._step():
+            count = self._folder.give_up(list(rollout_uids))
+            self._pressure.wake()
+        return count
 
     def create_and_store_batch(self, batch_size: int) -> str | None:
         """Let the batch maker make a batch, and store it.

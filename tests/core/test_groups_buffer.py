@@ -627,11 +627,16 @@ def test_a_damaged_file_is_named(make: Make) -> None:
         buffer.rollouts()[0]
     assert buffer.rollouts()[4] == rollout(4)
     buffer.close()
-    with pytest.raises(DataError, match=str(damaged)):
-        make(batch_maker=GrpoBatchMaker())
+    found = make(batch_maker=GrpoBatchMaker())
+    for _ in range(2):
+        with pytest.raises(DataError, match=str(damaged)):
+            found.create_and_store_batch(8)
+    assert found.batches == []
+    found.close()
     damaged.rename(damaged.with_suffix(".damaged"))
     again = make(batch_maker=GrpoBatchMaker())
     assert list(again.rollouts()) == group(4, 4)
+    assert again.create_and_store_batch(4) is not None
     assert other.exists()
 
 

@@ -303,6 +303,36 @@ def test_what_waits_is_bounded(tmp_path: Path) -> None:
         assert buffer.create_and_store_batch(2) is not None
 
 
+def test_what_a_judge_never_scores_can_be_given_up(tmp_path: Path) -> None:
+    def judged() -> RolloutBuffer:
+        return opened(tmp_path, REWARD, max_ahead=6, batch_maker=GrpoBatchMaker())
+
+    with judged() as buffer:
+        buffer.add_rollouts(map(rollout, range(5)))
+        buffer.add_rollout(rollout(50, problem=0))
+        buffer.flush()  # r50 is a group of its own file, and of the problem of r0 and r1
+        buffer.add_column("reward", {"r0": 0.0, "r1": 1.0, "r2": 1.0})
+        assert buffer.create_and_store_batch(3) is None
+        with pytest.raises(MissingRowError, match="give_up: expected the uids of some of 6, found 'r9'"):
+            buffer.give_up(["r3", "r9"])
+        assert buffer.waiting_for()["reward"].uids == ("r3", "r4", "r50")
+        assert buffer.give_up(["r3", "r50"]) == 2
+        assert buffer.give_up(["r3"]) == 0
+        assert buffer.waiting_for()["reward"].uids == ("r4",)
+        assert buffer.num_ahead == 3  # r0, r1 and r4: r2 is alone
+        assert buffer.add_rollout(rollout(5), timeout=0)
+        assert buffer.add_column("reward", {"r3": 0.0, "r4": 0.5, "r5": 1.0}) == 3  # a judge that is late
+        assert buffer.summary()["given_up"] == 2
+        assert buffer.rollout("r3").reward == 0.0
+    with judged() as buffer:
+        assert not buffer.waiting_for()["reward"]
+        assert set(drawn(buffer)) == {"r0", "r1"}
+        buffer.add_rollouts(map(rollout, (6, 7, 8, 9)))
+        buffer.add_column("reward", {f"r{n}": n for n in (6, 7, 8, 9)})
+        assert buffer.give_up(["r6"]) == 1  # the batch maker has it already
+        assert set(drawn(buffer)[2:]) == {"r8", "r9"}
+
+
 def test_newer_formats_are_refused_by_name(tmp_path: Path) -> None:
     with opened(tmp_path, REWARD) as buffer:
         buffer.add_rollouts(map(rollout, range(2)))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core import DataError
+from mouse_core import ConfigError, DataError
 from mouse_core.groups import (
     GrpoBatchMaker,
     Lengths,
@@ -28,8 +28,10 @@ from mouse_core.groups import (
     RolloutBuffer,
     RolloutColumn,
     RolloutRecord,
+    RolloutStream,
     TopK,
     Turn,
+    make_examples,
 )
 from tests.core.groups_cases import group, rollout
 
@@ -73,6 +75,55 @@ def test_reinforce_plus_plus_is_normalised_over_the_batch(baseline: bool) -> Non
     assert all(not example.advantage[:3].any() for example in found.values()), "the prompt is worth nothing"
 
 
+def test_what_is_compared_beyond_groups_leaves_none_out() -> None:
+    items = [*group(0, 2, reward=0.0), *group(10, 2, example="b", reward=1.0), rollout(20, example="alone", reward=0.5)]
+    found = everything(fed(items, advantage=ReinforcePlusPlus(baseline=False)))
+    assert {uid: round(float(one.advantage[-1]), 3) for uid, one in found.items()} == {
+        "r0": -1.118,
+        "r1": -1.118,
+        "r10": 1.118,
+        "r11": 1.118,
+        "r20": 0.0,
+    }
+    assert fed(items, advantage=ReinforcePlusPlus()).available == 0
+
+    class Odd(ReinforcePlusPlus):
+        compares = "tokens"
+
+    with pytest.raises(ConfigError, match=r"compares to be one of \['rewards', 'turns', 'nothing'\], found 'tokens'"):
+        GrpoBatchMaker(advantage=Odd())
+
+
+def by_turn(number: int, *rewards: float | None, reward: float | None = None) -> RolloutRecord:
+    turns = tuple(Turn("x", "assistant", [7], [-0.5], one) for one in rewards)  # type: ignore[arg-type]
+    return RolloutRecord("math", "problem", "1", f"r{number}", (*turns, Turn("bye", "user", [1])), reward, created=0.0)  # type: ignore[arg-type]
+
+
+def test_credit_of_turns_is_what_each_had_before_it() -> None:
+    # As much, at other times: something can be learnt.
+    found = everything(fed([by_turn(0, 1.0, 0.0), by_turn(1, 0.0, 1.0)], advantage=RewardToGo()))
+    assert {uid: one.advantage.tolist() for uid, one in found.items()} == {"r0": [0, -1, 0], "r1": [0, 0, 0]}
+    assert fed([by_turn(0, 1.0, 0.0), by_turn(1, 1.0, 0.0)], advantage=RewardToGo()).available == 0
+    # Where only the rollout has a reward, it is the last turn that earned it: the better one is worth more.
+    found = everything(
+        fed([by_turn(0, None, None, reward=0.0), by_turn(1, None, None, reward=1.0)], advantage=RewardToGo())
+    )
+    assert {uid: one.advantage.tolist() for uid, one in found.items()} == {"r0": [-1, -1, 0], "r1": [1, 1, 0]}
+
+
+def test_credit_of_a_reward_that_comes_late(tmp_path: Path) -> None:
+    columns = [RolloutColumn("reward", "example", "float64", late=True), RolloutColumn("step")]
+    for column in (None, "step"):
+        maker = GrpoBatchMaker(advantage=RewardToGo(column))
+        with RolloutBuffer(tmp_path / str(column), 2, batch_maker=maker, columns=columns, sync=False) as buffer:
+            buffer.add_rollouts(by_turn(number, None, None) for number in range(2))
+            buffer.add_column("reward", {"r0": 0.0, "r1": 1.0})
+            name = buffer.create_and_store_batch(2)
+            assert name is not None
+            found = {one.rollout_uid: one.advantage.tolist() for one in buffer.read_batch(name)}
+        assert found == {"r0": [-1, -1, 0], "r1": [1, 1, 0]}
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.none() | st.floats(-5, 5), min_size=2, max_size=5),
@@ -86,6 +137,7 @@ def test_rewards_to_go_are_those_of_a_loop(rewards: list[float | None], discount
     item = RolloutRecord("math", "problem", "1", "a", turns, 1.5, created=0.0)
     (found,) = RewardToGo(discount=discount).of_batch([item], np.array([worth]))
     known = [reward or 0.0 for reward in rewards]
+    known[-1] += 1.5 - sum(known)  # what the rollout earned beyond its turns, by the last one
     by_turn = [sum(discount ** (u - t) * known[u] for u in range(t, len(known))) for t in range(len(known))]
     expected = [by_turn[place] - (1.5 - worth) for place in range(len(known)) for _ in range(place + 1)]
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
@@ -113,7 +165,7 @@ def test_an_advantage_of_ones_own() -> None:
         return rewards - 2
 
     found = {uid: example.advantage[-1] for uid, example in everything(fed(group(0, 4), advantage=above_two)).items()}
-    assert found == {"r0": -2.0, "r1": -1.0, "r3": 1.0}
+    assert found == {"r0": -2.0, "r1": -1.0, "r2": 0.0, "r3": 1.0}
     for wrong in (lambda rewards, groups: rewards[:-1], lambda rewards, groups: rewards * np.nan):
         with pytest.raises(DataError, match="advantage: expected a finite number for each of 4 rollouts"):
             fed(group(0, 4), advantage=wrong).create_batch(1)
@@ -186,8 +238,85 @@ def test_versions_from_the_future_change_nothing(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"'r8': expected a version up to '9'.*found '10'"):
             buffer.add_rollouts([rollout(7, version=9), rollout(8, version=10)])
         assert len(buffer) == 2
-        maker.set_policy_version(10)
+        buffer.set_policy_version(10)
         assert buffer.add_rollouts([rollout(7, version=9), rollout(8, version=10)]) == 2
+
+
+def test_the_version_that_was_told_is_the_folders(tmp_path: Path) -> None:
+    """It outlives a restart, refuses what is later also without a batch maker, and says how stale batches are."""
+    with RolloutBuffer(tmp_path, 4, sync=False) as buffer:
+        buffer.add_rollouts(group(0, 4, version=3))
+        buffer.set_policy_version(5)
+    with RolloutBuffer(tmp_path, 4, sync=False) as buffer, pytest.raises(DataError, match=r"up to '5', .*found '6'"):
+        buffer.add_rollout(rollout(9, version=6))
+    with RolloutBuffer(tmp_path, 4, batch_maker=GrpoBatchMaker(), sync=False) as buffer:
+        with pytest.raises(DataError, match="expected a version up to '5'"):
+            buffer.add_rollout(rollout(9, version=6))
+        share = next(RolloutStream(buffer, 64, batch_size=4))
+        assert (share.report["staleness_mean"], share.report["staleness_max"]) == (2.0, 2.0)
+        assert buffer.batch_metadata(share.batch_id)["staleness"] == [2] * 4
+
+
+@pytest.mark.parametrize("older", ["keep", "drop"])
+def test_a_trainer_that_goes_back_draws_nothing_of_later_versions(older: str, tmp_path: Path) -> None:
+    def opened() -> RolloutBuffer:
+        maker = GrpoBatchMaker(older_groups=older, max_staleness=3)
+        return RolloutBuffer(tmp_path, 4, batch_maker=maker, sync=False)
+
+    def drawn(buffer: RolloutBuffer) -> dict[str, set[int]]:
+        found: dict[str, set[int]] = {}
+        while (name := buffer.create_and_store_batch(1)) is not None:
+            about = buffer.batch_metadata(name)
+            found.setdefault(*about["policy_versions"], set()).update(about["staleness"])
+        return found
+
+    buffer = opened()
+    for version in (4, 5, 6, 7):
+        buffer.add_rollouts(group(10 * version, 4, version=version))
+        buffer.add_rollouts(group(10 * version + 5, 2, example="open", version=version))
+    buffer.close()
+    buffer = opened()
+    buffer.set_policy_version(5)
+    assert drawn(buffer) == ({"4": {1}, "5": {0}} if older == "keep" else {"5": {0}})
+    buffer.add_rollouts(group(100, 4, version=5))  # those of version 7 do not make them old
+    assert drawn(buffer) == {"5": {0}}
+    buffer.set_policy_version(7)
+    assert drawn(buffer) == ({"6": {1}, "7": {0}} if older == "keep" else {"7": {0}})
+    buffer.close()
+    assert opened().num_ahead == 8, "those whose groups are not sealed"
+
+
+def test_groups_of_which_nothing_can_be_drawn_take_no_time() -> None:
+    """Neither what was drawn nor what left is gone through again, and later rollouts are scored with it all the same."""
+    maker = GrpoBatchMaker(retention=Newest(16))
+    for number in range(0, 400, 4):
+        for item in group(number, 4, example=str(number)):
+            maker.add_rollout(item)
+    assert maker.available == len(maker.rows()) == 16
+    assert maker.create_batch(16) is not None
+    assert len(maker.rows()) == 0
+    maker.add_rollout(rollout(1000, example="396", reward=0.0))
+    (example,) = maker.create_batch(1) or []
+    assert example.advantage[-1] == np.float32(-(396 + 397 + 398 + 399) / 4)
+    for item in group(2000, 4, example="same", reward=1.0):
+        maker.add_rollout(item)
+    assert len(maker.rows()) == 0, "nothing is learnt of them"
+    summary = maker.summary()
+    assert (summary["groups"], summary["groups_equal"], summary["rollouts"]) == (101, 1, 405)
+
+
+def test_columns_that_nobody_declared_are_refused_by_name() -> None:
+    maker = GrpoBatchMaker()
+    seen = replace(rollout(0), columns={"top_k": np.int64(5)})
+    turn = replace(rollout(1), turns=(Turn("", "assistant", [1], [-0.5], columns={"value": [1.0]}),))
+    for item, wanted in (
+        (seen, r"for each example, \[\], found 'top_k'"),
+        (turn, r"token or turn, \[\], found 'value'"),
+    ):
+        with pytest.raises(DataError, match=wanted):
+            maker.add_rollout(item)
+        with pytest.raises(DataError, match=wanted):
+            make_examples([item], [1.0])
 
 
 def test_a_restart_goes_through_all_functions(tmp_path: Path) -> None:
@@ -219,7 +348,7 @@ def test_a_restart_goes_through_all_functions(tmp_path: Path) -> None:
     assert drawn[0] == drawn[1]
 
 
-def test_a_summary_is_numbers() -> None:
+def test_a_summary_is_numbers(tmp_path: Path) -> None:
     items = [*group(0, 4), *group(10, 4, example="b", reward=1.0), *group(40, 2, environment="code")]
     summary = fed(items).summary()
     assert (summary["groups"], summary["groups_equal"]) == (3, 1)
@@ -230,3 +359,12 @@ def test_a_summary_is_numbers() -> None:
     assert summary["reward_std"] == pytest.approx(statistics.pstdev(rewards))
     assert (summary["code/reward_min"], summary["code/reward_max"]) == (40.0, 41.0)
     assert all(type(value) in (int, float) for value in summary.values())
+    # Of all that came: what newer versions ended counts, too, also after a restart and in a buffer.
+    for _ in range(2):
+        with RolloutBuffer(tmp_path, 4, batch_maker=GrpoBatchMaker(), sync=False) as buffer:
+            for version in range(5):
+                buffer.add_rollouts(group(10 * version, 4, version=version, reward=float(version == 4) or None))
+            buffer.add_rollouts(group(100, 2, example="waits"))
+            found = buffer.summary()
+            assert (found["groups"], found["groups_equal"], found["groups_equal_share"]) == (5, 1, 0.2)
+            assert (found["stored"], found["unsealed"], found["given_up"]) == (22, 2, 0)

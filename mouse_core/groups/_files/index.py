@@ -1,7 +1,8 @@
 """What has been sealed and which rollouts batches have used: a log that is read when a folder is opened.
 
 The files are what counts. The log only saves opening all of them, remembers the order in which they came, and keeps
-the ledger of used rollouts when old batch files are deleted. Files that it does not know are read and added to it.
+the ledger of used rollouts when old batch files are deleted. Files that it does not know are read and added to it. It
+alone says which version was told to be the latest, and which rollouts were given up.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -46,8 +47,12 @@ _PARTS = pa.schema(
         "tokens": pa.list_(pa.int64()),
         "turns": pa.list_(pa.int64()),
         "declared": pa.int64(),
+        "nbytes": pa.int64(),
+        "untrained": pa.list_(pa.int64()),
+        "earned": pa.list_(pa.int64()),
     }
 )
+_GIVEN_UP = pa.schema({"uid": pa.string()})
 _READY = pa.schema({"place": pa.string()})
 _STORED = pa.schema({"name": pa.string(), "uids": _UIDS})
 
@@ -74,7 +79,7 @@ def encode_parts(parts: Sequence[Part]) -> bytes:
     """A record of the log that says that groups were sealed."""
     columns: list[Sequence[Any]] = [*zip(*(part.key for part in parts), strict=True)]
     columns += [[getattr(part, name) for part in parts] for name in _PARTS.names[3:]]
-    return b"G" + _encoded(columns, _PARTS)
+    return b"S" + _encoded(columns, _PARTS)
 
 
 def encode_ready(parts: Sequence[Part]) -> bytes:
@@ -85,6 +90,16 @@ def encode_ready(parts: Sequence[Part]) -> bytes:
 def encode_batches(batches: Sequence[StoredBatch]) -> bytes:
     """A record of the log that says that batches were stored."""
     return b"B" + _encoded([[batch.name for batch in batches], [batch.uids for batch in batches]], _STORED)
+
+
+def encode_version(version: str) -> bytes:
+    """A record of the log that says which version is the latest."""
+    return b"V" + version.encode()
+
+
+def encode_given_up(uids: Sequence[str]) -> bytes:
+    """A record of the log that says which rollouts were given up."""
+    return b"U" + _encoded([uids], _GIVEN_UP)
 
 
 def _encoded(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> bytes:
@@ -103,38 +118,43 @@ def _tuples(lists: pa.Array) -> list[Any]:
     return [values[begin:end] for begin, end in pairwise(accumulate(lists.value_lengths().to_pylist(), initial=0))]
 
 
-def _decode(records: Sequence[bytes]) -> tuple[list[Part], list[StoredBatch], list[str]]:
-    parts: list[Part] = []
-    batches: list[StoredBatch] = []
-    ready: list[str] = []
-    for record in records:
-        if record[:1] == b"G":
-            environments, examples, versions, *others = _columns(record, _PARTS)
-            parts += map(Part, map(GroupKey, environments, examples, versions), *others)
-        elif record[:1] == b"R":
-            ready += _columns(record, _READY)[0]
-        elif record[:1] == b"P":
-            continue  # groups as earlier releases noted them, without lengths: their files are read once more
-        elif record[:1] == b"B":
-            batches += map(StoredBatch, *_columns(record, _STORED))
-        else:
-            raise DataError(f"index: expected a record of groups or of batches, found one of kind {record[:1]!r}")
-    return parts, batches, ready
-
-
 @dataclass
 class Index:
-    """The groups and batches of a folder.
+    """What is noted of a folder.
 
     Args:
         parts: Of the groups whose files are there, in the order they were sealed.
         batches: In the order they were stored, those included whose files were deleted.
         ready: Places of the files of groups that had waited for columns and have them, in the order they became ready.
+        told: The versions that were said to be the latest, in order.
+        given_up: Uids of rollouts that nobody waits for any more.
     """
 
-    parts: list[Part]
-    batches: list[StoredBatch]
-    ready: list[str]
+    parts: list[Part] = field(default_factory=list)
+    batches: list[StoredBatch] = field(default_factory=list)
+    ready: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    given_up: set[str] = field(default_factory=set)
+
+
+def _decode(records: Sequence[bytes]) -> Index:
+    index = Index()
+    for record in records:
+        kind = record[:1]
+        if kind == b"S":
+            environments, examples, versions, *others = _columns(record, _PARTS)
+            index.parts += map(Part, map(GroupKey, environments, examples, versions), *others)
+        elif kind == b"R":
+            index.ready += _columns(record, _READY)[0]
+        elif kind == b"B":
+            index.batches += map(StoredBatch, *_columns(record, _STORED))
+        elif kind == b"V":
+            index.told.append(record[1:].decode())
+        elif kind == b"U":
+            index.given_up.update(_columns(record, _GIVEN_UP)[0])
+        elif kind not in (b"P", b"G"):  # groups as earlier releases noted them: their files are read once more
+            raise DataError(f"index: expected a record of groups or of batches, found one of kind {kind!r}")
+    return index
 
 
 def index_path(root: Path) -> Path:
@@ -181,17 +201,17 @@ def follow_batches(root: Path, position: int = 0) -> tuple[list[StoredBatch], in
         DataError, StorageError: As ``open_index``.
     """
     records, position = follow_log(index_path(root), position)
-    return _decode([record for record in records if record[:1] == b"B"])[1], position
+    return _decode([record for record in records if record[:1] == b"B"]).batches, position
 
 
 def _compare(root: Path, records: Sequence[bytes], *, clean: bool) -> tuple[Index, list[Part], list[StoredBatch]]:
     """The index that agrees with the files; the groups and batches that the log did not know."""
-    known, batches, ready = _decode(records)
+    index = _decode(records)
     with storing(f"folder {root}"):
         files = _files(root, clean=clean)
         stored = files.pop(BATCHES, [])
     there = {(folder, name) for folder, names in files.items() for name in names if name.startswith("part-")}
-    by_place = {(folder_name(part.key.environment), part.name): part for part in known}
+    by_place = {(folder_name(part.key.environment), part.name): part for part in index.parts}
     parts = [part for place, part in by_place.items() if place in there]
     unknown = sorted(there - by_place.keys())
     find = partial(find_part, declared=read_declared(root)) if unknown else find_part
@@ -200,13 +220,13 @@ def _compare(root: Path, records: Sequence[bytes], *, clean: bool) -> tuple[Inde
     found.sort(key=lambda part: (part.number, part.name))
     # What was written last before a crash may be in a file and not yet in the log.
     parts = sorted([*parts, *found], key=lambda part: part.number) if found else parts
-    names = {batch.name for batch in batches}
+    names = {batch.name for batch in index.batches}
     new = [
         StoredBatch(name, _used(root / BATCHES / name))
         for name in sorted(stored, key=_stored_at)
         if name.startswith("batch_") and name not in names
     ]
-    return Index(parts, [*batches, *new], ready), found, new
+    return replace(index, parts=parts, batches=[*index.batches, *new]), found, new
 
 
 def _used(path: Path) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
@@ -21,6 +20,7 @@ from mouse_core.groups._files.declared import read_declared
 from mouse_core.groups._files.names import folder_name
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import GroupKey, RolloutRecord
+from mouse_core.groups.types.sizes import earned_of, nbytes_of
 
 NUMBER = b"mouse_group_number"
 """In a group's file how many groups were sealed before it."""
@@ -48,6 +48,9 @@ class Part:
         tokens: How many each has, over all turns.
         turns: How many each has.
         declared: How many columns had been declared when it was sealed; the late ones of them are what it waits for.
+        nbytes: About how much memory its rollouts take.
+        untrained: Which of them have no token that belongs into the loss, by their places.
+        earned: What the turns of each earned, as ``earned_of`` says it; empty where no turn has a reward.
     """
 
     key: GroupKey
@@ -59,6 +62,9 @@ class Part:
     tokens: tuple[int, ...]
     turns: tuple[int, ...]
     declared: int
+    nbytes: int
+    untrained: tuple[int, ...]
+    earned: tuple[int, ...]
 
     @property
     def place(self) -> str:
@@ -68,6 +74,27 @@ class Part:
     def path(self, root: Path) -> Path:
         """Where the file is."""
         return root / folder_name(self.key.environment) / self.name
+
+
+def part_of(rollouts: Sequence[RolloutRecord], *, name: str = "", number: int = 0, declared: int = 0) -> Part:
+    """What is to be known of a group, from its rollouts; the rest as in ``Part``."""
+    sizes = [[len(turn.tokens) for turn in rollout.turns] for rollout in rollouts]
+    trained = [any(turn.is_trained and len(turn.tokens) for turn in rollout.turns) for rollout in rollouts]
+    earned = tuple(map(earned_of, rollouts))
+    return Part(
+        key=rollouts[0].key,
+        name=name,
+        number=number,
+        uids=tuple([rollout.rollout_uid for rollout in rollouts]),
+        created=tuple([rollout.created for rollout in rollouts]),
+        rewards=tuple([rollout.reward for rollout in rollouts]),
+        tokens=tuple(map(sum, sizes)),
+        turns=tuple(map(len, sizes)),
+        declared=declared,
+        nbytes=sum(map(nbytes_of, rollouts)),
+        untrained=tuple([place for place, some in enumerate(trained) if not some]),
+        earned=earned if any(earned) else (),
+    )
 
 
 def check_codec(compression: str) -> str:
@@ -263,27 +290,16 @@ def find_part(path: Path, declared: Columns = NO_COLUMNS) -> Part:
     """
     content = read_part(path)
     table = read_table(path, ROLLOUTS, content=content, declared=declared)
-    columns: dict[str, Sequence[Any]] = {
-        name: table.column(name).to_pylist() for name in (*GroupKey._fields, "rollout_uid", "created", "reward")
-    }
-    keys = set(zip(*(columns[name] for name in GroupKey._fields), strict=True))
+    try:
+        rollouts = table_to_rollouts(table, declared=declared)
+    except (pa.ArrowException, DataError) as error:
+        raise DataError(f"part file {path}: expected rollouts, found: {error}") from error
+    keys = {rollout.key for rollout in rollouts}
     if len(keys) != 1:
         raise DataError(f"part file {path}: expected the rollouts of one group, found {len(keys)} groups")
     noted = read_metadata(path, content)
-    turns = table.column("turns").combine_chunks()
-    ends = np.concatenate([[0], np.cumsum(turns.flatten().field("tokens").value_lengths().to_numpy())])
-    bounds = turns.offsets.to_numpy() - turns.offsets[0].as_py()
-    return Part(
-        key=GroupKey(*keys.pop()),
-        name=path.name,
-        number=int(noted.get(NUMBER, b"0")),
-        uids=tuple(columns["rollout_uid"]),
-        created=tuple(columns["created"]),
-        rewards=tuple(columns["reward"]),
-        tokens=tuple(np.diff(ends[bounds]).tolist()),
-        turns=tuple(np.diff(bounds).tolist()),
-        declared=int(noted.get(DECLARED, b"0")),
-    )
+    number, known = int(noted.get(NUMBER, b"0")), int(noted.get(DECLARED, b"0"))
+    return part_of(rollouts, name=path.name, number=number, declared=known)
 
 
 def read_metadata(path: Path, content: bytes | None = None) -> dict[bytes, bytes]:

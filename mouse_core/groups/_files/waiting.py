@@ -1,10 +1,11 @@
-"""Rollouts whose groups are not sealed yet: in memory, and in a log that a crash does not lose."""
+"""Rollouts whose groups are not sealed yet: in a log that a crash does not lose, and in memory if there is room."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pyarrow as pa
 from mouse_core.errors import ConfigError
 from mouse_core.files.log import Log
 from mouse_core.groups._files.arrow.rollouts import rollouts_to_table, rollouts_with, table_to_rollouts
+from mouse_core.groups._files.kept import Kept
 from mouse_core.groups._files.names import STATE
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import GroupKey, RolloutRecord
@@ -20,6 +22,35 @@ from mouse_core.spec import check_count
 
 # A log larger than this is written anew once most of it is about rollouts that have left.
 _REWRITE_BYTES = 64 * 2**20
+# It is written so many rollouts at a time, as they need not all be in memory.
+_TOGETHER = 256
+
+
+@dataclass(slots=True)
+class Unsealed:
+    """What is known of a rollout whose group is not sealed yet; it is in the log, and may be in memory.
+
+    Args:
+        rollout_uid: Its uid.
+        reward: What it earned; None: that comes later.
+        created: When, in seconds since 1970.
+        tokens: How many it has.
+        turns: How many it has.
+        begin: Where the record of the log begins that it is in.
+    """
+
+    rollout_uid: str
+    reward: float | None
+    created: float
+    tokens: int
+    turns: int
+    begin: int = -1
+
+    @classmethod
+    def of(cls, rollout: RolloutRecord, begin: int = -1) -> Unsealed:
+        """What is known of a rollout."""
+        tokens = sum([len(turn.tokens) for turn in rollout.turns])
+        return cls(rollout.rollout_uid, rollout.reward, rollout.created, tokens, len(rollout.turns), begin)
 
 
 @dataclass(slots=True)
@@ -27,7 +58,7 @@ class WaitingGroup:
     """Rollouts of one group, and when the first of them came, in seconds since 1970."""
 
     since: float
-    rollouts: list[RolloutRecord] = field(default_factory=list)
+    rollouts: list[Unsealed] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -37,12 +68,18 @@ class Plan:
     Args:
         sealed: Groups that are complete with them.
         groups: What waits afterwards, for the groups that change: their new state, empty if nothing waits.
-        logged: The new rollouts that wait.
+        new: The new rollouts by uid.
     """
 
-    sealed: list[list[RolloutRecord]]
+    sealed: list[tuple[GroupKey, list[Unsealed]]]
     groups: dict[GroupKey, WaitingGroup]
-    logged: list[RolloutRecord]
+    new: Mapping[str, RolloutRecord] = field(default_factory=dict)
+
+    @property
+    def logged(self) -> list[RolloutRecord]:
+        """The new rollouts that wait."""
+        sealed = {one.rollout_uid for _, group in self.sealed for one in group}
+        return [rollout for uid, rollout in self.new.items() if uid not in sealed]
 
 
 @dataclass(frozen=True)
@@ -82,37 +119,49 @@ class Waiting:
     Args:
         root: The buffer's folder.
         rules: When a group is sealed.
+        kept: The rollouts that are in memory.
         sealed: Uids of rollouts that have been sealed, which the log may still have.
         declared: Columns that the rollouts may have beside those of all.
+
+    Attributes:
+        groups: They.
+        by_uid: Their rollouts.
 
     Raises:
         DataError: The log is damaged.
         StorageError: It cannot be read.
     """
 
-    def __init__(self, root: Path, rules: Rules, sealed: Iterable[str] = (), declared: Columns = NO_COLUMNS) -> None:
-        self.rules, self._declared = rules, declared
+    def __init__(
+        self, root: Path, rules: Rules, kept: Kept, sealed: Iterable[str] = (), declared: Columns = NO_COLUMNS
+    ) -> None:
+        self.rules, self._kept, self._declared = rules, kept, declared
         self.groups: dict[GroupKey, WaitingGroup] = {}
-        self.count = 0
-        self.by_uid: dict[str, RolloutRecord] = {}
-        self._log = Log(root / STATE / "waiting.log")
+        self.by_uid: dict[str, Unsealed] = {}
         self._logged = 0
         gone = set(sealed)
-        for record in self._log.records:
+
+        def found(begin: int, record: bytes) -> None:
             times, rollouts = _decode(record, declared)
             self._logged += len(rollouts)
             for time, rollout in zip(times, rollouts, strict=True):
                 if rollout.rollout_uid not in gone:
                     gone.add(rollout.rollout_uid)
-                    self.by_uid[rollout.rollout_uid] = rollout
-                    self.groups.setdefault(rollout.key, WaitingGroup(time)).rollouts.append(rollout)
-                    self.count += 1
-        self._log.records = []
+                    own = self.by_uid[rollout.rollout_uid] = Unsealed.of(rollout, begin)
+                    self.groups.setdefault(rollout.key, WaitingGroup(time)).rollouts.append(own)
+                    kept.put([rollout])
+
+        self._log = Log(root / STATE / "waiting.log", found)
+
+    @property
+    def count(self) -> int:
+        """How many rollouts wait."""
+        return len(self.by_uid)
 
     def plan(self, rollouts: Sequence[RolloutRecord], now: float) -> Plan:
         """What becomes of new rollouts; changes nothing."""
         groups: dict[GroupKey, WaitingGroup] = {}
-        sealed: list[list[RolloutRecord]] = []
+        sealed: list[tuple[GroupKey, list[Unsealed]]] = []
         for rollout in rollouts:
             key = rollout.key
             group = groups.get(key)
@@ -122,30 +171,29 @@ class Waiting:
                 groups[key] = group
             elif not group.rollouts:
                 group.since = now
-            group.rollouts.append(rollout)
+            group.rollouts.append(Unsealed.of(rollout))
             if len(group.rollouts) >= self.rules.full:
-                sealed.append(group.rollouts)
+                sealed.append((key, group.rollouts))
                 group.rollouts = []
-        for group in groups.values():
+        for key, group in groups.items():
             if self.rules.due(group) <= now:
-                sealed.append(group.rollouts)
+                sealed.append((key, group.rollouts))
                 group.rollouts = []
-        count = self.count + len(rollouts) - sum(map(len, sealed))
+        count = self.count + len(rollouts) - sum(len(group) for _, group in sealed)
         if self.rules.capacity is not None and count > self.rules.capacity:
             sealed += self._oldest(groups, count - self.rules.capacity)
-        left = {id(rollout) for group in groups.values() for rollout in group.rollouts}
-        return Plan(sealed, groups, [rollout for rollout in rollouts if id(rollout) in left])
+        return Plan(sealed, groups, {rollout.rollout_uid: rollout for rollout in rollouts})
 
-    def _oldest(self, groups: dict[GroupKey, WaitingGroup], excess: int) -> list[list[RolloutRecord]]:
+    def _oldest(self, groups: dict[GroupKey, WaitingGroup], excess: int) -> list[tuple[GroupKey, list[Unsealed]]]:
         """Take the oldest groups, those with enough rollouts first, until so many rollouts are out."""
         everyone = [(key, group) for key, group in (self.groups | groups).items() if group.rollouts]
         everyone.sort(key=lambda item: (len(item[1].rollouts) < self.rules.enough, *_age(item)))
-        sealed: list[list[RolloutRecord]] = []
+        sealed = []
         for key, group in everyone:
             if excess <= 0:
                 break
             excess -= len(group.rollouts)
-            sealed.append(group.rollouts)
+            sealed.append((key, group.rollouts))
             groups[key] = WaitingGroup(group.since)
         return sealed
 
@@ -159,42 +207,81 @@ class Waiting:
 
     def _seal(self, groups: dict[GroupKey, WaitingGroup]) -> Plan:
         # In an order that a restart does not change.
-        sealed = [group.rollouts for _, group in sorted(groups.items(), key=_age)]
-        return Plan(sealed, {key: WaitingGroup(group.since) for key, group in groups.items()}, [])
+        sealed = [(key, group.rollouts) for key, group in sorted(groups.items(), key=_age)]
+        return Plan(sealed, {key: WaitingGroup(group.since) for key, group in groups.items()})
 
     def next_due(self, keys: Iterable[GroupKey] | None = None) -> float:
         """When the first group, or the first of some, is to be sealed; infinity if none is."""
         groups = self.groups.values() if keys is None else (self.groups[key] for key in keys if key in self.groups)
         return min(map(self.rules.due, groups), default=math.inf)
 
+    # ------------------------------------------------------------------ rollouts
+
+    def load(
+        self, groups: Sequence[Sequence[Unsealed]], new: Mapping[str, RolloutRecord] | None = None
+    ) -> list[list[RolloutRecord]]:
+        """The rollouts of some groups: new ones, those that are in memory, and others from the log.
+
+        Raises:
+            DataError: The log is damaged.
+            StorageError: It cannot be read.
+        """
+        there = new or {}
+        found: dict[str, RolloutRecord] = {}
+        begins = set()
+        for one in chain.from_iterable(groups):
+            rollout = there.get(one.rollout_uid) or self._kept.get(one.rollout_uid)
+            if rollout is None:
+                begins.add(one.begin)
+            else:
+                found[one.rollout_uid] = rollout
+        wanted = {one.rollout_uid for one in chain.from_iterable(groups)} if begins else set()
+        for begin in sorted(begins):
+            rollouts = _decode(self._log.read(begin), self._declared)[1]
+            found.update((one.rollout_uid, one) for one in rollouts if one.rollout_uid in wanted)
+        return [[found[one.rollout_uid] for one in group] for group in groups]
+
+    def rollout(self, uid: str) -> RolloutRecord:
+        """One of those that wait; errors as of ``load``."""
+        return self.load([[self.by_uid[uid]]])[0][0]
+
+    # ------------------------------------------------------------------ changes
+
     def log(self, plan: Plan, *, sync: bool) -> int:
-        """Write what will wait to the log; the log's size before, for ``undo``.
+        """Write what will wait to the log; the log's size before, for ``undo`` and ``apply``.
 
         Raises:
             StorageError: It cannot be written; the log is as it was.
         """
         before = self._log.size
-        if plan.logged:
-            times = [plan.groups[rollout.key].since for rollout in plan.logged]
-            self._log.append(_encode(times, plan.logged, self._declared), sync=sync)
+        if logged := plan.logged:
+            times = [plan.groups[rollout.key].since for rollout in logged]
+            self._log.append(_encode(times, logged, self._declared), sync=sync)
         return before
 
     def undo(self, size: int) -> None:
         """Take back what ``log`` wrote."""
         self._log.cut(size)
 
-    def apply(self, plan: Plan) -> None:
-        """Let the plan's groups be what waits; what it sealed is on the disk."""
+    def apply(self, plan: Plan, begin: int) -> None:
+        """Let the plan's groups be what waits; what it sealed is on the disk.
+
+        Args:
+            plan: It.
+            begin: Where its record begins in the log.
+        """
         for key, group in plan.groups.items():
-            before = self.groups.pop(key, None)
-            self.count += len(group.rollouts) - (len(before.rollouts) if before else 0)
+            self.groups.pop(key, None)
             if group.rollouts:
                 self.groups[key] = group
-        for sealed in plan.sealed:
-            for rollout in sealed:
-                self.by_uid.pop(rollout.rollout_uid, None)
-        self.by_uid.update((rollout.rollout_uid, rollout) for rollout in plan.logged)
-        self._logged += len(plan.logged)
+                for one in group.rollouts:
+                    if one.begin < 0:
+                        one.begin = begin
+                        self.by_uid[one.rollout_uid] = one
+                        self._logged += 1
+        for _, sealed in plan.sealed:
+            for one in sealed:
+                self.by_uid.pop(one.rollout_uid, None)
 
     def tidy(self) -> None:
         """Make the log smaller where that is due.
@@ -207,10 +294,17 @@ class Waiting:
                 self._log.cut(0)
                 self._logged = 0
         elif self._log.size > _REWRITE_BYTES and 2 * self.count < self._logged:
-            pairs = [(group.since, rollout) for group in self.groups.values() for rollout in group.rollouts]
-            times, rollouts = zip(*pairs, strict=True)
-            self._log.rewrite([_encode(times, rollouts, self._declared)])
+            pairs = [(group.since, one) for group in self.groups.values() for one in group.rollouts]
+            chunks = [pairs[first : first + _TOGETHER] for first in range(0, len(pairs), _TOGETHER)]
+            begins = self._log.rewrite(map(self._record_of, chunks))
+            for begin, chunk in zip(begins, chunks, strict=True):
+                for _, one in chunk:
+                    one.begin = begin
             self._logged = self.count
+
+    def _record_of(self, pairs: Sequence[tuple[float, Unsealed]]) -> bytes:
+        (rollouts,) = self.load([[one for _, one in pairs]])
+        return _encode([since for since, _ in pairs], rollouts, self._declared)
 
     def close(self) -> None:
         """Close the log."""

@@ -25,9 +25,9 @@ from mouse_core.files.writing import (
 )
 from mouse_core.groups._files.arrow.rollouts import rollouts_to_table, rollouts_with, split_rows
 from mouse_core.groups._files.names import folder_name
-from mouse_core.groups._files.parts import DECLARED, NUMBER, Part, digest_of, encode_table, writing_options
+from mouse_core.groups._files.parts import DECLARED, NUMBER, Part, digest_of, encode_table, part_of, writing_options
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
-from mouse_core.groups.types.records import RolloutRecord
+from mouse_core.groups.types.records import GroupKey, RolloutRecord
 
 # Groups whose columns are made together, and whose files are synced together: enough to spread what that costs, few
 # enough for the disk to be at work while the next ones are encoded.
@@ -37,13 +37,14 @@ _PIECE = 16
 # Fewer groups than these are not worth a thread.
 _FEW = 4
 
-_Group = tuple[int, Sequence[RolloutRecord], pa.Table]
+_Group = tuple[int, list[RolloutRecord], pa.Table]
 _Written = tuple[Part, str]
 
 
 def write_groups(
     root: Path,
-    groups: Sequence[Sequence[RolloutRecord]],
+    groups: Sequence[tuple[GroupKey, Sequence[Any]]],
+    load: Callable[[Sequence[Sequence[Any]]], list[list[RolloutRecord]]],
     *,
     number: int,
     compression: str,
@@ -54,16 +55,17 @@ def write_groups(
 
     Args:
         root: The buffer's folder.
-        groups: The rollouts of each.
+        groups: Which ones, and what ``load`` takes for the rollouts of each.
+        load: Gives the rollouts of some groups, which are in memory while they are written.
         number: Of the first group.
         compression: Of the pages.
         sync: Whether to wait until all is on the disk.
         declared: Columns that the rollouts may have beside those of all.
 
     Raises:
-        StorageError: They cannot be written; no file is left.
+        StorageError: They cannot be written; no file is left. What ``load`` raises.
     """
-    environments = dict.fromkeys(group[0].environment for group in groups)
+    environments = dict.fromkeys(key.environment for key, _ in groups)
     folders = {environment: str(root / folder_name(environment)) for environment in environments}
     options = writing_options(rollouts_with(declared), compression, declared)
     write = partial(_write, folders=folders, options=options, declared=len(declared))
@@ -73,7 +75,8 @@ def write_groups(
             made = [folder for folder in folders.values() if not os.path.isdir(folder)]
             for folder in made:
                 os.makedirs(folder, exist_ok=True)
-            _write_all(write, _pieces(groups, number, declared), len(groups), written, sync=sync)
+            pieces = _pieces([group for _, group in groups], load, number, declared)
+            _write_all(write, pieces, len(groups), written, sync=sync)
             # From here on the rollouts are stored: readers see the files, and a restart finds them.
             publish(path for _, path in written)
             if sync:
@@ -87,12 +90,17 @@ def write_groups(
     return [part for part, _ in written]
 
 
-def _pieces(groups: Sequence[Sequence[RolloutRecord]], number: int, declared: Columns) -> Iterator[list[_Group]]:
+def _pieces(
+    groups: Sequence[Sequence[Any]],
+    load: Callable[[Sequence[Sequence[Any]]], list[list[RolloutRecord]]],
+    number: int,
+    declared: Columns,
+) -> Iterator[list[_Group]]:
     """The groups with their numbers and columns, some at a time."""
     times = -(-len(groups) // _TOGETHER)
     for turn in range(times):
         begin, end = (len(groups) * place // times for place in (turn, turn + 1))
-        together = groups[begin:end]
+        together = load(groups[begin:end])
         rows = rollouts_to_table(list(chain.from_iterable(together)), declared)
         split = split_rows(rows, list(accumulate(map(len, together), initial=0)), declared)
         numbered = list(zip(count(number + begin), together, split, strict=False))
@@ -142,19 +150,8 @@ def _write(
         if declared:
             noted[DECLARED] = str(declared).encode()
         content = encode_table(rows, options, noted)
-        key = group[0].key
-        part = Part(
-            key=key,
-            name=f"part-{digest_of(content)}.parquet",
-            number=number,
-            uids=tuple([rollout.rollout_uid for rollout in group]),
-            created=tuple([rollout.created for rollout in group]),
-            rewards=tuple([rollout.reward for rollout in group]),
-            tokens=tuple([sum([len(turn.tokens) for turn in rollout.turns]) for rollout in group]),
-            turns=tuple([len(rollout.turns) for rollout in group]),
-            declared=declared,
-        )
-        path = os.path.join(folders[key.environment], part.name)
+        part = part_of(group, name=f"part-{digest_of(content)}.parquet", number=number, declared=declared)
+        path = os.path.join(folders[part.key.environment], part.name)
         write_partial(path, content)
         written.append((part, path))
     return written

@@ -21,7 +21,7 @@ from mouse_core.groups.examples.declared import (
 from mouse_core.groups.examples.placing import FIELDS, Layout, best_fit
 from mouse_core.groups.types.columns import common_columns
 from mouse_core.groups.types.example import RLExample
-from mouse_core.groups.types.records import RolloutRecord, unchecked
+from mouse_core.groups.types.records import RolloutRecord, refuse_undeclared, unchecked
 from mouse_core.sampling.lengths import sequence_fields
 from mouse_core.spec import check_count
 
@@ -43,8 +43,11 @@ def make_examples(
         The examples in the same order. Their arrays are parts of four long ones.
 
     Raises:
-        DataError: Another number of advantages, or one that is not finite.
+        DataError: Another number of advantages, or one that is not finite; a rollout with columns that were not
+            declared.
     """
+    for rollout in rollouts:
+        refuse_undeclared(rollout)
     turns = list(chain.from_iterable(rollout.turns for rollout in rollouts))
     if not turns:
         return []

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError, DataError
+from mouse_core.errors import DataError
 from mouse_core.groups._files.index import StoredBatch
-from mouse_core.groups.making.grpo import GrpoBatchMaker
 from mouse_core.groups.making.protocol import BatchMaker, ResumableBatchMaker
-from mouse_core.groups.stored.reading import StoredGroup, read_ahead
+from mouse_core.groups.stored.reading import StoredGroup, Wanted, read_ahead, read_wanted
 from mouse_core.groups.types.example import RLExample
 from mouse_core.groups.types.records import RolloutRecord
 
 UIDS = "rollout_uids"
 """What a batch maker's metadata may say: which rollouts a batch has used."""
+
+# Groups whose rollouts are read in one go.
+_TOGETHER = 32
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,18 @@ class _Known(NamedTuple):
 
 
 class Making:
-    """A batch maker, the rollouts on their way to it, and the batch that is not stored yet.
+    """A batch maker, the groups on their way to it, and the batch that is not stored yet.
 
     Args:
         maker: What makes batches.
+
+    Attributes:
+        takes_groups: Whether it takes groups as they are in files; else it is given their rollouts.
     """
 
     def __init__(self, maker: BatchMaker) -> None:
         self.maker = maker
+        self.takes_groups = isinstance(maker, ResumableBatchMaker)
         self._coming: deque[RolloutRecord] = deque()
         self._ready: deque[StoredGroup] = deque()
         self._batch: list[RLExample] | None = None
@@ -67,38 +74,56 @@ class Making:
             DataError: A damaged file.
         """
         if isinstance(self.maker, ResumableBatchMaker):
+            self._batch = None
             self.maker.resume(groups, [batch.uids for batch in batches])
             return
         used = {uid for batch in batches for uid in batch.uids}
-        for rollouts in read_ahead([group for group in groups if not used.issuperset(group.uids)]):
-            self.feed(rollout for rollout in rollouts if rollout.rollout_uid not in used)
+        left = [group for group in groups if not used.union(group.given_up).issuperset(group.uids)]
+        for group, rollouts in zip(left, read_ahead(left), strict=True):
+            self._feed(group, [rollout for rollout in rollouts if rollout.rollout_uid not in used])
 
-    def feed(self, rollouts: Iterable[RolloutRecord] = ()) -> None:
-        """Give the maker what was sealed, each rollout once, also if it refuses one of them."""
-        self._coming.extend(rollouts)
-        while self._coming:
-            rollout = self._coming.popleft()
-            if not isinstance(self.maker, GrpoBatchMaker):
-                tokens = np.concatenate([turn.tokens for turn in rollout.turns])
-                known = _Known(rollout.rollout_uid, rollout.environment, rollout.policy_version, _logprobs(rollout))
-                self._by_tokens.setdefault(_mark(tokens), []).append(known)
-            self.maker.add_rollout(rollout)
+    def feed(self, groups: Sequence[StoredGroup], *, later: bool = False) -> None:
+        """Give the maker groups that wait for nothing, each rollout once, also if it refuses one of them.
 
-    def feed_later(self, groups: Iterable[StoredGroup]) -> None:
-        """Give the maker groups that have got what they waited for; they are read when a batch is asked for."""
+        Args:
+            groups: They.
+            later: Whether rollouts, which have to be read for that, are given when a batch is asked for.
+        """
+        if isinstance(self.maker, ResumableBatchMaker):
+            for group in groups:
+                self.maker.add_group(group)
+            return
         self._ready.extend(groups)
+        if not later:
+            self._feed_ready()
 
     @property
     def num_later(self) -> int:
-        """How many rollouts these groups have."""
-        return sum(len(group.uids) for group in self._ready)
+        """How many rollouts have not been given to the maker yet."""
+        return sum(len(group.uids) - len(group.given_up) for group in self._ready)
 
     def _feed_ready(self) -> None:
         """Read the groups that are ready, and give them to the maker."""
-        self.feed()
-        for rollouts in read_ahead(list(self._ready)):
-            self._ready.popleft()
-            self.feed(rollouts)
+        self._feed_coming()
+        while self._ready:
+            together = list(islice(self._ready, _TOGETHER))
+            for rollouts in read_wanted([Wanted(group, range(len(group.uids))) for group in together]):
+                self._feed(self._ready.popleft(), rollouts)
+
+    def _feed(self, group: StoredGroup, rollouts: Iterable[RolloutRecord]) -> None:
+        """Give the maker the rollouts of a group; from here on they are its own."""
+        self._coming.extend(rollout for rollout in rollouts if rollout.rollout_uid not in group.given_up)
+        if group.kept is not None:
+            group.kept.drop(group.uids)
+        self._feed_coming()
+
+    def _feed_coming(self) -> None:
+        while self._coming:
+            rollout = self._coming.popleft()
+            tokens = np.concatenate([turn.tokens for turn in rollout.turns])
+            known = _Known(rollout.rollout_uid, rollout.environment, rollout.policy_version, _logprobs(rollout))
+            self._by_tokens.setdefault(_mark(tokens), []).append(known)
+            self.maker.add_rollout(rollout)
 
     def check(self, rollout: RolloutRecord) -> None:
         """Raise DataError for a rollout that the maker would not take, if it says so before."""
@@ -106,16 +131,16 @@ class Making:
         if check is not None:
             check(rollout)
 
-    def set_policy_version(self, version: str | int) -> None:
-        """Tell the maker which version is the latest.
-
-        Raises:
-            ConfigError: It has no use for that.
-        """
+    def set_policy_version(self, version: str) -> None:
+        """Tell the maker which version is the latest, if it has a use for that."""
         tell = getattr(self.maker, "set_policy_version", None)
-        if tell is None:
-            raise ConfigError(f"set_policy_version: expected a batch maker with that method, found {self.maker!r:.100}")
-        tell(version)
+        if tell is not None:
+            tell(version)
+
+    def summary(self) -> dict[str, float]:
+        """What the maker says for a log, if it does."""
+        say = getattr(self.maker, "summary", None)
+        return {} if say is None else dict(say())
 
     def batch(self, size: int, known: Container[str]) -> Made | None:
         """A batch, the same one until ``stored`` is called; None if there are too few rollouts.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,20 +11,16 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.groups.examples.batches import make_examples
-from mouse_core.groups.making.drawing import draw, metadata_of, shares_of
-from mouse_core.groups.making.pool import Pool
-from mouse_core.groups.making.retention import Retention, Rows, functions, name_of, summarise, weights_of
-from mouse_core.groups.making.scoring import Advantage, BatchAdvantage, Rloo
-from mouse_core.groups.making.wanted import WantedGroups
-from mouse_core.groups.stored.reading import StoredGroup, read_ahead
+from mouse_core.groups.making.functions.drawing import draw, metadata_of, shares_of
+from mouse_core.groups.making.functions.retention import Retention, Rows, functions
+from mouse_core.groups.making.functions.scoring import Advantage, BatchAdvantage, Rloo, compared
+from mouse_core.groups.making.holding import Holding
+from mouse_core.groups.making.members import Piece
+from mouse_core.groups.stored.reading import StoredGroup, Wanted, read_wanted
 from mouse_core.groups.types.example import RLExample
-from mouse_core.groups.types.records import RolloutRecord, check_rewarded
-from mouse_core.groups.types.versions import Versions
+from mouse_core.groups.types.records import RolloutRecord, refuse_undeclared
 from mouse_core.randomness import check_seed
 from mouse_core.spec import check_count
-
-# Groups that are no longer wanted are forgotten so many at a time.
-_FORGET = 1024
 
 
 class GrpoBatchMaker:
@@ -33,15 +28,19 @@ class GrpoBatchMaker:
 
     A group is the rollouts of one environment, problem and policy version. What a rollout is worth is an ``advantage``
     of its group's rewards, in double precision, by default that of RLOO. A batch is a sample without replacement of the
-    rollouts that are worth something, and a function of the seed, the number of batches before it, and what is there.
+    rollouts of groups of which something can be learnt, and a function of the seed, the number of batches before it,
+    and what is there.
+
+    Rollouts that a ``RolloutBuffer`` has in files are read when they are drawn, unless they are still in its memory.
 
     Args:
         environment_name: Take the rollouts of this environment and leave out all others; None: take all.
         rng_seed: In ``[0, 2**64)``; None: 0.
         advantage: ``Rloo()`` (None), ``Grpo()``, ``DrGrpo()``, ``ReinforcePlusPlus()``, ``RewardToGo()``, or a function
             of one's own; see ``Advantage``.
-        filter_zero_variance: Whether rollouts that are worth 0 are left out, as all are whose group earned the same. A
-            batch is filled up with others, so it is never smaller for it.
+        filter_zero_variance: Whether groups are left out whose rollouts all earned the same, of which nothing is learnt
+            where rollouts are compared with the others of their group. A batch is filled up with others, so it is never
+            smaller for it.
         retention: Which rollouts are kept, and how likely each is drawn: ``Lengths(...)``, ``Rewards(...)``,
             ``TopK(...)``, ``Recency(...)``, ``Newest(...)``, ``MaxAge(...)``, a function of one's own, or several,
             whose weights are multiplied; see ``Retention``.
@@ -50,12 +49,13 @@ class GrpoBatchMaker:
             until the newer one has as many rollouts; each is scored on its own. "keep": both may be drawn, and rollouts
             of older versions are taken also after newer ones. None: "keep" with a ``retention``, which then says what
             is too old, else "drop". Versions compare as numbers where they are numbers.
-        max_staleness: Leave out rollouts that are more versions than this behind the latest one seen, or told by
-            ``set_policy_version``: by the difference where versions are numbers, else by how many are between.
+        max_staleness: Leave out rollouts that are more versions than this behind the one that ``set_policy_version``
+            told, or, where none was told, the latest one seen: by the difference where versions are numbers, else by
+            how many are between.
         max_uses: How many batches a rollout may be in.
         balance: Whether every environment gets the same share of a batch; or their shares by name, others getting
             none. What one lacks the others give.
-        capacity_bytes: The most memory for rollouts that wait to be drawn, about; beyond it the oldest leave.
+        capacity_bytes: Rollouts leave behind which more came than so many bytes, about, with them; None: none does.
 
     Raises:
         ConfigError: An argument that cannot be used.
@@ -82,26 +82,25 @@ class GrpoBatchMaker:
         self._advantage: Advantage = Rloo() if advantage is None else advantage
         if not callable(self._advantage) or isinstance(self._advantage, type):
             raise ConfigError(f"advantage: expected a function of rewards and groups, found {advantage!r:.80}")
-        self._filter = filter_zero_variance
+        compares = compared(self._advantage)
         self._retention = functions("retention", retention)
-        self._max_staleness = None if max_staleness is None else check_count("max_staleness", max_staleness, 0)
         self._max_uses = check_count("max_uses", max_uses, 1)
-        self._capacity = None if capacity_bytes is None else check_count("capacity_bytes", capacity_bytes, 1)
         self._shares = shares_of(balance)
-        self._pool = Pool(self._advantage)
-        self._wanted = WantedGroups(older_groups or ("keep" if self._retention else "drop"))
-        self._names: list[str] = []
-        self._versions = Versions()
-        self._arrived: Counter[str] = Counter()
-        self._newest = -math.inf
-        self._seen: set[str] = set()
-        self._uses: Counter[str] = Counter()
-        self._unwanted, self._left = set[int](), Counter[str]()
+        self._holding = Holding(
+            self._advantage,
+            environment=environment_name,
+            older=older_groups or ("keep" if self._retention else "drop"),
+            leaves_equal=bool(filter_zero_variance) and compares != "nothing",
+            by_turn=compares == "turns",
+            max_staleness=None if max_staleness is None else check_count("max_staleness", max_staleness, 0),
+            capacity=None if capacity_bytes is None else check_count("capacity_bytes", capacity_bytes, 1),
+        )
         self._draws = 0
         self._last: dict[str, tuple[float, int]] = {}
 
     def __repr__(self) -> str:
-        return f"GrpoBatchMaker(environment_name={self._environment!r}, rollouts={len(self._pool)}, at={self._draws})"
+        rollouts = len(self._holding.pool)
+        return f"GrpoBatchMaker(environment_name={self._environment!r}, rollouts={rollouts}, at={self._draws})"
 
     # ------------------------------------------------------------------ rollouts
 
@@ -112,11 +111,7 @@ class GrpoBatchMaker:
         """
         if not isinstance(rollout, RolloutRecord):
             raise DataError(f"add_rollout: expected a RolloutRecord, found {rollout!r:.100}")
-        if self._versions.is_ahead(rollout.policy_version):
-            raise DataError(
-                f"rollout {rollout.rollout_uid!r}: expected a version up to {self._versions.told!r}, as "
-                f"set_policy_version said, found {rollout.policy_version!r}"
-            )
+        self._holding.versions.refuse_ahead(rollout.policy_version, rollout.rollout_uid)
 
     def add_rollout(self, rollout: RolloutRecord) -> None:
         """Take a rollout, unless it is of another environment, has been taken, is stale, or of an older version.
@@ -124,211 +119,111 @@ class GrpoBatchMaker:
         ``older_groups`` says whether a rollout of an older version than others of its problem is taken.
 
         Raises:
-            DataError: Not a rollout, one without a reward, or one of a version beyond the one that
-                ``set_policy_version`` was told.
+            DataError: Not a rollout, one without a reward, one with columns that were not declared, or one of a version
+                beyond the one that ``set_policy_version`` was told.
         """
         self.check_rollout(rollout)
-        check_rewarded(rollout)
-        if rollout.rollout_uid in self._seen:
-            return
-        group = self._group(rollout.environment, rollout.example_id, rollout.policy_version)
-        arrival = self._arrive(rollout.environment, [rollout.created])
-        if group is not None:
-            self._take(rollout, group, arrival)
+        refuse_undeclared(rollout)
+        self._holding.come(Piece.of_rollout(rollout))
 
-    def _arrive(self, environment: str, created: Sequence[float]) -> int:
-        """Count rollouts; the number of the first in its environment."""
-        self._newest = max(self._newest, *created)
-        self._arrived[environment] += len(created)
-        return self._arrived[environment] - len(created)
-
-    def _take(self, rollout: RolloutRecord, group: int, arrival: int) -> None:
-        """Take a rollout of a group that is wanted."""
-        has_uses = self._uses[rollout.rollout_uid] < self._max_uses
-        useful = has_uses and any(turn.is_trained and len(turn.tokens) for turn in rollout.turns)
-        about = check_rewarded(rollout), group, rollout.environment, rollout.policy_version, arrival
-        self._add(rollout.rollout_uid, rollout if useful else None, *about)
+    def add_group(self, group: StoredGroup) -> None:
+        """Take a stored group; see ``ResumableBatchMaker``."""
+        self._holding.come(Piece.of_group(group))
 
     def set_policy_version(self, version: str | int) -> None:
         """Say which version is the latest. It counts for staleness, and rollouts of later ones are refused from now on.
 
-        Say it again whenever the policy changes.
+        Say it again whenever the policy changes. Where it goes back to an older one, groups of later ones are
+        forgotten; a ``RolloutBuffer`` gives them again once their version is reached.
         """
-        self._versions.told = str(version)
-        self._note_version(str(version))
+        self._holding.set_policy_version(str(version))
 
     def resume(self, groups: Sequence[StoredGroup], batches: Sequence[Sequence[str]]) -> None:
         """Become what it was before a restart; see ``ResumableBatchMaker``."""
+        self._holding.begin()
         self._draws = len(batches)
-        self._uses = Counter(uid for uids in batches for uid in uids)
-        arrivals = [self._arrive(group.environment, group.part.created) for group in groups]
-        wanted = [
-            (number, group, arrival, any(self._uses[uid] < self._max_uses for uid in group.uids))
-            for number, group, arrival in self._count_stored(groups, arrivals)
-        ]
-        records = read_ahead([group for _, group, _, has_uses in wanted if has_uses])
-        for number, group, arrival, has_uses in wanted:
-            if has_uses:
-                for place, rollout in enumerate(next(records)):
-                    self._take(rollout, number, arrival + place)
-            else:  # its rewards count all the same, as far as others are compared with them
-                for place, (uid, reward) in enumerate(zip(group.uids, group.rewards, strict=True)):
-                    if reward is not None:
-                        self._add(uid, None, reward, number, group.environment, group.policy_version, arrival + place)
+        uses = Counter(uid for uids in batches for uid in uids)
 
-    def _count_stored(
-        self, groups: Sequence[StoredGroup], arrivals: Sequence[int]
-    ) -> list[tuple[int, StoredGroup, int]]:
-        """Count the rollouts of all groups before a file is read; the wanted ones, each with its number.
+        def settle(piece: Piece) -> None:
+            piece.uses = {place: uses[uid] for place, uid in enumerate(piece.part.uids) if uid in uses}
+            piece.gone.update(place for place, count in piece.uses.items() if count >= self._max_uses)
 
-        Of most groups no rollout can be drawn any more: a newer one of the same problem follows.
-        """
-        for group in groups:
-            if self._environment in (None, group.environment):
-                self._note_version(group.policy_version)
-        numbers = [
-            self._group(group.environment, group.example_id, group.policy_version, len(group.uids)) for group in groups
-        ]
-        return [
-            (number, group, arrival)
-            for number, group, arrival in zip(numbers, groups, arrivals, strict=True)
-            if number is not None and number not in self._unwanted
-        ]
-
-    def _group(self, environment: str, example_id: str, version: str, count: int = 1) -> int | None:
-        """The number of the group that so many rollouts join, a new one if need be; None if it is not wanted."""
-        if self._environment not in (None, environment):
-            return None
-        self._note_version(version)
-        if self._stale(version):
-            return None
-        number, gone = self._wanted.count_in((environment, example_id), version, count)
-        self._unwanted.update(gone)
-        return number
-
-    def _add(
-        self,
-        uid: str,
-        record: RolloutRecord | None,
-        reward: float,
-        group: int,
-        environment: str,
-        version: str,
-        arrival: int,
-    ) -> None:
-        if uid in self._seen:
-            return
-        if environment not in self._names:
-            self._names.append(environment)
-        number, place = self._names.index(environment), self._versions.place(version)
-        self._pool.add(uid, record, reward=reward, group=group, environment=number, version=place, arrival=arrival)
-        self._seen.add(uid)
-        if len(self._unwanted) >= _FORGET:
-            self._forget()
-        if self._capacity is not None and self._pool.nbytes > self._capacity:
-            self._left["capacity_bytes"] += self._pool.shrink(self._capacity)
-
-    def _forget(self) -> None:
-        """Drop the groups that are not wanted any more."""
-        for uid in self._pool.drop(self._unwanted):
-            self._seen.discard(uid)
-            self._uses.pop(uid, None)
-        self._unwanted.clear()
-
-    # ------------------------------------------------------------------ versions
-
-    def _note_version(self, version: str) -> None:
-        if self._versions.note(version) and self._max_staleness is not None:
-            self._unwanted.update(self._wanted.drop(self._stale))
-
-    def _stale(self, version: str) -> bool:
-        return self._max_staleness is not None and self._versions.behind(version) > self._max_staleness
+        self._holding.come_again(list(map(Piece.of_group, groups)), settle)
 
     # ------------------------------------------------------------------ batches
 
     @property
     def available(self) -> int:
         """How many examples a batch could be made of now."""
-        return len(self._eligible()[0])
+        return len(self._eligible())
 
     def rows(self) -> Rows:
         """What is known of the rollouts, as a ``Retention`` is given it."""
-        self._forget()
-        pool, names = self._pool, self._names
-        environment = pool.column("environment")
-        arrived = np.array([self._arrived[name] for name in names], np.int64)
-        newer = arrived[environment] - 1 - pool.column("arrival") if names else np.zeros(0, np.int64)
-        return Rows(
-            present=pool.column("present"),
-            reward=pool.column("reward"),
-            advantage=pool.scored(),
-            group=pool.column("group"),
-            environment=environment,
-            environments=tuple(names),
-            staleness=self._versions.all_behind()[pool.column("version")],
-            age=self._newest - pool.column("created"),
-            newer=newer,
-            tokens=pool.column("tokens"),
-            uses=np.array([self._uses[uid] for uid in pool.uids], np.int64),
-        )
+        return self._holding.rows()
 
-    def _eligible(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64] | None]:
-        """The rows that may be drawn, in the order they came, and their weights where they differ."""
-        weights = self._weigh() if self._retention else None
-        self._forget()
-        chosen = self._pool.column("present").copy()
-        advantage = self._pool.scored()
-        if self._filter:
-            chosen &= advantage != 0.0
+    def _eligible(self) -> npt.NDArray[np.int64]:
+        """The rows that may be drawn, in the order they came."""
+        holding = self._holding
+        if self._retention:
+            holding.weigh(self._retention)
+        holding.pool.settle()
+        chosen = holding.pool.column("present").copy()
         if self._shares:
-            allowed = np.array([self._shares.get(name, 0.0) > 0 for name in self._names], np.bool_)
-            chosen &= allowed[self._pool.column("environment")]
-        rows = np.flatnonzero(chosen)
-        if weights is None or not len(rows) or (weights[rows] == weights[rows[0]]).all():
-            return rows, None
-        return rows, weights[rows]
-
-    def _weigh(self) -> npt.NDArray[np.float64]:
-        """The weights of all rows; what has none leaves."""
-        rows = self.rows()
-        weights = np.ones(len(rows))
-        for retention in self._retention:
-            weights *= weights_of(retention, rows)
-            gone = np.flatnonzero(self._pool.column("present") & (weights == 0))
-            for row in gone.tolist():
-                self._pool.release(row)
-            if len(gone):
-                self._left[name_of(retention)] += len(gone)
-        return weights
+            allowed = np.array([self._shares.get(name, 0.0) > 0 for name in holding.environments], np.bool_)
+            chosen &= allowed[holding.pool.column("environment")]
+        return np.flatnonzero(chosen)
 
     def create_batch(self, batch_size: int) -> list[RLExample] | None:
         """A batch, or None while there are fewer than ``batch_size`` rollouts to draw from.
 
         Raises:
             ConfigError: ``batch_size`` is below 1.
-            DataError: An ``advantage`` or a ``retention`` that does not give what it should.
+            DataError: An ``advantage`` or a ``retention`` that does not give what it should; a damaged file.
+            StorageError: A file cannot be read. Nothing was drawn.
         """
         size = check_count("batch_size", batch_size, 1)
-        rows, weights = self._eligible()
+        rows = self._eligible()
         if len(rows) < size:
             return None
-        environments = self._pool.column("environment")[rows]
-        drawn = draw(self._seed, self._draws, size, len(rows), weights, environments, self._names, self._shares)
-        chosen = rows[drawn].tolist()
-        records = [record for record in map(self._pool.records.__getitem__, chosen) if record is not None]
-        worth: Any = self._pool.scored()[chosen]
+        pool, names = self._holding.pool, self._holding.environments
+        given = pool.column("weight")[rows]
+        weights = None if (given == given[0]).all() else given
+        environments = pool.column("environment")[rows]
+        drawn = draw(self._seed, self._draws, size, len(rows), weights, environments, names, self._shares)
+        chosen = rows[drawn]
+        worth: Any = pool.scored()[chosen]
+        records = self._records(chosen)
         if isinstance(self._advantage, BatchAdvantage):
             worth = self._advantage.of_batch(records, worth)
         batch = make_examples(records, worth)
-        behind = self._versions.all_behind()[self._pool.column("version")[chosen]].tolist()
-        earned = zip(self._pool.column("reward")[chosen].tolist(), behind, strict=True)
+        behind = self._holding.versions.all_behind()[pool.column("version")[chosen]].tolist()
+        earned = zip(pool.column("reward")[chosen].tolist(), behind, strict=True)
         self._last = dict(zip([record.rollout_uid for record in records], earned, strict=True))
-        for row, record in zip(chosen, records, strict=True):
-            self._uses[record.rollout_uid] += 1
-            if self._uses[record.rollout_uid] >= self._max_uses:
-                self._pool.release(row)
+        pool.column("uses")[chosen] += 1
+        for row, uses in zip(chosen.tolist(), pool.column("uses")[chosen].tolist(), strict=True):
+            pool.column("piece")[row].uses[int(pool.column("place")[row])] = uses
+            if uses >= self._max_uses:
+                pool.release(row)
         self._draws += 1
         return batch
+
+    def _records(self, rows: npt.NDArray[np.int64]) -> list[RolloutRecord]:
+        """The rollouts of some rows."""
+        places: dict[Piece, list[int]] = {}
+        column = self._holding.pool.column
+        pairs = list(zip(column("piece")[rows].tolist(), column("place")[rows].tolist(), strict=True))
+        for piece, place in pairs:
+            places.setdefault(piece, []).append(place)
+        found: dict[tuple[int, int], RolloutRecord] = {}
+        stored = [
+            (piece, Wanted(piece.group, own, [place for place in piece.present if place not in own]))
+            for piece, own in places.items()
+            if piece.group is not None
+        ]
+        for (piece, wanted), records in zip(stored, read_wanted([wanted for _, wanted in stored]), strict=True):
+            found.update(((id(piece), place), one) for place, one in zip(wanted.places, records, strict=True))
+        found.update(((id(piece), 0), piece.record) for piece in places if piece.record is not None)
+        return [found[id(piece), place] for piece, place in pairs]
 
     def get_batch_metadata(self, batch: Sequence[RLExample]) -> dict[str, Any]:
         """What a batch is made of: its size, tokens, uids, how many rollouts of which environment and version, and of
@@ -337,11 +232,13 @@ class GrpoBatchMaker:
         return metadata_of(batch, self._last)
 
     def summary(self) -> dict[str, float]:
-        """Numbers for a log, of the rollouts of all groups that are there, drawn or not; see ``summarise``.
+        """Numbers for a log.
 
-        "groups", "groups_equal" (whose rollouts all earned the same), their share "groups_equal_share"; "rollouts",
-        "available"; "left/<name>": how many left for that retention; and of reward, tokens and staleness
-        "<name>_mean", "_std", "_min" and "_max", for all and after "<environment>/" for each.
+        Of all that ever came, also before a restart: "rollouts", "groups", "groups_equal" (whose rollouts all earned
+        the same), their share "groups_equal_share"; of what is there: "available", and of the rewards of all groups
+        that are wanted, and the tokens and the staleness of rollouts that can be drawn, "<name>_mean", "_std", "_min"
+        and "_max"; each for all and after "<environment>/" for each. "left/<name>" is how many left for that retention,
+        or for "capacity_bytes".
         """
         available = self.available
-        return {**summarise(self.rows()), "available": available, **{f"left/{k}": v for k, v in self._left.items()}}
+        return {**self._holding.summary(), "available": available}

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.groups.making.scoring import Advantage, checked_worth
-from mouse_core.groups.types.records import RolloutRecord
+from mouse_core.groups.making.functions.scoring import Advantage, checked_worth
+from mouse_core.groups.making.members import Members, Piece
 
 _FIRST_ROWS = 1024
+# Rows of more groups than these that have left do not wait for the next batch.
+_MOST_LEFT = 4096
 _COLUMNS: dict[str, Any] = {
     "reward": np.float64,
     "advantage": np.float64,
+    "weight": np.float64,
     "group": np.int64,
     "environment": np.int64,
     "version": np.int64,
+    "serial": np.int64,
     "arrival": np.int64,
     "created": np.float64,
     "tokens": np.int64,
+    "uses": np.int64,
     "present": np.bool_,
+    "place": np.int64,
+    "piece": np.object_,
 }
 
 
 class Pool:
-    """Rollouts in the order they came. One that has left keeps its reward while its group is there.
+    """The rollouts of groups of which some can be drawn, in the order they came.
+
+    One that has left keeps its reward while others of its group are there. A group of which all have left leaves the
+    pool, and is there again, with all its rollouts, when another one of it comes.
 
     Args:
         advantage: What they are worth.
@@ -36,93 +47,116 @@ class Pool:
         self._columns: dict[str, npt.NDArray[Any]] = {
             name: np.zeros(_FIRST_ROWS, dtype) for name, dtype in _COLUMNS.items()
         }
-        self.uids: list[str] = []
-        self.records: list[RolloutRecord | None] = []
-        self.nbytes = 0
-        self._oldest = 0
-        self._is_to_be_scored = False
+        self._count = 0
+        self._left: set[int] = set()  # numbers of groups whose rows are no longer wanted
+        self._is_sorted = self._is_scored = True
 
     def __len__(self) -> int:
-        return len(self.records)
+        return self._count
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Where arrays come through shared memory they cannot be written to.
         self.__dict__.update(state, _columns={name: np.array(values) for name, values in state["_columns"].items()})
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """A column of every row, ``[n]``: "present" is whether one has not left, "arrival" its number among those of
-        its environment.
+        """A column of every row, ``[n]``: "present" is whether one has not left, "serial" its number among all that
+        came, and "arrival" that among those of its environment.
         """
-        return self._columns[name][: len(self)]
+        return self._columns[name][: self._count]
 
-    def add(self, uid: str, record: RolloutRecord | None, **values: float) -> None:
-        """Add a rollout; one without a record only counts for what the others of its group are worth.
+    # ------------------------------------------------------------------ groups
+
+    def add(self, pieces: Sequence[Piece], environment: int, version: int) -> None:
+        """Add rollouts of one group.
 
         Args:
-            uid: Its uid.
-            record: It.
-            values: "reward", "group", "environment", "version" and "arrival".
+            pieces: They.
+            environment, version: The numbers of these.
         """
-        row = len(self)
-        if row == len(self._columns["reward"]):
-            self._columns = {name: np.concatenate([old, np.zeros_like(old)]) for name, old in self._columns.items()}
-        columns = self._columns
+        if len(self._left) > _MOST_LEFT:
+            self.settle()
+        for piece in pieces:
+            if piece.members is not None and piece.members.number in self._left:
+                self.settle()
+            self._add(piece, environment, version)
+
+    def _add(self, piece: Piece, environment: int, version: int) -> None:
+        members, part = piece.members, piece.part
+        assert members is not None
+        places, present = np.array(piece.places, np.int64), np.zeros(len(part.uids), np.bool_)
+        present[piece.present] = True
+        begin, end = self._count, self._count + len(places)
+        if end > len(self._columns["reward"]):
+            more = max(end, 2 * len(self._columns["reward"])) - len(self._columns["reward"])
+            self._columns = {
+                name: np.concatenate([old, np.zeros(more, old.dtype)]) for name, old in self._columns.items()
+            }
+        self._is_sorted &= not begin or self._columns["serial"][begin - 1] < piece.serial
+        values: dict[str, Any] = {
+            "reward": [piece.rewards[place] for place in piece.places],
+            "weight": 1.0,
+            "group": members.number,
+            "environment": environment,
+            "version": version,
+            "serial": piece.serial + places,
+            "arrival": piece.arrival + places,
+            "created": np.array(part.created)[places],
+            "tokens": np.array(part.tokens)[places],
+            "uses": [piece.uses.get(place, 0) for place in piece.places] if piece.uses else 0,
+            "present": present[places],
+            "place": places,
+            "piece": piece,
+        }
         for name, value in values.items():
-            columns[name][row] = value
-        columns["present"][row] = record is not None
-        columns["created"][row] = 0.0 if record is None else record.created
-        columns["tokens"][row] = 0 if record is None else sum(len(turn.tokens) for turn in record.turns)
-        self.uids.append(uid)
-        self.records.append(record)
-        self.nbytes += 0 if record is None else nbytes_of(record)
-        self._is_to_be_scored = True
+            self._columns[name][begin:end] = value
+        self._count = end
+        members.present += int(np.count_nonzero(present[places]))
+        self._is_scored = False
 
     def release(self, row: int) -> None:
         """Let a rollout leave; its reward still counts."""
-        record = self.records[row]
-        if record is not None:
-            self.nbytes -= nbytes_of(record)
-            self.records[row] = None
+        piece, place = self._columns["piece"][row], int(self._columns["place"][row])
+        if self._columns["present"][row]:
             self._columns["present"][row] = False
+            piece.let_go([place])
+            piece.members.present -= 1
+            if not piece.members.present:
+                self._left.add(piece.members.number)
 
-    def shrink(self, nbytes: int) -> int:
-        """Let the oldest rollouts leave until the others take at most so many bytes; how many left."""
-        left = 0
-        while self.nbytes > nbytes:
-            left += self.records[self._oldest] is not None
-            self.release(self._oldest)
-            self._oldest += 1
-        return left
+    def row_of(self, serial: int) -> int:
+        """The row of a rollout."""
+        if not self._is_sorted:
+            self.settle()
+        return int(np.searchsorted(self.column("serial"), serial))
 
-    def drop(self, groups: set[int]) -> list[str]:
-        """Forget all about some groups; the uids of their rollouts."""
-        if not groups:
-            return []
-        gone = np.isin(self.column("group"), np.fromiter(groups, np.int64))
-        rows = np.flatnonzero(gone).tolist()
-        for row in rows:
-            self.release(row)
-        uids = [self.uids[row] for row in rows]
-        kept = np.flatnonzero(~gone)
-        for values in self._columns.values():
-            values[: len(kept)] = values[kept]
-        self.uids = [self.uids[row] for row in kept.tolist()]
-        self.records = [self.records[row] for row in kept.tolist()]
-        self._oldest = 0
-        self._is_to_be_scored = True
-        return uids
+    def drop(self, members: Members) -> None:
+        """Forget a group."""
+        if members.present:
+            members.present = 0
+            self._left.add(members.number)
+
+    def settle(self) -> None:
+        """Let go of the rows of groups that have left, and put others that were there before where they were."""
+        rows: npt.NDArray[Any] | None = None
+        if self._left:
+            gone = np.isin(self.column("group"), np.fromiter(self._left, np.int64))
+            rows = np.flatnonzero(~gone) if gone.any() else None
+            self._left.clear()
+        if not self._is_sorted:
+            rows = np.arange(self._count) if rows is None else rows
+            rows = rows[np.argsort(self.column("serial")[rows])]
+            self._is_sorted = True
+        if rows is not None:
+            for values in self._columns.values():
+                values[: len(rows)] = values[rows]
+            self._columns["piece"][len(rows) : self._count] = None
+            self._count = len(rows)
+            self._is_scored = False
 
     def scored(self) -> npt.NDArray[np.float64]:
         """The advantage of every row, float64 ``[n]``."""
-        if self._is_to_be_scored:
+        if not self._is_scored:
             worth = checked_worth(self._advantage, self.column("reward"), self.column("group"))
-            self._columns["advantage"][: len(self)] = worth
-            self._is_to_be_scored = False
+            self._columns["advantage"][: self._count] = worth
+            self._is_scored = True
         return self.column("advantage")
-
-
-def nbytes_of(record: RolloutRecord) -> int:
-    """About how many bytes a rollout takes, with its columns, which may well be most of it."""
-    turns = sum(8 * len(turn.tokens) + len(turn.message) for turn in record.turns)
-    columns = [*record.columns.values(), *(values for turn in record.turns for values in turn.columns.values())]
-    return turns + sum(np.asarray(values).nbytes for values in columns)

@@ -18,7 +18,7 @@ class BatchMaker(Protocol):
     what its examples' ``rollout_uid`` say, and "rollout_uids" in its metadata, a list. Where neither does, an example
     that has the tokens of a rollout (those of all turns) has used it; a batch of other examples is refused. A maker may
     have a method ``check_rollout(rollout)``: what it raises, ``add_rollouts`` raises before anything is stored; and one
-    ``set_policy_version(version)``, for the buffer's.
+    ``set_policy_version(version)``, which is told what the buffer is, also after a restart.
     """
 
     def add_rollout(self, rollout: RolloutRecord) -> None:
@@ -36,12 +36,19 @@ class BatchMaker(Protocol):
 
 @runtime_checkable
 class ResumableBatchMaker(BatchMaker, Protocol):
-    """A batch maker that takes care itself of what a restart finds."""
+    """A batch maker that takes groups as they lie in files, and takes care itself of what a restart finds.
+
+    It reads of them what it draws (``read_wanted``), so what waits need not be in memory. ``add_rollout`` is not called
+    then.
+    """
+
+    def add_group(self, group: StoredGroup) -> None:
+        """Take a group that has been sealed, and waits for nothing. ``given_up`` are not to be drawn."""
 
     def resume(self, groups: Sequence[StoredGroup], batches: Sequence[Sequence[str]]) -> None:
-        """Become what it was before a restart.
+        """Become what it was before a restart, whatever it is now.
 
         Args:
-            groups: All sealed groups in the order they were sealed; their rollouts are read when asked for.
+            groups: All sealed groups that wait for nothing, in the order in which they came.
             batches: For every stored batch, in order, the uids of the rollouts it used.
         """

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core.groups._files.parts import Part
+from mouse_core.groups._files.waiting import Unsealed
 from mouse_core.groups.stored.late import LatePlaces
-from mouse_core.groups.types.records import RolloutRecord
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,15 @@ class Readiness:
 
     Args:
         late: Where values of late columns lie.
+        given_up: Uids of rollouts that nothing is awaited of.
 
     Attributes:
         waiting: The groups that wait, by their places in the order in which they were sealed.
         num_rollouts: How many rollouts these have.
     """
 
-    def __init__(self, late: LatePlaces) -> None:
-        self._late = late
+    def __init__(self, late: LatePlaces, given_up: Set[str] = frozenset()) -> None:
+        self._late, self._given_up = late, given_up
         names = list(late.declared)
         self._late_from = {column.name: names.index(column.name) for column in late.declared.late}
         self.waiting: dict[int, Part] = {}
@@ -66,7 +67,7 @@ class Readiness:
     def _lacking(self, part: Part, name: str) -> list[int]:
         """Which rollouts of a group lack a column."""
         there = self._late.places[name]
-        lacking = [row for row, uid in enumerate(part.uids) if uid not in there]
+        lacking = [row for row, uid in enumerate(part.uids) if uid not in there and uid not in self._given_up]
         return [row for row in lacking if part.rewards[row] is None] if name == "reward" else lacking
 
     def arrived(self, name: str, places: npt.NDArray[np.int64]) -> list[int]:
@@ -92,7 +93,32 @@ class Readiness:
                 self.num_rollouts -= len(part.uids)
         return ready
 
-    def awaited(self, unsealed: Iterable[RolloutRecord]) -> dict[str, Awaited]:
+    def give_up(self, uids: Sequence[str], places: Sequence[int]) -> list[int]:
+        """Await nothing of some rollouts any more.
+
+        Args:
+            uids: They, which are not among those given up yet.
+            places: Of the groups that they are in, below 0 where they are in none.
+
+        Returns:
+            The places of the groups that are ready with that, in the order in which they were sealed.
+        """
+        lacking: dict[int, int] = {}
+        for uid, place in zip(uids, places, strict=True):
+            if (part := self.waiting.get(place)) is not None:
+                row = part.uids.index(uid)
+                own = sum(row in self._lacking(part, name) for name in self.awaits(part))
+                lacking[place] = lacking.get(place, 0) + own
+        ready = []
+        for place, count in sorted(lacking.items()):
+            self._missing[place] -= count
+            if not self._missing[place]:
+                ready.append(place)
+                self.num_rollouts -= len(self.waiting.pop(place).uids)
+                del self._missing[place]
+        return ready
+
+    def awaited(self, unsealed: Iterable[Unsealed]) -> dict[str, Awaited]:
         """Whose values are awaited, by column.
 
         Args:
@@ -105,7 +131,8 @@ class Readiness:
         for rollout in unsealed:
             for name, rollouts in found.items():
                 has_own = name == "reward" and rollout.reward is not None
-                if not has_own and rollout.rollout_uid not in self._late.places[name]:
+                there = has_own or rollout.rollout_uid in self._late.places[name]
+                if not there and rollout.rollout_uid not in self._given_up:
                     rollouts.append((rollout.rollout_uid, rollout.created))
         return {name: _awaited(rollouts) for name, rollouts in found.items()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
@@ -15,6 +15,7 @@ from mouse_core._base.memo import memo
 from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import ConfigError, MissingFieldError, MissingRowError
 from mouse_core.groups._files.index import read_index
+from mouse_core.groups._files.kept import Kept
 from mouse_core.groups._files.parts import Part, read_groups
 from mouse_core.groups.stored.late import LateColumns
 from mouse_core.groups.types.records import RolloutGroup, RolloutRecord
@@ -24,7 +25,7 @@ from mouse_core.groups.types.versions import version_order
 _TOGETHER = 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StoredGroup:
     """A sealed group in its file, and what is known of it without reading.
 
@@ -37,6 +38,8 @@ class StoredGroup:
         root: The buffer's folder.
         part: What else is known of the file.
         late: The columns that came later.
+        given_up: Uids of those of its rollouts that were given up.
+        kept: Rollouts that are in memory, too, if some are.
     """
 
     environment: str
@@ -47,11 +50,16 @@ class StoredGroup:
     root: Path = field(repr=False)
     part: Part = field(repr=False)
     late: LateColumns = field(repr=False, compare=False)
+    given_up: frozenset[str] = frozenset()
+    kept: Kept | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, root: Path, part: Part, late: LateColumns) -> StoredGroup:
+    def of(
+        cls, root: Path, part: Part, late: LateColumns, given_up: Set[str] = frozenset(), kept: Kept | None = None
+    ) -> StoredGroup:
         """The group of a file in a buffer's folder."""
-        return cls(*part.key, part.uids, late.rewards(part), root, part, late)
+        own = frozenset(given_up & set(part.uids)) if given_up else frozenset()
+        return cls(*part.key, part.uids, late.rewards(part), root, part, late, own, kept)
 
     @property
     def path(self) -> Path:
@@ -83,6 +91,44 @@ def read_ahead(groups: Sequence[StoredGroup]) -> Iterator[list[RolloutRecord]]:
     with ThreadPoolExecutor(THREADS) as pool:
         for group, rollouts in zip(groups, chain.from_iterable(in_order(pool, read, pieces)), strict=True):
             yield group.late.fill(rollouts)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Some rollouts of a stored group.
+
+    Args:
+        group: The group.
+        places: Which of its rollouts.
+        others: Which others are to stay in memory, where the file is read for these.
+    """
+
+    group: StoredGroup
+    places: Sequence[int]
+    others: Sequence[int] = ()
+
+
+def read_wanted(wanted: Sequence[Wanted]) -> list[list[RolloutRecord]]:
+    """The rollouts that are wanted of some groups: those in memory, and others from the groups' files.
+
+    Raises:
+        DataError, StorageError: As ``read_ahead``.
+    """
+    found: list[list[RolloutRecord]] = []
+    missing = []
+    for number, one in enumerate(wanted):
+        kept = one.group.kept
+        there = [None if kept is None else kept.get(one.group.uids[place]) for place in one.places]
+        known = [rollout for rollout in there if rollout is not None]
+        found.append(one.group.late.fill(known) if len(known) == len(one.places) else [])
+        if len(known) < len(one.places):
+            missing.append(number)
+    for number, rollouts in zip(missing, read_ahead([wanted[number].group for number in missing]), strict=True):
+        one = wanted[number]
+        found[number] = [rollouts[place] for place in one.places]
+        if one.group.kept is not None:
+            one.group.kept.put(rollouts[place] for place in one.others)
+    return found
 
 
 class StoredRollouts(Sequence[RolloutRecord]):

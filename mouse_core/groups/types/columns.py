@@ -27,8 +27,9 @@ _OF_ROLLOUTS = (
     "metadata",
 )
 _OF_PARTS = ("message", "role", "tokens", "logprobs", "columns")
-_OF_BATCHES = ("loss_mask", "advantage", "generator_log_probs", "mask", "segment_ids", "positions", "cu_seqlens")
-_OWN = {*_OF_ROLLOUTS, *_OF_PARTS, *_OF_BATCHES, "turn_ids", "staleness"}
+_OF_BATCHES = ("loss_mask", "advantage", "generator_log_probs", "mask", "segment_ids", "positions")
+_OF_CONCATENATED = ("cu_seqlens", "position", "sequence_id")
+_OWN = {*_OF_ROLLOUTS, *_OF_PARTS, *_OF_BATCHES, *_OF_CONCATENATED, "turn_ids", "staleness"}
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class RLExample(ByValue):
         turns = None
         if self.turn_ids is not None:
             ids = np.asarray(self.turn_ids)
-            if ids.shape != self.tokens.shape or ids.dtype.kind not in "iu" or (ids.size and ids.min() < 0):
+            if ids.shape != self.tokens.shape or (ids.size and (ids.dtype.kind not in "iu" or ids.min() < 0)):
                 raise DataError(f"{where}: expected turn_ids from 0 for each of {len(self.tokens)} tokens")
             object.__setattr__(self, "turn_ids", own_array(ids, np.int32, self.turn_ids))
         for name, column in self.declared.items():

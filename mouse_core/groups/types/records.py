@@ -216,6 +216,19 @@ def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
     return made
 
 
+def refuse_undeclared(rollout: RolloutRecord) -> None:
+    """Raise DataError where a rollout has columns that were not declared, which an example of it would not have."""
+    for columns, pers in [(rollout.columns, ("example",)), *((t.columns, ("token", "turn")) for t in rollout.turns)]:
+        for name in columns:
+            column = rollout.declared.get(name)
+            if column is None or column.per not in pers:
+                known = [one.name for one in rollout.declared.values() if one.per in pers]
+                raise DataError(
+                    f"rollout {rollout.rollout_uid!r}: expected columns that were declared for each "
+                    f"{' or '.join(pers)}, {known}, found {name!r}; a RolloutBuffer declares columns"
+                )
+
+
 def with_late(rollout: RolloutRecord, late: Mapping[str, npt.NDArray[Any]], declared: Columns) -> RolloutRecord:
     """A rollout with the columns that came later, which were checked: per token over all its turns."""
     own = {name: values for name, values in late.items() if declared[name].per == "example"}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right, insort
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from mouse_core.errors import DataError
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
@@ -43,33 +45,28 @@ def version_order(version: str) -> tuple[Any, ...]:
     return (0, tuple(int(piece) if index % 2 else piece for index, piece in enumerate(pieces)), version)
 
 
-def staleness(versions: Sequence[str], known: Collection[str]) -> list[int | None]:
-    """How far each version is behind the newest of them and of those known; None where there is no version.
-
-    See ``Versions.behind``.
-
-    Example:
-        >>> staleness(["3", "5", ""], {"7"}), staleness(["step-9"], {"step-10", "step-11"})
-        ([4, 2, None], [2])
-    """
-    seen = Versions()
-    for version in {*versions, *known} - {""}:
-        seen.note(version)
-    behind = {version: seen.behind(version) if version else None for version in set(versions)}
-    return [behind[version] for version in versions]
-
-
 class Versions:
     """The versions that were seen, and how far behind the newest one each is.
+
+    The newest is the one that was told last, or, where none was, the newest that was seen.
+
+    Example:
+        >>> versions = Versions(["3", "5", "7", "step-9", "step-10"])
+        >>> versions.behind("3"), versions.behind("step-9")
+        (4, 4)
+        >>> versions.tell("5"), versions.tell("3"), versions.behind("3"), versions.is_ahead("5")
+        (False, True, 0, True)
 
     Attributes:
         told: Which one is the latest, if that was said.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seen: Iterable[str] = ()) -> None:
         self.told: str | None = None
         self._seen: list[tuple[tuple[Any, ...], str]] = []  # in their order, of equal ones the first
         self._places: dict[str, int] = {}
+        for version in seen:
+            self.note(version)
 
     def note(self, version: str) -> bool:
         """Let a version be seen; whether it is the newest so far."""
@@ -80,18 +77,42 @@ class Versions:
         insort(self._seen, entry)
         return place == len(self._seen) - 1
 
+    def tell(self, version: str) -> bool:
+        """Say which version is the latest; whether it is older than the one before."""
+        goes_back = self.told is not None and version_order(version) < version_order(self.told)
+        self.told = version
+        self.note(version)
+        return goes_back
+
     def behind(self, version: str) -> int:
         """How many versions one is behind the newest: the difference where they are numbers, rounded up, else how many
-        are between.
+        are between; 0 where it is not.
         """
-        newest, number = version_number(self._seen[-1][1]), version_number(version)
-        if newest is not None and number is not None:
-            return max(0, min(math.ceil(newest - number), 1 << 62))
-        return len(self._seen) - bisect_right(self._seen, (version_order(version), "\U0010ffff"))
+        newest = self._seen[-1][1] if self.told is None else self.told
+        numbers = version_number(newest), version_number(version)
+        if numbers[0] is not None and numbers[1] is not None:
+            return max(0, min(math.ceil(numbers[0] - numbers[1]), 1 << 62))
+        return max(0, self._place(newest) - self._place(version))
+
+    def _place(self, version: str) -> int:
+        return bisect_right(self._seen, (version_order(version), "\U0010ffff"))
 
     def is_ahead(self, version: str) -> bool:
         """Whether a version is newer than the one that is said to be the latest."""
         return self.told is not None and version_order(version) > version_order(self.told)
+
+    @property
+    def has_ahead(self) -> bool:
+        """Whether one that was seen is newer than the one that is said to be the latest."""
+        return bool(self._seen) and self.is_ahead(self._seen[-1][1])
+
+    def refuse_ahead(self, version: str, rollout_uid: str) -> None:
+        """Raise DataError where a rollout is of a version newer than the one that is said to be the latest."""
+        if self.is_ahead(version):
+            raise DataError(
+                f"rollout {rollout_uid!r}: expected a version up to {self.told!r}, as set_policy_version said, "
+                f"found {version!r}"
+            )
 
     def place(self, version: str) -> int:
         """A number for a version, from 0 as they come."""

@@ -15,7 +15,8 @@ from mouse_core.spec import check_count
 
 @dataclass(frozen=True)
 class Rows:
-    """What is known of n rollouts of a batch maker, in the order they came; some have left it.
+    """What is known of n rollouts of a batch maker, in the order they came: those of all groups of which some can be
+    drawn. Others of these groups have left.
 
     Args:
         present: Which have not left, bool ``[n]``.
@@ -236,29 +237,6 @@ def functions(name: str, given: Retention | Sequence[Retention]) -> list[Retenti
         if not callable(one) or isinstance(one, type):
             raise ConfigError(f"{name}: expected functions of Rows, found {one!r:.80}")
     return several
-
-
-def summarise(rows: Rows) -> dict[str, float]:
-    """Numbers for a log, of all rollouts and of each environment; see ``GrpoBatchMaker.summary``."""
-    found: dict[str, float] = {}
-    for number, name in [(None, ""), *enumerate(rows.environments)]:
-        own = np.ones(len(rows), np.bool_) if number is None else rows.environment == number
-        if number is not None and len(rows.environments) == 1:
-            break
-        prefix = f"{name}/" if name else ""
-        _, group = np.unique(rows.group[own], return_inverse=True)
-        reward = rows.reward[own]
-        low, high = np.full(group.max(initial=-1) + 1, np.inf), np.full(group.max(initial=-1) + 1, -np.inf)
-        np.minimum.at(low, group, reward)
-        np.maximum.at(high, group, reward)
-        equal = int(np.count_nonzero(low == high))
-        found |= {f"{prefix}rollouts": len(reward), f"{prefix}groups": len(low), f"{prefix}groups_equal": equal}
-        found[f"{prefix}groups_equal_share"] = equal / len(low) if len(low) else 0.0
-        there = own & rows.present
-        for what, values in (("reward", reward), ("tokens", rows.tokens[there]), ("staleness", rows.staleness[there])):
-            for call in ("mean", "std", "min", "max") if len(values) else ():
-                found[f"{prefix}{what}_{call}"] = float(getattr(values, call)())
-    return found
 
 
 def _check_number(name: str, value: object, least: float, most: float) -> None:

@@ -10,12 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.groups.making.advantages import advantages, check_options
-from mouse_core.groups.types.records import RolloutRecord
+from mouse_core.groups.making.functions.advantages import advantages, check_options
+from mouse_core.groups.types.records import RolloutRecord, check_rewarded
 
 Advantage = Callable[[npt.NDArray[np.float64], npt.NDArray[np.int64]], npt.ArrayLike]
 """What each rollout is worth: of ``rewards`` float64 ``[n]`` and ``groups`` int64 ``[n]``, a number from 0 for each
-group, ``[n]`` finite numbers. It depends on nothing else, and 0 says that nothing is to be learnt from a rollout."""
+group, ``[n]`` finite numbers. It depends on nothing else.
+
+An attribute ``compares`` may say what tells that nothing is to be learnt from a group: "rewards" (as without), where
+all its rollouts earned the same; "turns", where all their turns did, too; or "nothing", as rollouts are compared with
+those of other groups, or by what only reading them tells."""
+
+COMPARES = ("rewards", "turns", "nothing")
 
 
 @runtime_checkable
@@ -23,7 +29,7 @@ class BatchAdvantage(Protocol):
     """An ``Advantage`` that changes what a batch's rollouts are worth when it has been drawn."""
 
     def __call__(self, rewards: npt.NDArray[np.float64], groups: npt.NDArray[np.int64]) -> npt.ArrayLike:
-        """As ``Advantage``; it decides which rollouts are drawn."""
+        """As ``Advantage``."""
 
     def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:
         """What the tokens of each rollout are worth: a number, or one for each of its tokens, ``[L]``.
@@ -114,6 +120,11 @@ class ReinforcePlusPlus:
         if not isinstance(self.eps, int | float) or not 0 < self.eps < np.inf:
             raise ConfigError(f"eps: expected a number above 0, found {self.eps!r}")
 
+    @property
+    def compares(self) -> str:
+        """See ``Advantage``: without a baseline rollouts are compared with all of the batch, and none is left out."""
+        return "rewards" if self.baseline else "nothing"
+
     def __call__(self, rewards: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """See ``Advantage``; without a baseline a rollout's reward."""
         if self.baseline:
@@ -132,11 +143,13 @@ class RewardToGo:
     """Each token is worth what was earned from its turn on, or from itself on, minus the baseline of its rollout.
 
     ``A_t = sum(discount**(k - t) * r_k, k >= t) - b``. ``r`` are the rewards of turns (0 where one has none), or the
-    values of a column per token; ``b = reward - worth`` is what the rollout's reward was compared with. Where the
-    rewards add up to the rollout's and nothing is discounted, the first token has the worth of the whole.
+    values of a column per token; ``b = reward - worth`` is what the rollout's reward was compared with. What the
+    rollout earned beyond the rewards of its turns, as all of it where only the rollout has a reward, is earned by the
+    last turn that the policy wrote. So, where nothing is discounted, the first token has the worth of the whole.
 
     Args:
-        column: The name of a column that was declared per token; None: the rewards of turns.
+        column: The name of a column that was declared per token, which says all that was earned; a rollout without
+            values of it earned its reward by its last token that the policy wrote. None: the rewards of turns.
         discount: In ``[0, 1]``, a turn or a token.
         worth: What the rollout as a whole is worth.
 
@@ -152,6 +165,11 @@ class RewardToGo:
         if not isinstance(self.discount, int | float) or not 0 <= self.discount <= 1:
             raise ConfigError(f"discount: expected a number in [0, 1], found {self.discount!r}")
 
+    @property
+    def compares(self) -> str:
+        """See ``Advantage``: rollouts that earned as much may differ in when."""
+        return "turns" if self.column is None else "nothing"
+
     def __call__(self, rewards: npt.NDArray[np.float64], groups: npt.NDArray[np.int64]) -> npt.ArrayLike:
         """See ``Advantage``."""
         return self.worth(rewards, groups)
@@ -159,13 +177,16 @@ class RewardToGo:
     def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:
         """See ``BatchAdvantage``."""
         pairs = zip(rollouts, worth.tolist(), strict=True)
-        return [self._to_go(rollout) - (rollout.reward - own) for rollout, own in pairs]
+        return [self._to_go(rollout) - (check_rewarded(rollout) - own) for rollout, own in pairs]
 
     def _to_go(self, rollout: RolloutRecord) -> npt.NDArray[np.float64]:
         """What was earned from each token on, ``[L]``."""
         sizes = [len(turn.tokens) for turn in rollout.turns]
+        trained = [place for place, turn in enumerate(rollout.turns) if turn.is_trained and sizes[place]]
         if self.column is None:
             earned = np.array([turn.reward or 0.0 for turn in rollout.turns])
+            if trained:
+                earned[trained[-1]] += check_rewarded(rollout) - earned.sum()
             return np.repeat(_discounted(earned, self.discount), sizes)
         if self.column not in rollout.declared.names_of("token"):
             raise DataError(
@@ -174,7 +195,10 @@ class RewardToGo:
             )
         fill = rollout.declared[self.column]
         values = [turn.columns.get(self.column, fill.filled(len(turn.tokens))) for turn in rollout.turns]
-        return _discounted(np.concatenate(values).astype(np.float64), self.discount)
+        earned = np.concatenate(values).astype(np.float64)
+        if trained and not any(self.column in turn.columns for turn in rollout.turns):
+            earned[sum(sizes[: trained[-1] + 1]) - 1] += check_rewarded(rollout) - earned.sum()
+        return _discounted(earned, self.discount)
 
 
 def _discounted(rewards: npt.NDArray[np.float64], discount: float) -> npt.NDArray[np.float64]:
@@ -201,3 +225,15 @@ def checked_worth(advantage: Advantage, rewards: Any, groups: Any) -> npt.NDArra
             + (" with others" if worth.shape == rewards.shape else "")
         )
     return worth
+
+
+def compared(advantage: Advantage) -> str:
+    """What an ``Advantage`` compares, one of ``COMPARES``.
+
+    Raises:
+        ConfigError: It says something else.
+    """
+    said: str = getattr(advantage, "compares", COMPARES[0])
+    if said not in COMPARES:
+        raise ConfigError(f"advantage: expected compares to be one of {list(COMPARES)}, found {said!r:.80}")
+    return said

@@ -1,0 +1,232 @@
+"""The rollouts that came to a batch maker, and those of them that may be drawn."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mouse_core.errors import ConfigError
+from mouse_core.groups.making.functions.retention import Retention, Rows, name_of, weights_of
+from mouse_core.groups.making.functions.scoring import Advantage
+from mouse_core.groups.making.members import OLDER_GROUPS, Members, Piece, WantedGroups
+from mouse_core.groups.making.pool import Pool
+from mouse_core.groups.making.tally import Tally
+from mouse_core.groups.types.versions import Versions
+
+
+class Holding:
+    """Rollouts by their groups.
+
+    Args:
+        advantage: What they are worth.
+        environment: The only one whose rollouts are taken; None: all are.
+        older: One of ``OLDER_GROUPS``.
+        leaves_equal: Whether none can be drawn of a group that earned the same.
+        by_turn: Whether that is told by turns, too.
+        max_staleness: How many versions behind rollouts may be; None: any number.
+        capacity: How many bytes of rollouts may come before the oldest of them leave; None: any number.
+
+    Attributes:
+        pool: Those that may be drawn.
+        versions: Of the policy.
+        left: How many left, and for what.
+
+    Raises:
+        ConfigError: ``older`` is something else.
+    """
+
+    def __init__(
+        self,
+        advantage: Advantage,
+        *,
+        environment: str | None,
+        older: str,
+        leaves_equal: bool,
+        by_turn: bool,
+        max_staleness: int | None,
+        capacity: int | None,
+    ) -> None:
+        if older not in OLDER_GROUPS:
+            raise ConfigError(f"older_groups: expected one of {list(OLDER_GROUPS)}, found {older!r}")
+        self._advantage, self._environment, self._older = advantage, environment, older
+        self._leaves_equal, self._by_turn = leaves_equal, by_turn
+        self._max_staleness, self._capacity = max_staleness, capacity
+        self.versions = Versions()
+        self.begin()
+
+    def begin(self) -> None:
+        """Be as if nothing had come; versions stay known."""
+        self.pool, self._wanted, self._tally = Pool(self._advantage), WantedGroups(self._older), Tally()
+        self.left: Counter[str] = Counter()
+        self._arrived: Counter[str] = Counter()
+        self._serial = self._nbytes = 0
+        self._newest = -math.inf
+        self._in_capacity: deque[Piece] = deque()
+        self._alone: set[str] = set()  # uids of rollouts that are in no file
+
+    @property
+    def environments(self) -> list[str]:
+        """The names of the environments that rollouts came of, by their numbers."""
+        return self._tally.environments
+
+    # ------------------------------------------------------------------ coming
+
+    def come(self, piece: Piece) -> None:
+        """Let rollouts come. One that is in no file comes once; of those in files somebody else sees to it."""
+        if piece.group is None:
+            if piece.part.uids[0] in self._alone:
+                return
+            self._alone.update(piece.part.uids)
+        self._arrive(piece)
+        members = self._count_in(piece)
+        if members is None:
+            piece.forget()
+        else:
+            self._take(piece, members)
+        self._leave()
+
+    def come_again(self, pieces: Sequence[Piece], settle: Callable[[Piece], None]) -> None:
+        """Let all come that came before a restart, with nothing there.
+
+        Args:
+            pieces: They, in the order in which they came.
+            settle: Says of those of a group that is wanted what became of them.
+        """
+        for piece in pieces:
+            self._arrive(piece)
+            if self._environment in (None, piece.part.key.environment):
+                self._note(piece.part.key.policy_version)
+        # All are counted before one is taken: most groups are followed by a newer one of the same problem.
+        counted = [(piece, self._count_in(piece)) for piece in pieces]
+        for piece, members in counted:
+            if members is not None and members.is_wanted:
+                settle(piece)
+                self._take(piece, members)
+        self._leave()
+
+    def _arrive(self, piece: Piece) -> None:
+        """Number rollouts in the order in which they come."""
+        environment, count = piece.part.key.environment, len(piece.part.uids)
+        self._newest = max(self._newest, *piece.part.created)
+        piece.serial, piece.arrival, piece.before = self._serial, self._arrived[environment], self._nbytes
+        self._serial += count
+        self._arrived[environment] += count
+        if self._environment in (None, environment):
+            self._nbytes += piece.part.nbytes
+
+    def _count_in(self, piece: Piece) -> Members | None:
+        """The group that rollouts join, a new one if need be; None if it is not wanted."""
+        environment, _, version = piece.part.key
+        if self._environment not in (None, environment):
+            return None
+        self._note(version)
+        members, gone = (None, []) if self._stale(version) else self._wanted.count_in(piece)
+        was_equal = None
+        if members is not None:
+            was_equal = members.is_equal if members.first is not None else None
+            members.note(piece, by_turn=self._by_turn)
+        self._tally.count(piece, members, was_equal)
+        self._forget(gone)
+        return members
+
+    def _take(self, piece: Piece, members: Members) -> None:
+        """Take rollouts of a group that is wanted. Those of a group of which none can be drawn wait for more of it."""
+        is_there = members.present > 0
+        members.pieces.append(piece)
+        if self._capacity is not None:
+            self._in_capacity.append(piece)
+        if self._leaves_equal and members.is_equal:
+            return
+        coming = [piece] if is_there else members.pieces
+        if is_there or any(one.present for one in coming):
+            environment, _, version = piece.part.key
+            self.pool.add(coming, self.environments.index(environment), self.versions.place(version))
+
+    # ------------------------------------------------------------------ leaving
+
+    def _leave(self) -> None:
+        """Let the oldest leave where more came with and behind them than there may be."""
+        while self._in_capacity and self._capacity is not None:
+            piece = self._in_capacity[0]
+            since = self._nbytes - piece.before
+            if since <= max(self._capacity, piece.part.nbytes):
+                return
+            self._in_capacity.popleft()
+            places, members = piece.present, piece.members
+            if members is not None and members.is_wanted:
+                self.left["capacity_bytes"] += len(places)
+                for place in places if members.present else ():
+                    self.pool.release(self.pool.row_of(piece.serial + place))
+                piece.let_go(places)
+
+    def _forget(self, gone: Sequence[Members]) -> None:
+        """Forget groups that are not wanted any more."""
+        for members in gone:
+            members.is_wanted = False
+            self.pool.drop(members)
+            for piece in members.pieces:
+                piece.forget()
+                if piece.group is None:
+                    self._alone.difference_update(piece.part.uids)
+
+    def weigh(self, retentions: Sequence[Retention]) -> None:
+        """Weigh all rows; what has no weight leaves."""
+        rows = self.rows()
+        weights = np.ones(len(rows))
+        for retention in retentions:
+            weights *= weights_of(retention, rows)
+            gone = np.flatnonzero(self.pool.column("present") & (weights == 0))
+            for row in gone.tolist():
+                self.pool.release(row)
+            if len(gone):
+                self.left[name_of(retention)] += len(gone)
+        self.pool.column("weight")[:] = weights
+
+    # ------------------------------------------------------------------ versions
+
+    def set_policy_version(self, version: str) -> None:
+        """Say which version is the latest; groups of later ones are forgotten."""
+        self.versions.tell(version)
+        if self.versions.has_ahead:
+            self._forget(self._wanted.drop(self.versions.is_ahead))
+        self._forget_stale()
+
+    def _note(self, version: str) -> None:
+        if self.versions.note(version):
+            self._forget_stale()
+
+    def _forget_stale(self) -> None:
+        if self._max_staleness is not None:
+            self._forget(self._wanted.drop(self._stale))
+
+    def _stale(self, version: str) -> bool:
+        return self._max_staleness is not None and self.versions.behind(version) > self._max_staleness
+
+    # ------------------------------------------------------------------ what is known
+
+    def rows(self) -> Rows:
+        """What is known of the rollouts of groups of which some can be drawn."""
+        self.pool.settle()
+        column, names = self.pool.column, self.environments
+        arrived = np.array([self._arrived[name] for name in names], np.int64)
+        return Rows(
+            present=column("present"),
+            reward=column("reward"),
+            advantage=self.pool.scored(),
+            group=column("group"),
+            environment=column("environment"),
+            environments=tuple(names),
+            staleness=self.versions.all_behind()[column("version")],
+            age=self._newest - column("created"),
+            newer=arrived[column("environment")] - 1 - column("arrival"),
+            tokens=column("tokens"),
+            uses=column("uses"),
+        )
+
+    def summary(self) -> dict[str, float]:
+        """Numbers for a log; see ``GrpoBatchMaker.summary``."""
+        found = self._tally.summary(self._wanted, self.versions.behind)
+        return {**found, **{f"left/{name}": count for name, count in self.left.items()}}
