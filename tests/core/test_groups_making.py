@@ -287,7 +287,7 @@ def test_a_trainer_that_goes_back_draws_nothing_of_later_versions(older: str, tm
 
 
 def test_groups_of_which_nothing_can_be_drawn_take_no_time() -> None:
-    """Neither what was drawn nor what left is gone through again, and later rollouts are scored with it all the same."""
+    """What was drawn, and what left, is not gone through again; later rollouts are scored with it all the same."""
     maker = GrpoBatchMaker(retention=Newest(16))
     for number in range(0, 400, 4):
         for item in group(number, 4, example=str(number)):

@@ -89,6 +89,8 @@ def make_examples(
 
 def _worth(rollouts: Sequence[RolloutRecord], advantages: Any, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """What all tokens are worth, float32."""
+    if isinstance(advantages, np.ndarray) and advantages.shape == (len(rollouts),) and np.isfinite(advantages).all():
+        return np.repeat(advantages.astype(np.float32), sizes)
     values = [np.asarray(one, np.float64) for one in advantages]
     if len(values) != len(rollouts):
         raise DataError(f"advantages: expected one for each of {len(rollouts)} rollouts, found {len(values)}")

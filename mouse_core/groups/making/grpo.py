@@ -192,7 +192,8 @@ class GrpoBatchMaker:
         drawn = draw(self._seed, self._draws, size, len(rows), weights, environments, names, self._shares)
         chosen = rows[drawn]
         worth: Any = pool.scored()[chosen]
-        records = self._records(chosen)
+        pieces, places = pool.column("piece")[chosen].tolist(), pool.column("place")[chosen].tolist()
+        records = _records(pieces, places)
         if isinstance(self._advantage, BatchAdvantage):
             worth = self._advantage.of_batch(records, worth)
         batch = make_examples(records, worth)
@@ -200,30 +201,13 @@ class GrpoBatchMaker:
         earned = zip(pool.column("reward")[chosen].tolist(), behind, strict=True)
         self._last = dict(zip([record.rollout_uid for record in records], earned, strict=True))
         pool.column("uses")[chosen] += 1
-        for row, uses in zip(chosen.tolist(), pool.column("uses")[chosen].tolist(), strict=True):
-            pool.column("piece")[row].uses[int(pool.column("place")[row])] = uses
-            if uses >= self._max_uses:
+        uses = pool.column("uses")[chosen].tolist()
+        for row, piece, place, count in zip(chosen.tolist(), pieces, places, uses, strict=True):
+            piece.uses[place] = count
+            if count >= self._max_uses:
                 pool.release(row)
         self._draws += 1
         return batch
-
-    def _records(self, rows: npt.NDArray[np.int64]) -> list[RolloutRecord]:
-        """The rollouts of some rows."""
-        places: dict[Piece, list[int]] = {}
-        column = self._holding.pool.column
-        pairs = list(zip(column("piece")[rows].tolist(), column("place")[rows].tolist(), strict=True))
-        for piece, place in pairs:
-            places.setdefault(piece, []).append(place)
-        found: dict[tuple[int, int], RolloutRecord] = {}
-        stored = [
-            (piece, Wanted(piece.group, own, [place for place in piece.present if place not in own]))
-            for piece, own in places.items()
-            if piece.group is not None
-        ]
-        for (piece, wanted), records in zip(stored, read_wanted([wanted for _, wanted in stored]), strict=True):
-            found.update(((id(piece), place), one) for place, one in zip(wanted.places, records, strict=True))
-        found.update(((id(piece), 0), piece.record) for piece in places if piece.record is not None)
-        return [found[id(piece), place] for piece, place in pairs]
 
     def get_batch_metadata(self, batch: Sequence[RLExample]) -> dict[str, Any]:
         """What a batch is made of: its size, tokens, uids, how many rollouts of which environment and version, and of
@@ -242,3 +226,21 @@ class GrpoBatchMaker:
         """
         available = self.available
         return {**self._holding.summary(), "available": available}
+
+
+def _records(pieces: Sequence[Piece], places: Sequence[int]) -> list[RolloutRecord]:
+    """The rollouts at some places of pieces; those that are in no memory are read."""
+    rows: dict[Piece, list[int]] = {}
+    for row, piece in enumerate(pieces):
+        if piece.group is not None:
+            rows.setdefault(piece, []).append(row)
+    found: list[Any] = [piece.record for piece in pieces]
+    wanted = []
+    for piece, own in rows.items():
+        chosen = [places[row] for row in own]
+        others = [place for place in piece.present if place not in chosen]
+        wanted.append(Wanted(piece.group, chosen, others))  # type: ignore[arg-type]
+    for own, records in zip(rows.values(), read_wanted(wanted), strict=True):
+        for row, record in zip(own, records, strict=True):
+            found[row] = record
+    return found

@@ -81,36 +81,35 @@ class Pool:
             self._add(piece, environment, version)
 
     def _add(self, piece: Piece, environment: int, version: int) -> None:
-        members, part = piece.members, piece.part
+        members, part, places = piece.members, piece.part, piece.places
         assert members is not None
-        places, present = np.array(piece.places, np.int64), np.zeros(len(part.uids), np.bool_)
-        present[piece.present] = True
         begin, end = self._count, self._count + len(places)
         if end > len(self._columns["reward"]):
             more = max(end, 2 * len(self._columns["reward"])) - len(self._columns["reward"])
             self._columns = {
                 name: np.concatenate([old, np.zeros(more, old.dtype)]) for name, old in self._columns.items()
             }
-        self._is_sorted &= not begin or self._columns["serial"][begin - 1] < piece.serial
+        self._is_sorted &= not begin or bool(self._columns["serial"][begin - 1] < piece.serial)
+        present = set(piece.present)
         values: dict[str, Any] = {
-            "reward": [piece.rewards[place] for place in piece.places],
-            "weight": 1.0,
-            "group": members.number,
-            "environment": environment,
-            "version": version,
-            "serial": piece.serial + places,
-            "arrival": piece.arrival + places,
-            "created": np.array(part.created)[places],
-            "tokens": np.array(part.tokens)[places],
-            "uses": [piece.uses.get(place, 0) for place in piece.places] if piece.uses else 0,
-            "present": present[places],
+            "reward": [piece.rewards[place] for place in places],
+            "created": [part.created[place] for place in places],
+            "tokens": [part.tokens[place] for place in places],
+            "uses": [piece.uses.get(place, 0) for place in places],
+            "present": [place in present for place in places],
             "place": places,
-            "piece": piece,
+            "serial": [piece.serial + place for place in places],
+            "arrival": [piece.arrival + place for place in places],
         }
-        for name, value in values.items():
-            self._columns[name][begin:end] = value
+        # One row is what comes of rollouts that are in no file; NumPy takes it faster as a number.
+        rows: Any = begin if end == begin + 1 else slice(begin, end)
+        for name, several in values.items():
+            self._columns[name][rows] = several[0] if end == begin + 1 else several
+        same = {"weight": 1.0, "group": members.number, "environment": environment, "version": version, "piece": piece}
+        for name, value in same.items():
+            self._columns[name][rows] = value
         self._count = end
-        members.present += int(np.count_nonzero(present[places]))
+        members.present += len(present)
         self._is_scored = False
 
     def release(self, row: int) -> None:

@@ -218,6 +218,8 @@ def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
 
 def refuse_undeclared(rollout: RolloutRecord) -> None:
     """Raise DataError where a rollout has columns that were not declared, which an example of it would not have."""
+    if not rollout.columns and not any(turn.columns for turn in rollout.turns):
+        return
     for columns, pers in [(rollout.columns, ("example",)), *((t.columns, ("token", "turn")) for t in rollout.turns)]:
         for name in columns:
             column = rollout.declared.get(name)
