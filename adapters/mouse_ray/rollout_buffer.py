@@ -25,12 +25,12 @@ class RolloutBufferActor:
 
     Calls of several producers run at the same time and share their waiting for the disk. Send many rollouts a call:
     their arrays then travel in shared memory and are not copied, and stay there while the rollouts wait for their group
-    or to be drawn (``capacity`` and the batch maker's ``capacity_bytes`` limit that).
+    or to be drawn (``memory_bytes`` limits that).
 
     Args:
         root_path: The folder; on a disk that every node sees if the actor may be started on another one.
         group_size, min_group_size, seal_timeout, compression: As there.
-        batch_maker, capacity, columns, max_ahead, sync, digest: As there.
+        batch_maker, capacity, columns, max_ahead, memory_bytes, sync, digest: As there.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class RolloutBufferActor:
         *,
         columns: Sequence[RolloutColumn] | None = None,
         max_ahead: int | None = None,
+        memory_bytes: int = 2**30,
         sync: bool = True,
         digest: bool = False,
     ) -> None:
@@ -58,6 +59,7 @@ class RolloutBufferActor:
             capacity,
             columns=columns,
             max_ahead=max_ahead,
+            memory_bytes=memory_bytes,
             sync=sync,
             digest=digest,
         )
@@ -93,8 +95,16 @@ class RolloutBufferActor:
         return self._buffer.flush()
 
     def set_policy_version(self, version: str | int) -> None:
-        """Tell the batch maker which version is the latest; again after the actor was started again."""
+        """Say which version is the latest; the folder keeps it."""
         self._buffer.set_policy_version(version)
+
+    def give_up(self, rollout_uids: Sequence[str]) -> int:
+        """Wait for some rollouts no more; how many are new."""
+        return self._buffer.give_up(rollout_uids)
+
+    def summary(self) -> dict[str, float]:
+        """Numbers for a log: those of the batch maker, and how many rollouts there are."""
+        return self._buffer.summary()
 
     @ray.method(max_task_retries=0)
     def create_and_store_batch(self, batch_size: int) -> str | None:

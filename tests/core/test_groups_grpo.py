@@ -975,6 +975,7 @@ def test_numbers_of_numpy_in_metadata(tmp_path: Path) -> None:
 
 def test_a_maker_can_be_pickled() -> None:
     maker = GrpoBatchMaker(rng_seed=2, max_staleness=3)
+    assert len(pickle.dumps(maker)) < 50_000, "Ray sends it along with the actor, and not beside it"
     for item in group(0, 8):
         maker.add_rollout(item)
     other = pickle.loads(pickle.dumps(maker))

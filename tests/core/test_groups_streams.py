@@ -137,6 +137,25 @@ def test_ranks_share_the_same_batches(root: Path, count: int, collate: str, leng
         )
 
 
+def test_an_example_that_is_too_long_can_be_passed_over(root: Path) -> None:
+    with pytest.raises(DataError, match=r"at most 16 tokens, found \d+ at \d+; a RolloutStream passes over it"):
+        next(RolloutStream(root, 16))
+    streams = [RolloutStream(root, 16, shard=(rank, 2), skip_longer=True) for rank in range(2)]
+    skipped = 0
+    for stored in islice(zip(*streams, strict=True), 3):
+        batch = RolloutBuffer(root).read_batch(stored[0].batch_id)
+        fits = [place for place, example in enumerate(batch) if len(example) <= 16]
+        assert sorted(np.concatenate([share.places for share in stored]).tolist()) == fits
+        for share in stored:
+            assert share.examples == [batch[place] for place in share.places]
+            report = share.report
+            assert (report["examples"], report["skipped"]) == (len(fits), len(batch) - len(fits))
+            assert report["tokens"] == sum(report["rank_tokens"]) == sum(len(batch[place]) for place in fits)
+            assert report["loss_tokens"] == sum(int(batch[place].loss_mask.sum()) for place in fits)
+        skipped += stored[0].report["skipped"]
+    assert skipped > 3
+
+
 def test_declared_columns_are_in_micro_batches_without_examples(tmp_path: Path) -> None:
     columns = [RolloutColumn(f"per_{per}", per, "int8", (2,), fill=7) for per in ("token", "turn", "example")]
     with RolloutBuffer(tmp_path, 2, batch_maker=GrpoBatchMaker(), columns=columns, sync=False) as buffer:

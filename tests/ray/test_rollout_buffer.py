@@ -55,6 +55,9 @@ def test_a_judge_goes_on_where_it_was_when_the_actor_died(tmp_path: Path) -> Non
     kill(buffer)
     awaited = ray.get(buffer.waiting_for.remote())["reward"]
     assert awaited.uids == ("r2", "r3")
+    assert ray.get(buffer.add_rollouts.remote([RolloutRecord("e", "2", "1", "r4", (turn,))])) == 1
+    assert ray.get(buffer.give_up.remote(["r4"])) == 1
+    assert ray.get(buffer.summary.remote())["given_up"] == 1
     assert ray.get(buffer.create_and_store_batch.remote(4)) is None
     assert ray.get(buffer.add_column.remote("reward", dict.fromkeys(awaited.uids, 0.25))) == 2
     examples = ray.get(buffer.read_batch.remote(ray.get(buffer.create_and_store_batch.remote(4))))
@@ -72,10 +75,10 @@ def test_arrays_are_not_copied(tmp_path: Path) -> None:
     """What arrives is a view of shared memory, both ways."""
 
     class Maker(GrpoBatchMaker):
-        def add_rollout(self, rollout: RolloutRecord) -> None:
+        def check_rollout(self, rollout: RolloutRecord) -> None:
             owners = {bool(turn.tokens.flags.owndata or turn.tokens.flags.writeable) for turn in rollout.turns}
             assert owners == {False}, "a copy arrived"
-            super().add_rollout(rollout)
+            super().check_rollout(rollout)
 
     buffer = mouse_ray.RolloutBuffer.remote(tmp_path, 4, batch_maker=Maker(), sync=False)
     tokens = np.arange(100_000)

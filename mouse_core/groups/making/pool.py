@@ -11,7 +11,8 @@ import numpy.typing as npt
 from mouse_core.groups.making.functions.scoring import Advantage, checked_worth
 from mouse_core.groups.making.members import Members, Piece
 
-_FIRST_ROWS = 1024
+# A maker without rollouts is small where it is sent to another process.
+_FIRST_ROWS = 64
 # Rows of more groups than these that have left do not wait for the next batch.
 _MOST_LEFT = 4096
 _COLUMNS: dict[str, Any] = {

@@ -128,7 +128,10 @@ def plan(lengths: npt.ArrayLike, count: int, kind: MicroBatch) -> list[list[list
     sizes: list[int] = np.asarray(lengths, np.int64).tolist()
     for place, size in enumerate(sizes):
         if size > kind.row:
-            raise DataError(f"examples: expected at most {kind.row} tokens, found {size} at {place}")
+            raise DataError(
+                f"examples: expected at most {kind.row} tokens, found {size} at {place}; a RolloutStream passes over "
+                "it with skip_longer=True"
+            )
     filled = _fill(sizes, count, kind)
     tokens = [sum(sizes[place] for place in places) for places in filled]
     order = sorted(range(len(filled)), key=lambda number: (-tokens[number], number))

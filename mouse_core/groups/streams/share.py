@@ -31,8 +31,9 @@ class BatchShare:
             nothing is known of it.
         first: The micro-batch that iterating begins with; 0, unless a state was loaded that stands within the batch.
         report: Of the whole batch, the same on every rank: "index", "batch_id", "examples", "tokens", "loss_tokens" (to
-            divide a loss by that ranks add up), "micro_batches", "rank_tokens" (a list), "staleness_mean" and
-            "staleness_max" (None where nothing is known).
+            divide a loss by that ranks add up), "skipped" (how many examples nobody trains on, as they are longer than
+            a row; the numbers before it are of the others), "micro_batches", "rank_tokens" (a list), "staleness_mean"
+            and "staleness_max" (None where nothing is known).
     """
 
     def __init__(
@@ -45,11 +46,15 @@ class BatchShare:
         shard: tuple[int, int],
         first: int,
         deliver: Callable[[Arrays], Any],
+        *,
+        skip_longer: bool = False,
     ) -> None:
         self.index, self.batch_id, self.first = index, batch_id, first
         self._deliver = deliver
         sizes = [len(example) for example in batch]
-        ranks = plan(sizes, shard[1], kind)
+        kept = [place for place, size in enumerate(sizes) if not skip_longer or size <= kind.row]
+        planned = plan([sizes[place] for place in kept], shard[1], kind)
+        ranks = [[[kept[number] for number in numbers] for numbers in one] for one in planned]
         own = ranks[shard[0]]
         self.places = np.array([place for places in own for place in places], np.int64)
         self.examples = [batch[place] for place in self.places.tolist()]
@@ -60,9 +65,10 @@ class BatchShare:
         self.report: Mapping[str, Any] = {
             "index": index,
             "batch_id": batch_id,
-            "examples": len(batch),
-            "tokens": sum(sizes),
-            "loss_tokens": sum(int(np.count_nonzero(example.loss_mask)) for example in batch),
+            "examples": len(kept),
+            "tokens": sum(sizes[place] for place in kept),
+            "loss_tokens": sum(int(np.count_nonzero(batch[place].loss_mask)) for place in kept),
+            "skipped": len(batch) - len(kept),
             "micro_batches": len(self._micro),
             "rank_tokens": [sum(sizes[place] for places in one for place in places) for one in ranks],
             "staleness_mean": float(known.mean()) if len(known) else None,
@@ -86,7 +92,9 @@ class BatchShare:
 
     @property
     def digest(self) -> StreamDigest:
-        """That of the share; the ranks' add up to ``examples_digest(index, batch)`` of the whole batch."""
+        """That of the share; the ranks' add up to ``examples_digest(index, batch)`` of the whole batch, where none of
+        its examples was skipped.
+        """
         each = zip(self.places.tolist(), self.examples, strict=True)
         return sum((examples_digest(self.index, [example], place) for place, example in each), StreamDigest())
 

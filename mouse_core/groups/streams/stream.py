@@ -40,6 +40,9 @@ class RolloutStream:
             ``max_examples``.
         pad_token: What is filled up with.
         max_turns: Places for the values of turns: of a row, or of all where examples are concatenated.
+        skip_longer: Whether examples that are longer than a row are left out, on all ranks, and counted in a share's
+            ``report``; otherwise a batch that has one is an error. ``Lengths`` as a maker's ``retention`` keeps them
+            out of batches.
         timeout: Seconds to wait for a batch.
 
     Raises:
@@ -66,6 +69,7 @@ class RolloutStream:
         max_examples: int | None = None,
         pad_token: int = 0,
         max_turns: int | None = None,
+        skip_longer: bool = False,
         timeout: float = 600.0,
     ) -> None:
         ranks = ranks_of(shard)
@@ -73,7 +77,7 @@ class RolloutStream:
         self._kind = MicroBatch(max_tokens, collate, length, max_examples, int(pad_token), max_turns)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
             raise ConfigError(f"timeout: expected seconds, at least 0, found {timeout!r}")
-        self._timeout = float(timeout)
+        self._timeout, self._skip_longer = float(timeout), bool(skip_longer)
         self._batches = _feed(batches, batch_size)
         # Where the next batch stands, the micro-batch to begin with, and the id of the batch before it.
         self._next, self._first, self._after = 0, 0, ""
@@ -92,7 +96,8 @@ class RolloutStream:
         Raises:
             TimedOutError: It was not made in time; the next call waits for it again.
             StateError: The batch before it is another one than that of the state that was loaded.
-            DataError: Its file is damaged, or it has an example longer than a micro-batch's row.
+            DataError: Its file is damaged, or it has an example longer than a micro-batch's row; ``skip_longer`` passes
+                over such examples.
             StorageError: It cannot be read.
         """
         index = self._next
@@ -110,6 +115,7 @@ class RolloutStream:
             self.shard,
             self._first,
             self._deliver,
+            skip_longer=self._skip_longer,
         )
         self._last = index, self._after, len(share)
         self._next, self._first, self._after = index + 1, 0, batch_id
@@ -175,13 +181,14 @@ class RolloutStream:
         if within and list(state.get("like", ())) != self._like():
             raise StateError(
                 f"state: expected one within a batch to be of {self._like()} (ranks, max_tokens, collate, length, "
-                f"max_examples), found {state.get('like')}; between batches these may change"
+                f"max_examples, skip_longer), found {state.get('like')}; between batches these may change"
             )
         self._next, self._after, self._first, self._last = int(index), after, int(within), None  # type: ignore[arg-type]
 
     def _like(self) -> list[Any]:
         kind = self._kind
-        return [self.shard[1], kind.max_tokens, kind.collate, kind.length, kind.max_examples]
+        options = [self.shard[1], kind.max_tokens, kind.collate, kind.length, kind.max_examples]
+        return [*options, *(["skip_longer"] if self._skip_longer else [])]
 
 
 def _is_count(value: Any) -> bool:
