@@ -1,4 +1,4 @@
-"""StoreClient: writes rows to a store that another process has open."""
+"""StoreClient: writes rows to a store that another process has open; and what it shares with others."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ class Channel(Protocol):
     def exchange(self, call: Mapping[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
         """What ``SharedStore.answer`` answers to a call with these bytes, one part behind the other.
 
+        Bytes that are part of the answer are its "body", a memoryview.
+
         Raises:
             OSError: It was not answered, and may have been carried out.
         """
@@ -77,7 +79,8 @@ class _Socket:
         if self._socket is None:
             raise ConnectionError("not connected")
         send(self._socket, call, parts)
-        return receive(self._socket)[0]
+        reply, body = receive(self._socket)
+        return {**reply, "body": body}
 
     def close(self) -> None:
         if self._socket is not None:
@@ -85,7 +88,96 @@ class _Socket:
             self._socket = None
 
 
-class StoreClient:
+class Client:
+    """Calls to what a ``StoreServer`` serves, or to whatever a channel leads to; they are asked until they are answered.
+
+    Args:
+        address: As in ``StoreClient``.
+        name: Tells this client from all others.
+        timeout_s: How long to wait for the other side to come (back), in seconds.
+
+    Raises:
+        ConfigError, StorageError: As ``StoreClient``.
+    """
+
+    def __init__(self, address: str | os.PathLike[str] | Channel, name: str, *, timeout_s: float) -> None:
+        if not isinstance(name, str) or not 0 < len(name) <= 200:
+            raise ConfigError(f"name: expected one of up to 200 letters, found {name!r:.80}")
+        self.name = name
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s >= 0:
+            raise ConfigError(f"timeout_s: expected seconds from 0, found {timeout_s!r:.80}")
+        self._timeout = float(timeout_s)
+        self._channel = _channel_to(address)
+        self._process, self._is_open = os.getpid(), True
+        self._token = os.urandom(8).hex()
+        self._is_connected = False
+        self._call({"call": "hello"}, ())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._channel!r}, name={self.name!r})"
+
+    def _call(self, call: dict[str, Any], parts: Sequence[memoryview] = ()) -> Mapping[str, Any]:
+        """Ask until it is answered."""
+        if not self._is_open:
+            raise ClosedError(f"client {self.name!r}: expected an open one, found it closed")
+        if self._process != os.getpid():
+            raise ForkError(
+                f"client {self.name!r}: expected process {self._process}, found a forked child; make one there"
+            )
+        call |= {"client": self.name, "token": self._token}
+        sent, begin, pause = False, time.monotonic(), _FIRST_PAUSE_S
+        while True:
+            try:
+                if not self._is_connected:
+                    self._connect()
+                if call["call"] == "hello":
+                    return {}
+                self._prepare(call, sent=sent)
+                sent = True
+                reply = self._channel.exchange(call, parts)
+            except (ConnectionError, FileNotFoundError, TimeoutError, BrokenPipeError) as error:
+                self._is_connected = False
+                if time.monotonic() - begin > self._timeout:
+                    known = "; whether it was carried out is not known" if sent and parts else ""
+                    raise StorageError(
+                        f"client {self.name!r}: expected an answer of {self._channel!r} within {self._timeout:g} s, "
+                        f"found {error!r}{known}"
+                    ) from error
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+            else:
+                return self._answered(reply)
+
+    def _prepare(self, call: dict[str, Any], *, sent: bool) -> None:
+        """See to what a call says, each time before it is sent."""
+
+    def _connect(self) -> None:
+        self._channel.connect(self._timeout)
+        self._answered(self._channel.exchange({"call": "hello", "client": self.name, "token": self._token}, ()))
+        self._is_connected = True
+
+    def _answered(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
+        error = error_of(reply)
+        if error is not None:
+            raise error
+        return reply
+
+    def close(self) -> None:
+        """Let go of the server; all that was answered is done. May be called twice."""
+        self._is_open = False
+        if self._process == os.getpid():
+            self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class StoreClient(Client):
     """Writes rows to a store that another process has open, of a ``StoreServer`` or whatever a channel leads to.
 
     A call returns when the rows are in the store. Where the other side goes away, the client waits for it to come back
@@ -105,17 +197,8 @@ class StoreClient:
     """
 
     def __init__(self, address: str | os.PathLike[str] | Channel, name: str, *, timeout_s: float = 30.0) -> None:
-        if not isinstance(name, str) or not 0 < len(name) <= 200:
-            raise ConfigError(f"name: expected one of up to 200 letters, found {name!r:.80}")
-        self.name = name
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s >= 0:
-            raise ConfigError(f"timeout_s: expected seconds from 0, found {timeout_s!r:.80}")
-        self._timeout = float(timeout_s)
-        self._channel = _channel_to(address)
-        self._process, self._is_open = os.getpid(), True
-        self._count, self._token = 0, os.urandom(8).hex()
-        self._is_connected = False
-        self._call({"call": "hello"}, ())
+        self._count = 0
+        super().__init__(address, name, timeout_s=timeout_s)
 
     def __repr__(self) -> str:
         return f"StoreClient({self._channel!r}, name={self.name!r}, written={self.written})"
@@ -181,65 +264,16 @@ class StoreClient:
         """The store's alignment. Each time it is asked."""
         return check_alignment(self._call({"call": "look"}, ())["alignment"])
 
-    def _call(self, call: dict[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
-        """Ask until it is answered; what is written has the number behind the last that is in the store."""
-        if not self._is_open:
-            raise ClosedError(f"client {self.name!r}: expected an open one, found it closed")
-        if self._process != os.getpid():
-            raise ForkError(
-                f"client {self.name!r}: expected process {self._process}, found a forked child; make one there"
-            )
-        call |= {"client": self.name, "token": self._token}
-        sent, begin, pause = False, time.monotonic(), _FIRST_PAUSE_S
-        while True:
-            try:
-                if not self._is_connected:
-                    self._connect()
-                if call["call"] == "hello":
-                    return {}
-                if call["call"] == "write" and not (sent and self._count == call["number"]):
-                    # Else only its answer was lost, and these rows are compared with those that are there.
-                    call["number"] = self._count + 1
-                sent = True
-                return self._answered(self._channel.exchange(call, parts))
-            except (ConnectionError, FileNotFoundError, TimeoutError, BrokenPipeError) as error:
-                self._is_connected = False
-                if time.monotonic() - begin > self._timeout:
-                    known = "; whether the rows were written is not known" if sent and parts else ""
-                    raise StorageError(
-                        f"client {self.name!r}: expected an answer of {self._channel!r} within {self._timeout:g} s, "
-                        f"found {error!r}{known}"
-                    ) from error
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-    def _connect(self) -> None:
-        self._channel.connect(self._timeout)
-        self._answered(self._channel.exchange({"call": "hello", "client": self.name, "token": self._token}, ()))
-        self._is_connected = True
+    def _prepare(self, call: dict[str, Any], *, sent: bool) -> None:
+        if call["call"] == "write" and not (sent and self._count == call["number"]):
+            # Else only its answer was lost, and these rows are compared with those that are there.
+            call["number"] = self._count + 1
 
     def _answered(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
         count = reply.get("count")
-        error = error_of(reply)
-        if isinstance(count, int) and (error is None or count):
+        if isinstance(count, int) and ("error" not in reply or count):
             self._count = count
-        if error is not None:
-            raise error
-        return reply
-
-    def close(self) -> None:
-        """Let go of the server; all that was written is written. May be called twice."""
-        self._is_open = False
-        if self._process == os.getpid():
-            self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        return super()._answered(reply)
 
 
 def _channel_to(address: str | os.PathLike[str] | Channel) -> Channel:

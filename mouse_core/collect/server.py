@@ -1,4 +1,4 @@
-"""StoreServer: takes the rows of clients on this machine into a store."""
+"""StoreServer: takes what clients on this machine send, into a store or a rollout buffer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import shutil
 import socket
 import tempfile
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from mouse_core.collect.shared import SharedStore
 from mouse_core.collect.wire import reachable, receive, send
@@ -24,6 +25,32 @@ _WAITING = 128
 _PATIENCE_S = 5.0
 
 
+@runtime_checkable
+class Shared(Protocol):
+    """What a server serves: ``SharedStore``, and ``mouse_core.groups.SharedBuffer``."""
+
+    @property
+    def path(self) -> str | None:
+        """The folder that it lies in, where it lies in one."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How much came of each client."""
+
+    def answer(self, call: Mapping[str, Any], body: memoryview) -> dict[str, Any]:
+        """What a client is answered: plain values, errors among them, and bytes as "body", a list of memoryviews.
+
+        Raises:
+            ConnectionError: The server is closed, and the client is to ask again when it is back.
+        """
+
+    def interrupt(self) -> None:
+        """Let nobody wait any more."""
+
+    def close(self) -> None:
+        """Let go; what is served stays open."""
+
+
 class StoreServer:
     """Takes the rows of clients, in other processes of this machine, into a store.
 
@@ -35,11 +62,12 @@ class StoreServer:
     Only processes of the same user reach it; nothing that is sent is run.
 
     Args:
-        store: A store that may be written to, in memory or opened with ``mode="a"``. It is not closed with the server.
+        store: A store that may be written to, in memory or opened with ``mode="a"``; or what else answers clients, as
+            ``mouse_core.groups.SharedBuffer(buffer)``. It is not closed with the server.
         address: The path of a socket; by default ``server.socket`` in the folder of the store, or in a new one.
 
     Raises:
-        ConfigError: No such store, a server at this address, or a system without Unix sockets.
+        ConfigError: Nothing of these, a server at this address, or a system without Unix sockets.
         StorageError: The socket cannot be made.
 
     Example:
@@ -52,16 +80,16 @@ class StoreServer:
         2
     """
 
-    def __init__(self, store: DatasetStore, address: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, store: DatasetStore | Shared, address: str | os.PathLike[str] | None = None) -> None:
         if not hasattr(socket, "AF_UNIX"):
             raise ConfigError("server: expected a system with Unix sockets, found none")
-        self._shared = SharedStore(store)
+        self._shared: Shared = store if isinstance(store, Shared) else SharedStore(store)
         self._own_folder: str | None = None
-        if address is None and store.path is None:
+        if address is None and self._shared.path is None:
             self._own_folder = tempfile.mkdtemp(prefix="mouse-")
             address = os.path.join(self._own_folder, SOCKET)
         elif address is None:
-            address = os.path.join(str(store.path), SOCKET)
+            address = os.path.join(self._shared.path or "", SOCKET)
         self.address = os.path.abspath(os.fspath(address))
         self._process = os.getpid()
         self._connections: dict[threading.Thread, socket.socket] = {}
@@ -77,7 +105,7 @@ class StoreServer:
         self._accepting.start()
 
     def __repr__(self) -> str:
-        return f"StoreServer({self._shared.store!r}, address={self.address!r}, clients={self.clients})"
+        return f"StoreServer({self._shared!r}, address={self.address!r}, clients={self.clients})"
 
     def _listening(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX)
@@ -101,7 +129,9 @@ class StoreServer:
 
     @property
     def clients(self) -> dict[str, int]:
-        """How many writes of each client are in the store, of all that there ever were."""
+        """How many writes of each client are in the store, of all that there ever were; of a rollout buffer how many
+        calls each has made since it is served.
+        """
         return self._shared.counts
 
     # ------------------------------------------------------------------ its threads
@@ -126,7 +156,8 @@ class StoreServer:
             while True:
                 call, body = receive(connection)
                 refused = self._named(call.get("client"), thread) if call.get("call") == "hello" else None
-                send(connection, refused or self._answer(call, body, thread))
+                reply = refused or self._answer(call, body, thread)
+                send(connection, reply, reply.pop("body", ()))
         except (OSError, DataError):
             pass  # it is gone, or is none of ours
         finally:
@@ -169,6 +200,7 @@ class StoreServer:
         for connection in connections.values():
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)
+        self._shared.interrupt()
         for thread in connections:
             thread.join()
         self._shared.close()

@@ -105,6 +105,14 @@ class SharedStore:
         if self._last:
             self._rewrite()
 
+    def __repr__(self) -> str:
+        return repr(self.store)
+
+    @property
+    def path(self) -> str | None:
+        """The store's folder, where it has one."""
+        return None if self.store.path is None else str(self.store.path)
+
     @property
     def counts(self) -> dict[str, int]:
         """How many writes of each client are in the store."""
@@ -154,6 +162,9 @@ class SharedStore:
                 # Before the rows: of those that are on the disk it is known whose they are.
                 self._note(next(reversed(self._last.values())), sync=True)
             self.store.flush()
+
+    def interrupt(self) -> None:
+        """Nobody waits here."""
 
     def close(self) -> None:
         """Let go of the log; the store stays open."""

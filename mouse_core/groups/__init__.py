@@ -24,6 +24,8 @@ from mouse_core.groups.making.functions.scoring import (
 )
 from mouse_core.groups.making.grpo import GrpoBatchMaker
 from mouse_core.groups.making.protocol import BatchMaker, ResumableBatchMaker
+from mouse_core.groups.sharing.client import RolloutClient
+from mouse_core.groups.sharing.shared import SharedBuffer
 from mouse_core.groups.stored.readiness import Awaited
 from mouse_core.groups.stored.reading import StoredGroup, StoredRollouts, open_rollouts
 from mouse_core.groups.streams.balance import plan_micro_batches
@@ -55,11 +57,13 @@ __all__ = [
     "Rewards",
     "Rloo",
     "RolloutBuffer",
+    "RolloutClient",
     "RolloutColumn",
     "RolloutGroup",
     "RolloutRecord",
     "RolloutStream",
     "Rows",
+    "SharedBuffer",
     "StoredGroup",
     "StoredRollouts",
     "TopK",

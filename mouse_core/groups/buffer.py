@@ -24,7 +24,7 @@ from mouse_core.groups._pressure import Pressure
 from mouse_core.groups._stored import StoredInBuffer
 from mouse_core.groups.making.feeding import Making
 from mouse_core.groups.making.protocol import BatchMaker
-from mouse_core.groups.types.columns import RolloutColumn
+from mouse_core.groups.types.columns import Columns, RolloutColumn
 from mouse_core.groups.types.records import RolloutRecord, with_columns
 from mouse_core.spec import check_count
 
@@ -123,6 +123,11 @@ class RolloutBuffer(StoredInBuffer):
     def root_path(self) -> Path:
         """The folder."""
         return self._root
+
+    @property
+    def columns(self) -> Columns:
+        """What was declared for the folder, by name."""
+        return self._columns
 
     @property
     def batch_maker(self) -> BatchMaker | None:

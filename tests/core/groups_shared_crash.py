@@ -1,0 +1,195 @@
+"""Producers, a judge and the buffer that they share, each a process that is killed again and again.
+
+A producer notes which rollouts it was told to be on the disk, and a judge which rewards; a buffer makes batches. In the
+end every rollout and every reward that was acknowledged is there, once, and no rollout is in two batches.
+
+    python -m tests.core.groups_shared_crash FOLDER KILLS [SEED]
+
+kills each of the three so many times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mouse_core.collect import StoreServer
+from mouse_core.groups import (
+    GrpoBatchMaker,
+    RolloutBuffer,
+    RolloutClient,
+    RolloutColumn,
+    RolloutRecord,
+    SharedBuffer,
+    Turn,
+    open_rollouts,
+)
+
+PRODUCERS, GROUP = 2, 4
+REWARD = [RolloutColumn("reward", "example", "float64", late=True)]
+
+
+def made(producer: int, number: int) -> RolloutRecord:
+    answer = Turn("4", "assistant", [number, producer], [-0.5, -0.5])  # type: ignore[arg-type]
+    reward = None if LATE in os.environ else float(number)
+    return RolloutRecord("math", f"{producer}-{number // GROUP}", "1", f"p{producer}-{number}", (answer,), reward)
+
+
+LATE = "GROUPS_SHARED_CRASH_LATE"
+
+
+def reward_of(uid: str) -> float:
+    return float(uid.partition("-")[2])
+
+
+def produce(folder: Path, told: Path, producer: int) -> None:
+    """Add rollouts until the end, from the first that nobody said was on the disk."""
+    note = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    number = max(numbers(told), default=-1) + 1
+    with RolloutClient(folder, f"producer-{producer}", timeout_s=60) as client:
+        while True:
+            # Three a call: groups are of rollouts of two calls.
+            client.add_rollouts([made(producer, number + place) for place in range(3)])
+            os.write(note, f"{number}\n{number + 1}\n{number + 2}\n".encode())
+            number += 3
+
+
+def judge(folder: Path, told: Path) -> None:
+    """Write rewards until the end."""
+    note = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with RolloutClient(folder, "judge", timeout_s=60) as client:
+        while True:
+            uids = client.waiting_for()["reward"].uids[:50]
+            if uids:
+                rewards = {one.rollout_uid: reward_of(one.rollout_uid) for one in client.rollouts(uids)}
+                client.add_column("reward", rewards)
+                os.write(note, (json.dumps(uids) + "\n").encode())
+
+
+def opened(folder: Path) -> RolloutBuffer:
+    maker = GrpoBatchMaker(rng_seed=1)
+    return RolloutBuffer(
+        folder, GROUP, seal_timeout=1e6, batch_maker=maker, columns=REWARD, max_ahead=200, sync=False
+    )
+
+
+def serve(folder: Path, told: Path) -> None:
+    """Have the buffer, and make batches, until the end."""
+    note = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with opened(folder) as buffer, StoreServer(SharedBuffer(buffer)):
+        while True:
+            batch_id = buffer.create_and_store_batch(16)
+            if batch_id is None:
+                time.sleep(0.01)
+            else:
+                os.write(note, f"{batch_id}\n".encode())
+
+
+def numbers(told: Path) -> list[int]:
+    """What a producer noted; it may have been killed in the middle of a line."""
+    return [int(line) for line in told.read_text().split("\n")[:-1]] if told.exists() else []
+
+
+def start(what: Callable[..., None], *arguments: Any) -> int:
+    """Do it in a child."""
+    child = os.fork()
+    if not child:
+        try:
+            what(*arguments)
+        finally:
+            os._exit(1)
+    return child
+
+
+def until(done: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for something to happen."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.002)
+
+
+def noted(folder: Path, *names: str) -> int:
+    """How many bytes were noted of what was acknowledged."""
+    paths = [folder / name for name in names] if names else [one for one in folder.iterdir() if one.is_file()]
+    return sum(path.stat().st_size for path in paths if path.exists())
+
+
+def check(folder: Path, root: Path) -> None:
+    """What was acknowledged is there, once, and as it was."""
+    with opened(root) as buffer:
+        buffer.flush()
+        batches = buffer.batches
+        used = Counter(one.rollout_uid for name in batches for one in buffer.read_batch(name))
+        assert not used or set(used.values()) == {1}, f"{used.most_common(3)} were used more than once"
+        stored = open_rollouts(root)
+        found = Counter(stored.uids)
+        assert set(found.values()) == {1}, f"{found.most_common(3)} are there more than once"
+        for producer in range(PRODUCERS):
+            told = {f"p{producer}-{number}" for number in numbers(folder / f"producer-{producer}")}
+            assert told <= found.keys(), f"{sorted(told - found.keys())[:3]} are lost"
+        lines = (folder / "judge").read_text().split("\n")[:-1]
+        judged = {uid for line in lines for uid in json.loads(line)}
+        awaited = set(buffer.waiting_for()["reward"].uids)
+        assert not judged & awaited, f"rewards of {sorted(judged & awaited)[:3]} are lost"
+        for one in stored:
+            assert one.reward in (None, reward_of(one.rollout_uid)), f"{one.rollout_uid} has another reward"
+        told_batches = (folder / "buffer").read_text().split("\n")[:-1]
+        assert set(told_batches) <= set(batches), "batches are lost"
+        print(f"{len(found)} rollouts, {len(judged)} rewards, {len(batches)} batches: none lost, none twice")
+
+
+def main(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
+    """Kill each so many times; how many kills there were."""
+    os.environ[LATE] = "1"
+    rng, root = random.Random(seed), folder / "rollouts"
+    work: dict[str, tuple[Any, ...]] = {
+        "buffer": (serve, root, folder / "buffer"),
+        "judge": (judge, root, folder / "judge"),
+        **{f"producer-{n}": (produce, root, folder / f"producer-{n}", n) for n in range(PRODUCERS)},
+    }
+    running = {name: start(*what) for name, what in work.items()}
+    left = ["producer", "judge", "buffer"] * kills
+    rng.shuffle(left)
+    counts: Counter[str] = Counter()
+    for victim in left:
+        # When something was acknowledged since the last one, at any moment behind that.
+        before = noted(folder)
+        until(lambda: noted(folder) > before)  # noqa: B023
+        time.sleep(rng.random() * 0.05)
+        name = f"producer-{rng.randrange(PRODUCERS)}" if victim == "producer" else victim
+        os.kill(running[name], signal.SIGKILL)
+        status = os.waitpid(running[name], 0)[1]
+        assert status == signal.SIGKILL, f"{name} ended by itself, with status {status}"
+        counts[victim] += 1
+        running[name] = start(*work[name])
+    # Each has its turn once more.
+    for name in running:
+        size = noted(folder, name)
+        until(lambda: noted(folder, name) > size)  # noqa: B023
+    for child in running.values():
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    del os.environ[LATE]
+    child = start(check_and_leave, folder, root)
+    assert os.waitpid(child, 0)[1] == 0, "see above"
+    return dict(counts)
+
+
+def check_and_leave(folder: Path, root: Path) -> None:
+    """Check in a process of its own, whose threads are not ours."""
+    check(folder, root)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    print(main(Path(sys.argv[1]), int(sys.argv[2]), *map(int, sys.argv[3:4])))

@@ -1,0 +1,129 @@
+"""Producers and judges in other processes of this machine, and a buffer that goes away and comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mouse_core.collect import StoreServer
+from mouse_core.errors import ConfigError, DataError, MissingRowError, StorageError, TimedOutError
+from mouse_core.groups import (
+    GrpoBatchMaker,
+    RolloutBuffer,
+    RolloutClient,
+    RolloutColumn,
+    RolloutRecord,
+    SharedBuffer,
+    Turn,
+    open_rollouts,
+)
+from tests.core import groups_shared_crash as crash
+from tests.core.groups_cases import METADATA, group, rollout
+
+COLUMNS = [
+    RolloutColumn("screen", "turn", "uint8", (2, 2)),
+    RolloutColumn("reference", late=True),
+    RolloutColumn("reward", "example", "float64", late=True),
+]
+
+
+@pytest.fixture
+def buffer(tmp_path: Path) -> Iterator[RolloutBuffer]:
+    options: dict[str, Any] = {"columns": COLUMNS, "max_ahead": 8, "batch_maker": GrpoBatchMaker(), "sync": False}
+    with RolloutBuffer(tmp_path / "rollouts", 4, **options) as made:
+        yield made
+
+
+def seen(number: int) -> RolloutRecord:
+    """A rollout whose reward comes later, with a column and metadata."""
+    turns = (
+        Turn("?", "user", [1, 2], columns={"screen": np.full((2, 2), number, np.uint8)}),  # type: ignore[arg-type]
+        Turn("4", "assistant", [3], [-0.5], metadata=METADATA),  # type: ignore[arg-type]
+    )
+    return RolloutRecord("math", str(number // 4), "1", f"s{number}", turns, created=float(number))
+
+
+def test_a_client_is_as_the_buffer_itself(buffer: RolloutBuffer) -> None:
+    with pytest.raises(ConfigError, match="buffer: expected a RolloutBuffer, found 3"):
+        SharedBuffer(3)  # type: ignore[arg-type]
+    with StoreServer(SharedBuffer(buffer)), RolloutClient(buffer.root_path, "judge") as client:
+        assert client.add_rollouts(map(seen, range(5))) == 5
+        assert client.add_rollouts([seen(0), rollout(7)]) == 1
+        assert (len(client), client.num_ahead) == (6, buffer.num_ahead)
+        assert client.waiting_for() == buffer.waiting_for()
+        uids = client.waiting_for()["reward"].uids
+        assert uids == ("s0", "s1", "s2", "s3", "s4")
+        for uid, found in zip(uids, client.rollouts(uids), strict=True):
+            assert found == buffer.rollout(uid)
+            assert found.turns[0].columns["screen"].tolist() == [[int(uid[1:])] * 2] * 2
+        assert client.add_column("reward", {uid: float(uid[1:]) for uid in uids[:4]}) == 4
+        assert client.add_column("reference", {uid: np.arange(3.0) for uid in uids[:4]}) == 4
+        judged = client.rollout("s3")
+        assert judged == buffer.rollout("s3")
+        assert (judged.reward, judged.columns["reward"], judged.turns[1].columns["reference"].tolist()) == (3, 3, [2])
+        assert buffer.create_and_store_batch(4) is not None
+        for call, error, says in (
+            (lambda: client.add_column("reward", {"s0": 9.0}), DataError, "'s0': expected the value that it has"),
+            (lambda: client.rollout("s9"), MissingRowError, "^rollout: expected the uid of one of 6, found 's9'$"),
+            (lambda: client.add_rollouts([rollout(1), 3]), DataError, "expected a RolloutRecord at 1, found 3"),
+        ):
+            with pytest.raises(error, match=says):
+                call()
+        client.set_policy_version(1)
+        with pytest.raises(DataError, match="expected a version up to '1'"):
+            client.add_rollout(rollout(8, version=2))
+        assert (client.give_up(["s4"]), client.flush()) == (1, 2)
+        assert client.summary() == buffer.summary()
+        assert client.columns.keys() == buffer.columns.keys()
+    with pytest.raises(StorageError, match="expected an answer of"):
+        RolloutClient(buffer.root_path, timeout_s=0.05)
+
+
+def test_who_waits_for_room_waits_there_too_and_is_let_go(buffer: RolloutBuffer) -> None:
+    server = StoreServer(SharedBuffer(buffer))
+    client = RolloutClient(server.address)
+    assert client.add_rollouts(group(0, 8)) == 8
+    with pytest.raises(TimedOutError, match="found 8 rollouts ahead of max_ahead 8"):
+        client.add_rollouts([rollout(90)], timeout=0.05)
+    held: list[int] = []
+    producer = threading.Thread(target=lambda: held.append(client.add_rollouts(group(8, 2))))
+    producer.start()
+    while not buffer.num_ahead:
+        pass
+    server.close()  # it waits for nobody
+    assert not held
+    with StoreServer(SharedBuffer(buffer)):
+        buffer.add_column("reference", {f"r{n}": np.zeros(8) for n in range(8)})
+        assert buffer.create_and_store_batch(8) is not None
+        producer.join(20)
+    assert held == [2]
+    assert "r9" in buffer
+    client.close()
+
+
+def test_a_producer_that_is_killed_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    with RolloutBuffer(tmp_path / "rollouts", 4, sync=False) as buffer, StoreServer(SharedBuffer(buffer)):
+        told = tmp_path / "told"
+        for _ in range(2):
+            child = crash.start(crash.produce, buffer.root_path, told, 0)
+            crash.until(lambda: told.exists() and len(crash.numbers(told)) > 40 * (_ + 1))  # noqa: B023
+            os.kill(child, signal.SIGKILL)
+            assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    found = Counter(open_rollouts(buffer.root_path).uids)
+    with RolloutBuffer(buffer.root_path) as again:
+        found.update(uid for uid in again._folder.waiting.by_uid)
+    assert set(found.values()) == {1}
+    assert {f"p0-{number}" for number in crash.numbers(told)} <= found.keys()
+
+
+@pytest.mark.slow
+def test_producers_judges_and_their_buffer_are_killed(tmp_path: Path) -> None:
+    assert crash.main(tmp_path, 9, seed=1) == {"producer": 9, "judge": 9, "buffer": 9}
