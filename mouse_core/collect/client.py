@@ -89,7 +89,7 @@ class _Socket:
 
 
 class Client:
-    """Calls to what a ``StoreServer`` serves, or to whatever a channel leads to; they are asked until they are answered.
+    """Calls to what a ``StoreServer`` serves, or to whatever a channel leads to, each made until it is answered.
 
     Args:
         address: As in ``StoreClient``.

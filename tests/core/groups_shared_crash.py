@@ -76,9 +76,7 @@ def judge(folder: Path, told: Path) -> None:
 
 def opened(folder: Path) -> RolloutBuffer:
     maker = GrpoBatchMaker(rng_seed=1)
-    return RolloutBuffer(
-        folder, GROUP, seal_timeout=1e6, batch_maker=maker, columns=REWARD, max_ahead=200, sync=False
-    )
+    return RolloutBuffer(folder, GROUP, seal_timeout=1e6, batch_maker=maker, columns=REWARD, max_ahead=200, sync=False)
 
 
 def serve(folder: Path, told: Path) -> None:

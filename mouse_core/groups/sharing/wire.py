@@ -36,6 +36,7 @@ def decode_rollouts(body: memoryview, declared: Columns) -> list[RolloutRecord]:
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"rollouts: expected them as a client sends them, found: {error}") from error
 
+
 def _at_once(declared: Columns) -> Columns:
     """The same columns, none of them late, so that all are with the rollouts; but a reward, which rollouts have."""
     return Columns(replace(column, late=False) for column in declared.values() if column.name != "reward")
