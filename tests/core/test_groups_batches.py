@@ -148,3 +148,13 @@ def test_examples_are_digested_one_by_one_whatever_they_lie_beside() -> None:
         assert examples_digest(4, [alike[0], replace(alike[1], **{name: values}), alike[2]]) != StreamDigest.of(
             4, arrays
         )
+
+
+def test_arrays_that_do_not_lie_in_one_piece_are_taken_as_others() -> None:
+    strided = np.arange(12, dtype=np.int32)[::2]
+    strided.flags.writeable = False
+    one = replace(example(0, 6), tokens=strided)
+    assert not one.tokens.flags.contiguous
+    for arrays in (pad([one, one]), pack([one, one], 12), concatenate([one, one])):
+        assert arrays["tokens"].reshape(-1).tolist() == [0, 2, 4, 6, 8, 10] * 2
+        arrays["tokens"][:] = 0  # they are the caller's

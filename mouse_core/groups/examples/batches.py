@@ -18,7 +18,7 @@ from mouse_core.groups.examples.declared import (
     place_columns,
     turn_ids_of,
 )
-from mouse_core.groups.examples.placing import FIELDS, Layout, best_fit
+from mouse_core.groups.examples.placing import FIELDS, Layout, best_fit, side_by_side
 from mouse_core.groups.types.columns import common_columns
 from mouse_core.groups.types.example import RLExample
 from mouse_core.groups.types.records import RolloutRecord, refuse_undeclared, unchecked
@@ -142,8 +142,8 @@ def pad(
     longest = _multiple(longest, pad_to_multiple_of)
     rows = np.arange(len(examples))
     layout = Layout((len(examples), longest), rows, np.zeros_like(rows), taken, cut=bool((taken < sizes).any()))
-    arrays = layout.place_all(examples, pad_token, mask=np.bool_)
-    np.less(np.arange(longest), taken[:, None], out=arrays["mask"])
+    arrays = layout.place_all(examples, pad_token)
+    arrays["mask"] = np.arange(longest) < taken[:, None]
     return arrays | place_columns(examples, layout.place, len(examples), rows, max_turns=max_turns)
 
 
@@ -184,17 +184,16 @@ def pack(
     sizes = _sizes(examples)
     taken = np.minimum(sizes, _length(sizes, check_count("length", length), truncate))
     length = _multiple(length, pad_to_multiple_of)
-    row_of, begin_of, segment_of = map(np.asarray, best_fit(taken.tolist(), length))
+    row_of, begin_of, segment_of = best_fit(taken, length)
     needed = int(row_of.max()) + 1
     rows = needed if num_rows is None else check_count("num_rows", num_rows)
     if rows < needed:
         raise DataError(f"num_rows: expected at least {needed} rows of {length} for these examples, found {rows}")
     layout = Layout((rows, length), row_of, begin_of, taken, cut=bool((taken < sizes).any()))
-    arrays = layout.place_all(examples, pad_token, segment_ids=np.int32, positions=np.int32, mask=np.bool_)
-    arrays["segment_ids"][:] = layout.repeat(segment_of.astype(np.int32))
-    count = np.arange(length, dtype=np.int32)
-    layout.place([count[:size] for size in taken.tolist()], 0, arrays["positions"])
-    np.greater(arrays["segment_ids"], 0, out=arrays["mask"])
+    arrays = layout.place_all(examples, pad_token)
+    arrays["segment_ids"] = layout.repeat(segment_of)
+    arrays["positions"] = layout.positions(begin_of)
+    arrays["mask"] = arrays["segment_ids"] > 0
     most = {"max_turns": max_turns, "max_examples": max_examples}
     return arrays | place_columns(examples, layout.place, rows, row_of, segment_of - 1, **most)
 
@@ -237,9 +236,10 @@ def concatenate(
     total = int(where["cu_seqlens"][-1])
     arrays: Arrays = {}
     for name, dtype in FIELDS.items():
-        arrays[name] = np.empty(len(where["position"]), dtype)
-        np.concatenate([getattr(example, name) for example in examples], out=arrays[name][:total])
-        arrays[name][total:] = pad_token if name == "tokens" else 0
+        values = [getattr(example, name) for example in examples]
+        if total < len(where["position"]):
+            values.append(np.full(len(where["position"]) - total, pad_token if name == "tokens" else 0, dtype))
+        arrays[name] = side_by_side(values, len(where["position"]) * np.dtype(dtype).itemsize)
     return arrays | where | concatenate_columns(examples, len(where["position"]), max_turns)
 
 
@@ -270,7 +270,7 @@ def _sizes(examples: Sequence[RLExample]) -> npt.NDArray[np.int64]:
         for number, example in enumerate(examples):
             if not isinstance(example, RLExample):
                 raise DataError(f"examples: expected an RLExample at {number}, found {example!r:.100}")
-    return np.array([example.tokens.size for example in examples], np.int64)
+    return np.fromiter([len(example.tokens) for example in examples], np.int64, len(examples))
 
 
 def _length(sizes: npt.NDArray[np.int64], length: int | None, truncate: bool) -> int:

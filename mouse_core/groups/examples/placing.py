@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from operator import attrgetter, itemgetter
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.memory import known_layout
 from mouse_core.groups.examples.declared import Arrays
 from mouse_core.groups.types.example import RLExample
 
@@ -21,6 +21,11 @@ FIELDS: dict[str, type[np.generic]] = {
     "generator_log_probs": np.float32,
 }
 """What every example has, by name."""
+
+# Bytes of what packed rows have for each token.
+_BYTES = 22
+# From here on NumPy has the system give large pages, and the copies themselves are what takes long.
+_MANY_BYTES = 4 << 20
 
 
 class Layout:
@@ -43,7 +48,7 @@ class Layout:
     ) -> None:
         self._shape = shape
         begins = row_of * shape[1] + begin_of
-        order = np.lexsort((taken > 0, begins))  # where one without tokens stands, another may begin
+        order = np.argsort(2 * begins + (taken > 0))  # where one without tokens stands, another may begin
         ends = begins + taken
         self._order, self._taken = order, taken
         following = np.append(begins[order][1:], shape[0] * shape[1])
@@ -51,31 +56,30 @@ class Layout:
         self._gaps, self._widest = gaps, int(gaps.max())
         behind = np.flatnonzero(gaps)
         self._filled: list[int] = gaps[behind].tolist()
-        # The examples in their order, and the gaps behind them, which are numbered on from there: [1, 3, 0, 4] are of
-        # three examples the second, a gap, the first, and another gap.
-        sequence = np.insert(order, behind + 1, len(order) + np.arange(len(behind)))
+        self._gap_begins: list[int] = ends[order][behind].tolist()
+        # The examples in their order, and the gaps behind them, which are numbered on from there: [1, 2, 0, 3] are of
+        # two examples the second, a gap, the first, and another gap.
+        sequence = np.empty(len(order) + len(behind), np.int64)
+        is_gap = np.zeros(len(sequence), np.bool_)
+        is_gap[behind + 1 + np.arange(len(behind))] = True
+        sequence[is_gap], sequence[~is_gap] = len(order) + np.arange(len(behind)), order
         self._pick = itemgetter(*sequence.tolist()) if len(sequence) > 1 else tuple
         self._nothing: dict[tuple[Any, ...], list[npt.NDArray[Any]]] = {}
         self._cut = cut
 
-    def place(
-        self, values: Sequence[npt.NDArray[Any]], fill: float, out: npt.NDArray[Any] | None = None
-    ) -> npt.NDArray[Any]:
+    def place(self, values: Sequence[npt.NDArray[Any]], fill: float) -> npt.NDArray[Any]:
         """The first values of each example where it stands, and a fill elsewhere.
 
         Args:
             values: Of each example, ``[tokens, *shape]``.
             fill: A value.
-            out: Where to; None: into a new array.
         """
         inner, dtype = values[0].shape[1:], values[0].dtype
-        if out is None:
-            out = np.empty((*self._shape, *inner), dtype)
         if self._cut:
             values = [one[:size] for one, size in zip(values, self._taken.tolist(), strict=True)]
+        shape = (*self._shape, *inner)
         pieces = self._pick([*values, *self._nothing_of(inner, dtype, fill)])
-        np.concatenate(pieces, out=out.reshape(-1, *inner))
-        return out
+        return side_by_side(pieces, math.prod(shape) * dtype.itemsize).reshape(shape)
 
     def _nothing_of(self, inner: tuple[int, ...], dtype: np.dtype[Any], fill: float) -> list[npt.NDArray[Any]]:
         """What stands in the gaps."""
@@ -86,56 +90,73 @@ class Layout:
             self._nothing[key] = found = [widest[:gap] for gap in self._filled]
         return found
 
-    def place_all(self, examples: Sequence[RLExample], pad_token: int, **others: type[np.generic]) -> Arrays:
-        """What every example has where it stands, and room for other arrays of these dtypes.
+    def place_all(self, examples: Sequence[RLExample], pad_token: int) -> Arrays:
+        """What every example has where it stands."""
+        # Memory that the system has just given costs as much as the copy. What has been given back once in one piece
+        # malloc keeps: so the next batch takes up that of this one.
+        np.empty(math.prod(self._shape) * _BYTES, np.uint8)
+        columns = zip(FIELDS, zip(*map(_fields_of, examples), strict=True), strict=True)
+        return {name: self.place(values, pad_token if name == "tokens" else 0) for name, values in columns}
 
-        All lie in one stretch of memory: the next batch takes that up again, which costs a third of fresh pages.
-        """
-        fields = tuple((name, self._shape, np.dtype(dtype)) for name, dtype in (FIELDS | others).items())
-        layout = known_layout(fields)
-        arrays = layout.arrays(np.empty(layout.nbytes, np.uint8))
-        for name, values in zip(FIELDS, zip(*map(_fields_of, examples), strict=True), strict=True):
-            self.place(values, pad_token if name == "tokens" else 0, arrays[name])
-        return arrays
-
-    def repeat(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """One number of each example for each of its tokens, and 0 elsewhere."""
+    def repeat(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """One number of each example for each of its tokens, and 0 elsewhere, int32."""
         counts = np.empty(2 * len(self._gaps), np.int64)
         counts[::2], counts[1::2] = self._taken[self._order], self._gaps
-        each = np.zeros(len(counts), numbers.dtype)
+        each = np.zeros(len(counts), np.int32)
         each[::2] = numbers[self._order]
         return np.repeat(each, counts).reshape(self._shape)
+
+    def positions(self, begin_of: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """The place of each token in its example, and 0 elsewhere, int32."""
+        begins = self.repeat(begin_of)
+        positions = np.subtract(np.arange(self._shape[1], dtype=np.int32), begins, out=begins)
+        flat = positions.reshape(-1)
+        for end, gap in zip(self._gap_begins, self._filled, strict=True):
+            flat[end : end + gap] = 0
+        return positions
 
 
 _fields_of = attrgetter(*FIELDS)
 
 
-def best_fit(sizes: Sequence[int], length: int) -> tuple[list[int], list[int], list[int]]:
-    """For each example its row, where it begins there, and its number in the row from 1."""
+def side_by_side(arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> npt.NDArray[Any]:
+    """Arrays of one dtype one behind the other, as of ``np.concatenate``.
+
+    To join them as bytes costs less than half of what NumPy does for each of many short arrays.
+
+    Args:
+        arrays: They.
+        nbytes: Of all of them.
+    """
+    if nbytes < _MANY_BYTES:
+        try:
+            return np.frombuffer(bytearray().join(arrays), arrays[0].dtype).reshape(-1, *arrays[0].shape[1:])
+        except TypeError:
+            pass  # one does not lie in one piece
+    return np.concatenate(arrays)
+
+
+def best_fit(
+    sizes: npt.NDArray[np.int64], length: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """For each example its row, where it begins there, and its number in the row from 1, each ``[n]``."""
+    order = np.argsort(-sizes, kind="stable")
     rooms: list[int] = []  # what is left in each row, times 2**32, and the row's number, in order
-    order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
-    held, rows, whole = [], 0, length << 32
-    for needed in [sizes[place] << 32 for place in order]:
+    taken, rows, whole = [], 0, length << 32
+    for needed in (sizes[order] << 32).tolist():
         found = bisect_left(rooms, needed)
         if found < len(rooms):
-            own = rooms.pop(found)
+            room = rooms.pop(found)
         else:
-            own, rows = whole | rows, rows + 1
-        held.append(own)
-        insort(rooms, own - needed)
-    return _in_rows(np.array(order, np.int64), np.array(held, np.int64), length)
-
-
-def _in_rows(
-    order: npt.NDArray[np.int64], held: npt.NDArray[np.int64], length: int
-) -> tuple[list[int], list[int], list[int]]:
-    """What ``best_fit`` returns, of examples in the order in which they were placed, and the rooms that they took."""
+            room, rows = whole | rows, rows + 1
+        taken.append(room)
+        insort(rooms, room - needed)
+    held = np.array(taken, np.int64)
     row_of, begin_of = held & 0xFFFFFFFF, length - (held >> 32)
     by_row = np.argsort(row_of, kind="stable")
-    first = np.searchsorted(row_of[by_row], np.arange(row_of.max(initial=-1) + 1))
+    first = np.searchsorted(row_of[by_row], np.arange(rows))
     segment_of = np.empty_like(row_of)
     segment_of[by_row] = np.arange(len(order)) - first[row_of[by_row]] + 1
-    found = np.empty((3, len(order)), np.int64)
-    found[:, order] = row_of, begin_of, segment_of
-    rows, begins, segments = found.tolist()
-    return rows, begins, segments
+    placed = np.empty((3, len(order)), np.int64)
+    placed[:, order] = row_of, begin_of, segment_of
+    return placed[0], placed[1], placed[2]

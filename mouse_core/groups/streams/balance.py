@@ -68,7 +68,7 @@ class MicroBatch:
     def fits(self, lengths: Sequence[int]) -> bool:
         """Whether examples of these lengths are one micro-batch."""
         if self.collate == "pack" and self.rows > 1 and lengths:
-            return max(best_fit(lengths, self.row)[0]) < self.rows
+            return int(best_fit(np.array(lengths, np.int64), self.row)[0].max()) < self.rows
         return True  # their number and their tokens are known to
 
     def arrays(self, examples: Sequence[RLExample], empty: RLExample) -> Arrays:
