@@ -303,6 +303,17 @@ def test_one_rollout_of_a_newer_version_need_not_end_a_whole_group() -> None:
     assert left("keep") == [8, 8, 15, 17]
 
 
+@pytest.mark.parametrize("older", [None, "drop"])
+def test_a_newer_version_does_not_end_what_may_be_stale(older: str | None) -> None:
+    maker = GrpoBatchMaker(max_staleness=4, older_groups=older)
+    for version in range(1, 8):
+        for item in group(10 * version, 2, version=version):
+            maker.add_rollout(item)
+    maker.add_rollout(rollout(32, version=3))  # of a group that newer ones have come behind
+    assert set(maker.rows().staleness.tolist()) == (set(range(5)) if older is None else {0})
+    assert maker.available == (11 if older is None else 2)
+
+
 def test_other_environments_are_left_out() -> None:
     maker = GrpoBatchMaker(environment_name="code")
     for item in [*group(0, 4), *group(10, 4, environment="code")]:

@@ -47,8 +47,8 @@ class GrpoBatchMaker:
         older_groups: What becomes of a problem's group of an older version when rollouts of a newer one come. "drop":
             the first of them ends the older group, whatever its size. "until_as_large": the older group may be drawn
             until the newer one has as many rollouts; each is scored on its own. "keep": both may be drawn, and rollouts
-            of older versions are taken also after newer ones. None: "keep" with a ``retention``, which then says what
-            is too old, else "drop". Versions compare as numbers where they are numbers.
+            of older versions are taken also after newer ones. None: "keep" with a ``retention`` or ``max_staleness``,
+            which then say what is too old, else "drop". Versions compare as numbers where they are numbers.
         max_staleness: Leave out rollouts that are more versions than this behind the one that ``set_policy_version``
             told, or, where none was told, the latest one seen: by the difference where versions are numbers, else by
             how many are between.
@@ -89,7 +89,7 @@ class GrpoBatchMaker:
         self._holding = Holding(
             self._advantage,
             environment=environment_name,
-            older=older_groups or ("keep" if self._retention else "drop"),
+            older=older_groups or ("keep" if self._retention or max_staleness is not None else "drop"),
             leaves_equal=bool(filter_zero_variance) and compares != "nothing",
             by_turn=compares == "turns",
             max_staleness=None if max_staleness is None else check_count("max_staleness", max_staleness, 0),
