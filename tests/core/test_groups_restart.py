@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from mouse_core.groups import (
@@ -23,6 +25,7 @@ from mouse_core.groups import (
     RolloutBuffer,
     RolloutColumn,
     RolloutRecord,
+    Rows,
     TopK,
     Turn,
 )
@@ -132,3 +135,34 @@ def test_batches_are_the_same_with_and_without_restarts(seed: int, tmp_path: Pat
     with opened("restarted") as found, opened("whole") as whole:
         by_uid = {one.rollout_uid: one for one in whole.rollouts()}
         assert {one.rollout_uid: one for one in found.rollouts()} == by_uid
+
+
+def test_a_retention_of_ones_own_is_told_the_same_after_a_restart(tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+
+    def at_least_half_as_long(rows: Rows) -> npt.NDArray[Any]:
+        told.append({name: np.array(values).tolist() for name, values in asdict(rows).items()})
+        longest = [rows.tokens[rows.group == group].max() for group in rows.group]
+        return 2 * rows.tokens >= np.array(longest, np.int64)
+
+    def opened() -> RolloutBuffer:
+        maker = GrpoBatchMaker(rng_seed=0, retention=at_least_half_as_long, filter_zero_variance=False)
+        return RolloutBuffer(tmp_path, batch_maker=maker, sync=False)
+
+    def come(buffer: RolloutBuffer, **lengths: int) -> None:
+        for uid, length in lengths.items():
+            answer = Turn("", "assistant", [1] * length, [-0.5] * length)  # type: ignore[arg-type]
+            buffer.add_rollout(RolloutRecord("x", "1", 1, uid, (answer,), length, created=100.0 + length))
+        buffer.flush()
+
+    with opened() as buffer:
+        come(buffer, long=9, middle=5)
+        drawn = buffer.create_and_store_batch(1)
+        assert drawn is not None
+        assert [one.rollout_uid for one in buffer.read_batch(drawn)] == ["long"]  # the other one is as likely
+        come(buffer, short=4)
+        assert buffer.num_ahead == 1  # beside the one that is gone it is too short
+    with opened() as buffer:
+        assert buffer.num_ahead == 1
+    assert told[-1] == told[-2]
+    assert told[-1]["tokens"] == [9, 5, 4]

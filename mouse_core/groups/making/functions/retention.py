@@ -29,7 +29,7 @@ class Rows:
             numbers, else by how many are between.
         age: Seconds between each one's creation and that of the newest rollout that came, float64 ``[n]``.
         newer: How many rollouts of its environment came behind it, int64 ``[n]``.
-        tokens: How long each is, int64 ``[n]``; 0 for those that have left.
+        tokens: How long each is, int64 ``[n]``.
         uses: How many batches have had it, int64 ``[n]``.
     """
 
