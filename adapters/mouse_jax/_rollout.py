@@ -19,7 +19,7 @@ from mouse_core.rollouts.checks import HostArrays, StepChecks
 from mouse_core.rollouts.fields import stored_spec
 from mouse_core.rollouts.mini_batches import take_mini_batch, take_recurrent_mini_batch
 from mouse_core.rollouts.motion import AmpStates, Extractor, amp_states
-from mouse_jax.dtypes import replaced_dtypes
+from mouse_jax.dtypes import as_key, is_key, replaced_dtypes
 
 for _kind in (AmpStates, MiniBatch):
     jax.tree_util.register_dataclass(_kind, [one.name for one in dataclasses.fields(_kind)], [])
@@ -124,14 +124,19 @@ def are_known(*arrays: Any, anywhere: bool = False) -> bool:
 
 
 def seed_halves(seed: Any) -> jax.Array:
-    """The halves of a seed, uint32 ``[2]``, high first; the seed may be traced.
+    """The halves of a seed, uint32 ``[2]``, high first; the seed, or a random key of JAX, may be traced.
 
     Raises:
-        ConfigError: Not an integer in ``[0, 2**64)``, as far as that is known.
+        ConfigError: Not an integer in ``[0, 2**64)``, as far as that is known, nor a key.
     """
     if isinstance(seed, jax.Array):
+        seed = as_key(seed)
+        if is_key(seed.dtype) and not seed.ndim:
+            return jax.random.bits(seed, (2,), jnp.uint32)
         if seed.ndim or not jnp.issubdtype(seed.dtype, jnp.integer):
-            raise ConfigError(f"seed: expected an integer in [0, 2**64), found {seed.dtype} {list(seed.shape)}")
+            raise ConfigError(
+                f"seed: expected an integer in [0, 2**64) or a random key, found {seed.dtype} {list(seed.shape)}"
+            )
         if isinstance(seed, jax.core.Tracer):
             # JAX has 64-bit integers only where they were asked for.
             high = (seed >> 32).astype(jnp.uint32) if seed.dtype.itemsize == 8 else jnp.uint32(0)

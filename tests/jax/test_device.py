@@ -210,6 +210,17 @@ def test_a_random_key_draws_rows_of_its_own() -> None:
     assert one.min() >= 0
     assert one.max() < 1000
     assert len(set(one.tolist())) > 50
+    legacy = device.sample(replay, jax.random.PRNGKey(1))["index"]
+    np.testing.assert_array_equal(legacy, other)
+
+
+def test_a_random_key_may_be_the_seed() -> None:
+    """As scripts have it that are mapped over keys; of either kind."""
+    keys = jax.random.split(jax.random.PRNGKey(3))
+    seeds = jax.vmap(lambda key: init(seed=key).seed)(keys)
+    assert (seeds[0] != seeds[1]).any()
+    for key in (keys[1], jax.random.split(jax.random.key(3))[1]):
+        np.testing.assert_array_equal(init(seed=key).seed, seeds[1])
 
 
 def init(row: Any = None, **options: Any) -> device.Replay:
@@ -232,7 +243,11 @@ def init(row: Any = None, **options: Any) -> device.Replay:
         ({"slices": Slices(sequence_length=3, end_key="over")}, MissingFieldError, "found 'over'"),
         ({"slices": Slices(sequence_length=3, traj_key="reward")}, SchemaError, "expected integers as numbers of"),
         ({"slices": Slices(sequence_length=3, pad=0.5)}, ConfigError, "bool holds, as in field 'done', found 0.5"),
+        ({"slices": Slices(sequence_length=13, pad=False)}, ConfigError, "at most the 12 time steps .* found 13"),
+        ({"row": {"done": False}, "transform": NStep(2, 0.9)}, MissingFieldError, "NStep: expected a field 'reward'"),
+        ({"row": {"reward": 0.0}, "transform": NextView()}, MissingFieldError, "NextView: expected a field 'done'"),
         ({"seed": -1}, ConfigError, "seed: expected an integer"),
+        ({"seed": jnp.zeros(3)}, ConfigError, r"or a random key, found float32 \[3\]"),
     ],
 )
 def test_what_cannot_be_made_is_refused_at_once(options: Any, error: type[Exception], words: str) -> None:
@@ -284,3 +299,5 @@ def test_a_compiled_function_may_refer_to_a_replay() -> None:
     assert jax.jit(lambda number: device.sample(filled, number)["obs"].sum())(3) == 4
     with pytest.raises(ConfigError, match="expected rows, found none"):
         jax.jit(lambda number: device.sample(empty, number)["obs"].sum())(3)
+    mixed = jax.jit(lambda seed: device.sample_ensemble([filled, filled], 3, 8, seed=seed)["obs"].sum())
+    assert mixed(1) == 8

@@ -17,6 +17,7 @@ from mouse_core.replay import (
     ArrayStorage,
     NextView,
     NStep,
+    Priorities,
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
@@ -260,6 +261,23 @@ def test_it_is_a_module() -> None:
     assert (first["data", "1", "image"] == 200).all()
 
 
+@pytest.mark.parametrize("name", ["uint16", "uint64", "float8_e4m3fn"])
+def test_rows_of_any_dtype(name: str) -> None:
+    """Of which torch writes some row by row only as other integers; and no cast of a module changes them."""
+    dtype = getattr(torch, name)
+    row = {"x": torch.zeros(2, dtype=dtype), "y": 0.5, "done": False}
+    slices = Slices(sequence_length=2, pad=0)
+    replay = device.Replay(row, 12, batch_size=4, slices=slices, priorities=Priorities())
+    torch.nn.ModuleDict({"replay": replay, "net": torch.nn.Linear(1, 1)}).to(torch.bfloat16).double()
+    x = torch.arange(20, dtype=torch.float32).reshape(10, 2).to(dtype)
+    replay.extend({"x": x, "y": torch.ones(10), "done": torch.arange(10) % 3 == 2})
+    batch = replay.sample()
+    assert batch["x"].dtype == dtype
+    assert batch["y"].dtype == torch.float32
+    found, kept = batch["x"].float(), x[batch["index"]].float()
+    assert (found == kept * batch["mask"][..., None]).all()
+
+
 def test_only_so_many_rows_are_enough() -> None:
     replay = device.Replay({"x": 0.0}, 12, batch_size=4)
     assert not replay.can_sample()
@@ -297,6 +315,9 @@ def made(row: Any = None, **options: Any) -> device.Replay:
             ConfigError,
             "bool holds, as in field 'done', found 0.5",
         ),
+        ({"slices": Slices(sequence_length=13, pad=False)}, ConfigError, "at most the 12 time steps .* found 13"),
+        ({"row": {"done": False}, "transform": NStep(2, 0.9)}, MissingFieldError, "NStep: expected a field 'reward'"),
+        ({"row": {"reward": 0.0}, "transform": NextView()}, MissingFieldError, "NextView: expected a field 'done'"),
         ({"seed": -1}, ConfigError, "seed: expected an integer"),
         ({"device": "nowhere"}, ConfigError, "device: expected"),
     ],

@@ -109,6 +109,9 @@ def made(**options: Any) -> Replay:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="slices with a period of 1"):
         made(slices=Slices(sequence_length=2, period=2))
+    for beta in (-1, float("nan"), "x", torch.ones(2)):
+        with pytest.raises(ConfigError, match="beta: expected a .*number from 0"):
+            Priorities(beta=beta)
     plain, replay = made(priorities=None), made()
     index = torch.arange(3)
     with pytest.raises(ConfigError, match="made with priorities=, found one without"):
@@ -142,6 +145,8 @@ def test_it_moves_with_its_priorities(tmp_path: Any) -> None:
         replay, moved = (made(slices=slices, seed=seed) for seed in (SEED, 0))
         replay.extend({"x": torch.arange(50.0)[:30], "done": torch.arange(30) % 4 == 3})
         replay.set_priorities(torch.arange(30), torch.arange(30) * 10)
+        # As where nobody looks: a number that is not finite is the largest.
+        replay.weights.update(replay.size, torch.tensor([7]), torch.tensor([torch.inf]))
         replay.extend({"x": torch.arange(17.0), "done": torch.arange(17) % 4 == 3})
         replay.sample()
         replay.dumps(tmp_path / "rows")

@@ -19,8 +19,9 @@ from mouse_core.replay.ground.shares import check_weights
 from mouse_core.spec import check_count
 from mouse_jax import _philox
 from mouse_jax._rollout import seed_halves
-from mouse_jax.device.ground.state import Replay, is_key, named
+from mouse_jax.device.ground.state import Replay, named
 from mouse_jax.device.sampling import checked_index, sample
+from mouse_jax.dtypes import is_key
 
 # What one member's batches may have and another's not, and what it is there.
 _WITHOUT: dict[FieldKey, Any] = {"priority_weight": np.float32(1), "mask": np.True_}

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mouse_core import ConfigError, SchemaError
+from mouse_core import ConfigError
 from mouse_core.replay import ArrayStorage, Priorities, PrioritizedSampler, ReplayBuffer
 from mouse_core.replay.device.moving import (
     check_fits,
@@ -28,8 +28,9 @@ from mouse_core.spec import check_count
 from mouse_jax._rollout import are_known, seed_halves
 from mouse_jax.device import _episodes, _turns
 from mouse_jax.device.ground import hosting, sum_tree
-from mouse_jax.device.ground.state import Epoch, Queue, Replay, is_key, named
+from mouse_jax.device.ground.state import Epoch, Queue, Replay
 from mouse_jax.device.writing import add
+from mouse_jax.dtypes import WIDER, as_numbers, is_key
 
 
 def dumps(replay: Replay, path: str | PathLike[str], *, samples: int = 0) -> None:
@@ -43,7 +44,6 @@ def dumps(replay: Replay, path: str | PathLike[str], *, samples: int = 0) -> Non
 
     Raises:
         ConfigError: Several replays, or one that is traced.
-        SchemaError: Rows with random keys of JAX, which are no numbers.
         StorageError: The file cannot be written (also an OSError).
     """
     buffer = _like(replay)
@@ -75,6 +75,7 @@ def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
     """Put all rows into an empty buffer, which then draws what the replay would.
 
     Each row lies in the same place, and the buffer takes the seed over. Episodes may have other numbers (``traj_id``).
+    Random keys are there what ``jax.random.key_data`` gives, uint32, and what has less than a byte, as int4, has one.
 
     Args:
         replay: A replay, outside of ``jax.jit``.
@@ -85,18 +86,12 @@ def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
     Raises:
         ConfigError: A buffer that is not empty, or of another capacity or ``ndim``; several replays, or one that is
             traced.
-        SchemaError: Rows with random keys of JAX, which are no numbers.
     """
     _check_one(replay, "to_host")
     layout = replay.layout
     check_fits(buffer, layout.capacity, layout.num_envs, "to_host")
     check_count("samples", samples, 0)
-    for key, leaf in named(replay.rows).items():
-        if is_key(leaf.dtype):
-            raise SchemaError(
-                f"to_host: field {key!r}: expected numbers, found {leaf.dtype}; write jax.random.key_data"
-            )
-    rows = jax.tree.map(np.asarray, replay.rows)
+    rows = jax.tree.map(lambda leaf: np.asarray(as_numbers(leaf)), replay.rows)
     size, cursor, (high, low) = int(replay.size), int(replay.cursor), replay.seed.tolist()
     fill(buffer, lambda count: jax.tree.map(lambda leaf: leaf[:count], rows), size, cursor, layout.steps)
     known = {"kind": type(buffer.sampler).__name__, "state": _sampler_state(replay, buffer)}
@@ -134,7 +129,7 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
     places: Any = (begin + np.arange(size)) % steps
     if layout.num_envs is not None:
         places = places[:, None] * envs + np.arange(envs)
-    made = add(made, buffer[places])
+    made = add(made, _as_here(made, buffer[places]))
     turns = None if made.turns is None else _turns_of(made, buffer)
     if turns is not None:
         made = replace(made, turns=turns)
@@ -142,6 +137,20 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
     if made.weights is not None and weighed is not None:
         made = replace(made, weights=sum_tree.of_units(made.weights, *weighed))
     return hosting.to_host(made) if layout.memory == "host" else made
+
+
+def _as_here(replay: Replay, rows: Any) -> Any:
+    """Rows of which ``as_numbers`` made something else, as the replay has them; of others ``add`` says what is wrong."""
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (rows, replay.rows)]
+    if structures[0] != structures[1]:
+        return rows
+
+    def as_held(memory: jax.Array, given: Any) -> Any:
+        if is_key(memory.dtype) and given.dtype == np.uint32:
+            return jax.random.wrap_key_data(jnp.asarray(given), impl=jax.random.key_impl(memory))
+        return given.astype(memory.dtype) if given.dtype == WIDER.get(str(memory.dtype)) else given
+
+    return jax.tree.map(as_held, replay.rows, rows)
 
 
 def _like(replay: Replay) -> ReplayBuffer:

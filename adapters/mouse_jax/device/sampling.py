@@ -20,8 +20,9 @@ from mouse_jax import _philox
 from mouse_jax._rollout import are_known
 from mouse_jax.device import _episodes, _turns, priorities
 from mouse_jax.device.ground import hosting, sum_tree
-from mouse_jax.device.ground.state import Episodes, Queue, Replay, is_key, named
+from mouse_jax.device.ground.state import Episodes, Queue, Replay, named
 from mouse_jax.device.ground.sum_tree import Weights
+from mouse_jax.dtypes import as_key, is_key
 
 _once: Callable[[Any], Any] = lax.optimization_barrier
 """What is done for each slice is not done anew for each of its steps, nor that for each value of each field."""
@@ -32,10 +33,17 @@ def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
 
     That is a row or a slice; where each row comes once, a whole batch of them.
     """
-    if not are_known(replay.size, min_length):
-        return cast("jax.Array", _ready(replay, min_length))
+    asked = _asked(replay), min_length
+    if not are_known(*jax.tree.leaves(asked)):
+        return cast("jax.Array", _ready(*asked))
     with jax.ensure_compile_time_eval():  # it may be known inside of jax.jit, too
-        return cast("jax.Array", _ready(replay, min_length))
+        return cast("jax.Array", _ready(*asked))
+
+
+def _asked(replay: Replay) -> Replay:
+    """What says whether there is something to draw: rows and the seed, which may be traced, do not."""
+    nothing: Any = None
+    return replace(replay, rows=nothing, seed=nothing)
 
 
 @jax.jit
@@ -96,7 +104,7 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
             raise ConfigError("index: expected the number of the sample, which the schedule needs, found a random key")
         beta = sum_tree.scheduled(beta, number)
     on_host, drawn_by = hosting.on_host(replay), (number, beta)
-    batch: dict[str, Any] = _drawn(replay, *(hosting.to_host(drawn_by) if on_host else drawn_by), size)
+    batch: dict[str, Any] = _drawn(replay, *(hosting.to_host(drawn_by) if on_host else drawn_by), size=size)
     return cast("dict[str, Any]", hosting.to_device(batch)) if on_host else batch
 
 
@@ -177,13 +185,12 @@ def _check(replay: Replay, caller: str) -> None:
     """ConfigError where it is known that there is nothing to draw."""
     if replay.cursor.ndim:
         raise ConfigError(f"{caller}: expected one replay, found {replay.cursor.shape[0]}; jax.vmap draws from each")
-    if not are_known(replay.size):
-        return
-    if bool(can_sample(replay)):
+    if not are_known(*jax.tree.leaves(_asked(replay))) or bool(can_sample(replay)):
         return
     if replay.turns is not None:
-        left, size, what = int(_left(replay)), replay.layout.batch_size, "rows" if replay.episodes is None else "slices"
-        raise ConfigError(f"{caller}: expected {size} {what} for a batch in which each comes once, found {left}")
+        left, what = int(_left(_asked(replay))), "rows" if replay.episodes is None else "slices"
+        each = f"{replay.layout.batch_size} {what} for a batch in which each comes once"
+        raise ConfigError(f"{caller}: expected {each}, found {left}")
     known = replay.episodes
     what = "rows" if known is None else f"slices of {known.slices.sequence_length} steps in one episode"
     what += "" if replay.weights is None else " with a priority above 0"
@@ -196,13 +203,25 @@ def checked_index(index: Any) -> jax.Array:
         if not 0 <= index < 1 << 32:
             raise ConfigError(f"index: expected an integer in [0, 2**32), found {index}")
         return jnp.asarray(index, jnp.uint32)
-    number = jnp.asarray(index)
+    number = as_key(jnp.asarray(index))
     if number.ndim or not (is_key(number.dtype) or jnp.issubdtype(number.dtype, jnp.integer)):
         raise ConfigError(f"index: expected an integer or a random key, found {number.dtype} {list(number.shape)}")
     return number
 
 
-@partial(jax.jit, static_argnums=3)
+def check_transform(replay: Replay) -> None:
+    """Raise what transforms do when they are given a batch, of which nothing is computed."""
+    if replay.layout.transform is not None:
+        outline: Any = jax.ShapeDtypeStruct
+        shapes = jax.tree.map(lambda leaf: outline(leaf.shape, leaf.dtype), replay)
+        number, size = outline((), jnp.uint32), replay.layout.batch_size
+        if replay.turns is None:
+            jax.eval_shape(lambda replay, number: _drawn(replay, number, None, size=size), shapes, number)
+        else:
+            jax.eval_shape(_taken_turn, shapes, number)
+
+
+@partial(jax.jit, static_argnames="size")
 def _drawn(replay: Replay, index: jax.Array, beta: Any, size: int) -> dict[str, Any]:
     if replay.weights is not None:
         return _weighted(replay, replay.weights, _words(replay, index, size), beta)

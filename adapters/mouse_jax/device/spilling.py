@@ -13,7 +13,10 @@ import numpy.typing as npt
 from jax.experimental import io_callback
 
 from mouse_core import ClosedError, ConfigError, DatasetStore, MissingFieldError, SchemaError
-from mouse_jax.device.ground.state import as_dicts, is_key
+from mouse_core.dtypes import is_ml_float
+from mouse_core.nested import flatten
+from mouse_jax.device.ground.state import as_dicts
+from mouse_jax.dtypes import as_numbers
 
 _ENDS = ("done", "terminated", "truncated")
 _TRUNCATED = 2  # what ``done`` is in the last row of an episode that was cut off
@@ -84,10 +87,14 @@ class Spill:
     def __call__(self, rows: Mapping[str, Any]) -> None:
         """Write rows: a value for each column, an array with the leading ``axes``.
 
+        Columns of nested rows have the names that lead to them, joined by "_". A store has no random keys and no narrow
+        floats: of keys it gets ``jax.random.key_data``, of bfloat16 and floats of 8 bits float32, and of int4 int8.
+
         Raises:
             ConfigError: Inside of ``jax.vmap``.
             MissingFieldError: No ``done``, ``terminated`` or ``truncated``.
-            SchemaError: No dict of arrays, other columns, shapes or dtypes than before, or those that no store has.
+            SchemaError: No dict of arrays, two columns of one name, other columns, shapes or dtypes than before, or those
+                that no store has.
             ClosedError: This was closed.
 
         What the store does not take, for which there is no room on the disk, fails the compiled function. These rows
@@ -95,7 +102,7 @@ class Spill:
         """
         if not self._is_open:
             raise ClosedError("spill: expected to be open, found it closed")
-        given = as_dicts(rows)
+        given = _columns_of(rows)
         self._check(given)
         try:
             io_callback(self._take, None, given, ordered=True)
@@ -145,8 +152,6 @@ class Spill:
 
     def _check(self, rows: Any) -> None:
         """Refuse rows of which no columns can be made, before anything runs."""
-        if not isinstance(rows, Mapping) or any(isinstance(value, Mapping | tuple | list) for value in rows.values()):
-            raise SchemaError(f"spill: expected a dict of arrays, column by column, found {rows!r:.200}")
         layout = {name: self._column(name, value) for name, value in rows.items()}
         if not any(name in rows for name in _ENDS):
             raise MissingFieldError(f"spill: expected one of the columns {list(_ENDS)}, found {list(rows)}")
@@ -166,10 +171,9 @@ class Spill:
 
     def _column(self, name: str, value: Any) -> tuple[dict[str, int], tuple[int, ...], np.dtype[Any]]:
         """How many streams of which axes, the shape of a row, and its dtype."""
-        shape, found = np.shape(value), getattr(value, "dtype", None)
-        dtype = np.dtype(object) if found is not None and is_key(found) else jnp.result_type(value)
+        shape, dtype = np.shape(value), jnp.result_type(value)
         if dtype.kind not in "biuf":
-            raise SchemaError(f"spill: column {name!r}: expected numbers that a store has, found {found}")
+            raise SchemaError(f"spill: column {name!r}: expected numbers that a store has, found {dtype}")
         if len(shape) < len(self._axes):
             raise SchemaError(
                 f"spill: column {name!r}: expected the axes {list(self._axes)} in front, found {list(shape)}"
@@ -239,3 +243,24 @@ class Spill:
         for _, end, stream in episodes:
             self._begins[stream] = end
         self._looked = self._steps
+
+
+def _columns_of(rows: Any) -> dict[str, Any]:
+    """Rows as columns by name, in dtypes that a store has.
+
+    Raises:
+        SchemaError: No dict, or what is no array; two columns of one name.
+    """
+    if not isinstance(rows, Mapping):
+        raise SchemaError(f"spill: expected a dict of arrays, column by column, found {rows!r:.200}")
+    columns: dict[str, Any] = {}
+    for key, value in flatten(as_dicts(rows)).items():
+        name = key if isinstance(key, str) else "_".join(map(str, key))
+        if name in columns:
+            raise SchemaError(f"spill: expected columns of different names, found {name!r} twice, joined by '_'")
+        try:
+            leaf = as_numbers(jnp.asarray(value))
+        except TypeError as error:
+            raise SchemaError(f"spill: column {name!r}: expected an array, found {value!r:.80}") from error
+        columns[name] = leaf.astype(jnp.float32) if is_ml_float(np.dtype(leaf.dtype)) else leaf
+    return columns

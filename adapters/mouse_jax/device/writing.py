@@ -18,8 +18,10 @@ from mouse_jax._rollout import seed_halves
 from mouse_jax.device import _episodes, _turns
 from mouse_jax.device.ground import hosting, sum_tree
 from mouse_jax.device.ground.ring import put
-from mouse_jax.device.ground.state import Layout, Memory, Order, Queue, Replay, Slices, as_dicts, is_key, named
+from mouse_jax.device.ground.state import Layout, Memory, Order, Queue, Replay, Slices, as_dicts, named
 from mouse_jax.device.priorities import written
+from mouse_jax.device.sampling import check_transform
+from mouse_jax.dtypes import is_key
 from mouse_jax.trees import narrowed
 
 
@@ -63,7 +65,8 @@ def init(
             ``sample`` are called outside of ``jax.jit``: ``add`` writes in place, so that the replay it was given is
             used up, and ``sample`` gathers on the host and begins to copy to JAX's default device, without waiting; see
             ``prefetch``.
-        seed: In ``[0, 2**64)``; may be traced, so that ``jax.vmap`` makes a replay for each of many seeds.
+        seed: In ``[0, 2**64)``, or a random key of JAX, of which it is 64 bits; may be traced, so that ``jax.vmap``
+            makes a replay for each of many seeds.
 
     Returns:
         A pytree with memory for all rows.
@@ -72,6 +75,7 @@ def init(
         ConfigError: An argument out of range, a transform that is not for a device, or a pad that a field cannot hold.
         SchemaError: A field that is no array of numbers, or that has a name that batches need.
         MissingFieldError: Slices of rows that do not say where episodes end.
+        What transforms raise of a batch of such rows, for which they are traced once.
 
     Example:
         >>> import jax
@@ -82,7 +86,7 @@ def init(
         >>> jax.jit(device.sample)(replay, 0)["obs"].shape
         (8, 4)
     """
-    check_rooms(capacity, batch_size, num_envs)
+    check_rooms(capacity, batch_size, num_envs, slices)
     hosting.check(memory, seed)
     check_order(order, int(capacity), int(batch_size), slices, priorities)
     row = jax.tree.map(_shape_dtype, as_dicts(example))
@@ -105,9 +109,12 @@ def init(
         return Replay(rows, jnp.int32(0), jnp.int32(0), seed_halves(seed), episodes, turns, weights, layout)
 
     if memory == "device":
-        return empty()
-    with jax.default_device(hosting.host()):
-        return cast("Replay", hosting.to_host(empty()))
+        made = empty()
+    else:
+        with jax.default_device(hosting.host()):
+            made = cast("Replay", hosting.to_host(empty()))
+    check_transform(made)
+    return made
 
 
 def add(replay: Replay, rows: Any) -> Replay:

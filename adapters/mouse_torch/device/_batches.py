@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mouse_core.replay import Compose
 from mouse_torch.device import _priorities, _words
 from mouse_torch.device._checks import check_left
 from mouse_torch.device._episodes import Episodes, Ring, Windows
@@ -82,10 +84,36 @@ def _slices(replay: Replay, ring: Ring, known: Episodes, windows: Windows) -> di
         rows = filled(rows, mask, slices.pad)
     added = {"index": slots} if mask is None else {"index": slots, "mask": mask}
     if marks.numbers and marks.ids is not None:
-        traj_id = replay.rows.field(marks.ids).reshape(-1).take(slots[:, :1])
+        traj_id = replay.rows.taken_of(marks.ids, slots[:, :1])
     else:
         traj_id = known.numbers_at(ring, windows)[:, None]
     return _batch(rows, added | {"traj_id": traj_id.expand(slots.shape)})
+
+
+def check_transform(replay: Replay) -> None:
+    """Raise what the transforms of ``mouse_core.replay`` do, given a batch without values, up to one of somebody's."""
+    given = () if replay.transform is None else replay.transform.transforms
+    ours = [*takewhile(lambda part: type(part).__module__.partition(".")[0] == "mouse_core", given)]
+    if not ours:
+        return
+    tried, known, lead = Compose(*ours), replay.episodes, [replay.batch_size]
+    dtypes: dict[str, torch.dtype] = {"index": torch.int64}
+    if known is not None:
+        lead.append(known.slices.sequence_length)
+        marks = known.marks
+        dtypes["traj_id"] = replay.rows.dtype(marks.ids) if marks.numbers and marks.ids is not None else torch.int64
+        if known.slices.pad is not False:
+            dtypes["mask"] = torch.bool
+    elif tried.reach:
+        lead.append(tried.reach + 1)
+        dtypes["mask"] = torch.bool
+    if replay.weights is not None:
+        dtypes["priority_weight"] = torch.float32
+    added = {name: torch.empty(lead, dtype=dtype, device="meta") for name, dtype in dtypes.items()}
+    if known is None and tried.reach:
+        # What is one a row was not read ahead.
+        added |= {name: values[:, 0] for name, values in added.items() if name != "mask"}
+    tried(_batch(replay.rows.outline(lead), added))
 
 
 def _batch(rows: Any, added: Mapping[str, torch.Tensor]) -> dict[str, Any]:

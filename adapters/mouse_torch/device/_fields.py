@@ -14,12 +14,28 @@ from mouse_core.replay import Slices
 from mouse_torch.transfer import from_numpy
 from mouse_torch.trees import as_tree
 
+# What torch copies to places and takes from places; of others the bits lie in integers of as many bytes.
+_HELD = frozenset(
+    (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+     torch.float32, torch.float64, torch.complex64, torch.complex128)
+)  # fmt: skip
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 class Row(NamedTuple):
     """One field of a row: its shape and dtype."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @property
+    def held(self) -> torch.dtype:
+        """The dtype in which it lies in memory."""
+        return self.dtype if self.dtype in _HELD else _INTEGERS[self.dtype.itemsize]
+
+    def seen(self, memory: torch.Tensor) -> torch.Tensor:
+        """Memory in the field's own dtype."""
+        return memory if memory.dtype == self.dtype else memory.view(self.dtype)
 
 
 def rows_of(example: Any) -> tuple[Any, dict[FieldKey, Row]]:
@@ -33,6 +49,10 @@ def rows_of(example: Any) -> tuple[Any, dict[FieldKey, Row]]:
     for key, leaf in flatten(tree).items():
         values = _tensor(key, leaf)
         fields[key] = Row(tuple(values.shape), values.dtype)
+        try:
+            values.detach().reshape(-1)[:1].view(fields[key].held)
+        except (KeyError, RuntimeError, TypeError) as error:
+            raise SchemaError(f"field {key!r}: expected a dtype of numbers, found {_name(values.dtype)}") from error
     return structure_of(tree), fields
 
 
@@ -59,13 +79,16 @@ def filled(rows: Any, mask: torch.Tensor, pad: float) -> Any:
     """Rows of slices, with a number where the mask is False."""
 
     def changed(leaf: torch.Tensor) -> torch.Tensor:
-        return leaf.masked_fill(~mask.reshape(*mask.shape, *[1] * (leaf.ndim - 2)), pad)
+        there = mask.reshape(*mask.shape, *[1] * (leaf.ndim - 2))
+        return torch.where(there, leaf, torch.full((), pad, device=leaf.device).to(leaf.dtype))
 
     return map_tree(changed, rows)
 
 
 class Fields(torch.nn.Module):
     """The memory of all rows, a buffer ``[capacity, ...]`` for each field, by its place among them.
+
+    Fields that torch cannot write row by row, of uint16 or float8, say, lie there as integers of as many bytes.
 
     Args:
         structure: How rows are nested.
@@ -83,38 +106,53 @@ class Fields(torch.nn.Module):
         self._capacity, self._envs = capacity, num_envs
         self.is_flat = isinstance(structure, dict) and all(isinstance(key, str) for key in rows)
         for place, row in enumerate(rows.values()):
-            self.register_buffer(str(place), torch.zeros((capacity, *row.shape), dtype=row.dtype, device=device))
+            self.register_buffer(str(place), torch.zeros((capacity, *row.shape), dtype=row.held, device=device))
 
     def each(self) -> Iterator[tuple[FieldKey, Any]]:
         """Every field by its name, ``[capacity, ...]``."""
-        yield from zip(self._rows, self._buffers.values(), strict=True)
+        for key, memory in self._each():
+            yield key, self._rows[key].seen(memory)
 
-    def field(self, key: FieldKey) -> torch.Tensor:
-        """One of them."""
-        found: torch.Tensor = dict(self.each())[key]
-        return found
+    def _each(self) -> Iterator[tuple[FieldKey, Any]]:
+        yield from zip(self._rows, self._buffers.values(), strict=True)
 
     def taken(self, slots: torch.Tensor) -> Any:
         """The rows in some slots, nested, ``[*slots, ...]``."""
         flat = slots.reshape(-1)
-        found = {key: memory.index_select(0, flat) for key, memory in self.each()}
+        found = {key: memory.index_select(0, flat) for key, memory in self._each()}
         if slots.ndim > 1:
             found = {key: values.reshape(*slots.shape, *values.shape[1:]) for key, values in found.items()}
-        return self.nested(found)
+        return self.nested({key: self._rows[key].seen(values) for key, values in found.items()})
+
+    def taken_of(self, key: FieldKey, slots: torch.Tensor) -> torch.Tensor:
+        """One field of one value a row, ``[*slots]``."""
+        memory: torch.Tensor = dict(self._each())[key]
+        return self._rows[key].seen(memory.reshape(-1).take(slots))
+
+    def dtype(self, key: FieldKey) -> torch.dtype:
+        """That of a field."""
+        return self._rows[key].dtype
+
+    def outline(self, lead: list[int]) -> Any:
+        """Rows without values, nested, ``[*lead, ...]``."""
+        empty = {
+            key: torch.empty((*lead, *row.shape), dtype=row.dtype, device="meta") for key, row in self._rows.items()
+        }
+        return self.nested(empty)
 
     def nested(self, fields: Mapping[FieldKey, Any]) -> Any:
         """Fields by name as rows are nested."""
         return dict(fields) if self.is_flat else unflatten(self._structure, fields)
 
     def put(self, rows: Mapping[FieldKey, torch.Tensor], steps: torch.Tensor) -> None:
-        """Write time steps, ``[n, (E), ...]``, each to a place of its own, int64 ``[n]``."""
-        for key, memory in self.each():
+        """Write time steps that were accepted, each to a place of its own, int64 ``[n]``."""
+        for key, memory in self._each():
             if self._envs is not None:
                 memory = memory.view(-1, self._envs, *memory.shape[1:])
             memory.index_copy_(0, steps, rows[key])
 
     def accepted(self, rows: Any) -> tuple[dict[FieldKey, torch.Tensor], int]:
-        """Rows by field, with an axis of time in front, and how many time steps they are.
+        """Rows by field as they lie in memory, ``[n, (E), ...]``, and how many time steps they are.
 
         Raises:
             SchemaError: Other fields, shapes or dtypes than the example had.
@@ -153,7 +191,8 @@ class Fields(torch.nn.Module):
         if values.dtype != row.dtype and not (weak and torch.can_cast(values.dtype, row.dtype)):
             raise SchemaError(f"extend: field {key!r}: expected {_name(row.dtype)}, found {_name(values.dtype)}")
         # What comes from the host has no business waiting for the device.
-        return values.detach().to(getattr(self, "0").device, row.dtype, non_blocking=True), count
+        moved = values.detach().to(getattr(self, "0").device, row.dtype, non_blocking=True)
+        return moved if row.held == row.dtype else moved.contiguous().view(row.held), count
 
 
 def _tensor(key: FieldKey, leaf: Any) -> torch.Tensor:

@@ -98,9 +98,9 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> None:
         places: Any = (begin + np.arange(size)) % steps
         if replay.num_envs is not None:
             places = places[:, None] * envs + np.arange(envs)
-        rows, _ = replay.rows.accepted(on_host(buffer[places]))
+        rows, count = replay.rows.accepted(on_host(buffer[places]))
         replay.cursor.fill_(begin)
-        replay.extend(replay.rows.nested(rows))
+        replay.write(rows, count)
     else:
         replay.cursor.fill_(begin)
     weighed = weights_in(buffer)

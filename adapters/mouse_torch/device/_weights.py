@@ -147,7 +147,8 @@ class Weights(torch.nn.Module):
             priority: Those that are negative or NaN are left out.
         """
         there = (slots >= 0) & (slots < rows) & (priority >= 0)
-        priority = torch.where(there, priority, 0)
+        # One that is infinite is the largest number there is, for a state has none.
+        priority = torch.where(there, priority, 0).clamp(max=torch.finfo(torch.float32).max)
         self.largest.copy_(torch.maximum(self.largest, priority.amax()))
         new = self.weighed(torch.cat([priority, self.largest.reshape(1)]))
         self.fresh.copy_(new[-1])

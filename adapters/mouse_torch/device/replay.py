@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -10,12 +10,13 @@ import torch
 from tensordict import TensorDict
 
 from mouse_core.errors import ConfigError
+from mouse_core.nested import FieldKey
 from mouse_core.randomness import check_seed
 from mouse_core.replay import Priorities, ReplayBuffer, Slices
 from mouse_core.replay.device.options import Order, check_names, check_order, check_rooms, composed, find_marks
 from mouse_core.spec import Alignment, check_count
 from mouse_torch.device import _moving, _priorities, _words
-from mouse_torch.device._batches import drawn, weighted
+from mouse_torch.device._batches import check_transform, drawn, weighted
 from mouse_torch.device._checks import number_of
 from mouse_torch.device._episodes import Episodes, Ring
 from mouse_torch.device._fields import Fields, check_pad, is_integer, rows_of
@@ -34,7 +35,8 @@ class Replay(torch.nn.Module):
     ``ConsumingSampler(shuffle=False, drop_last=True)``.
     ``extend`` and ``sample`` run as they are, inside of ``torch.compile(fullgraph=True)``, and in CUDA
     graphs: the number of the next sample lies on the device, so that a graph draws other rows each time. As a module it
-    has ``to``, ``state_dict`` and ``load_state_dict``, and belongs to the state of a module that it is part of.
+    has ``to``, ``state_dict`` and ``load_state_dict``, and belongs to the state of a module that it is part of; what
+    changes the dtypes of that, as ``half()`` does, leaves rows as they are.
 
     Args:
         example: One row: tensors, arrays or numbers, nested in dicts, tuples or a TensorDict. Its values do not matter.
@@ -61,6 +63,7 @@ class Replay(torch.nn.Module):
             that a field cannot hold.
         SchemaError: A field that is no tensor of numbers, or that has a name that batches need.
         MissingFieldError: Slices of rows that do not say where episodes end.
+        What transforms of ``mouse_core.replay`` raise of a batch of such rows.
 
     Example:
         >>> import torch
@@ -92,7 +95,7 @@ class Replay(torch.nn.Module):
         device: str | torch.device | None = None,
     ) -> None:
         super().__init__()
-        check_rooms(capacity, batch_size, num_envs)
+        check_rooms(capacity, batch_size, num_envs, slices)
         check_order(order, int(capacity), int(batch_size), slices, priorities)
         self.transform = composed(transform, alignment)
         self.reach = 0 if self.transform is None else self.transform.reach
@@ -110,7 +113,7 @@ class Replay(torch.nn.Module):
             self.rows = Fields(structure, row, self.capacity, num_envs, target)
             self.episodes: Episodes | None = None
             if slices is not None and marks is not None:
-                ids = None if marks.ids is None else row[marks.ids].dtype
+                ids = None if marks.ids is None else row[marks.ids].held
                 of = (self.steps, num_envs or 1)
                 self.episodes = Episodes(*of, slices, marks, ids, tiled=order == "epochs", device=target)
             self.turns: Epoch | Queue | None = None
@@ -121,6 +124,16 @@ class Replay(torch.nn.Module):
                 self.weights = Weights(self.capacity, priorities, sliced=slices is not None, device=target)
             for name, value in (("cursor", 0), ("size", 0), ("samples", 0), ("seed", _words.signed(word))):
                 self.register_buffer(name, torch.full((), value, dtype=torch.int64, device=target))
+        check_transform(self)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Replay:
+        """Rows go where the module goes, and stay what they are where ``half()`` and others change dtypes."""
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            made = fn(tensor)
+            return made if made.dtype == tensor.dtype else tensor.to(made.device)
+
+        return super()._apply(moved, recurse)
 
     def extra_repr(self) -> str:
         """What it was made with."""
@@ -149,22 +162,8 @@ class Replay(torch.nn.Module):
             ConfigError: More rows at once than there is room for.
         """
         given, count = self.rows.accepted(rows)
-        if not count:
-            return
-        places = self.cursor.reshape(1)
-        if count > 1:
-            places = (places + torch.arange(count, device=self.device)) % self.steps
-        if self.episodes is not None:
-            self.episodes.extend(given, places, self.cursor)
-        if isinstance(self.turns, Queue):
-            self.turns.left.add_(count * (self.num_envs or 1)).clamp_(max=self.capacity)
-        elif self.turns is not None and self.episodes is not None:
-            self.turns.rows.zero_()  # there are other slices
-        self.rows.put(given, places)
-        self.cursor.add_(count).remainder_(self.steps)
-        self.size.add_(count).clamp_(max=self.steps)
-        if self.weights is not None:
-            _priorities.written(self.weights, self.episodes, self.ring, count, self.num_envs or 1)
+        if count:
+            self.write(given, count)
 
     def can_sample(self, min_length: int = 1) -> torch.Tensor:
         """Whether there is something to draw, and at least so many rows in all: bool ``[]`` on the device.
@@ -309,6 +308,23 @@ class Replay(torch.nn.Module):
     def ring(self) -> Ring:
         """Where in it the rows are."""
         return Ring(self.cursor, self.size, self.cursor - self.size, self.steps)
+
+    def write(self, given: Mapping[FieldKey, torch.Tensor], count: int) -> None:
+        """Write so many time steps, which ``Fields`` accepted."""
+        places = self.cursor.reshape(1)
+        if count > 1:
+            places = (places + torch.arange(count, device=self.device)) % self.steps
+        if self.episodes is not None:
+            self.episodes.extend(given, places, self.cursor)
+        if isinstance(self.turns, Queue):
+            self.turns.left.add_(count * (self.num_envs or 1)).clamp_(max=self.capacity)
+        elif self.turns is not None and self.episodes is not None:
+            self.turns.rows.zero_()  # there are other slices
+        self.rows.put(given, places)
+        self.cursor.add_(count).remainder_(self.steps)
+        self.size.add_(count).clamp_(max=self.steps)
+        if self.weights is not None:
+            _priorities.written(self.weights, self.episodes, self.ring, count, self.num_envs or 1)
 
     def left(self) -> torch.Tensor:
         """How many rows or slices there are to draw, of a queue those that have not come; by priority, their weight."""

@@ -66,14 +66,20 @@ class Marks:
     numbers: bool
 
 
-def check_rooms(capacity: int, batch_size: int, num_envs: int | None) -> None:
-    """ConfigError unless a replay can have these numbers of rows, which its 32-bit integers count."""
+def check_rooms(capacity: int, batch_size: int, num_envs: int | None, slices: Slices | None) -> None:
+    """ConfigError unless a replay can have these numbers of rows, which its 32-bit integers count, and slices."""
     check_count("capacity", capacity)
     check_count("batch_size", batch_size)
     if num_envs is not None and capacity % check_count("num_envs", num_envs):
         raise ConfigError(f"capacity: expected a multiple of the {num_envs} environments, found {capacity}")
     if capacity >= _MOST:
         raise ConfigError(f"capacity: expected less than 2**31 rows, found {capacity}")
+    steps = capacity // (num_envs or 1)
+    if slices is not None and slices.pad is False and slices.sequence_length > steps:
+        raise ConfigError(
+            f"sequence_length: expected at most the {steps} time steps that the capacity has, as shorter slices are "
+            f"left out with pad=False, found {slices.sequence_length}"
+        )
 
 
 def check_order(

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.dtypes import number_kind
+from mouse_core.dtypes import kind_of, number_kind
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.replay.ground.protocols import Slots
 
@@ -47,7 +47,7 @@ class Priorities:
     """How priorities become probabilities, and how much of the bias the importance weights take back.
 
     Args:
-        alpha, beta, eps: See ``PrioritizedSampler``.
+        alpha, beta, eps: See ``PrioritizedSampler``. Of a framework beta may also be an array ``[]``.
 
     Raises:
         ConfigError: A number out of range.
@@ -59,6 +59,7 @@ class Priorities:
 
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
+        check_beta(self.beta)
         check_eps(self.eps)
 
 
@@ -314,6 +315,16 @@ def check_alpha(value: Any) -> float:
     if alpha > LARGEST_ALPHA:
         raise ConfigError(f"alpha: expected a number up to {LARGEST_ALPHA:g}, found {value!r}")
     return alpha
+
+
+def check_beta(value: Any) -> None:
+    """ConfigError unless it is a number from 0, an array ``[]`` of a framework's floats, or a function."""
+    if callable(value):
+        return
+    if not (hasattr(value, "dtype") and hasattr(value, "ndim")) or isinstance(value, np.generic):
+        check_number("beta", value)
+    elif value.ndim or kind_of(value.dtype) not in "iuf":
+        raise ConfigError(f"beta: expected a number from 0, found an array of {value.dtype} {list(value.shape)}")
 
 
 def check_eps(value: Any) -> float:

@@ -161,11 +161,6 @@ def _key(path: tuple[Any, ...]) -> FieldKey:
     return names[0] if len(names) == 1 and isinstance(names[0], str) else tuple(names)
 
 
-def is_key(dtype: Any) -> bool:
-    """Whether a dtype is that of random keys of JAX, which are no numbers."""
-    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
-
-
 def one_a_row(key: FieldKey, values: Any, shape: tuple[int, ...]) -> jax.Array:
     """A field of one value a row, ``[n, E]``, whatever axes of length 1 it has behind.
 

@@ -33,7 +33,8 @@ class Weights:
 
     Args:
         sums: The weights and their sums, uint32 ``[R, 16, 2]``: the lower half of each, and the upper one.
-        least: The smallest weight above 0 below each node, float32 ``[R', 16]``; of all levels but the first.
+        least: The smallest weight above 0 below each node, float32 ``[R', 16]``; of all levels but the first, at
+            least a row.
         begins: Whether a slice begins at a row, bool, as the first level; others do not count. None: all do.
         fresh: What new rows weigh, uint32 ``[2]``.
         largest: The priority of new rows, float32 ``[]``.
@@ -71,7 +72,8 @@ def none(capacity: int, priorities: Priorities, *, sliced: bool) -> Weights:
     alpha, eps, beta = float(priorities.alpha), float(priorities.eps), priorities.beta
     made = Weights(
         jnp.zeros((ends[-1], _FAN, 2), jnp.uint32),
-        jnp.full((ends[-1] - ends[0], _FAN), jnp.inf, jnp.float32),
+        # Of a single level it has nothing to say, and yet a row: orbax saves no empty arrays.
+        jnp.full((max(ends[-1] - ends[0], 1), _FAN), jnp.inf, jnp.float32),
         jnp.zeros((ends[0], _FAN), jnp.bool_) if sliced else None,
         jnp.zeros(2, jnp.uint32),
         jnp.float32(1),
@@ -264,7 +266,8 @@ def updated(weights: Weights, rows: jax.Array, slots: jax.Array, priority: jax.A
         priority: Those that are negative or NaN are left out.
     """
     there = (slots >= 0) & (slots < rows) & (priority >= 0)
-    priority = jnp.where(there, priority, 0)
+    # One that is infinite is the largest number there is, for a state has none.
+    priority = jnp.minimum(jnp.where(there, priority, 0), jnp.finfo(jnp.float32).max)
     largest = jnp.maximum(weights.largest, priority.max(initial=0))
     new = _weighed(weights, jnp.append(priority, largest))
     row, child = jnp.where(there, slots >> _SHIFT, len(weights.sums)), slots & (_FAN - 1)
