@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -41,9 +41,9 @@ def number_kind(dtype: np.dtype[Any]) -> str:
     return "f" if dtype.kind == "V" and is_ml_float(dtype) else dtype.kind
 
 
-@lru_cache(maxsize=256)
 def kind_of(dtype: Any) -> str:
     """``number_kind`` of a dtype of NumPy, JAX or torch; "V" of one that is of no numbers."""
+    # Not cached, for ``torch.compile`` warns of what is.
     if isinstance(dtype, np.dtype):
         return number_kind(dtype)
     name = str(dtype).removeprefix("torch.")
@@ -70,6 +70,13 @@ def is_tensor(values: Any) -> bool:
     """
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
+
+
+def may_look(values: Any) -> bool:
+    """Whether looking at what an array of NumPy or torch holds waits for no device, nor breaks what torch compiles."""
+    if not is_tensor(values):
+        return isinstance(values, np.ndarray | np.generic)
+    return values.device.type == "cpu" and not sys.modules["torch"].compiler.is_compiling()
 
 
 @cache

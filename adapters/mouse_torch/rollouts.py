@@ -10,6 +10,7 @@ import torch
 
 from mouse_core import ConfigError, rollouts
 from mouse_core.rollouts.checks import HostArrays
+from mouse_torch import _words
 from mouse_torch.tracing import untraced
 from mouse_torch.transfer import sent, torch_dtype
 
@@ -60,9 +61,10 @@ class TensorArrays(HostArrays):
 class RolloutStorage(rollouts.RolloutStorage):
     """``mouse_core.rollouts.RolloutStorage`` with torch tensors, which are kept, computed and delivered on one device.
 
-    It has the same arguments and methods, and for one seed the same order of rows. What is added is detached from the
-    graph and moved to the device. Nothing waits for a GPU, except the checks where ``validate=True``, and splitting
-    trajectories, whose number must be known.
+    It has the same arguments and methods, and for one seed the same order of rows, which is computed on a GPU where
+    rows are there. What is added is detached from the graph and moved to the device. Nothing waits for a GPU, except
+    the checks where ``validate=True``, and splitting trajectories, whose number must be known. What
+    ``torch.compile(fullgraph=True)`` compiles and CUDA graphs capture takes ``mouse_torch.device.RolloutStorage``.
 
     Args:
         num_envs, num_transitions_per_env, fields, seed, hidden_axis, validate, digest: As there.
@@ -84,3 +86,15 @@ class RolloutStorage(rollouts.RolloutStorage):
     """
 
     kind_of_arrays = TensorArrays
+
+    def _order(self, count: int, *, shuffle: bool) -> torch.Tensor:
+        if self.device.type not in ("cuda", "meta"):
+            host: torch.Tensor = super()._order(count, shuffle=shuffle)
+            return host
+        if not shuffle:
+            return torch.arange(count, device=self.device)
+        seed, epoch = (
+            torch.full((), number, dtype=torch.int64, device=self.device)
+            for number in (_words.signed(self.seed), self.epoch)
+        )
+        return _words.permutation(seed, epoch, count)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import is_numpy_array
 
 from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, SchemaError
@@ -122,7 +121,7 @@ def _put(values: Array, where: Array, others: Array | float) -> Array:
 
     Chosen, not multiplied: what is not chosen may be anything, also NaN.
     """
-    if is_numpy_array(values):
+    if isinstance(values, np.ndarray):
         # In place: fresh memory of this size costs more than what is done with it.
         np.copyto(values, others, where=where, casting="same_kind")
         return values

@@ -300,7 +300,7 @@ def take_recurrent_mini_batch(
     own = {name: xp.take(values, envs, axis=1) for name, values in arrays.items()}
     trajectories, masks = trajectory_rows(own["dones"], num_trajectories=num_trajectories)
     # What is number t * n + e among the rows of these environments is t * N + envs[e] among those of all.
-    step = xp.cumulative_sum(xp.ones_like(own["dones"][:, 0, 0], dtype=envs.dtype)) - 1
+    step = xp.ones_like(own["dones"][:, 0, 0], dtype=envs.dtype).cumsum(0) - 1
     rows = step[:, None] * dones.shape[1] + envs[None, :]
     starts = xp.take(xp.reshape(rows, (-1,)), trajectories[0])
     return MiniBatch(

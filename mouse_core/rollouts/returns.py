@@ -22,9 +22,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
-from array_api_compat import is_jax_array, is_numpy_array, is_torch_array
+from array_api_compat import is_jax_array
 
-from mouse_core.dtypes import namespace
+from mouse_core.dtypes import is_tensor, namespace
 from mouse_core.rollouts.alignment import check_rows, following_values
 from mouse_core.spec import check_count
 
@@ -52,7 +52,7 @@ def backward(terms: Array, decays: Array, last: Array) -> Array:
     Returns:
         x, ``[T, ...]``.
     """
-    if is_numpy_array(terms):
+    if isinstance(terms, np.ndarray):
         # Into memory that is there, which takes half the time.
         sums = np.empty(terms.shape, np.result_type(terms, decays, last))
         for row in range(len(terms) - 1, -1, -1):
@@ -292,10 +292,10 @@ def normalized(advantages: Array, *, eps: float = 1e-8) -> Array:
     if not _lacks_float64(advantages):
         flat = xp.astype(flat, xp.float64)
     # NumPy writes to the memory that it has: fresh memory of this size costs more than what is done with it.
-    own = {"out": flat} if is_numpy_array(flat) else {}
+    own = {"out": flat} if isinstance(flat, np.ndarray) else {}
     centred = xp.subtract(flat, xp.mean(flat), **own)
     # Not a BLAS product, which would wait for threads of its own.
-    squares = np.einsum("i,i->", centred, centred) if is_numpy_array(centred) else xp.sum(centred * centred)
+    squares = np.einsum("i,i->", centred, centred) if isinstance(centred, np.ndarray) else xp.sum(centred * centred)
     deviation = xp.sqrt(squares / max(centred.shape[0] - 1, 1))
     scaled = xp.divide(centred, deviation + eps, **own)
     return xp.reshape(xp.astype(scaled, advantages.dtype), advantages.shape)
@@ -312,4 +312,6 @@ def _nothing(rows: Array) -> Array:
 
 def _lacks_float64(values: Array) -> bool:
     """Whether there is no double precision where ``values`` are."""
-    return is_jax_array(values) or (is_torch_array(values) and values.device.type == "mps")
+    if is_tensor(values):
+        return bool(values.device.type == "mps")
+    return not isinstance(values, np.ndarray) and is_jax_array(values)

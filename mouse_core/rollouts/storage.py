@@ -314,14 +314,17 @@ class RolloutStorage(RolloutRows):
         """The mini-batches of so many epochs: ``take`` of the numbers, below ``count``, of rows or environments."""
         version = self._version
         for _ in range(num_epochs):
-            order = permutation(self.seed, self.epoch, count) if shuffle else np.arange(count)
-            numbers = self._kind.index(order)
+            numbers = self._order(count, shuffle=shuffle)
             self.epoch += 1
             for part in parts:
                 self._check_unchanged(version)
                 batch = take(numbers[part])
                 self._count(batch.digest)
                 yield batch
+
+    def _order(self, count: int, *, shuffle: bool) -> Array:
+        """The numbers below ``count`` in the order of this epoch, or in their own."""
+        return self._kind.index(permutation(self.seed, self.epoch, count) if shuffle else np.arange(count))
 
     def _count(self, digest: Callable[[int], StreamDigest]) -> None:
         """Add what is delivered next to the digest."""

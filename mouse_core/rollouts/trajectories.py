@@ -17,9 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from array_api_compat import is_torch_array
-
-from mouse_core.dtypes import namespace
+from mouse_core.dtypes import is_tensor, may_look, namespace
 from mouse_core.errors import ConfigError, SchemaError
 
 Array = Any
@@ -68,7 +66,7 @@ def trajectory_rows(dones: Array, *, num_trajectories: int | None = None) -> tup
     starts_by_env = xp.reshape(xp.permute_dims(starts, (1, 0)), (-1,))  # [1 0 1  1 0 0]
     step = _arange(xp, starts, steps)
     # To which trajectory each row belongs.
-    trajectory = xp.cumulative_sum(xp.astype(starts_by_env, step.dtype)) - 1  # [0 0 1  2 2 2]
+    trajectory = xp.astype(starts_by_env, step.dtype).cumsum(0) - 1  # [0 0 1  2 2 2]
     if num_trajectories is None:
         num_trajectories = _as_known("num_trajectories", trajectory[-1]) + 1
     else:
@@ -140,7 +138,7 @@ def unpad_trajectories(padded: Array, masks: Array, *, num_envs: int | None = No
     steps, count = masks.shape
     step = _arange(xp, padded, steps)
     # Where each trajectory ends among all rows of one environment, then all of the next.
-    ends = xp.cumulative_sum(xp.sum(xp.astype(masks, step.dtype), axis=0))  # lengths [2 1 3], ends [2 3 6]
+    ends = xp.sum(xp.astype(masks, step.dtype), axis=0).cumsum(0)  # lengths [2 1 3], ends [2 3 6]
     if num_envs is None:
         total = _as_known("num_envs", ends[-1])
         num_envs = total // steps
@@ -184,7 +182,7 @@ def history_rows(rows: Array, starts: Array, length: int) -> tuple[Array, Array]
 
 
 def _arange(xp: Any, values: Array, count: int) -> Array:
-    return xp.arange(count, device=values.device) if is_torch_array(values) else xp.arange(count)
+    return xp.arange(count, device=values.device) if is_tensor(values) else xp.arange(count)
 
 
 def _as_known(name: str, number: Array) -> int:
@@ -201,6 +199,8 @@ def _beside(xp: Any, mask: Array, values: Array) -> Array:
 
 
 def _check_number(trajectory: Array, expected: int) -> None:
+    if is_tensor(trajectory) and not may_look(trajectory):
+        return
     try:
         found = int(trajectory[-1]) + 1
     except TypeError:  # of a number that jax.jit traces, and that is not known yet

@@ -17,7 +17,7 @@ from mouse_core.testing import (
     ReplayAdapterConformance,
     RolloutAdapterConformance,
 )
-from mouse_torch.device import Replay
+from mouse_torch.device import Replay, RolloutStorage
 
 
 class TestTorch(AdapterConformance):
@@ -36,6 +36,10 @@ class TestTorchReplay(InTorch, ReplayAdapterConformance):
 
 class TestTorchRollouts(InTorch, RolloutAdapterConformance):
     storage_class = mouse_torch.RolloutStorage
+
+
+class TestTorchDeviceRollouts(InTorch, RolloutAdapterConformance):
+    storage_class = RolloutStorage
 
 
 @pytest.mark.cuda

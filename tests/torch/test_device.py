@@ -25,8 +25,8 @@ from mouse_core.replay import (
     SliceSampler,
     VecNorm,
 )
-from mouse_torch import device
-from mouse_torch.device import _turns, _words
+from mouse_torch import _words, device
+from mouse_torch.device.ground import turns
 
 SEED = 2**63 + 12345
 BATCH = 8
@@ -155,7 +155,7 @@ def test_orders_are_those_of_the_host(n: int, most: int, on: str) -> None:
     """By operations of torch alone; of few elements, which are shuffled, and of more, where some walk twice."""
     seed, index, count = (torch.tensor(number, device=on) for number in (_words.signed(SEED), 5, n))
     places = np.arange(n)
-    found = _turns.shuffled(seed, index, count, torch.tensor(places, device=on), most)
+    found = turns.shuffled(seed, index, count, torch.tensor(places, device=on), most)
     assert (found.cpu().numpy() == Order(Key(SEED, Purpose.REPLAY, 5), n)(places)).all()
 
 

@@ -110,7 +110,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="slices with a period of 1"):
         made(slices=Slices(sequence_length=2, period=2))
     for beta in (-1, float("nan"), "x", torch.ones(2)):
-        with pytest.raises(ConfigError, match="beta: expected a .*number from 0"):
+        with pytest.raises(ConfigError, match=r"beta: expected a .*number from 0"):
             Priorities(beta=beta)
     plain, replay = made(priorities=None), made()
     index = torch.arange(3)

@@ -140,7 +140,7 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
 
 
 def _as_here(replay: Replay, rows: Any) -> Any:
-    """Rows of which ``as_numbers`` made something else, as the replay has them; of others ``add`` says what is wrong."""
+    """Rows of which ``as_numbers`` made something else, as the replay has them; ``add`` says what is wrong, if any."""
     structures: list[Any] = [jax.tree.structure(tree) for tree in (rows, replay.rows)]
     if structures[0] != structures[1]:
         return rows

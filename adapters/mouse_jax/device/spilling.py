@@ -93,8 +93,8 @@ class Spill:
         Raises:
             ConfigError: Inside of ``jax.vmap``.
             MissingFieldError: No ``done``, ``terminated`` or ``truncated``.
-            SchemaError: No dict of arrays, two columns of one name, other columns, shapes or dtypes than before, or those
-                that no store has.
+            SchemaError: No dict of arrays, two columns of one name, other columns, shapes or dtypes than before, or
+                those that no store has.
             ClosedError: This was closed.
 
         What the store does not take, for which there is no room on the disk, fails the compiled function. These rows

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mouse_core.replay import Compose
-from mouse_torch.device import _priorities, _words
+from mouse_torch import _words
+from mouse_torch.device import _priorities
 from mouse_torch.device._checks import check_left
-from mouse_torch.device._episodes import Episodes, Ring, Windows
-from mouse_torch.device._fields import filled
-from mouse_torch.device._turns import Queue
-from mouse_torch.device._weights import Weights
+from mouse_torch.device.ground.episodes import Episodes, Ring, Windows
+from mouse_torch.device.ground.fields import filled
+from mouse_torch.device.ground.turns import Queue
+from mouse_torch.device.ground.weights import Weights
 
 if TYPE_CHECKING:
     from mouse_torch.device.replay import Replay

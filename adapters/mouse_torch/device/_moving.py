@@ -21,8 +21,8 @@ from mouse_core.replay.device.moving import (
     weights_in,
     weights_state,
 )
-from mouse_torch.device import _words
-from mouse_torch.device._turns import Queue
+from mouse_torch import _words
+from mouse_torch.device.ground.turns import Queue
 from mouse_torch.transfer import to_numpy
 from mouse_torch.trees import on_host
 

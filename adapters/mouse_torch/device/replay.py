@@ -15,18 +15,20 @@ from mouse_core.randomness import check_seed
 from mouse_core.replay import Priorities, ReplayBuffer, Slices
 from mouse_core.replay.device.options import Order, check_names, check_order, check_rooms, composed, find_marks
 from mouse_core.spec import Alignment, check_count
-from mouse_torch.device import _moving, _priorities, _words
+from mouse_torch import _words
+from mouse_torch.device import _moving, _priorities
 from mouse_torch.device._batches import check_transform, drawn, weighted
 from mouse_torch.device._checks import number_of
-from mouse_torch.device._episodes import Episodes, Ring
-from mouse_torch.device._fields import Fields, check_pad, is_integer, rows_of
-from mouse_torch.device._turns import Epoch, Queue
-from mouse_torch.device._weights import Weights
+from mouse_torch.device.ground.episodes import Episodes, Ring
+from mouse_torch.device.ground.fields import Fields, check_pad, is_integer, rows_of
+from mouse_torch.device.ground.kept import Kept
+from mouse_torch.device.ground.turns import Epoch, Queue
+from mouse_torch.device.ground.weights import Weights
 from mouse_torch.placement import check_device
 from mouse_torch.trees import tensor_dict
 
 
-class Replay(torch.nn.Module):
+class Replay(Kept):
     """A replay buffer on a device, from which nothing is fetched: for vectorised environments in torch.
 
     Batches are those of a ``mouse_core.replay.ReplayBuffer`` of the same seed and writes, with a ``RandomSampler`` or,
@@ -125,15 +127,6 @@ class Replay(torch.nn.Module):
             for name, value in (("cursor", 0), ("size", 0), ("samples", 0), ("seed", _words.signed(word))):
                 self.register_buffer(name, torch.full((), value, dtype=torch.int64, device=target))
         check_transform(self)
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Replay:
-        """Rows go where the module goes, and stay what they are where ``half()`` and others change dtypes."""
-
-        def moved(tensor: torch.Tensor) -> torch.Tensor:
-            made = fn(tensor)
-            return made if made.dtype == tensor.dtype else tensor.to(made.device)
-
-        return super()._apply(moved, recurse)
 
     def extra_repr(self) -> str:
         """What it was made with."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from math import prod
 from typing import Any
 
-import numpy as np
-
-from mouse_core.dtypes import is_tensor, namespace
+from mouse_core.dtypes import may_look, namespace
 from mouse_core.errors import DataError, MissingFieldError, SchemaError
 from mouse_core.nested import find, key_of, path_of
 from mouse_core.replay.ground.protocols import TRAJ_KEYS, FieldKey
@@ -87,7 +84,7 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
 
 def _check_codes(done: Array, key: FieldKey, *, where: str) -> None:
     """Raise DataError for a code of one's own, which would be taken for a terminal state."""
-    if not _may_look(done) or 0 in done.shape:
+    if not may_look(done) or 0 in done.shape:
         return
     for code in (done.min().item(), done.max().item()):
         if not ALIVE <= code <= TRUNCATED:
@@ -95,13 +92,6 @@ def _check_codes(done: Array, key: FieldKey, *, where: str) -> None:
                 f"{where}: {key!r}: expected 0 (alive), 1 (terminal) and 2 (truncated), found {code}; a function "
                 "before this transform says which of them it is"
             )
-
-
-def _may_look(values: Array) -> bool:
-    """Whether looking at what an array holds waits for no device, and is no break in what torch compiles."""
-    if not is_tensor(values):
-        return isinstance(values, np.ndarray | np.generic)
-    return values.device.type == "cpu" and not sys.modules["torch"].compiler.is_compiling()
 
 
 def _cut_short(batch: Any, codes: Array | None) -> Array | None:

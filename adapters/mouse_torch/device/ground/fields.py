@@ -33,6 +33,11 @@ class Row(NamedTuple):
         """The dtype in which it lies in memory."""
         return self.dtype if self.dtype in _HELD else _INTEGERS[self.dtype.itemsize]
 
+    def as_held(self, values: torch.Tensor) -> torch.Tensor:
+        """Values as they lie in memory, in which numbers become those of the field's dtype."""
+        made = values.to(self.dtype)
+        return made if made.dtype == self.held else made.contiguous().view(self.held)
+
     def seen(self, memory: torch.Tensor) -> torch.Tensor:
         """Memory in the field's own dtype."""
         return memory if memory.dtype == self.dtype else memory.view(self.dtype)
@@ -102,7 +107,7 @@ class Fields(torch.nn.Module):
         self, structure: Any, rows: dict[FieldKey, Row], capacity: int, num_envs: int | None, device: torch.device
     ) -> None:
         super().__init__()
-        self._structure, self._rows = structure, rows
+        self._structure, self.rows = structure, rows
         self._capacity, self._envs = capacity, num_envs
         self.is_flat = isinstance(structure, dict) and all(isinstance(key, str) for key in rows)
         for place, row in enumerate(rows.values()):
@@ -111,10 +116,10 @@ class Fields(torch.nn.Module):
     def each(self) -> Iterator[tuple[FieldKey, Any]]:
         """Every field by its name, ``[capacity, ...]``."""
         for key, memory in self._each():
-            yield key, self._rows[key].seen(memory)
+            yield key, self.rows[key].seen(memory)
 
     def _each(self) -> Iterator[tuple[FieldKey, Any]]:
-        yield from zip(self._rows, self._buffers.values(), strict=True)
+        yield from zip(self.rows, self._buffers.values(), strict=True)
 
     def taken(self, slots: torch.Tensor) -> Any:
         """The rows in some slots, nested, ``[*slots, ...]``."""
@@ -122,21 +127,21 @@ class Fields(torch.nn.Module):
         found = {key: memory.index_select(0, flat) for key, memory in self._each()}
         if slots.ndim > 1:
             found = {key: values.reshape(*slots.shape, *values.shape[1:]) for key, values in found.items()}
-        return self.nested({key: self._rows[key].seen(values) for key, values in found.items()})
+        return self.nested({key: self.rows[key].seen(values) for key, values in found.items()})
 
     def taken_of(self, key: FieldKey, slots: torch.Tensor) -> torch.Tensor:
         """One field of one value a row, ``[*slots]``."""
         memory: torch.Tensor = dict(self._each())[key]
-        return self._rows[key].seen(memory.reshape(-1).take(slots))
+        return self.rows[key].seen(memory.reshape(-1).take(slots))
 
     def dtype(self, key: FieldKey) -> torch.dtype:
         """That of a field."""
-        return self._rows[key].dtype
+        return self.rows[key].dtype
 
     def outline(self, lead: list[int]) -> Any:
         """Rows without values, nested, ``[*lead, ...]``."""
         empty = {
-            key: torch.empty((*lead, *row.shape), dtype=row.dtype, device="meta") for key, row in self._rows.items()
+            key: torch.empty((*lead, *row.shape), dtype=row.dtype, device="meta") for key, row in self.rows.items()
         }
         return self.nested(empty)
 
@@ -145,11 +150,15 @@ class Fields(torch.nn.Module):
         return dict(fields) if self.is_flat else unflatten(self._structure, fields)
 
     def put(self, rows: Mapping[FieldKey, torch.Tensor], steps: torch.Tensor) -> None:
-        """Write time steps that were accepted, each to a place of its own, int64 ``[n]``."""
+        """Write time steps as they lie in memory, ``[n, (E), ...]``, each to a place of its own, int64 ``[n]``.
+
+        Fields that are not among them stay as they are.
+        """
         for key, memory in self._each():
-            if self._envs is not None:
-                memory = memory.view(-1, self._envs, *memory.shape[1:])
-            memory.index_copy_(0, steps, rows[key])
+            if key in rows:
+                if self._envs is not None:
+                    memory = memory.view(-1, self._envs, *memory.shape[1:])
+                memory.index_copy_(0, steps, rows[key])
 
     def accepted(self, rows: Any) -> tuple[dict[FieldKey, torch.Tensor], int]:
         """Rows by field as they lie in memory, ``[n, (E), ...]``, and how many time steps they are.
@@ -160,11 +169,11 @@ class Fields(torch.nn.Module):
         """
         tree = as_tree(rows)
         given = flatten(tree)
-        if given.keys() != self._rows.keys():
-            raise SchemaError(f"extend: expected rows with the fields {list(self._rows)}, found {list(given)}")
+        if given.keys() != self.rows.keys():
+            raise SchemaError(f"extend: expected rows with the fields {list(self.rows)}, found {list(given)}")
         made: dict[FieldKey, torch.Tensor] = {}
         counts: dict[FieldKey, tuple[bool, int]] = {}
-        for key, row in self._rows.items():
+        for key, row in self.rows.items():
             made[key], counts[key] = self._fitting(key, given[key], row)
         if len(set(counts.values())) > 1:
             found = {key: count for key, (_, count) in counts.items()}
@@ -191,8 +200,7 @@ class Fields(torch.nn.Module):
         if values.dtype != row.dtype and not (weak and torch.can_cast(values.dtype, row.dtype)):
             raise SchemaError(f"extend: field {key!r}: expected {_name(row.dtype)}, found {_name(values.dtype)}")
         # What comes from the host has no business waiting for the device.
-        moved = values.detach().to(getattr(self, "0").device, row.dtype, non_blocking=True)
-        return moved if row.held == row.dtype else moved.contiguous().view(row.held), count
+        return row.as_held(values.detach().to(getattr(self, "0").device, row.dtype, non_blocking=True)), count
 
 
 def _tensor(key: FieldKey, leaf: Any) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from mouse_core import rollouts
 from mouse_core.randomness import Key, Purpose
 from mouse_torch.tracing import is_known
 
@@ -18,11 +19,11 @@ from mouse_torch.tracing import is_known
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _ROUNDS = 10
-_HALF = 0xFFFFFFFF
+_HALF, _ALL, _LOWEST = 0xFFFFFFFF, (1 << 64) - 1, -(1 << 63)
 
 
-def words(seed: torch.Tensor, index: torch.Tensor, n: int) -> torch.Tensor:
-    """What ``Key(seed, Purpose.REPLAY, index).bits(n)`` gives, int64 ``[n]``.
+def words(seed: torch.Tensor, index: torch.Tensor, n: int, purpose: Purpose = Purpose.REPLAY) -> torch.Tensor:
+    """What ``Key(seed, purpose, index).bits(n)`` gives, int64 ``[n]``.
 
     In the memory of the host NumPy computes them, as fast as anything does. Elsewhere they are some 400 operations on
     ``n`` / 4 numbers, which torch makes one of.
@@ -31,16 +32,34 @@ def words(seed: torch.Tensor, index: torch.Tensor, n: int) -> torch.Tensor:
         seed: Its 64 bits, int64 ``[]``.
         index: Int64 ``[]``, on the same device.
         n: How many.
+        purpose: What they are for.
     """
     if is_known(index):
-        return torch.from_numpy(_key(seed, index).bits(n).view("int64"))
+        return torch.from_numpy(_key(seed, index, purpose).bits(n).view("int64"))
     if index.device.type == "cpu":
-        known: torch.Tensor = _of_number(seed, index, n)
+        known: torch.Tensor = _of_number(seed, index, n, int(purpose))
         return known
     if index.device.type == "meta" or torch.compiler.is_compiling():
-        return philox(seed, index, n)
-    made: torch.Tensor = _fused()(seed, index, _numbers(index, n))
+        return philox(seed, index, n, purpose)
+    made: torch.Tensor = _fused()(_keys(seed, purpose), index, _numbers(index, n))
     return made[:n]
+
+
+def permutation(seed: torch.Tensor, epoch: torch.Tensor, n: int) -> torch.Tensor:
+    """What ``mouse_core.rollouts.permutation(seed, epoch, n)`` gives, int64 ``[n]``.
+
+    Args:
+        seed: Its 64 bits, int64 ``[]``.
+        epoch: Int64 ``[]``, on the same device.
+        n: How many.
+    """
+    if is_known(epoch):
+        return torch.from_numpy(rollouts.permutation(int(seed.numpy()) & _ALL, int(epoch.numpy()), n))
+    places = (1 << max(n - 1, 1).bit_length()) - 1
+    word = (words(seed, epoch, n, Purpose.ROLLOUTS) & ~places) | torch.arange(n, device=epoch.device)
+    # Without a sign they are sorted as with another.
+    ordered = (word ^ _LOWEST).sort().values ^ _LOWEST
+    return ordered & places
 
 
 def integers(seed: torch.Tensor, index: torch.Tensor, n: int, high: torch.Tensor) -> torch.Tensor:
@@ -49,22 +68,22 @@ def integers(seed: torch.Tensor, index: torch.Tensor, n: int, high: torch.Tensor
     Where high is 0 they are 0, too.
     """
     if is_known(index):
-        return torch.from_numpy(_key(seed, index).integers(max(int(high.numpy()), 1), n))
+        return torch.from_numpy(_key(seed, index, Purpose.REPLAY).integers(max(int(high.numpy()), 1), n))
     return scaled_integers(words(seed, index, n), high.clamp(min=1))
 
 
-def _key(seed: torch.Tensor, index: torch.Tensor) -> Key:
+def _key(seed: torch.Tensor, index: torch.Tensor, purpose: Purpose) -> Key:
     # Not ``item``, which for torch is to wait for a device.
-    return Key(int(seed.numpy()) & ((1 << 64) - 1), Purpose.REPLAY, int(index.numpy()))
+    return Key(int(seed.numpy()) & _ALL, purpose, int(index.numpy()))
 
 
 @torch.library.custom_op("mouse_torch::words", mutates_args=(), device_types="cpu")
-def _of_number(seed: torch.Tensor, index: torch.Tensor, n: int) -> torch.Tensor:
-    return torch.from_numpy(_key(seed, index).bits(n).view("int64"))
+def _of_number(seed: torch.Tensor, index: torch.Tensor, n: int, purpose: int) -> torch.Tensor:
+    return torch.from_numpy(_key(seed, index, Purpose(purpose)).bits(n).view("int64"))
 
 
 @_of_number.register_fake
-def _(seed: torch.Tensor, index: torch.Tensor, n: int) -> torch.Tensor:
+def _(seed: torch.Tensor, index: torch.Tensor, n: int, purpose: int) -> torch.Tensor:
     return index.new_empty(n)
 
 
@@ -88,9 +107,13 @@ def _numbers(index: torch.Tensor, n: int) -> torch.Tensor:
     return torch.arange(1, blocks + 1, device=index.device)
 
 
-def philox(seed: torch.Tensor, index: torch.Tensor, n: int) -> torch.Tensor:
+def philox(seed: torch.Tensor, index: torch.Tensor, n: int, purpose: Purpose = Purpose.REPLAY) -> torch.Tensor:
     """``words`` by operations of torch alone."""
-    return _blocks(seed, index, _numbers(index, n))[:n]
+    return _blocks(_keys(seed, purpose), index, _numbers(index, n))[:n]
+
+
+def _keys(seed: torch.Tensor, purpose: Purpose) -> list[torch.Tensor]:
+    return [seed, torch.full((), int(purpose), device=seed.device)]
 
 
 @cache
@@ -98,9 +121,8 @@ def _fused() -> Any:
     return torch.compile(_blocks, fullgraph=True)
 
 
-def _blocks(seed: torch.Tensor, index: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+def _blocks(keys: list[torch.Tensor], index: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     counter: list[Any] = [numbers, 0, index, 0]
-    keys = [seed, torch.full((), int(Purpose.REPLAY), device=index.device)]
     for _ in range(_ROUNDS):
         (high_0, low_0), (high_1, low_1) = (
             _multiplied(counter[place], by) for place, by in zip((0, 2), _MULTIPLIERS, strict=True)

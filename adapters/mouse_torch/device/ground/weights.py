@@ -10,7 +10,7 @@ import torch
 
 from mouse_core.replay import Priorities
 from mouse_core.replay.samplers.weighing import Powers, bits_of, largest_weight, plus_bits, powers, weights_of
-from mouse_torch.device import _words
+from mouse_torch import _words
 
 _FAN, _SHIFT = 16, 4
 

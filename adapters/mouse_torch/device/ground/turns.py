@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from mouse_core.randomness import Key, Order, Purpose
-from mouse_torch.device import _words
-from mouse_torch.device._episodes import Ring
+from mouse_torch import _words
+from mouse_torch.device.ground.episodes import Ring
 from mouse_torch.tracing import is_known
 
 SHUFFLED_UP_TO = 1 << 14

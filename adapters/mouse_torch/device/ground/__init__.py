@@ -1,0 +1,1 @@
+"""What replays and rollouts on a device stand on: memory, episodes, orders and weights."""
