@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core import ConfigError, SchemaError
-from mouse_core.nested import FieldKey
 from mouse_core.randomness import Purpose
 from mouse_core.replay import Schedule
-from mouse_core.replay.ground.shares import check_weights
+from mouse_core.replay.device.shares import WITHOUT, Shares, shares_of
 from mouse_core.spec import check_count
 from mouse_jax import _philox
 from mouse_jax._rollout import seed_halves
@@ -23,10 +22,7 @@ from mouse_jax.device.ground.state import Replay, named
 from mouse_jax.device.sampling import checked_index, sample
 from mouse_jax.dtypes import is_key
 
-# What one member's batches may have and another's not, and what it is there.
-_WITHOUT: dict[FieldKey, Any] = {"priority_weight": np.float32(1), "mask": np.True_}
 _MEMBERS = 1 << 63  # the call of keys that seeds of members come from, as on the host
-_BITS = 53  # of a uniform number
 
 
 def sample_ensemble(
@@ -68,7 +64,7 @@ def sample_ensemble(
     keyed = is_key(number.dtype)
     if keyed and isinstance(p, Schedule) and len(p.weights) > 1:
         raise ConfigError("index: expected the number of the sample, which the schedule needs, found a random key")
-    shares = _shares(p, members, size)
+    shares = shares_of(p, members, size)
     halves = seed_halves(seed)
     if keyed:
         own, *numbers = jax.random.split(number, members + 1)
@@ -77,87 +73,39 @@ def sample_ensemble(
     else:
         numbers = [number] * members
         high, low = _philox.words(halves, Purpose.REPLAY, number, 1)
-        stage = (number >= jnp.asarray(shares.first)).sum() - 1
+        stage = (number >= jnp.asarray(shares.first.astype(np.uint32))).sum() - 1
     ends = _ends(shares, stage, high[0], low[0])
-    most = (shares.whole[:, 1:] + 1 - np.minimum(shares.whole[:, :-1], size)).max(0)
     batches, ids = [], []
     for member in range(members):
         if not shares.given[member]:
             continue
         words = _philox.words(halves, Purpose.REPLAY, jnp.uint32(member), 1, call=_MEMBERS)
         drawn = replace(replays[member], seed=jnp.concatenate(words))
-        batches.append(sample(drawn, numbers[member], int(min(most[member], size))))
+        batches.append(sample(drawn, numbers[member], shares.most[member]))
         ids.append(member)
-    offsets = np.zeros(members, np.int32)
-    offsets[ids[1:]] = np.cumsum([len(batch["index"]) for batch in batches[:-1]])
     row = jnp.arange(size, dtype=jnp.int32)
     owner = jnp.searchsorted(ends, row, side="right").astype(jnp.int32)
     begin = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])[owner]
-    place = row - begin + jnp.asarray(offsets)[owner]
+    place = row - begin + jnp.asarray(shares.offsets(), jnp.int32)[owner]
     joined = _joined(batches, ids, place)
     index_shape = joined["index"].shape
     return joined | {"buffer_ids": jnp.broadcast_to(owner.reshape(size, *[1] * (len(index_shape) - 1)), index_shape)}
 
 
-class _Shares(NamedTuple):
-    """Where the members' shares of a batch end, before one number of the sample is added and all is cut off.
-
-    Attributes:
-        first: The first sample of each stage, uint32 ``[stages]``.
-        whole: The integer below each end, int32 ``[stages, 1 + M]``, 0 first.
-        from_bits: From which random integer of 53 bits on it is one more, uint64 ``[stages, M]``.
-        given: Which members give rows in any stage, bool ``[M]``.
-    """
-
-    first: npt.NDArray[np.uint32]
-    whole: npt.NDArray[np.int32]
-    from_bits: npt.NDArray[np.uint64]
-    given: npt.NDArray[np.bool_]
-
-
-def _shares(p: Any, members: int, size: int) -> _Shares:
-    stages = p.weights if isinstance(p, Schedule) else {0: p}
-    weights = np.stack([check_weights(given, members) for given in stages.values()])
-    ends = np.round(np.cumsum(weights, 1) * size, 9)
-    ends[:, -1] = size
-    whole = np.floor(ends)
-    from_bits = np.array([[_least(end) for end in row] for row in ends.tolist()], np.uint64)
-    from_bits[:, -1] = 1 << _BITS
-    begins = np.zeros((len(ends), 1))
-    return _Shares(
-        np.array([*stages], np.uint32),
-        np.concatenate([begins, whole], 1).astype(np.int32),
-        from_bits,
-        np.asarray((weights > 0).any(0)),
-    )
-
-
-def _least(end: float) -> int:
-    """The least integer m of 53 bits with which ``end + m * 2**-53``, in float64, has another integer part."""
-    low, high = 0, 1 << _BITS
-    while low < high:
-        middle = (low + high) // 2
-        if np.floor(end + middle * 2.0**-_BITS) > np.floor(end):
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def _ends(shares: _Shares, stage: Any, high: jax.Array, low: jax.Array) -> jax.Array:
+def _ends(shares: Shares, stage: Any, high: jax.Array, low: jax.Array) -> jax.Array:
     """Where the members' rows end, int32 ``[M]``, by 64 random bits, of which the upper 53 count."""
     bits = high >> 11, (low >> 11) | (high << 21)
     least = tuple(jnp.asarray(part.astype(np.uint32))[stage] for part in (shares.from_bits >> 32, shares.from_bits))
     more = (bits[0] > least[0]) | ((bits[0] == least[0]) & (bits[1] >= least[1]))
-    return jnp.asarray(shares.whole)[stage, 1:] + more
+    return jnp.asarray(shares.whole.astype(np.int32))[stage, 1:] + more
 
 
 def _joined(batches: list[dict[str, Any]], ids: list[int], places: jax.Array) -> dict[str, Any]:
     """Rows of all batches, in which they lie one behind the other, as one batch."""
     filled = []
-    extra = {key for batch in batches for key in batch if key in _WITHOUT}
+    extra = {key for batch in batches for key in batch if key in WITHOUT}
     for batch in batches:
-        without = {key: jnp.full(batch["index"].shape, _WITHOUT[key]) for key in extra - batch.keys()}
+        without = {key: jnp.full(batch["index"].shape, WITHOUT[key]) for key in extra - batch.keys()}
         filled.append(batch | without)
     for member, batch in zip(ids, filled, strict=True):
         structures: list[Any] = [jax.tree.structure(one) for one in (batch, filled[0])]

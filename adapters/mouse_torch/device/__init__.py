@@ -6,7 +6,8 @@ sample, or of the epoch. Nothing waits for the device: those numbers are counted
 """
 
 from mouse_core.replay import Slices
+from mouse_torch.device.ensemble import ReplayEnsemble
 from mouse_torch.device.replay import Replay
 from mouse_torch.device.rollouts import RolloutStorage
 
-__all__ = ["Replay", "RolloutStorage", "Slices"]
+__all__ = ["Replay", "ReplayEnsemble", "RolloutStorage", "Slices"]

@@ -21,33 +21,44 @@ if TYPE_CHECKING:
     from mouse_torch.device.replay import Replay
 
 
-def drawn(replay: Replay, number: torch.Tensor, size: int) -> dict[str, Any]:
-    """A batch in which all rows, or slices, are as likely, or come in turn."""
+def drawn(replay: Replay, seed: torch.Tensor, number: torch.Tensor, size: int, beta: Any = None) -> Any:
+    """A batch, before transforms: in which all rows, or slices, are as likely, come in turn, or are drawn by weight.
+
+    Args:
+        replay: Of which replay.
+        seed: Which may be another than that of the replay, int64 ``[]``.
+        number: That of the sample, int64 ``[]``.
+        size: Rows or slices.
+        beta: The exponent of importance weights; None: that of the replay.
+    """
     known = replay.episodes
+    if replay.weights is not None:
+        return _weighted(replay, replay.weights, seed, number, size, beta)
     if known is None:
-        return _rows(replay, _places(replay, replay.left(), number, size))
+        return _rows(replay, _places(replay, replay.left(), seed, number, size))
     ring = replay.ring
     found = known.table(ring)
-    return _slices(replay, ring, known, known.find(ring, found, _places(replay, found.ends[-1], number, size)))
+    return _slices(replay, ring, known, known.find(ring, found, _places(replay, found.ends[-1], seed, number, size)))
 
 
-def _places(replay: Replay, count: torch.Tensor, number: torch.Tensor, size: int) -> torch.Tensor:
+def _places(replay: Replay, count: torch.Tensor, seed: torch.Tensor, number: torch.Tensor, size: int) -> torch.Tensor:
     """Slots, or numbers of slices, of which there are so many."""
     turns = replay.turns
     check_left(replay, count)
     if turns is None:
-        return _words.integers(replay.seed, number, size, count)
+        return _words.integers(seed, number, size, count)
     if isinstance(turns, Queue):
         return turns.take(replay.ring, size, replay.capacity)
-    return turns.take(replay.seed, number, count, size, replay.capacity)
+    return turns.take(seed, number, count, size, replay.capacity)
 
 
-def weighted(replay: Replay, weights: Weights, number: torch.Tensor, size: int, beta: Any) -> dict[str, Any]:
-    """A batch that is drawn by what rows weigh."""
+def _weighted(
+    replay: Replay, weights: Weights, seed: torch.Tensor, number: torch.Tensor, size: int, beta: Any
+) -> dict[str, Any]:
     ring = replay.ring
     check_left(replay, weights.total)
     exponent = _priorities.beta_at(weights.beta if beta is None else beta, number)
-    slots, importance = weights.drawn(_words.words(replay.seed, number, size), exponent)
+    slots, importance = weights.drawn(_words.words(seed, number, size), exponent)
     if replay.episodes is None:
         batch = _rows(replay, slots)
     else:

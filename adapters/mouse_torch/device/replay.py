@@ -17,7 +17,7 @@ from mouse_core.replay.device.options import Order, check_names, check_order, ch
 from mouse_core.spec import Alignment, check_count
 from mouse_torch import _words
 from mouse_torch.device import _moving, _priorities
-from mouse_torch.device._batches import check_transform, drawn, weighted
+from mouse_torch.device._batches import check_transform, drawn
 from mouse_torch.device._checks import number_of
 from mouse_torch.device.ground.episodes import Episodes, Ring
 from mouse_torch.device.ground.fields import Fields, check_pad, is_integer, rows_of
@@ -230,7 +230,7 @@ class Replay(Kept):
         if self.turns is not None and size != self.batch_size:
             raise ConfigError(f"batch_size: expected {self.batch_size}, as each row comes once, found {size}")
         number = self.samples if index is None else number_of(index, self.device)
-        batch = drawn(self, number, size) if self.weights is None else weighted(self, self.weights, number, size, beta)
+        batch = drawn(self, self.seed, number, size, beta)
         if index is None:
             self.samples.add_(1)
         return self._delivered(batch)

@@ -1,0 +1,200 @@
+"""One batch from several replays: recorded rows and fresh ones, say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import TensorDict
+
+from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.nested import FieldKey, flatten, structure_of, unflatten
+from mouse_core.randomness import check_seed
+from mouse_core.replay import Schedule
+from mouse_core.replay.device.shares import WITHOUT, shares_of
+from mouse_core.replay.ground.shares import member_seed
+from mouse_core.spec import check_count
+from mouse_torch import _words
+from mouse_torch.device._batches import drawn
+from mouse_torch.device._checks import number_of
+from mouse_torch.device.ground.kept import Kept
+from mouse_torch.device.replay import Replay
+from mouse_torch.trees import tensor_dict
+
+_BITS = 53  # of a uniform number
+
+
+class ReplayEnsemble(Kept):
+    """Batches of several replays on one device, of which each gives its share.
+
+    They are those of a ``mouse_core.replay.ReplayBufferEnsemble`` of the same seed over buffers with the same rows,
+    which nobody else draws from, as long as each with a weight has a row in every batch. A share is a weight times the
+    size; where that is no whole number, it is rounded up or down at random, so that it is right on average. Members
+    have seeds that come from this one, and their transforms are applied. Like a ``Replay`` it draws in eager code, in
+    what is compiled, and in CUDA graphs, and counts its samples on the device. Rows are written to the members.
+
+    Args:
+        replays: Replays of which rows or slices are drawn at random. They become parts of this module.
+        batch_size: Rows or slices in a batch, B.
+        p: A weight for each, from 0; by default all alike. With a ``Schedule`` they change with the number of the
+            sample.
+        seed: In ``[0, 2**64)``.
+
+    Raises:
+        ConfigError: No replays, one in which rows come in turn, several devices, or weights that are none.
+
+    Example:
+        >>> import torch
+        >>> from mouse_torch import device
+        >>> fresh, recorded = (device.Replay({"x": 0.0}, 10, batch_size=1) for _ in range(2))
+        >>> fresh.extend({"x": torch.zeros(3)})
+        >>> recorded.extend({"x": torch.ones(9)})
+        >>> device.ReplayEnsemble([fresh, recorded], batch_size=4, p=[0.25, 0.75]).sample()["buffer_ids"].tolist()
+        [0, 1, 1, 1]
+    """
+
+    samples: torch.Tensor
+    """The number of the next sample, int64 ``[]``."""
+    seed: torch.Tensor
+    seeds: torch.Tensor
+    """Those of the members, int64 ``[M]``."""
+    first: torch.Tensor
+    whole: torch.Tensor
+    from_bits: torch.Tensor
+    offsets: torch.Tensor
+    """See ``mouse_core.replay.device.shares.Shares``."""
+
+    def __init__(
+        self,
+        replays: Sequence[Replay],
+        *,
+        batch_size: int,
+        p: Sequence[float] | npt.NDArray[Any] | Schedule | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.batch_size = int(check_count("batch_size", batch_size))
+        if not replays:
+            raise ConfigError("replays: expected at least one, found none")
+        for number, replay in enumerate(replays):
+            if not isinstance(replay, Replay) or replay.order != "random":
+                found = replay.order if isinstance(replay, Replay) else type(replay).__name__
+                raise ConfigError(f"replay {number}: expected a Replay with order='random', found {found!r}")
+        devices = {replay.device for replay in replays}
+        if len(devices) > 1:
+            raise ConfigError(f"replays: expected one device, found {sorted(map(str, devices))}")
+        shares, checked = shares_of(p, len(replays), self.batch_size), check_seed(seed)
+        self.given, self.most = shares.given, shares.most
+        self.replays = torch.nn.ModuleList(replays)
+        seeds = [_words.signed(member_seed(checked, number)) for number in range(len(replays))]
+        with torch.inference_mode(False):
+            for name, kept, values in (
+                ("samples", True, 0),
+                ("seed", True, _words.signed(checked)),
+                ("seeds", True, seeds),
+                ("first", False, shares.first),
+                ("whole", False, shares.whole),
+                ("from_bits", False, shares.from_bits),
+                ("offsets", False, shares.offsets()),
+            ):
+                made = torch.as_tensor(np.asarray(values, np.int64)).to(replays[0].device)
+                self.register_buffer(name, made, persistent=kept)
+
+    def extra_repr(self) -> str:
+        """What it was made with."""
+        return f"batch_size={self.batch_size}"
+
+    def can_sample(self) -> torch.Tensor:
+        """Whether all members that give rows have something to draw: bool ``[]`` on the device."""
+        asked = [replay.can_sample() for replay, given in zip(self.replays, self.given, strict=True) if given]
+        return torch.stack(asked).all()
+
+    @torch.no_grad()
+    def sample(self, index: Any = None) -> TensorDict:
+        """The next batch, or that of any number.
+
+        Args:
+            index: The number of the sample, as of ``Replay.sample``; None: the next one, which is counted in
+                ``samples`` on the device.
+
+        Returns:
+            A batch as of ``Replay.sample``, the members' rows one behind the other, and ``buffer_ids``, int64: of which
+            member each row is. Where one member's batches have ``mask`` or ``priority_weight`` and another's not, it is
+            True or 1. A batch has these also where none of its rows is of that member.
+
+        Raises:
+            ConfigError: A number out of range; nothing to draw, where that is seen: on the host.
+            SchemaError: Members whose batches have other fields than the first one's.
+        """
+        number = self.samples if index is None else number_of(index, self.samples.device)
+        ends = self._ends(number)
+        batches = {}
+        for member, replay in enumerate(self.replays):
+            if self.given[member]:
+                batch = drawn(replay, self.seeds[member], number, self.most[member])
+                batches[member] = batch if replay.transform is None else replay.transform(batch)
+        row = torch.arange(self.batch_size, device=ends.device)
+        owner = torch.searchsorted(ends, row, right=True)
+        begins = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]])
+        joined = _joined(batches, row - begins.take(owner) + self.offsets.take(owner))
+        shape = joined["index"].shape
+        joined["buffer_ids"] = owner.reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
+        if index is None:
+            self.samples.add_(1)
+        made: TensorDict = tensor_dict(joined, self.samples.device)
+        return made
+
+    def set_priorities(self, indices: torch.Tensor, priorities: Any, buffer_ids: torch.Tensor) -> None:
+        """Say how important some rows are; members without priorities are left out.
+
+        Args:
+            indices, priorities: As of ``Replay.set_priorities``.
+            buffer_ids: Of which member each is, as ``sample`` gives it.
+
+        Raises:
+            ConfigError, DataError, IndexError: As there.
+        """
+        for member, replay in enumerate(self.replays):
+            if isinstance(replay, Replay) and replay.weights is not None:
+                replay.set_priorities(torch.where(buffer_ids == member, indices, -1), priorities)
+
+    def _ends(self, number: torch.Tensor) -> torch.Tensor:
+        """Where the members' rows end in a batch, int64 ``[M]``."""
+        stage = (number >= self.first).sum() - 1
+        bits = (_words.words(self.seed, number, 1) >> (64 - _BITS)) & ((1 << _BITS) - 1)
+        whole, from_bits = (table.index_select(0, stage.reshape(1))[0] for table in (self.whole, self.from_bits))
+        return whole[1:] + (bits >= from_bits)
+
+
+def _joined(batches: dict[int, dict[str, Any]], places: torch.Tensor) -> dict[str, Any]:
+    """Rows of all batches, in which they lie one behind the other, as one batch."""
+    extra = {key for batch in batches.values() for key in batch if key in WITHOUT}
+    parts: dict[FieldKey, list[torch.Tensor]] = {}
+    first, structure = next(iter(batches)), None
+    for member, batch in batches.items():
+        shape, device = batch["index"].shape, places.device
+        filled = batch | {
+            key: torch.ones(shape, dtype=torch.bool if key == "mask" else torch.float32, device=device)
+            for key in sorted(extra - batch.keys(), key=str)
+        }
+        leaves = flatten(filled)
+        if structure is None:
+            parts, structure = {key: [] for key in leaves}, structure_of(filled)
+        if leaves.keys() != parts.keys():
+            raise SchemaError(
+                f"replay {member}: expected the fields {list(parts)} of replay {first}, found {list(leaves)}"
+            )
+        for key, leaf in leaves.items():
+            like = parts[key][0] if parts[key] else leaf
+            if (like.shape[1:], like.dtype) != (leaf.shape[1:], leaf.dtype):
+                raise SchemaError(
+                    f"replay {member}: field {key!r}: expected {like.dtype} {list(like.shape[1:])} as of replay "
+                    f"{first}, found {leaf.dtype} {list(leaf.shape[1:])}"
+                )
+            parts[key].append(leaf)
+    taken = {key: torch.cat(leaves).index_select(0, places) for key, leaves in parts.items()}
+    joined: dict[str, Any] = unflatten(structure, taken)
+    return joined
