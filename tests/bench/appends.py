@@ -15,7 +15,8 @@ from mouse_core.bench import Contender, interleave
 from mouse_core.collect import StoreClient, StoreServer
 from tests.bench import generate
 from tests.bench.results import Figure, Table, table_of
-from tests.bench.workloads import Settings, dataset_folder
+from tests.bench.settings import Settings
+from tests.bench.workloads import dataset_folder
 
 _ROWS = 100_000
 _APPENDS_A_BATCH = 32

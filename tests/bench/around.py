@@ -15,7 +15,7 @@ from mouse_core import BatchSource, DatasetStore
 from mouse_core.bench import ColumnAddresses, Contender, Pieces, interleave
 from tests.bench.floor import check_floor, floor, floor_name
 from tests.bench.results import Table, table_of
-from tests.bench.workloads import Settings
+from tests.bench.settings import Settings
 
 JOINTS = 14
 EPISODE = 400

@@ -12,7 +12,7 @@ from mouse_core.bench import Contender, interleave
 from mouse_core.statistics import statistics
 from mouse_core.store.derived import DerivedStore, NStepReturn, Return
 from tests.bench.results import Table, table_of
-from tests.bench.workloads import Settings
+from tests.bench.settings import Settings
 
 _WIDTH, _PIECE = 17, 1 << 18
 # Batches that are planned and copied together.

@@ -16,7 +16,7 @@ import numpy as np
 from mouse_core import DatasetStore
 from mouse_core.bench import Contender, interleave
 from tests.bench.results import Figure
-from tests.bench.workloads import Settings
+from tests.bench.settings import Settings
 
 _FLUSHED_ROWS = 1_000
 _LOG_BYTES = 100_000_000

@@ -13,7 +13,7 @@ import numpy as np
 from mouse_core.bench import Contender, interleave
 from mouse_core.trees import Forest
 from tests.bench.results import Figure, Table, table_of
-from tests.bench.workloads import Settings
+from tests.bench.settings import Settings
 
 WIDTH, LENGTH, STARTS = 17, 100, 10
 

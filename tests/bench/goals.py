@@ -212,25 +212,38 @@ def _replay_goals() -> Iterator[Goal]:
 
 
 def _device_goals() -> Iterator[Goal]:
-    """What replay inside of compiled code is to reach, beside flashbax and with ten times the rows."""
-    ours = "mouse_jax.device"
+    """What replay on a device is to reach, beside flashbax and TorchRL, and with ten times the rows."""
 
-    def compared(name: str, mine: str, theirs: str, results: Results) -> float | None:
-        table = results.table(f"on-device-{name}")
+    def compared(key: str, mine: str, theirs: str, results: Results) -> float | None:
+        table = results.table(f"on-device-{key}")
         return table.times(mine, theirs) if table else None
 
-    for name, work, mine, theirs, limit in (
-        ("uniform", "256 of 1M, jitted", ours, "flashbax", 1.0),
-        ("slices", "slices [32, 64], jitted", f"{ours}, within episodes", "flashbax, across episodes", 1.2),
-        ("priority", "256 by priority, and new ones, jitted", ours, "flashbax", 0.5),
-        ("add", "1,024 rows added, donated", ours, "flashbax", 1.0),
-        ("loop", "a whole DQN loop over 8 seeds", ours, "flashbax", 1.05),
-    ):
-        value = partial(compared, name, mine, theirs)
-        yield Goal(f"on the device, {work}", f"at most {limit} times flashbax's time", value, limit, unit=" times")
-    for name, work in (("sizes", "256 rows"), ("priority-sizes", "256 by priority, and new ones")):
-        value = partial(compared, name, f"{ours}, 10,000,000 rows", f"{ours}, 1,000,000 rows")
-        yield Goal(f"on the device, {work} of 10M", "at most 1.2 times the time at 1M", value, 1.2, unit=" times")
+    ours = "mouse_jax.device"
+    for place, where in (("", "on the device"), ("gpu-", "on a GPU")):
+        for name, work, mine, theirs, limit in (
+            ("uniform", "256 of 1M, jitted", ours, "flashbax", 1.0),
+            ("slices", "slices [32, 64], jitted", f"{ours}, within episodes", "flashbax, across episodes", 1.2),
+            ("priority", "256 by priority, and new ones, jitted", ours, "flashbax", 0.5),
+            ("add", "1,024 rows added, donated", ours, "flashbax", 1.0),
+            ("loop", "a whole DQN loop over 8 seeds", ours, "flashbax", 1.05),
+        ):
+            value = partial(compared, place + name, mine, theirs)
+            yield Goal(f"{where}, {work}", f"at most {limit} times flashbax's time", value, limit, unit=" times")
+        for name, work in (("sizes", "256 rows"), ("priority-sizes", "256 by priority, and new ones")):
+            value = partial(compared, place + name, f"{ours}, 10,000,000 rows", f"{ours}, 1,000,000 rows")
+            yield Goal(f"{where}, {work} of 10M", "at most 1.2 times the time at 1M", value, 1.2, unit=" times")
+        for name, work in (
+            ("uniform", "256 of 1M"),
+            ("slices", "slices [32, 64]"),
+            ("priority", "256 by priority, and new ones"),
+        ):
+            yield _faster(
+                f"on-device-{place}torch-{name}", f"{where} in torch, {work}", "torchrl", 3, "mouse_torch.device"
+            )
+        value = partial(
+            compared, f"{place}torch-sizes", "mouse_torch.device, 10,000,000 rows", "mouse_torch.device, 1,000,000 rows"
+        )
+        yield Goal(f"{where} in torch, 256 rows of 10M", "at most 1.2 times the time at 1M", value, 1.2, unit=" times")
 
 
 def _rollout_goals() -> Iterator[Goal]:

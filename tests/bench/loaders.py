@@ -16,7 +16,8 @@ from mouse_core import DatasetStore
 from mouse_core.bench import Contender, Timing, interleave, private_memory, steady
 from tests.bench import generate
 from tests.bench.results import Figure, Table, table_of
-from tests.bench.workloads import Settings, dataset_folder
+from tests.bench.settings import Settings
+from tests.bench.workloads import dataset_folder
 
 PACKAGES = {"NumPy": ("mouse_core", "numpy"), "torch": ("mouse_torch", "torch"), "JAX": ("mouse_jax", "jax")}
 

@@ -11,7 +11,7 @@ import numpy as np
 from mouse_core.bench import Contender, interleave
 from mouse_core.maps import RowMap
 from tests.bench.results import Figure, Table, table_of
-from tests.bench.workloads import Settings
+from tests.bench.settings import Settings
 
 WIDTH = 17
 

@@ -6,15 +6,15 @@ then a call waits for what it made.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from mouse_core.bench import Contender, interleave
-from tests.bench.results import Table, table_of
-from tests.bench.workloads import Settings
+from mouse_core.bench import Contender
+from tests.bench.on_devices import peer, table_on
+from tests.bench.results import Table
+from tests.bench.settings import Settings
 
 OURS = "mouse_torch.device"
 _BATCH, _SLICES, _LENGTH, _EPISODE = 256, 32, 64, 200
@@ -22,19 +22,26 @@ _BATCH, _SLICES, _LENGTH, _EPISODE = 256, 32, 64, 200
 
 def tables(settings: Settings) -> list[Table]:
     """Rows and slices drawn, rows by priority with new ones set, and ten times as many rows."""
-    count = 100_000 if settings.quick else 1_000_000
+    count = 1_000_000
     sizes = [Contender(f"{OURS}, {n:,} rows", _sampler(n), "ours") for n in (count, 10 * count)]
     return [
-        _table(settings, "uniform", f"{_BATCH} of {count:,} rows", _uniform(count)),
-        _table(settings, "slices", f"{_SLICES} slices of {_LENGTH} steps of {count:,} rows", _slices(count)),
-        _table(settings, "priority", f"{_BATCH} of {count:,} rows by priority, and new ones", _by_priority(count)),
-        _table(settings, "sizes", f"{_BATCH} of so many rows", sizes),
+        *_table(settings, "uniform", f"{_BATCH} of {count:,} rows", _uniform(count)),
+        *_table(settings, "slices", f"{_SLICES} slices of {_LENGTH} steps of {count:,} rows", _slices(count)),
+        *_table(settings, "priority", f"{_BATCH} of {count:,} rows by priority, and new ones", _by_priority(count)),
+        *_table(settings, "sizes", f"{_BATCH} of so many rows", sizes),
     ]
 
 
-def _table(settings: Settings, key: str, what: str, contenders: Any) -> Table:
-    measured = interleave(list(contenders), rounds=settings.rounds, budget_seconds=settings.budget * 2)
-    return table_of(f"on-device-torch-{key}", f"Replay on the device in torch, {_device()}: {what}", measured)
+def _table(settings: Settings, key: str, what: str, contenders: Any) -> list[Table]:
+    title = f"Replay on the device in torch: {what}"
+    return table_on(settings, f"torch-{key}", title, contenders, device=device_name())
+
+
+def device_name() -> str:
+    """What torch computes on here: "cpu", or the name of its first GPU."""
+    import torch
+
+    return f"{torch.cuda.get_device_name()}, torch" if torch.cuda.is_available() else "cpu"
 
 
 def _device() -> str:
@@ -81,11 +88,37 @@ def _replay(count: int, batch_size: int, **options: Any) -> Any:
     return replay
 
 
-def _sampler(count: int, batch_size: int = _BATCH, *, compiled: bool = False, **options: Any) -> Callable[[int], Any]:
+def _sampler(count: int, batch_size: int = _BATCH, **options: Any) -> Callable[[int], Any]:
+    return _awaited(_replay(count, batch_size, **options).sample)
+
+
+def _ours(make: Callable[[], Callable[[], Any]], name: str = OURS) -> Iterator[Contender]:
+    """A step as it is, compiled, and where there is a GPU in a CUDA graph; each with a replay of its own."""
     import torch
 
-    draw = _replay(count, batch_size, **options).sample
-    return _awaited(torch.compile(draw, fullgraph=True) if compiled else draw)
+    yield Contender(name, _awaited(make()), "ours")
+    yield Contender(f"{name}, compiled", _awaited(torch.compile(make(), fullgraph=True)), "ours")
+    if _device() == "cuda":
+        yield Contender(f"{name}, in a CUDA graph", _awaited(_captured(make())), "ours")
+
+
+def _captured(step: Callable[[], Any]) -> Callable[[], Any]:
+    import torch
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        batch = step()
+
+    def call() -> Any:
+        graph.replay()
+        return batch
+
+    return call
 
 
 def _theirs(count: int, sampler: Any, batch_size: int) -> Any:
@@ -98,18 +131,12 @@ def _theirs(count: int, sampler: Any, batch_size: int) -> Any:
     return buffer
 
 
-def _peers(make: Callable[[], Any], name: str) -> Iterator[Contender]:
-    if importlib.util.find_spec("torchrl") is None:
-        return
-    try:
-        yield Contender(name, _awaited(make()))
-    except RuntimeError as error:  # its trees are an extension that not every torch loads
-        print(f"{name}: {error}")
+def _peers(make: Callable[[], Any], name: str) -> Iterator[Contender | str]:
+    yield from peer("torchrl", name, lambda: _awaited(make()))
 
 
-def _uniform(count: int) -> Iterator[Contender]:
-    yield Contender(OURS, _sampler(count), "ours")
-    yield Contender(f"{OURS}, compiled", _sampler(count, compiled=True), "ours")
+def _uniform(count: int) -> Iterator[Contender | str]:
+    yield from _ours(lambda: _replay(count, _BATCH).sample)
 
     def theirs() -> Any:
         from torchrl.data import RandomSampler
@@ -119,12 +146,11 @@ def _uniform(count: int) -> Iterator[Contender]:
     yield from _peers(theirs, "torchrl, LazyTensorStorage")
 
 
-def _slices(count: int) -> Iterator[Contender]:
+def _slices(count: int) -> Iterator[Contender | str]:
     from mouse_core.replay import Slices
 
     whole, padded = (Slices(sequence_length=_LENGTH, pad=pad) for pad in (False, True))
-    yield Contender(OURS, _sampler(count, _SLICES, slices=whole), "ours")
-    yield Contender(f"{OURS}, compiled", _sampler(count, _SLICES, slices=whole, compiled=True), "ours")
+    yield from _ours(lambda: _replay(count, _SLICES, slices=whole).sample)
     yield Contender(f"{OURS}, padded, with a mask", _sampler(count, _SLICES, slices=padded), "ours")
 
     def theirs() -> Any:
@@ -136,14 +162,14 @@ def _slices(count: int) -> Iterator[Contender]:
     yield from _peers(theirs, "torchrl, LazyTensorStorage, trajectories cached")
 
 
-def _by_priority(count: int) -> Iterator[Contender]:
+def _by_priority(count: int) -> Iterator[Contender | str]:
     import torch
 
     from mouse_core.replay import Priorities
 
     given = torch.as_tensor(np.random.default_rng(3).exponential(size=_BATCH).astype(np.float32)).to(_device())
 
-    def ours(*, compiled: bool) -> Callable[[int], Any]:
+    def ours() -> Callable[[], Any]:
         replay = _replay(count, _BATCH, priorities=Priorities())
 
         def step() -> Any:
@@ -151,10 +177,9 @@ def _by_priority(count: int) -> Iterator[Contender]:
             replay.set_priorities(batch["index"], given)
             return batch
 
-        return _awaited(torch.compile(step, fullgraph=True) if compiled else step)
+        return step
 
-    yield Contender(OURS, ours(compiled=False), "ours")
-    yield Contender(f"{OURS}, compiled", ours(compiled=True), "ours")
+    yield from _ours(ours)
 
     def theirs() -> Any:
         from torchrl.data import PrioritizedSampler

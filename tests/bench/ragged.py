@@ -12,7 +12,7 @@ from mouse_core.bench import Contender, Pieces, interleave
 from tests.bench.around import COLUMNS, Robot
 from tests.bench.floor import check_floor, floor, floor_name
 from tests.bench.results import Table, table_of
-from tests.bench.workloads import Settings
+from tests.bench.settings import Settings
 
 LENGTH = 64
 _MULTIPLE = 16

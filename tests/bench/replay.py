@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mouse_core.bench import Contender, interleave
 from mouse_core.replay import ArrayStorage, PrioritizedReplayBuffer, ReplayBuffer, SliceSampler
 from tests.bench.results import Table, table_of
-from tests.bench.workloads import Settings
+from tests.bench.settings import Settings
 
 Rows = dict[str, npt.NDArray[np.float32]]
 

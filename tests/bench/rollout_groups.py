@@ -29,7 +29,7 @@ from mouse_core.groups import (
 )
 from mouse_core.groups._files.parts import encode_table, writing_options
 from tests.bench.results import Figure, Table, table_of
-from tests.bench.workloads import Settings
+from tests.bench.settings import Settings
 
 TOKENS = 512
 GROUP = 8

@@ -10,7 +10,7 @@ import numpy as np
 from mouse_core.bench import Contender, interleave
 from mouse_core.rollouts import RolloutStorage, Transition
 from tests.bench.results import Table, table_of
-from tests.bench.workloads import Settings
+from tests.bench.settings import Settings
 
 STEPS, ENVS = 24, 4096
 _OBSERVATION, _ACTION = 48, 12

@@ -61,8 +61,31 @@ def _cells(table: Table, row: Row) -> tuple[str, ...]:
 # ---------------------------------------------------------------------- terminal
 
 
+def console_or_none() -> Any:
+    """A console of rich; None where that is not installed, and what is shown is plain."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 140
+    return console
+
+
+def show_text(console: Any, text: str) -> None:
+    """Print a line."""
+    if console is None:
+        print(text)
+    else:
+        console.print(text, style="dim")
+
+
 def show_table(console: Any, table: Table) -> None:
     """Print one table."""
+    if console is None:
+        print(table.title, _markdown(_head(table), [_cells(table, row) for row in table.rows]), *table.notes, sep="\n")
+        return
     from rich.table import Table as RichTable
 
     shown = RichTable(*_head(table), title=table.title, title_justify="left", title_style="bold")
@@ -77,6 +100,9 @@ def show_table(console: Any, table: Table) -> None:
 
 def show_figures(console: Any, results: Results) -> None:
     """Print the single figures and the goals."""
+    if console is None:
+        print(_markdown(_GOAL_HEAD, [row for row in goal_rows(results) if row[3]]))
+        return
     from rich.table import Table as RichTable
 
     shown = RichTable("", "", "", title="Single figures", title_justify="left", title_style="bold", show_header=False)
@@ -153,15 +179,15 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def picture(results: Results, path: Path) -> None:
     """Bars of the ratios to the floor, a panel for each of the tables that have a floor and peers."""
+    tables = [table for table in results.tables if table.nbytes and any(row.kind == "peer" for row in table.rows)]
+    if not tables:
+        return
     import matplotlib
 
     matplotlib.use("agg")
     matplotlib.rcParams["svg.hashsalt"] = "benchmarks"
     from matplotlib import pyplot
 
-    tables = [table for table in results.tables if table.nbytes and any(row.kind == "peer" for row in table.rows)]
-    if not tables:
-        return
     heights = [len(table.rows) for table in tables]
     figure, panels = pyplot.subplots(
         len(tables), 1, figsize=(9, 0.26 * sum(heights) + 0.75 * len(tables)), height_ratios=heights, squeeze=False

@@ -13,7 +13,7 @@ from typing import Any
 from mouse_core import text
 from mouse_core.bench import Contender, interleave
 from tests.bench.results import Table, table_of
-from tests.bench.workloads import Settings
+from tests.bench.settings import Settings
 from tests.core.text_cases import sentence, tokenizer, tokenizer_file
 
 _WORDS, _LENGTH = 100, 128

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,33 +14,11 @@ from tests.bench import generate
 from tests.bench.floor import Addresses, check_floor, floor, floor_name
 from tests.bench.peers import PEERS, peers
 from tests.bench.results import Table, table_of
+from tests.bench.settings import Settings
 from tests.bench.task import Task
 
 # Windows whose places are worked out for the floor, which goes through them again and again.
 _FLOOR_WINDOWS = 20_480
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How thorough a run is.
-
-    Args:
-        folder: For datasets and the peers' copies of them.
-        rounds: Turns of a fast contender.
-        budget: Seconds that a contender may take in a table, about.
-        rows: Steps of the datasets of numbers.
-        images: Steps of the datasets of images.
-        cores: Cores this process may use.
-        quick: Whether to leave out what takes long.
-    """
-
-    folder: Path
-    rounds: int
-    budget: float
-    rows: int
-    images: int
-    cores: int
-    quick: bool
 
 
 # Ours plans so many windows together, or fewer.
