@@ -1,7 +1,7 @@
 """Measure everything and write it down: python -m tests.bench [--quick].
 
 Replay on devices is measured on a GPU, where JAX or torch has one: python -m tests.bench --only on-device. Nothing else
-is imported for it than what is compared. Its JSON, as docs/assets/benchmarks-gpu.json, becomes part of the page.
+is imported for it than what is compared. Its JSON, as docs/assets/benchmarks-on-device.json, becomes part of the page.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -41,8 +42,14 @@ def test_pendulums_swing_as_those_of_gymnasium(example: ModuleType) -> None:
         assert not done
 
 
-def test_what_a_training_drew_is_what_the_host_draws(example: ModuleType) -> None:
-    replay, rewards = example.train(25)
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_what_a_training_drew_is_what_the_host_draws(
+    compiled: bool, example: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of what it compiles graphs are taken as a whole; to make kernels of them takes a minute.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch.compiler.reset()
+    replay, rewards = example.train(25, compiled=compiled)
     assert torch.isfinite(rewards).all()
     assert (rewards < 0).all()
     buffer = ReplayBuffer(ArrayStorage(160, ndim=2), transform=NextView(), batch_size=8)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,11 +24,10 @@ from mouse_core.replay import (
     SamplerWithoutReplacement,
     Slices,
     SliceSampler,
+    SliceSamplerWithoutReplacement,
 )
 from mouse_torch.device import Replay
 from tests.torch.test_device import SEED, same
-
-pytestmark = pytest.mark.slow
 
 ENVS, STEPS, BATCH = 3, 20, 6
 LENGTH: dict[str, Any] = {"sequence_length": 4}
@@ -44,6 +45,11 @@ KINDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
         None,
     ),
     "epochs": ({"order": "epochs"}, SamplerWithoutReplacement(drop_last=True), None),
+    "epochs of slices": (
+        {"order": "epochs", "slices": Slices(sequence_length=2)},
+        SliceSamplerWithoutReplacement(sequence_length=2, drop_last=True),
+        None,
+    ),
     "a queue": ({"order": "queue"}, ConsumingSampler(shuffle=False, drop_last=True), None),
 }
 THROUGH_INDUCTOR = ("transitions of some steps", "slices", "slices by priority")
@@ -56,17 +62,14 @@ def rows_of(first: int) -> dict[str, Any]:
     return {"x": number.astype(np.int32), "reward": (number % 7).astype(np.float32), "done": done}
 
 
-@pytest.mark.parametrize(
-    ("backend", "kind"),
-    [*(("aot_eager", kind) for kind in KINDS), *(("inductor", kind) for kind in THROUGH_INDUCTOR)],
-)
-def test_a_compiled_step_draws_what_the_host_draws(backend: str, kind: str) -> None:
-    """Writing, drawing and setting priorities in one graph, until the ring has gone round."""
+def pair_of(kind: str, on: str) -> tuple[Replay, ReplayBuffer, Any]:
+    """A replay with four time steps, a buffer on the host with the same, and what is done with more in a step."""
     options, sampler, transform = KINDS[kind]
     shared: dict[str, Any] = {"batch_size": BATCH, "transform": transform, "seed": SEED}
-    expected = ReplayBuffer(ArrayStorage(ENVS * STEPS, ndim=2), sampler, **shared)
+    # Samplers have a memory of their own.
+    expected = ReplayBuffer(ArrayStorage(ENVS * STEPS, ndim=2), copy.deepcopy(sampler), **shared)
     row = {"x": np.int32(0), "reward": 0.0, "done": False}
-    replay = Replay(row, ENVS * STEPS, num_envs=ENVS, **options, **shared)
+    replay = Replay(row, ENVS * STEPS, num_envs=ENVS, device=on, **options, **shared)
 
     def step(rows: dict[str, torch.Tensor]) -> Any:
         replay.extend(rows)
@@ -75,19 +78,70 @@ def test_a_compiled_step_draws_what_the_host_draws(backend: str, kind: str) -> N
             replay.set_priorities(batch["index"], batch["reward"])
         return batch
 
+    for first in (0, 2):
+        replay.extend(tensors(first, on))
+        expected.extend(rows_of(first))
+    return replay, expected, step
+
+
+def tensors(first: int, on: str) -> dict[str, torch.Tensor]:
+    return {name: torch.as_tensor(values, device=on) for name, values in rows_of(first).items()}
+
+
+def follow(expected: ReplayBuffer, step: Callable[[int], Any]) -> None:
+    """Step by step, until the ring has gone round twice."""
+    for number in range(4, 2 * STEPS, 2):
+        expected.extend(rows_of(number))
+        found, batch = step(number), expected.sample()
+        same(found, batch)
+        if "priority_weight" in batch:
+            expected.update_priority(batch["index"], batch["reward"])
+
+
+ON_CUDA = pytest.mark.cuda
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("on", "backend", "kind"),
+    [
+        *(("cpu", "aot_eager", kind) for kind in KINDS),
+        *(("cpu", "inductor", kind) for kind in THROUGH_INDUCTOR),
+        *(pytest.param("cuda", "inductor", kind, marks=ON_CUDA) for kind in KINDS),
+    ],
+)
+def test_a_compiled_step_draws_what_the_host_draws(on: str, backend: str, kind: str) -> None:
+    """Writing, drawing and setting priorities in one graph, until the ring has gone round."""
+    _, expected, step = pair_of(kind, on)
     torch.compiler.reset()
     compiled = torch.compile(step, fullgraph=True, backend=backend)
-    replay.extend({name: torch.as_tensor(values) for name, values in rows_of(0).items()})
-    replay.extend({name: torch.as_tensor(values) for name, values in rows_of(2).items()})
-    expected.extend(rows_of(0))
-    expected.extend(rows_of(2))
-    for number in range(4, 2 * STEPS, 2):
-        rows = rows_of(number)
-        expected.extend(rows)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Dynamo detected")
-            found = compiled({name: torch.as_tensor(values) for name, values in rows.items()})
-        batch = expected.sample()
-        same(found, batch)
-        if "priorities" in options:
-            expected.update_priority(batch["index"], batch["reward"])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Dynamo detected")
+        follow(expected, lambda number: compiled(tensors(number, on)))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_captured_step_draws_what_the_host_draws(kind: str) -> None:
+    """A graph that writes, draws and sets priorities does each anew whenever it is replayed."""
+    replay, expected, step = pair_of(kind, "cuda")
+    kept = {name: values.clone() for name, values in replay.state_dict().items()}
+    given = tensors(4, "cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):  # what is compiled is compiled before
+            step(given)
+    torch.cuda.current_stream().wait_stream(side)
+    replay.load_state_dict(kept)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        batch = step(given)
+
+    def replayed(number: int) -> Any:
+        for name, values in rows_of(number).items():
+            given[name].copy_(torch.as_tensor(values))
+        graph.replay()
+        return batch
+
+    follow(expected, replayed)

@@ -19,7 +19,7 @@ from mouse_core.replay import (
     Slices,
 )
 from mouse_torch.device import Replay
-from tests.torch.test_device import ON, Seen
+from tests.torch.test_device import ON
 
 SEED = 2**63 + 5
 BATCH = 6
@@ -156,17 +156,6 @@ def test_it_moves_with_its_priorities(tmp_path: Any) -> None:
         one, other = moved.sample(), replay.sample()
         for name in ("x", "index", "priority_weight"):
             assert (one[name] == other[name]).all()
-
-
-@pytest.mark.parametrize("slices", [None, Slices(sequence_length=3)])
-def test_nothing_waits_for_the_device(slices: Any) -> None:
-    replay = made(slices=slices, num_envs=4, device="meta")
-    rows = {"x": torch.zeros(2, 4, device="meta"), "done": torch.zeros(2, 4, dtype=torch.bool, device="meta")}
-    with Seen() as seen:
-        replay.extend(rows)
-        batch = replay.sample()
-        replay.set_priorities(batch["index"], batch["x"])
-    assert seen.waits == []
 
 
 @pytest.mark.parametrize("on", ON)
