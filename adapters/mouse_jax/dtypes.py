@@ -43,9 +43,10 @@ def as_key(value: jax.Array) -> jax.Array:
     if value.dtype != jnp.uint32 or value.ndim != 1:
         return value
     try:
-        return jax.random.wrap_key_data(value)
+        key: jax.Array = jax.random.wrap_key_data(value)
     except (TypeError, ValueError):  # other keys are the default, with other data
         return value
+    return key
 
 
 WIDER: Mapping[str, type[np.generic]] = MappingProxyType(

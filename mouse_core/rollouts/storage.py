@@ -323,7 +323,6 @@ class RolloutStorage(RolloutRows):
                 yield batch
 
     def _order(self, count: int, *, shuffle: bool) -> Array:
-        """The numbers below ``count`` in the order of this epoch, or in their own."""
         return self._kind.index(permutation(self.seed, self.epoch, count) if shuffle else np.arange(count))
 
     def _count(self, digest: Callable[[int], StreamDigest]) -> None:

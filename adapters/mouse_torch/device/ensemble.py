@@ -109,7 +109,7 @@ class ReplayEnsemble(Kept):
 
     def can_sample(self) -> torch.Tensor:
         """Whether all members that give rows have something to draw: bool ``[]`` on the device."""
-        asked = [replay.can_sample() for replay, given in zip(self.replays, self.given, strict=True) if given]
+        asked = [replay.can_sample() for replay, given in zip(self._members(), self.given, strict=True) if given]
         return torch.stack(asked).all()
 
     @torch.no_grad()
@@ -132,7 +132,7 @@ class ReplayEnsemble(Kept):
         number = self.samples if index is None else number_of(index, self.samples.device)
         ends = self._ends(number)
         batches = {}
-        for member, replay in enumerate(self.replays):
+        for member, replay in enumerate(self._members()):
             if self.given[member]:
                 batch = drawn(replay, self.seeds[member], number, self.most[member])
                 batches[member] = batch if replay.transform is None else replay.transform(batch)
@@ -157,9 +157,12 @@ class ReplayEnsemble(Kept):
         Raises:
             ConfigError, DataError, IndexError: As there.
         """
-        for member, replay in enumerate(self.replays):
-            if isinstance(replay, Replay) and replay.weights is not None:
+        for member, replay in enumerate(self._members()):
+            if replay.weights is not None:
                 replay.set_priorities(torch.where(buffer_ids == member, indices, -1), priorities)
+
+    def _members(self) -> list[Replay]:
+        return [replay for replay in self.replays if isinstance(replay, Replay)]
 
     def _ends(self, number: torch.Tensor) -> torch.Tensor:
         """Where the members' rows end in a batch, int64 ``[M]``."""

@@ -9,6 +9,7 @@ import torch
 
 from mouse_core.dtypes import widened
 from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, RolloutFullError
+from mouse_core.nested import FieldKey
 from mouse_core.randomness import check_seed
 from mouse_core.rollouts import MiniBatch, RolloutField, Transition, episode_starts, gae, normalized, policy_states
 from mouse_core.rollouts.checks import StepChecks
@@ -101,7 +102,9 @@ class RolloutStorage(Kept):
         self._extractors = find_extractors(amp_cfg, completed)
         self.hidden_axis = policy_states.check_axis(hidden_axis)
         with torch.inference_mode(False):
-            rows = {name: Row(tuple(one.shape), torch_dtype(one.dtype)) for name, one in self.spec.items()}
+            rows: dict[FieldKey, Row] = {
+                name: Row(tuple(one.shape), torch_dtype(one.dtype)) for name, one in self.spec.items()
+            }
             # One step more, which belongs to nobody: rows for which there is no room are written there.
             steps = self.num_transitions_per_env + 1
             self.rows = Fields({name: [name] for name in rows}, rows, steps * self.num_envs, self.num_envs, target)

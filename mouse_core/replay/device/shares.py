@@ -66,8 +66,8 @@ def shares_of(p: Any, members: int, size: int) -> Shares:
         np.array([*stages], np.int64),
         whole,
         from_bits,
-        tuple((weights > 0).any(0).tolist()),
-        tuple(np.minimum(most, size).tolist()),
+        tuple(bool(column.any()) for column in (weights > 0).T),
+        tuple(int(number) for number in np.minimum(most, size)),
     )
 
 

@@ -267,7 +267,7 @@ def updated(weights: Weights, rows: jax.Array, slots: jax.Array, priority: jax.A
     """
     there = (slots >= 0) & (slots < rows) & (priority >= 0)
     # One that is infinite is the largest number there is, for a state has none.
-    priority = jnp.minimum(jnp.where(there, priority, 0), jnp.finfo(jnp.float32).max)
+    priority = jnp.minimum(jnp.where(there, priority, 0), float(np.finfo(np.float32).max))
     largest = jnp.maximum(weights.largest, priority.max(initial=0))
     new = _weighed(weights, jnp.append(priority, largest))
     row, child = jnp.where(there, slots >> _SHIFT, len(weights.sums)), slots & (_FAN - 1)

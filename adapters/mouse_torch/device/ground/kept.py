@@ -16,4 +16,5 @@ class Kept(torch.nn.Module):
             made = fn(tensor)
             return made if made.dtype == tensor.dtype else tensor.to(made.device)
 
-        return super()._apply(moved, recurse)
+        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        return self

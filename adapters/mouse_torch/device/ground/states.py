@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mouse_core.errors import SchemaError
+from mouse_core.nested import FieldKey
 from mouse_core.rollouts import policy_states
 from mouse_torch.device.ground.fields import Fields, Row
 from mouse_torch.rollouts import TensorArrays
@@ -28,7 +29,8 @@ class States(torch.nn.Module):
 
     def __init__(self, example: Any, steps: int, num_envs: int, axis: int | None, arrays: TensorArrays) -> None:
         super().__init__()
-        self._arrays, self._names, rows = arrays, None, {}
+        rows: dict[FieldKey, Row] = {}
+        self._arrays, self._names = arrays, None
         if not policy_states.is_empty(example):
             if not isinstance(example, tuple | list) or len(example) != 2:
                 raise SchemaError(f"hidden_states: expected (actor, critic), found {type(example).__name__}")
