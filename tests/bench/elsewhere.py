@@ -30,8 +30,11 @@ import pyarrow as pa
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.about import About
 from mouse_core.prefetch.report import counters_of
-from mouse_core.store.disk.manifest import Manifest, bare_schema, new_identity, write_manifest
+from mouse_core.remote.mirror.sums import sums_of
+from mouse_core.store.disk.folder import ReadFolder
+from mouse_core.store.disk.manifest import Manifest, Sealed, bare_schema, new_identity, write_manifest
 from mouse_core.store.disk.sealed import write_segment
+from mouse_core.store.elsewhere.objects import name_of_sums, sums_as_bytes
 from tests.bench import streams
 from tests.bench.results import Figure
 
@@ -52,6 +55,14 @@ def make(folder: Path, layout: str, rows: int) -> None:
     with DatasetStore.open(folder, "a", layout=layout) as store:
         for begin in range(0, rows, _PART):
             store.extend(columns(draw, begin, _PART))
+    for sealed in ReadFolder(folder).manifest.segments:
+        note_sums(folder, sealed)
+
+
+def note_sums(folder: Path, sealed: Sealed) -> None:
+    """Lay the digests of a segment's pages beside it, as an upload does."""
+    content = (folder / sealed.name).read_bytes()
+    (folder / name_of_sums(sealed)).write_bytes(sums_as_bytes(sums_of(content), sealed))
 
 
 def columns(draw: np.random.Generator, begin: int, count: int) -> dict[str, Any]:
@@ -85,10 +96,12 @@ def make_large(folder: Path, layout: str, objects: int) -> None:
     (one / "segments").mkdir(parents=True, exist_ok=True)
     table = as_table(columns(np.random.default_rng(0), 0, _ROWS))
     sealed, schema = write_segment(one, 0, table, layout)
+    note_sums(one, sealed)
     (target / "segments").mkdir(parents=True)
     every = tuple(sealed._replace(number=number) for number in range(objects))
     for each in every:
         (target / each.name).symlink_to(one / sealed.name)
+        (target / name_of_sums(each)).symlink_to(one / name_of_sums(sealed))
     manifest = Manifest(About("arrived"), (bare_schema(schema),), every, next_number=objects, identity=new_identity())
     write_manifest(target, manifest)
 

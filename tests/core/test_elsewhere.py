@@ -260,7 +260,7 @@ def test_an_upload_sends_what_is_new_and_then_the_manifest(server, options, tmp_
     again = upload(folder, url, reaching=reaching)
     assert (again.rows, again.files) == (2 * ROWS, 0)
     written = [asked.path for asked in server.asked if asked.method == "PUT" and asked.status == 200]
-    assert [path.rpartition(".")[2] for path in written] == ["arrow", "json"]
+    assert [path.rpartition(".")[2] for path in written] == ["arrow", "sums", "sums", "json"]
     assert there.snapshot().fingerprint == DatasetStore.open(folder).snapshot().fingerprint
     assert upload(folder, url, reaching=reaching).files == 0
 

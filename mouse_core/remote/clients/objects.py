@@ -167,8 +167,8 @@ class FolderClient:
         (written,) = self._ask([(path, partial(self._put, path, content, version))])
         return str(written)
 
-    def put_all(self, files: Sequence[tuple[str, Path]]) -> None:
-        """Write several files, at once; see ``put``."""
+    def put_all(self, files: Sequence[tuple[str, bytes | Path]]) -> None:
+        """Write several objects, at once; see ``put``."""
         self._ask([(path, partial(self._put, path, file, None)) for path, file in files])
 
     def shown(self, path: str) -> str:

@@ -17,7 +17,7 @@ class Counters:
         evicted: Bytes let go of for others.
         requests: Ranges asked for.
         retries: Requests that failed, and were made again.
-        damaged: Blocks whose bytes in the cache were not what had been written.
+        damaged: How often bytes were not what had been written: of a block in the cache, or of a request.
         waits: How often something was not there when it was to be read.
         seconds: Seconds that were waited for it.
     """

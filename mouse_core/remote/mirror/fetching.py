@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 import heapq
-import random
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mouse_core.errors import ClosedError, DataError, StorageError
-from mouse_core.remote.mirror.keeping import Arrival, Keeper, longer
-from mouse_core.remote.mirror.objects import Placed
+from mouse_core._base.locks import forks
+from mouse_core.errors import ClosedError, DataError
+from mouse_core.remote.mirror.counters import Counters
+from mouse_core.remote.mirror.getting import Getter
+from mouse_core.remote.mirror.keeping import Keeper, Limits, longer
+from mouse_core.remote.mirror.objects import Known
 from mouse_core.remote.mirror.pace import Pace
 from mouse_core.remote.mirror.shared.pages import Int64s, pages_of, runs
+from mouse_core.remote.mirror.shared.sharers import Sharer
+from mouse_core.remote.mirror.shared.sparse import SparseFile
+from mouse_core.remote.mirror.shared.table import Table
 
 # Most requests wait for the network, in which Python takes no part.
 _THREADS = 32
@@ -32,7 +37,6 @@ _AGAIN_SECONDS = 0.01
 _FIRST_HORIZON, _LONGEST_HORIZON, _SHRINKING = 2.0, 4096.0, 0.95
 # What is begun with and not read yet is at most this part of all that is kept: as long as there is room, and then.
 _ROOM_PART, _AHEAD_PART = 2, 4
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 
 
 @dataclass(order=True)
@@ -79,6 +83,7 @@ class Fetcher:
         self._coming = np.zeros(0, np.int64)  # pages of each block that are queued
         self._tasks = self._threads = self._idle = 0
         self._closed = False
+        self._getter = Getter(self._limits, self._counters, weakref.WeakMethod(self._pause))
         self._waiting = -1  # the time at which there was no room
         self._horizon = _FIRST_HORIZON
 
@@ -217,6 +222,11 @@ class Fetcher:
             self._threads += 1
             threading.Thread(target=_work, args=(weakref.ref(self),), name="mouse-fetch", daemon=True).start()
 
+    def _pause(self, seconds: float) -> bool:
+        """Wait before something is tried again; whether it still is to be."""
+        with self.changed:
+            return not self.changed.wait_for(lambda: self._closed, seconds)
+
     # ------------------------------------------------------------------ what the threads do
 
     def next(self) -> Task | None:
@@ -281,61 +291,17 @@ class Fetcher:
     def _fetch(self, held: Int64s, masks: Int64s) -> None:
         """Fetch pages of blocks that are claimed."""
         try:
-            wanted: list[tuple[Placed, int, int]] = []
+            wanted = []
             for placed, some in self.keeper.known.of(held):
                 firsts, behind = runs(pages_of(held[some], masks[some]))
                 wanted += [(placed, *run) for run in zip(firsts.tolist(), behind.tolist(), strict=True)]
-            contents = self._get(wanted)
-            arrivals = [Arrival(*run, content) for run, content in zip(wanted, contents, strict=True)]
-            self.keeper.store(held, masks, arrivals)
+            self.keeper.store(held, masks, self._getter.get(wanted))
         except BaseException:
             self.keeper.failed(held, masks)
             raise
         with self.changed:
             for block in held.tolist():
                 self.errors.pop(block, None)
-
-    def _get(self, wanted: Sequence[tuple[Placed, int, int]]) -> list[memoryview]:
-        """The bytes of runs of pages, tried again as long as that is of use.
-
-        Args:
-            wanted: Of each the object, the first page, and the one behind the last.
-        """
-        objects = list(dict.fromkeys(placed for placed, _, _ in wanted))
-        ranges = [(placed.info.path, *placed.bytes_of(first, end)) for placed, first, end in wanted]
-        until, pause = time.monotonic() + self._limits.patience, _FIRST_PAUSE
-        while True:
-            for placed in objects:
-                if placed.error is not None:
-                    raise copy.copy(placed.error)
-            try:
-                return self._got(objects, ranges)
-            except StorageError:
-                if self._closed or (self._limits.fail == "raise" and time.monotonic() + pause > until):
-                    raise
-            except DataError as error:
-                if len(objects) == 1:
-                    placed.error = copy.copy(error)  # it stays so; its traceback would keep whoever asked
-                raise
-            self._counters.add(retries=1)
-            with self.changed:
-                self.changed.wait_for(lambda: self._closed, pause * (0.5 + random.random()))
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _got(self, objects: Sequence[Placed], ranges: Sequence[tuple[str, int, int]]) -> list[memoryview]:
-        """Ranges of objects, asked for once."""
-        client: Any = objects[0].client
-        if len(objects) > 1:
-            found = client.get_all(ranges, {placed.info.path: placed.info.version for placed in objects})
-        else:
-            begins, ends = [begin for _, begin, _ in ranges], [end for _, _, end in ranges]
-            found = client.get_ranges(objects[0].info.path, begins, ends, objects[0].info.version)
-        contents = [memoryview(one).cast("B") for one in found]
-        for content, (path, begin, end) in zip(contents, ranges, strict=True):
-            if len(content) != end - begin:
-                raise StorageError(f"{path}: expected the bytes {begin}..{end - 1}, found {len(content)} of them")
-        self._counters.add(requests=len(ranges), fetched=sum(map(len, contents)))
-        return contents
 
 
 def _work(reference: Callable[[], Fetcher | None]) -> None:
@@ -348,3 +314,20 @@ def _work(reference: Callable[[], Fetcher | None]) -> None:
             return
         fetcher.run(task)
         del fetcher, task
+
+
+class Process:
+    """What a process that shares a mirror has of its own."""
+
+    def __init__(self, inside: Path, table: Table, file: SparseFile, memory: Any, known: Known, limits: Limits) -> None:
+        self.sharer, self.counters, self.pace = Sharer(inside / "sharers"), Counters(), Pace()
+        self.keeper = Keeper(table, file, memory, known, self.sharer, limits, self.counters)
+        self.fetcher = Fetcher(self.keeper, self.pace)
+        self._forks, self.together = forks(), 0  # how many blocks were read at once, at most
+
+    def end(self) -> None:
+        """Fetch nothing more, and share nothing; of a parent's, a forked child has nothing to end."""
+        if self._forks != forks():
+            return
+        self.fetcher.close()
+        self.sharer.leave()

@@ -18,15 +18,13 @@ from mouse_core._base.locks import ProcessLock, forks
 from mouse_core.errors import ConfigError, StorageError
 from mouse_core.files.writing import make_folder
 from mouse_core.remote.client import ObjectClient, ObjectInfo
-from mouse_core.remote.mirror.counters import Counters
-from mouse_core.remote.mirror.fetching import Fetcher
-from mouse_core.remote.mirror.keeping import Fail, Full, Keeper, Limits
+from mouse_core.remote.mirror.fetching import Process
+from mouse_core.remote.mirror.keeping import Fail, Full, Limits
 from mouse_core.remote.mirror.objects import Known, Placed, Places, key_of
-from mouse_core.remote.mirror.pace import Pace
 from mouse_core.remote.mirror.shared.pages import BLOCK, PAGE, PAGES, Int64s, ascending, pages_of, pieces, touched
-from mouse_core.remote.mirror.shared.sharers import Sharer
 from mouse_core.remote.mirror.shared.sparse import SparseFile, address_of
 from mouse_core.remote.mirror.shared.table import Table, folder_of, same_pages
+from mouse_core.remote.mirror.sums import PageSums
 
 # What is copied at once of what is read privately.
 _PIECE = 8 << 20
@@ -104,24 +102,29 @@ class Mirror:
             self._limits = Limits(cache_bytes // PAGE, fail, patience, full)
             self._inside, self._lock, self._known = inside, ProcessLock(), Known()
             self._maps: list[_Map] = []
-            self._processes: dict[int, _Process] = {}
+            self._processes: dict[int, Process] = {}
             self._process().sharer.remove_dead()
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
             raise StorageError(f"cache {str(self.folder)!r}: expected a folder to write to, found {error}") from error
 
-    def add(self, client: ObjectClient, infos: Sequence[ObjectInfo]) -> list[MirrorObject]:
+    def add(
+        self, client: ObjectClient, infos: Sequence[ObjectInfo], sums: Sequence[PageSums] = ()
+    ) -> list[MirrorObject]:
         """Give objects their places, and nothing else: no byte is fetched.
 
         Args:
             client: Who reads them.
             infos: What they are, as ``client.head`` says; what is returned has one for each.
+            sums: Of each who knows the digests of its pages, against which they are held when they come; none: they
+                are taken as they come.
 
         Raises:
             StorageError: The cache has no room for the list of objects.
         """
-        keys = [key_of(client.url, info) for info in infos]
+        known: Sequence[PageSums | None] = sums or [None] * len(infos)
+        keys = [key_of(client.url, info, verified=bool(sums)) for info in infos]
         try:
             with self._lock, self._table.lock:
                 self._places.follow()
@@ -132,8 +135,8 @@ class Mirror:
                 self._table.follow()
                 self._file.lengthen(self._table.room * BLOCK)  # which somebody may have removed or cut off
                 placed = [
-                    self._known.get(begin) or Placed(client, info, begin * BLOCK, key & 0xFFFFFFFFFFFFFFFF)
-                    for begin, key, info in zip(begins, keys, infos, strict=True)
+                    self._known.get(begin) or Placed(client, info, begin * BLOCK, key & 0xFFFFFFFFFFFFFFFF, found)
+                    for begin, key, info, found in zip(begins, keys, infos, known, strict=True)
                 ]
                 for one in placed:
                     one.client, one.error = client, None
@@ -165,7 +168,7 @@ class Mirror:
 
     # ------------------------------------------------------------------ for maps and objects
 
-    def _process(self) -> _Process:
+    def _process(self) -> Process:
         """What this process has of its own; a forked child has another."""
         found = self._processes.get(forks())
         if found is None:
@@ -173,7 +176,7 @@ class Mirror:
                 found = self._processes.get(forks())
                 if found is None:
                     memory = self._maps[-1].memory if self._maps else None
-                    found = _Process(self._inside, self._table, self._file, memory, self._known, self._limits)
+                    found = Process(self._inside, self._table, self._file, memory, self._known, self._limits)
                     weakref.finalize(self, found.end)
                     self._processes = {forks(): found}
         return found
@@ -290,11 +293,12 @@ class MirrorObject:
         return self.backing.read(first + self.address, last + self.address)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _added, (self.mirror, self._placed.client, self.info)
+        sums = [] if self._placed.sums is None else [self._placed.sums]
+        return _added, (self.mirror, self._placed.client, self.info, sums)
 
 
-def _added(mirror: Mirror, client: ObjectClient, info: ObjectInfo) -> MirrorObject:
-    return mirror.add(client, [info])[0]
+def _added(mirror: Mirror, client: ObjectClient, info: ObjectInfo, sums: Sequence[PageSums]) -> MirrorObject:
+    return mirror.add(client, [info], sums)[0]
 
 
 class _Map:
@@ -330,20 +334,3 @@ class _Map:
     def counters(self) -> dict[str, float]:
         """As ``Mirror.counters``."""
         return self._mirror.counters()
-
-
-class _Process:
-    """What a process that shares a mirror has of its own."""
-
-    def __init__(self, inside: Path, table: Table, file: SparseFile, memory: Any, known: Known, limits: Limits) -> None:
-        self.sharer, self.counters, self.pace = Sharer(inside / "sharers"), Counters(), Pace()
-        self.keeper = Keeper(table, file, memory, known, self.sharer, limits, self.counters)
-        self.fetcher = Fetcher(self.keeper, self.pace)
-        self._forks, self.together = forks(), 0  # how many blocks were read at once, at most
-
-    def end(self) -> None:
-        """Fetch nothing more, and share nothing; of a parent's, a forked child has nothing to end."""
-        if self._forks != forks():
-            return
-        self.fetcher.close()
-        self.sharer.leave()

@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from mouse_core.errors import DataError
 from mouse_core.files.locking import Descriptor
 from mouse_core.files.mapped import open_file
 from mouse_core.files.writing import write_all
 from mouse_core.remote.client import ObjectClient, ObjectInfo
 from mouse_core.remote.mirror.shared.pages import BLOCK, PAGE, PAGES, Int64s
+from mouse_core.remote.mirror.sums import PageSums, sums_of
 
 
 @dataclass(eq=False)
@@ -27,12 +29,14 @@ class Placed:
         info: What it is.
         begin: Where its bytes begin in the mirror; they are followed by zeros up to the end of a block.
         seed: Of its pages' digests, so that bytes of another object are none of its own.
+        sums: Knows the digests that its pages had when it was written; None: they come as they are.
     """
 
     client: ObjectClient
     info: ObjectInfo
     begin: int
     seed: int
+    sums: PageSums | None = None
     error: Exception | None = field(default=None)
 
     @property
@@ -47,6 +51,26 @@ class Placed:
     def bytes_of(self, first: int, behind: int) -> tuple[int, int]:
         """Which of its own bytes lie in pages ``first .. behind - 1`` of the mirror: where they begin and end."""
         return first * PAGE - self.begin, min(behind * PAGE, self.end) - self.begin
+
+    def know_sums(self) -> None:
+        """Find the digests of its pages, where they are to be known; raises as ``PageSums``."""
+        if self.sums is not None:
+            self.sums()
+
+    def wrong(self, first: int, content: memoryview) -> DataError | None:
+        """What is wrong with pages that came, from page ``first`` of the mirror on; None: nothing that is known."""
+        if self.sums is None:
+            return None
+        page = first - self.begin // PAGE
+        found = sums_of(content, page)
+        (others,) = np.nonzero(found != self.sums()[page : page + len(found)])
+        if not len(others):
+            return None
+        begin = (page + int(others[0])) * PAGE
+        end = min(begin + PAGE, self.info.size)
+        return DataError(
+            self.sums.named(f"expected the bytes {begin}..{end - 1} as were written, found others; it is damaged")
+        )
 
 
 class Places(Descriptor):
@@ -101,9 +125,10 @@ class Places(Descriptor):
         return [self._known[key][0] for key in keys]
 
 
-def key_of(url: str, info: ObjectInfo) -> int:
-    """What stands for an object's content, in 128 bits."""
-    return xxhash.xxh3_128_intdigest("\0".join([url, info.path, info.version, str(info.size)]).encode())
+def key_of(url: str, info: ObjectInfo, *, verified: bool = False) -> int:
+    """What stands for an object's content, in 128 bits; what is held against digests lies apart from what is not."""
+    said = [url, info.path, info.version, str(info.size), *(["verified"] if verified else [])]
+    return xxhash.xxh3_128_intdigest("\0".join(said).encode())
 
 
 def _line(key: int, begin: int, blocks: int) -> bytes:

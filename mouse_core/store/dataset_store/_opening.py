@@ -8,6 +8,7 @@ from typing import Any
 
 from mouse_core.errors import ConfigError
 from mouse_core.remote.clients import Reaching, is_url
+from mouse_core.remote.clients.options import without_secrets
 from mouse_core.store.disk.manifest import NAME
 
 
@@ -17,7 +18,7 @@ def opened(
     mode: str,
     options: Mapping[str, Any],
     sync: str,
-    verify: bool,
+    verify: bool | None,
     max_rows: int | None,
     max_bytes: int | None,
     layout: str | None,
@@ -28,22 +29,31 @@ def opened(
         make: The class.
         path, mode: As there.
         options: Those of the class, and for an address those of ``Reaching``.
-        sync, verify, max_rows, max_bytes, layout: As there, of a folder.
+        sync, verify, max_rows, max_bytes, layout: As there; of an address ``verify`` alone.
 
     Raises:
-        ConfigError: Options of an address for a folder; and as there.
+        ConfigError: Options of an address for a folder, or the other way round; and as there.
     """
     if is_url(path):
         from mouse_core.store.elsewhere.opening import open_elsewhere
 
-        return open_elsewhere(make, str(path), mode, options)
+        writing = {"sync=": sync != "flush", "max_rows=": max_rows, "max_bytes=": max_bytes, "layout=": layout}
+        found = [name for name, value in writing.items() if value is not None and value is not False]
+        if found:
+            raise ConfigError(
+                f"{' and '.join(found)}: expected a folder that is written, found the address "
+                f"{without_secrets(str(path))!r:.200}, whose rows are only read"
+            )
+        return open_elsewhere(make, str(path), mode, options, verify)
     if os.path.isfile(os.path.join(path, "meta", "info.json")) and not os.path.exists(os.path.join(path, NAME)):
         if mode != "r":
             raise ConfigError(
                 f"{os.fspath(path)}: expected the mode 'r', as a LeRobotDataset is only read, found {mode!r}"
             )
         from mouse_core.formats.lerobot.reading import store_of
+        from mouse_core.store.elsewhere.opening import refuse_to_verify
 
+        refuse_to_verify(os.fspath(path), "a LeRobotDataset", verify)
         return store_of(path, make=make, **options)
     if os.path.isfile(os.path.join(path, "features.json")) and not os.path.exists(os.path.join(path, NAME)):
         if mode != "r":
@@ -52,7 +62,7 @@ def opened(
             )
         from mouse_core.formats.tfds.reading import store_of as store_of_records
 
-        return store_of_records(path, make=make, verify=verify, **options)
+        return store_of_records(path, make=make, verify=verify is not False, **options)
     misplaced = [f"{name}=" for name in Reaching.__dataclass_fields__ if name in options]
     if misplaced:
         raise ConfigError(
@@ -63,5 +73,5 @@ def opened(
     from mouse_core.store.disk.writing import open_rows
 
     store = make(**options)
-    store._rows = open_rows(path, mode, sync, verify, store._rows, Limits(max_rows, max_bytes), layout)
+    store._rows = open_rows(path, mode, sync, verify is not False, store._rows, Limits(max_rows, max_bytes), layout)
     return store

@@ -74,7 +74,7 @@ class DatasetStore(Store):
         mode: Literal["r", "a"] = "r",
         *,
         sync: Literal["none", "flush", "append"] = "flush",
-        verify: bool = True,
+        verify: bool | None = None,
         max_rows: int | None = None,
         max_bytes: int | None = None,
         layout: Literal["columns", "windows"] | None = None,
@@ -95,7 +95,8 @@ class DatasetStore(Store):
                 ``hf://datasets/name/of/it``, whose rows are only read.
             mode: "r" reads a store that is there, and writes nothing; "a" writes one, which is made if it is not there.
             sync: What a writer waits for, as above.
-            verify: Whether a file's digest is compared when its rows are first read; that reads all of the file once.
+            verify: Whether a file's digest is compared when its rows are first read, which reads all of it once; behind
+                an address each page's, where ``mouse upload`` sent them. None: where there are any; True: there must be.
             max_rows: How many rows a writer keeps, at most, from 8; None: all. The oldest are dropped, about an eighth
                 at a time; stores and snapshots that others opened keep theirs.
             max_bytes: How many bytes of files a writer keeps, likewise, from 65,536.
@@ -109,15 +110,14 @@ class DatasetStore(Store):
 
         Raises:
             ConfigError: There is no store to read, something else lies in the folder, or another process writes to it,
-                which the message names; the file system has no locks.
+                which the message names; the file system has no locks; an option that such rows do not have.
             DataError: The store is damaged, or a newer release wrote it.
             SchemaError: Options that do not fit what the rows say of themselves.
             StorageError: The folder cannot be read, or be written.
         """
         from mouse_core.store.dataset_store._opening import opened
 
-        of_folder = (sync, verify, max_rows, max_bytes, layout)
-        store: DatasetStore = opened(cls, path, mode, options, *of_folder)
+        store: DatasetStore = opened(cls, path, mode, options, sync, verify, max_rows, max_bytes, layout)
         return store
 
     @property

@@ -16,7 +16,7 @@ from mouse_core.files.ipc.batches import Footer, Message, read_footer, read_mess
 from mouse_core.files.ipc.columns import ColumnPlace
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.store.elsewhere.asking import Asking, Range, run
-from mouse_core.store.elsewhere.objects import Objects, Place
+from mouse_core.store.elsewhere.objects import FileSums, Objects, Place
 from mouse_core.store.elsewhere.slicing import lying, rows_of, whole
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class ArrowFile:
         nulls: Columns that have no value at all in it.
         stride: How many bytes after each other record batches begin that have as many rows as the first and all values
             as far behind their beginning; 0: that is not known.
+        sums: Knows what was written; None: what comes is taken as it is.
     """
 
     def __init__(
@@ -95,8 +96,9 @@ class ArrowFile:
         begins: Int64s | None = None,
         nulls: tuple[str, ...] = (),
         stride: int = 0,
+        sums: FileSums | None = None,
     ) -> None:
-        self.info, self.rows, self.nulls, self.stride = info, rows, nulls, stride
+        self.info, self.rows, self.nulls, self.stride, self.sums = info, rows, nulls, stride, sums
         self._begins = begins
         self._messages: dict[int, Message] = {}
 
@@ -170,7 +172,7 @@ class ArrowFile:
             raise DataError(f"expected a record batch, found a damaged one: {error}") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ArrowFile, (self.info, self.rows, self._begins, self.nulls, self.stride)
+        return ArrowFile, (self.info, self.rows, self._begins, self.nulls, self.stride, self.sums)
 
 
 def _opened(content: pa.Buffer) -> Any:
@@ -201,7 +203,8 @@ class Files:
     """
 
     def __init__(self, place: Place, files: Sequence[ArrowFile], schema: pa.Schema) -> None:
-        self.objects = Objects(place, [one.info for one in files])
+        sums = [one.sums for one in files if one.sums is not None]
+        self.objects = Objects(place, [one.info for one in files], sums)
         self.files, self.schema = list(files), schema
         self._hint = Hint()
         self._first = np.cumsum([0, *(len(one.rows) for one in self.files)])

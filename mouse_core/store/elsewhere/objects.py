@@ -1,21 +1,45 @@
-"""The objects that some rows lie in, whose bytes come to lie in a mirror."""
+"""The objects that some rows lie in, whose bytes come to lie in a mirror, each page as it was written.
+
+Digests of a segment's pages lie in an object beside it, which ``upload`` sends: 64 KB for 64 MB. So any page is held
+against its digest when it comes, whatever else is read. Where there is no such object, as in a folder that was copied,
+the segment is read once as a whole, held against what the manifest says of it, and its digests are kept in the cache.
+"""
 
 from __future__ import annotations
 
+import mmap
+from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import xxhash
 
+from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
+from mouse_core.errors import ChangedError, DataError, StorageError
+from mouse_core.files.ipc.summed import SummedFile
+from mouse_core.files.writing import make_folder, write_file
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.remote.clients import Reaching, open_client
+from mouse_core.remote.mirror.shared.pages import PAGE
+from mouse_core.remote.mirror.sums import Sums, sums_of
+from mouse_core.store.disk.manifest import Sealed
+from mouse_core.store.disk.sealed import digest_of
 from mouse_core.store.elsewhere.asking import Range
 
 if TYPE_CHECKING:
     from mouse_core.ahead.backing import Backing
     from mouse_core.remote.clients.objects import FolderClient
     from mouse_core.remote.mirror import Mirror, MirrorObject
+
+# Of a segment that is read as a whole, so much is asked for at a time.
+_PIECE = 64 << 20
+_MARK = b"mousesum"
+# Digests of so many segments stay in memory: some 64 MB.
+_MOST_KNOWN = 1024
 
 
 class Place:
@@ -28,6 +52,23 @@ class Place:
 
     def __init__(self, client: FolderClient, mirror: Mirror) -> None:
         self.client, self.mirror = client, mirror
+        self.one_at_a_time = ProcessLock()
+        """Held by who reads a whole segment, which takes its bytes of memory."""
+        self._lock, self._known = ProcessLock(), OrderedDict[FileSums, Sums]()
+
+    def known(self, whose: FileSums, sums: Sums | None = None) -> Sums | None:
+        """Digests that were found last, or ``sums`` from now on."""
+        with self._lock:
+            found = sums if sums is not None else self._known.get(whose)
+            if found is not None:
+                self._known[whose] = found
+                self._known.move_to_end(whose)
+            if len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
+            return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Place, (self.client, self.mirror)
 
     @classmethod
     def of(cls, url: str, reaching: Reaching) -> Place:
@@ -44,15 +85,16 @@ class Objects:
     Args:
         place: Where they are.
         infos: What each was when it was opened; it must be that still.
+        sums: Of each who knows what was written; none: objects are read as they come.
     """
 
-    def __init__(self, place: Place, infos: Sequence[ObjectInfo]) -> None:
-        self.place, self.infos = place, list(infos)
+    def __init__(self, place: Place, infos: Sequence[ObjectInfo], sums: Sequence[FileSums] = ()) -> None:
+        self.place, self.infos, self._sums = place, list(infos), sums
 
     @memo
     def _placed(self) -> list[MirrorObject]:
         # At once: then all lie in the same map.
-        return self.place.mirror.add(self.place.client, self.infos)
+        return self.place.mirror.add(self.place.client, self.infos, self._sums)
 
     @property
     def backing(self) -> Backing | None:
@@ -82,4 +124,148 @@ class Objects:
         return self.place.client.shown(self.infos[number].path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Objects, (self.place, self.infos)
+        return Objects, (self.place, self.infos, self._sums)
+
+
+# ---------------------------------------------------------------------- what was written
+
+
+class FileSums:
+    """The digests of a segment's pages: those beside it, or found by reading all of it once. See ``PageSums``.
+
+    Args:
+        place: Where it is.
+        info: The object that it is.
+        sealed: What the manifest says of it.
+    """
+
+    def __init__(self, place: Place, info: ObjectInfo, sealed: Sealed) -> None:
+        self._place, self._info, self._sealed = place, info, sealed
+        self._lock = ProcessLock()
+
+    def __call__(self) -> Sums:
+        """See ``PageSums``."""
+        found = self._place.known(self)
+        if found is None:
+            with self._lock:
+                found = self._place.known(self)
+                if found is None:
+                    found = self._kept()
+                    if found is None:
+                        found = self._beside()
+                        if found is None:
+                            found = self._read()
+                        self._keep(found)
+                    self._place.known(self, found)
+        return found
+
+    def named(self, message: str) -> str:
+        """See ``PageSums``."""
+        return f"{self._place.client.shown(self._info.path)}: {message}"
+
+    @memo
+    def _file(self) -> Path:
+        """Where the cache has them."""
+        said = [self._place.client.url, self._info.path, self._info.version, str(self._info.size)]
+        return self._place.mirror.folder / "sums-1" / xxhash.xxh3_128_hexdigest("\0".join(said).encode())
+
+    def _kept(self) -> Sums | None:
+        try:
+            return sums_in(self._file.read_bytes(), self._sealed)
+        except OSError:
+            return None
+
+    def _keep(self, sums: Sums) -> None:
+        try:
+            make_folder(self._file.parent, sync=False)
+            write_file(self._file, sums_as_bytes(sums, self._sealed), sync=False)
+        except StorageError:
+            pass  # they are found again
+
+    def _beside(self) -> Sums | None:
+        """Those that were sent with it; None: there are none, or they are damaged or another file's."""
+        from mouse_core.remote.clients.failing import MissingObject
+
+        most = len(_MARK) + 48 + 4 * -(-self._sealed.bytes // PAGE)
+        try:
+            content, _ = self._place.client.read(name_of_sums(self._sealed), most_bytes=most)
+        except (MissingObject, DataError):
+            return None
+        return sums_in(content, self._sealed)
+
+    def _read(self) -> Sums:
+        with self._place.one_at_a_time:
+            try:
+                content = checked_content(self._place, self._info, self._sealed)
+            except DataError as error:
+                if isinstance(error, ChangedError):
+                    raise
+                content = checked_content(self._place, self._info, self._sealed)  # it may be whole but for the way
+            return sums_of(content)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileSums, (self._place, self._info, self._sealed)
+
+
+def name_of_sums(sealed: Sealed) -> str:
+    """The object beside a segment that has the digests of its pages."""
+    return f"{sealed.name}.sums"
+
+
+def sums_as_bytes(sums: Sums, sealed: Sealed) -> bytes:
+    """What ``sums_in`` takes: whose digests they are, they, and the digest of both."""
+    content = _MARK + sealed.digest.encode() + sums.astype("<u4").tobytes()
+    return content + xxhash.xxh3_128_digest(content)
+
+
+def sums_in(content: bytes, sealed: Sealed) -> Sums | None:
+    """The digests of a segment's pages; None where they are damaged, or another's."""
+    said, check = content[:-16], content[-16:]
+    head = _MARK + sealed.digest.encode()
+    whole = len(said) == len(head) + 4 * -(-sealed.bytes // PAGE) and xxhash.xxh3_128_digest(said) == check
+    return np.frombuffer(said, "<u4", offset=len(head)) if whole and said.startswith(head) else None
+
+
+def checked_content(place: Place, info: ObjectInfo, sealed: Sealed) -> mmap.mmap:
+    """All of a segment, read past the cache and held against its digest.
+
+    Raises:
+        ChangedError: It is another object now.
+        DataError: It is not what was written.
+        StorageError: It was not reached.
+    """
+    where = place.client.shown(sealed.name)
+    if info.size != sealed.bytes:
+        raise DataError(f"{where}: expected {sealed.bytes} bytes as were written, found {info.size}")
+    memory = mmap.mmap(-1, info.size)
+    for begin in range(0, info.size, _PIECE):
+        end = min(begin + _PIECE, info.size)
+        (memory[begin:end],) = place.client.get_ranges(sealed.name, [begin], [end], info.version)
+    if sealed.batch_rows:
+        # Of which no record batch is made.
+        file = SummedFile(addressed(where), memory, pa.schema([]), sealed.rows, sealed.batch_rows, sealed.digest)
+        file.check_all()
+    elif digest_of(memory) != sealed.digest:
+        raise DataError(f"{where}: expected the digest {sealed.digest}, found {digest_of(memory)}; it is damaged")
+    return memory
+
+
+class _Address:
+    """An address in the place of a path, in messages."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __fspath__(self) -> str:
+        return self._url
+
+    __str__ = __fspath__
+
+    @property
+    def parent(self) -> _Address:
+        return _Address(self._url.rpartition("/")[0])
+
+
+def addressed(url: str) -> Any:
+    """An address in the place of a path."""
+    return _Address(url)

@@ -29,7 +29,9 @@ _OPTIONS = frozenset(inspect.signature(Reaching).parameters)
 _OF_LEROBOT = ("final", "cameras")
 
 
-def open_elsewhere(make: Callable[..., Store], url: str, mode: str, options: Mapping[str, Any]) -> Store:
+def open_elsewhere(
+    make: Callable[..., Store], url: str, mode: str, options: Mapping[str, Any], verify: bool | None = None
+) -> Store:
     """A store of the rows behind an address, of which the schema and the index are read; see ``DatasetStore.open``.
 
     Args:
@@ -37,9 +39,11 @@ def open_elsewhere(make: Callable[..., Store], url: str, mode: str, options: Map
         url: The address.
         mode: "r".
         options: Those of the class, and of ``Reaching``.
+        verify: Whether what is read is held against the digests of a store; None: where there are some.
 
     Raises:
-        ConfigError: There are no rows of a kind that is read elsewhere, or another mode.
+        ConfigError: There are no rows of a kind that is read elsewhere, or another mode; rows that have no digests
+            are to be verified.
         DataError: They are damaged, or a newer release wrote them.
         StorageError: They were not reached.
     """
@@ -57,29 +61,48 @@ def open_elsewhere(make: Callable[..., Store], url: str, mode: str, options: Map
         folder, _, file = parts.path.rpartition("/")
         url = urlunsplit(parts._replace(path=folder))
     told, budget = store._rows.schema, store._rows.budget
-    store._rows = _rows_at(Place.of(url, reaching), file, told, budget, chosen)
+    store._rows = _rows_at(Place.of(url, reaching), file, told, budget, chosen, verify)
     return store
 
 
-def _rows_at(place: Place, file: str, told: StoreSchema, budget: DenseBudget, chosen: Mapping[str, Any]) -> Rows:
+def _rows_at(
+    place: Place, file: str, told: StoreSchema, budget: DenseBudget, chosen: Mapping[str, Any], verify: bool | None
+) -> Rows:
     """The rows of whichever kind, or of one Parquet file."""
     from mouse_core.store.elsewhere import parquet, saved
 
     client = place.client
-    is_store = not file and client.exists(NAME)
-    if not is_store and not file and client.exists(saved.LEROBOT):
+    if not file and client.exists(NAME):
+        _refuse(client.url, chosen)
+        return ElsewhereRows(place, told, budget, verify is not False)
+    if not file and client.exists(saved.LEROBOT):
         from mouse_core.formats.lerobot.elsewhere import LeRobotRows
 
+        refuse_to_verify(client.url, "a LeRobotDataset", verify)
         return LeRobotRows(place, told, budget, **chosen)
-    if chosen:
-        raise ConfigError(f"{client.url}: {', '.join(chosen)}: expected a LeRobotDataset, found other rows")
-    if file:
-        return parquet.ParquetRows(place, told, budget, infos_of(client, [file]))
-    if not is_store:
+    _refuse(client.url, chosen)
+    if not file:
         found = saved.files_saved(client)
         if found is not None:
+            refuse_to_verify(client.url, "a dataset of save_to_disk", verify)
             return saved.SavedRows(place, told, budget, infos_of(client, found[0]), found[1])
-        paths = parquet.parquet_files(client)
-        if paths:
-            return parquet.ParquetRows(place, told, budget, infos_of(client, paths))
+    paths = [file] if file else parquet.parquet_files(client)
+    if paths:
+        refuse_to_verify(client.url, "Parquet files", verify)
+        return parquet.ParquetRows(place, told, budget, infos_of(client, paths))
     return ElsewhereRows(place, told, budget)
+
+
+def _refuse(url: str, chosen: Mapping[str, Any]) -> None:
+    """Raise ConfigError where there are options of a LeRobotDataset."""
+    if chosen:
+        raise ConfigError(f"{url}: {', '.join(chosen)}: expected a LeRobotDataset, found other rows")
+
+
+def refuse_to_verify(where: str, what: str, verify: bool | None) -> None:
+    """Raise ConfigError where rows are to be verified that nobody noted digests of."""
+    if verify:
+        raise ConfigError(
+            f"{where}: verify=True: expected a store, whose manifest has digests, found {what}; mouse convert makes a "
+            "store of it"
+        )

@@ -20,7 +20,7 @@ from mouse_core.store._schema import StoreSchema
 from mouse_core.store.disk.manifest import MOST_BYTES, NAME, Manifest, Sealed, check_identity, parse_manifest
 from mouse_core.store.disk.reading import Refusing, settled
 from mouse_core.store.elsewhere.files import ArrowFile, Files
-from mouse_core.store.elsewhere.objects import Place
+from mouse_core.store.elsewhere.objects import FileSums, Place, addressed, name_of_sums
 from mouse_core.store.elsewhere.segment import ElsewhereSegment
 from mouse_core.store.snapshot import Snapshot
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Of so many files each is asked for by itself; more are listed.
 _FEW = 64
+# So many bytes take a while.
+_MUCH = 1 << 30
 
 
 class ReadOnlyRows(Rows):
@@ -64,11 +66,12 @@ class ElsewhereRows(ReadOnlyRows):
         place: Where the objects are.
         told: What the store was told of the rows, which are to fit.
         budget: Of the memory for dense copies.
+        verify: Whether what is read is held against what was written.
     """
 
-    def __init__(self, place: Place, told: StoreSchema, budget: DenseBudget) -> None:
+    def __init__(self, place: Place, told: StoreSchema, budget: DenseBudget, verify: bool = True) -> None:
         super().__init__(place.client.url, told, budget)
-        self._place, self._client, self._told = place, place.client, told
+        self._place, self._client, self._told, self._verify = place, place.client, told, verify
         # See ``Segment.place``.
         self._token = object()
         self._manifest, self._version = Manifest(), ""
@@ -120,6 +123,8 @@ class ElsewhereRows(ReadOnlyRows):
                 StoreWarning,
                 stacklevel=2,
             )
+        if self._verify and not self._version:
+            self._warn_of_wholes(manifest)
         schema = settled(self._told, manifest, f"store {self.path}")
         self._have([sealed for sealed in manifest.segments if sealed not in self._files])
         made, at, first = [], 0, manifest.dropped
@@ -143,6 +148,18 @@ class ElsewhereRows(ReadOnlyRows):
         self.segments[:] = [segment for segment, _, _ in made]
         self.count, self._kept = first - manifest.dropped, None
 
+    def _warn_of_wholes(self, manifest: Manifest) -> None:
+        """Say so where files are to be read as wholes before their first rows."""
+        size = sum(sealed.bytes for sealed in manifest.segments)
+        if size > _MUCH and not self._client.exists(name_of_sums(manifest.segments[-1])):
+            warnings.warn(
+                f"{self._client.url}: each of {len(manifest.segments):,} files, {size:,} bytes in all, is read as a "
+                "whole before its first row, as no digests of its pages lie beside it; mouse upload sends them, and "
+                "verify=False takes rows as they come",
+                StoreWarning,
+                stacklevel=2,
+            )
+
     def _have(self, new: Sequence[Sealed]) -> None:
         """Know the objects of files, and hold them to what is said of them."""
         known: dict[tuple[int, int], Int64s] = {}
@@ -153,11 +170,12 @@ class ElsewhereRows(ReadOnlyRows):
             # Most have as many: one list is enough for all of these.
             alike = sealed.rows, sealed.batch_rows
             rows = known[alike] = known[alike] if alike in known else rows_of_batches(sealed)
-            self._files[sealed] = ArrowFile(info, rows, nulls=sealed.nulls, stride=sealed.stride)
+            sums = FileSums(self._place, info, sealed) if self._verify else None
+            self._files[sealed] = ArrowFile(info, rows, nulls=sealed.nulls, stride=sealed.stride, sums=sums)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process reads the manifest by itself.
-        return ElsewhereRows, (self._place, self._told, self.budget)
+        return ElsewhereRows, (self._place, self._told, self.budget, self._verify)
 
 
 def rows_of_batches(sealed: Sealed) -> Int64s:
@@ -199,27 +217,6 @@ def infos_of(client: FolderClient, names: Sequence[str]) -> list[ObjectInfo]:
         except ConfigError:
             pass  # a web server, which has no lists
     return client.heads(list(names)) if names else []
-
-
-class _Address:
-    """An address in the place of a path, in messages."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def __fspath__(self) -> str:
-        return self._url
-
-    __str__ = __fspath__
-
-    @property
-    def parent(self) -> _Address:
-        return _Address(self._url.rpartition("/")[0])
-
-
-def addressed(url: str) -> Any:
-    """An address in the place of a path."""
-    return _Address(url)
 
 
 def _refused(url: str) -> ConfigError:

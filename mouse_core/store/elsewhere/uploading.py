@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -14,16 +13,16 @@ import pyarrow as pa
 
 from mouse_core._base.progress import progress_bar
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.ipc.summed import SummedFile
 from mouse_core.remote.clients import Reaching, open_client
 from mouse_core.remote.clients.failing import MissingObject
+from mouse_core.remote.mirror.sums import sums_of
 from mouse_core.store.disk.checking import Checked
 from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.manifest import MOST_BYTES, NAME, Manifest, Sealed, parse_manifest
-from mouse_core.store.disk.sealed import SealedFile, digest_of
-from mouse_core.store.elsewhere.objects import Place
+from mouse_core.store.disk.sealed import SealedFile
+from mouse_core.store.elsewhere.objects import Place, addressed, checked_content, name_of_sums, sums_as_bytes
 from mouse_core.store.elsewhere.parquet import parquet_among
-from mouse_core.store.elsewhere.rows import addressed, infos_of
+from mouse_core.store.elsewhere.rows import infos_of
 from mouse_core.store.elsewhere.saved import LEROBOT, SPLITS, STATE
 
 if TYPE_CHECKING:
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 
 # Files that are sent at once.
 _TOGETHER = 4
-# Of a file of one record batch, so much is read at a time.
-_PIECE = 64 << 20
+_SUMS_TOGETHER = 32
 
 
 @dataclass(frozen=True)
@@ -95,6 +93,7 @@ def upload(
                 "copied, only one goes on"
             )
         sent = _send(client, source, manifest, new, progress=progress)
+        _send_sums(client, source, manifest, new)
         waiting = sum(tail.rows or 0 for tail in manifest.tails)
         bare = replace(manifest, tails=())
         if not version or bare.to_bytes() != before.to_bytes():
@@ -194,6 +193,18 @@ def _send(
     return len(missing), total
 
 
+def _send_sums(client: FolderClient, folder: Path, manifest: Manifest, new: Sequence[Sealed]) -> None:
+    """Send the digests of the pages of new files, or of all where an earlier release sent none."""
+    known = manifest.segments and client.exists(name_of_sums(manifest.segments[0]))
+    wanted = new if known else manifest.segments
+    for at in range(0, len(wanted), _SUMS_TOGETHER):
+        found = []
+        for sealed in wanted[at : at + _SUMS_TOGETHER]:
+            _check(folder, manifest, sealed)
+            found.append((name_of_sums(sealed), sums_as_bytes(sums_of((folder / sealed.name).read_bytes()), sealed)))
+        client.put_all(found)
+
+
 def _check(folder: Path, manifest: Manifest, sealed: Sealed) -> None:
     """Raise DataError where a file is not what was written: nothing that is damaged is sent."""
     schema, first = manifest.schemas[sealed.schema], manifest.firsts()[manifest.segments.index(sealed)]
@@ -224,28 +235,10 @@ def check_elsewhere(place: Place, *, progress: bool = False) -> Checked:
     with progress_bar("verifying", total=total, unit="bytes", enabled=progress and total > 0) as advance:
         for sealed in manifest.segments:
             try:
-                _check_there(place, manifest, sealed)
+                checked_content(place, client.head(sealed.name), sealed)
                 rows += sealed.rows
             except (DataError, ConfigError) as error:
                 where = client.shown(sealed.name)
                 wrong[sealed.name] = str(error) if where in str(error) else f"{where}: {error}"
             advance(sealed.bytes)
     return Checked(rows, len(manifest.segments), wrong)
-
-
-def _check_there(place: Place, manifest: Manifest, sealed: Sealed) -> None:
-    client = place.client
-    info = client.head(sealed.name)
-    if info.size != sealed.bytes:
-        raise DataError(f"expected {sealed.bytes} bytes as were written, found {info.size}")
-    edges = [*range(0, info.size, _PIECE), info.size]
-    content = b"".join(client.get_ranges(sealed.name, edges[:-1], edges[1:], info.version))
-    if sealed.batch_rows:
-        schema = manifest.schemas[sealed.schema]
-        where = addressed(client.shown(sealed.name))
-        memory = mmap.mmap(-1, len(content))
-        memory[:] = content
-        file = SummedFile(where, memory, schema, sealed.rows, sealed.batch_rows, sealed.digest)
-        file.check_all()
-    elif digest_of(content) != sealed.digest:
-        raise DataError(f"expected the digest {sealed.digest}, found {digest_of(content)}; it is damaged")
