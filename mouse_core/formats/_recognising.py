@@ -173,7 +173,7 @@ def layout_of(names: Sequence[str]) -> str | None:
         return "maniskill"
     if {"_meta/obs", "_meta/act"} <= set(names):
         return "tianshou"
-    if {"columns", "num_episodes", "observations_0"} <= tops:
+    if {"columns", "num_episodes"} <= tops and tops & {"observations_0", "observations_0_0"}:
         return "d3rlpy"
     if {"action", "reward"} <= tops:
         if {"observation", "discount"} <= tops:

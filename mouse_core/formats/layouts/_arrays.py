@@ -105,6 +105,9 @@ def _arrays(
             if below not in paths:
                 parts = (name, *keys) if name else keys
                 found.append(_array(file.path, below, role, "_".join(parts).replace("/", "_"), part))
+    wanted = [path for (role, _, _), path in zip(named, paths, strict=True) if role == "observation"]
+    if wanted and not any(array.role == "observation" for array in found):
+        raise damaged(file.path, f"expected observations in {' or '.join(wanted[:3])}, found none")
     columns = [(array.role, array.name) for array in found]
     if len(set(columns)) < len(columns):
         same = sorted({"_".join(column) for column in columns if columns.count(column) > 1})

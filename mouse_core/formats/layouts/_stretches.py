@@ -142,12 +142,14 @@ def _rings(file: Tree, ring: Mapping[str, str], rows: int) -> Iterator[tuple[int
     sizes = _numbers(file, ring["sizes"]) if "sizes" in ring else last[:0]
     if not len(sizes):
         (root,) = file.find(["/"])
-        size = (root or {}).get("attributes", {}).get(ring.get("size", ""))
+        size, following = ((root or {}).get("attributes", {}).get(ring.get(name, "")) for name in ("size", "next"))
         if not isinstance(size, int):
             raise damaged(
                 file.path, f"expected the attribute {ring.get('size')!r}, a number of rows, found {size!r:.80}"
             )
         sizes = np.array([size])
+        if isinstance(following, int) and size > 0:  # row 0, of a full ring of 5: 4 was written last
+            last = np.array([(following - 1) % size])
     ends = np.append(offsets[1:], rows)
     right = len(last) == len(sizes) == len(offsets) and (np.diff(offsets, prepend=0, append=rows) >= 0).all()
     if not right or (sizes < 0).any() or (sizes > ends - offsets).any():

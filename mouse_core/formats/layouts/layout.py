@@ -17,7 +17,7 @@ VERSION = 1
 SUFFIXES = (".yaml", ".yml")
 _MOST_BYTES = 1 << 18
 _MOVED = ("action", "reward", "terminated", "truncated")
-_RING = ("size", "sizes", "last", "offsets")
+_RING = ("size", "sizes", "last", "offsets", "next")
 
 Layout = TypeVar("Layout")
 Paths = str | Sequence[str] | Mapping[str, str] | None
@@ -29,7 +29,8 @@ class TreeLayout:
 
     A path names an array, or a group, which stands for all arrays below it that no other path of the layout names. In
     all paths ``*`` stands for an episode's name. A path that ends in ``?`` may lead nowhere; then that is not there.
-    Several paths are a list, whose arrays are called by the last names of their paths, or a mapping from names.
+    Several paths are a list, whose arrays are called by the last names of their paths, or a mapping from names, of
+    which one may be empty, as that of a path that is alone.
 
     An episode is what stands for ``*``; or a file (``one_a_file``); or ends where ``episode_ends`` says; else where
     ``terminated`` or ``truncated`` is set. Observations of an episode that are one more than its actions include the
@@ -47,7 +48,8 @@ class TreeLayout:
         episode_ends: The rows behind the last of each episode, ascending, of arrays that hold all of them.
         ring: Where a ring of rows says how it is filled: paths of ``last`` (the row that was written last), ``sizes``
             (how many rows are) and ``offsets`` (where each of several rings begins), and in ``size`` the name of an
-            attribute that has the number of rows where there are no ``sizes``.
+            attribute that has the number of rows where there are no ``sizes``, and in ``next`` of one that has the row
+            to be written next, which goes before ``last``.
         one_a_file: Whether each file is an episode.
         files: Which files of a folder are read, as ``"episode_*.hdf5"``, in the order of the numbers in their names.
         pictures: An array, or a group of arrays, of observations that may be encoded: bytes ``[T, L]`` are PNG or JPEG
@@ -151,7 +153,7 @@ class TreeLayout:
 def _named(role: str, value: Any) -> dict[str, str]:
     if isinstance(value, str):
         return {"": value}
-    if isinstance(value, Mapping) and value and all(isinstance(name, str) and name for name in value):
+    if isinstance(value, Mapping) and value and all(isinstance(name, str) for name in value):
         return dict(value)
     if isinstance(value, Sequence) and value and all(isinstance(path, str) for path in value):
         names = [path.rstrip("?").split("/")[-1] for path in value]

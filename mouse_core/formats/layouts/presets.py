@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from mouse_core.formats.layouts.layout import TreeLayout
 
+_D3RLPY_PARTS = 32
 LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
     {
         # robomimic 0.3 to 0.5, and what keeps to it: MimicGen, LIBERO, Isaac Lab. `dones` may be set before the end.
@@ -44,8 +45,9 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             files="episode_*.hdf5",
             pictures="observations/images",
         ),
+        # Of observations that are tuples each part has a number of its own.
         "d3rlpy": TreeLayout(
-            observation="observations_*",
+            observation={"": "observations_*?", **{str(k): f"observations_*_{k}?" for k in range(_D3RLPY_PARTS)}},
             action="actions_*",
             reward="rewards_*",
             terminated="terminated_*",
@@ -84,7 +86,14 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             terminated="_meta/terminated",
             truncated="_meta/truncated",
             next_observation="_meta/obs_next?",
-            ring={"size": "_size", "sizes": "_lengths?", "last": "last_index", "offsets": "_offset?"},
+            # Buffers of `from_data` have 0 in `last_index`, whatever was written last.
+            ring={
+                "size": "_size",
+                "next": "_insertion_idx",
+                "sizes": "_lengths?",
+                "last": "last_index",
+                "offsets": "_offset?",
+            },
         ),
     }
 )

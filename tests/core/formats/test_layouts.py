@@ -182,6 +182,36 @@ def test_a_ring_is_read_from_its_oldest_row(first: int, tmp_path: Path) -> None:
     assert reward.tolist() == [value for log in logs for value in log.rewards]
 
 
+@SLOW
+def test_a_ring_that_was_filled_at_once_begins_with_its_first_row(tmp_path: Path) -> None:
+    """As tianshou's ``from_data`` leaves it: full, row 0 is next, and "last" is row 0, which nothing has set."""
+    logs = logged()
+    path = write_tianshou(tmp_path / "x.hdf5", logs, size=20)
+    with h5py.File(path, "r+") as file:
+        file["last_index"][:] = 0
+        file.attrs["_insertion_idx"] = 0
+    table = formats.open(path).to_table()
+    assert table.num_rows == sum(map(len, logs)) + len(logs)
+    reward = np.array(table.column("reward"))[np.array(table.column("episode_step")) > 0]
+    assert reward.tolist() == [value for log in logs for value in log.rewards]
+
+
+def test_observations_of_d3rlpy_that_are_tuples_are_columns(tmp_path: Path) -> None:
+    arrays = dict(np.load(write_d3rlpy(tmp_path / "x.npz", logged())))
+    plain = formats.open(tmp_path / "x.npz", final="drop").to_table()
+    parts = {name: values for name, values in arrays.items() if "observations_" not in name}
+    for number in range(len(LENGTHS)):
+        seen = arrays[f"observations_{number}"]
+        parts |= {f"observations_{number}_0": seen, f"observations_{number}_1": 2 * seen}
+    table = formats.open(save(tmp_path / "y.npz", parts), final="drop").to_table()
+    assert table["observation_0"].to_pylist() == plain["observation"].to_pylist()
+    assert table["observation_1"].to_pylist() == [[2 * x for x in row] for row in plain["observation"].to_pylist()]
+    assert table.drop_columns(["observation_0", "observation_1"]).equals(plain.drop_columns(["observation"]))
+    save(tmp_path / "z.npz", {name: values for name, values in arrays.items() if "observations_" not in name})
+    with pytest.raises(DataError, match=r"expected observations in observations_0 or .* found none"):
+        formats.open(tmp_path / "z.npz", format="d3rlpy", final="drop").to_table()
+
+
 def test_several_rings_in_one(tmp_path: Path) -> None:
     path = write_tianshou(tmp_path / "x.npz", logged(), size=20)
     arrays = dict(np.load(path))
