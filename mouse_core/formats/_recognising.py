@@ -25,6 +25,7 @@ _MOST_FOLDERS = 1000
 _MOST_HEADER = 1 << 16
 _EPISODE = re.compile(r"(?!\.).*\d{8}T\d{6}_\d+_\d+_-?\d+_-?[\d.]+\.np[yz]")
 _RELATION = re.compile(rb"^\s*@relation\s", re.IGNORECASE | re.MULTILINE)
+_RLLIB = re.compile(rb'\s*\{\s*"type"\s*:\s*"(SampleBatch|MultiAgentBatch)"')
 _TELLING = ("data", "_meta", "observations")
 _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _ARCHIVES = (".tar", ".gz", ".tgz", ".xz", ".txz")
@@ -153,6 +154,18 @@ def is_openml(path: Path) -> bool:
         opened: Any = gzip.open if _begins(path, b"\x1f\x8b") else open
         with opened(path, "rb") as file:
             return _RELATION.search(file.read(_MOST_HEADER)) is not None
+    return False
+
+
+def is_rllib(path: Path) -> bool:
+    """A file whose first line is one of RLlib's, or a folder of such."""
+    if path.is_dir():
+        first = min(path.glob("*.json"), default=None)
+        return first is not None and first.is_file() and is_rllib(first)
+    if path.suffix not in (".json", ".jsonl"):
+        return False
+    with suppress(OSError), path.open("rb") as stream:
+        return _RLLIB.match(stream.read(_MOST_HEADER)) is not None
     return False
 
 

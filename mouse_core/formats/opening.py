@@ -59,6 +59,7 @@ _FORMATS = (
     _Format("roboset", "a folder of HDF5 files with groups TrialN", signs.is_roboset),
     _Format("topics", "MCAP files, or bags of ROS 2 (metadata.yaml, db3 files)", signs.is_recording),
     _Format("dreamerv3", "npz files TIME-ID-FOLLOWING-LENGTH, pieces of DreamerV3's replay", signs.is_dreamerv3),
+    _Format("rllib", "JSON lines of RLlib, each a SampleBatch or MultiAgentBatch", signs.is_rllib),
     _Format("gen_dgrl", "episodes DATE_NUMBER_LENGTH_SEED_RETURN.npz or .npy, also in a tar", signs.is_gen_dgrl),
     _Format("openml", "an ARFF file, or a folder with description.xml and a dataset", signs.is_openml),
     _Format("rows", "Arrow or Parquet files, or a folder of save_to_disk", is_there),
@@ -96,7 +97,7 @@ def open(
             libraries, a text that begins with one of ``formats.ID_SCHEMES`` (``"minari:D4RL/door/human-v2"``): it is
             opened in that library's cache, and downloaded by that library where it is not there.
         format: The format's name, for what is not recognised: "d4rl", "dopamine", "dreamerv3", "gen_dgrl", "lerobot",
-            "minari", "ogbench", "openml", "roboset", "rows" (datasets on disk, Arrow, Parquet), "store"
+            "minari", "ogbench", "openml", "rllib", "roboset", "rows" (datasets on disk, Arrow, Parquet), "store"
             (``DatasetStore.open``), "ted" or "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d3rlpy",
             "diffusion_policy", "dreamer", "drqv2", "maniskill", "robomimic", "tianshou"); or a ``layouts.TreeLayout``,
             of recordings of robots (MCAP, bags of ROS 2) a ``topics.TopicLayout``, its arguments as a mapping, or a

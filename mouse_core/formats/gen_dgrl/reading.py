@@ -27,8 +27,8 @@ from mouse_core.formats._files.npy import NpyRows
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
 from mouse_core.formats.columns.named import Columns, named_action, named_observation, ordered, schema_of, to_batches
+from mouse_core.formats.columns.pickled import pickled_arrays
 from mouse_core.formats.columns.transitions import check_final, done_codes, episode_rows
-from mouse_core.formats.gen_dgrl._pickled import pickled_arrays
 
 __all__ = ["read_gen_dgrl"]
 

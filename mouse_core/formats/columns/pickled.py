@@ -1,4 +1,4 @@
-"""NumPy's pickled dicts as data: nothing but arrays, numbers and containers can come of them, and nothing is called."""
+"""Pickles of NumPy's arrays as data: nothing but arrays and containers can come of them, and nothing is called."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _OPCODES = re.compile(
 )
 _MEMO = ("PUT", "BINPUT", "LONG_BINPUT")
 _MOST_ITEMS = 1 << 16
+_DEEPEST = 8
 _CODES = ("numpy.core.multiarray", "numpy._core.multiarray")
+_NUMERIC = ("numpy.core.numeric", "numpy._core.numeric")
 
 
 def pickled_arrays(data: bytes, *, where: str) -> dict[str, npt.NDArray[Any]]:
@@ -37,13 +39,7 @@ def pickled_arrays(data: bytes, *, where: str) -> dict[str, npt.NDArray[Any]]:
     Raises:
         DataError: Anything else than arrays of numbers by name.
     """
-    _check(data, where)
-    try:
-        found = _Unpickler(io.BytesIO(data), encoding="latin1").load()
-    except DataError as error:
-        raise DataError(f"{where}: {error}") from error
-    except Exception as error:  # whatever a pickle that was tampered with leads to
-        raise DataError(f"{where}: expected a dict of arrays, found a pickle that cannot be read: {error}") from error
+    found = _loaded(data, where)
     items = found.items if isinstance(found, _Array) and found.shape == () else None
     if not isinstance(items, list) or len(items) != 1 or not isinstance(items[0], dict):
         raise DataError(f"{where}: expected a dict of arrays, found {type(found).__name__}")
@@ -52,6 +48,39 @@ def pickled_arrays(data: bytes, *, where: str) -> dict[str, npt.NDArray[Any]]:
         if not isinstance(name, str) or not isinstance(value, _Array) or value.items is not None:
             raise DataError(f"{where}: {name!r:.80}: expected an array of numbers, found {type(value).__name__}")
     return {name: value.values(f"{where}, {name}") for name, value in arrays.items()}
+
+
+def pickled_values(data: bytes, *, where: str) -> Any:
+    """What was pickled: an array of numbers, or dicts, by text, and tuples of such.
+
+    Args:
+        data: The pickle.
+        where: What messages name.
+
+    Raises:
+        DataError: Anything else.
+    """
+    return _values(_loaded(data, where), where, 0)
+
+
+def _values(found: Any, where: str, depth: int) -> Any:
+    if isinstance(found, _Array) and found.items is None:
+        return found.values(where)
+    if isinstance(found, dict) and depth < _DEEPEST and all(isinstance(name, str) for name in found):
+        return {name: _values(value, f"{where}, {name}", depth + 1) for name, value in found.items()}
+    if isinstance(found, tuple) and depth < _DEEPEST:
+        return tuple(_values(value, f"{where}, {place}", depth + 1) for place, value in enumerate(found))
+    raise DataError(f"{where}: expected arrays of numbers, or dicts and tuples of such, found {type(found).__name__}")
+
+
+def _loaded(data: bytes, where: str) -> Any:
+    _check(data, where)
+    try:
+        return _Unpickler(io.BytesIO(data), encoding="latin1").load()
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+    except Exception as error:  # whatever a pickle that was tampered with leads to
+        raise DataError(f"{where}: expected a dict of arrays, found a pickle that cannot be read: {error}") from error
 
 
 def _check(data: bytes, where: str) -> None:
@@ -116,13 +145,22 @@ class _Array:
         return np.frombuffer(self.data, dtype).reshape(self.shape, order="F" if self.fortran else "C")
 
 
+def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
+    """What NumPy calls for arrays in newer pickles."""
+    found = _Array()
+    found.__setstate__((1, shape, dtype, order == "F", data))
+    return found
+
+
 class _Unpickler(pickle.Unpickler):
-    """Knows three names, and gives functions of its own for them."""
+    """Knows four names, and gives functions of its own for them."""
 
     def find_class(self, module: str, name: str) -> Any:
         # Fresh ones each time, so that nothing a pickle sets on them stays.
         if module in _CODES and name == "_reconstruct":
             return lambda *_: _Array()
+        if module in _NUMERIC and name == "_frombuffer":
+            return lambda *given: _from_buffer(*given)
         if (module, name) == ("numpy", "ndarray"):
             return "ndarray"
         if (module, name) == ("numpy", "dtype"):

@@ -1,0 +1,220 @@
+"""What RLlib's ``JsonWriter`` writes: a batch of samples a line, some columns of it packed (lz4, base64).
+
+A packed column is a pickle, which is read as data: arrays come of it, and nothing is called.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mouse_core.about.dataset import About
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
+from mouse_core.formats.columns.blocks import check_batch_rows
+from mouse_core.formats.columns.named import (
+    Columns,
+    flatten,
+    named_action,
+    named_observation,
+    one_each,
+    ordered,
+    schema_of,
+    to_batches,
+    travels_with_action,
+)
+from mouse_core.formats.columns.pickled import pickled_values
+from mouse_core.formats.columns.transitions import check_final, done_codes, transition_rows
+
+__all__ = ["read_rllib"]
+
+_OBSERVATION, _NEXT, _ACTION, _REWARD = "obs", "new_obs", "actions", "rewards"
+_ENDS = ("terminateds", "truncateds", "dones")
+_PLACES = ("eps_id", "agent_index", "t")
+# What says nothing of a step: of what it was a part, what the environment said in words, other columns once more.
+_OTHERS = ("type", "unroll_id", "infos", "prev_actions", "prev_rewards", "seq_lens")
+# Of a line, of what a column is when it is unpacked.
+_MOST_BYTES = 1 << 30
+
+
+def read_rllib(
+    path: str | os.PathLike[str],
+    *,
+    final: str | None = None,
+    batch_rows: int = BATCH_ROWS,
+    policy: str | None = None,
+) -> RowStream:
+    """Samples that RLlib wrote (``offline_data(output=...)``, ``JsonWriter``) as rows.
+
+    ``done`` is 1 where ``terminateds`` is set, 2 where only ``truncateds`` is; ``dones`` of older releases do not tell
+    these apart and count as terminal. An episode goes on where ``eps_id``, ``agent_index`` and ``t`` do and, where
+    there are ``new_obs``, these are the next observations; one that others come between is several. Other columns with
+    numbers for every step become ``metadata_<name>``: those whose names begin with ``action`` move with the action, the
+    others stay with their observation. Numbers that are not packed are whole ones of 64 bits, or float64.
+
+    Args:
+        path: A file, or a folder whose files ``*.json`` follow each other by their names.
+        final: What becomes of the last transition of an episode where there are no ``new_obs``: "drop" or "mark".
+        batch_rows: How many rows a batch has, at most; a line is read at once.
+        policy: Of which policy samples are read, where lines have those of several.
+
+    Raises:
+        ConfigError: No such file; ``final`` or ``policy`` is needed and was not chosen.
+        DataError: A damaged line, or one that is none of RLlib; the message names it. A packed column of anything but
+            arrays of numbers.
+        ImportError: lz4 is not installed, for columns that are packed.
+    """
+    check_batch_rows(batch_rows)
+    name = os.fspath(path)
+    files = _files(Path(path))
+    first = next(_batches(files, policy), None)
+    if first is None:
+        raise damaged(name, "expected lines with samples, found none")
+    check_final(final, where=name, needed=_NEXT not in first)
+    schema = schema_of(ordered(next(_rows(iter([first]), final, name))))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in to_batches(_rows(_batches(files, policy), final, name), schema, where=name):
+            for begin in range(0, batch.num_rows, batch_rows):
+                yield batch.slice(begin, batch_rows)
+
+    notes = (
+        [] if "dones" not in first else ["dones do not tell terminal states from truncated episodes: all are terminal"]
+    )
+    if left := [key for key in first if _is_left_out(key, first)]:
+        notes.append(f"Left out, as they are no numbers of a step: {', '.join(left)}.")
+    return RowStream(name, "rllib", schema, batches, notes=tuple(notes), about=About("arrived"))
+
+
+def _files(root: Path) -> list[Path]:
+    found = sorted(file for file in root.glob("*.json") if not file.name.startswith(".")) if root.is_dir() else [root]
+    if not found or not root.exists():
+        raise ConfigError(f"{root}: expected a file of JSON lines, or a folder of such (*.json), found none")
+    for file in found:
+        if root.is_dir() and not file.resolve().is_relative_to(root.resolve()):
+            raise damaged(file, f"expected a file inside of {str(root)!r}, found a link to {str(file.resolve())!r}")
+    return found
+
+
+def _batches(files: list[Path], policy: str | None) -> Iterator[dict[str, Any]]:
+    """The columns of every line, arrays or nested ones, by RLlib's names."""
+    for file in files:
+        with reading(file), file.open("rb") as stream:
+            number = 0
+            while line := stream.readline(_MOST_BYTES + 1):
+                number += 1
+                if not line.strip():
+                    continue
+                with reading(file, at=f"line {number}"):
+                    yield _columns(line, policy, f"{file}, line {number}")
+
+
+def _columns(line: bytes, policy: str | None, where: str) -> dict[str, Any]:
+    if len(line) > _MOST_BYTES:
+        raise DataError(f"{where}: expected lines of at most {_MOST_BYTES:,} bytes, found more")
+    said = json.loads(line)
+    kind = said.get("type") if isinstance(said, dict) else None
+    if kind == "MultiAgentBatch":
+        policies = said.get("policy_batches")
+        if not isinstance(policies, dict) or not policies:
+            raise DataError(f"{where}: expected samples of policies, found {policies!r:.80}")
+        if policy is None and len(policies) > 1:
+            raise ConfigError(f"{where}: policy: expected one of {sorted(policies)[:8]}, found None")
+        said = policies.get(policy if policy is not None else next(iter(policies)))
+        if not isinstance(said, dict):
+            raise ConfigError(f"{where}: policy: expected one of {sorted(policies)[:8]}, found {policy!r}")
+    elif kind != "SampleBatch":
+        raise DataError(f"{where}: expected a SampleBatch or MultiAgentBatch of RLlib, found type {kind!r:.80}")
+    elif policy is not None:
+        raise ConfigError(f"{where}: policy: expected None, as there is one only, found {policy!r}")
+    return _checked({key: _value(value, f"{where}, {key}") for key, value in said.items() if key not in _OTHERS}, where)
+
+
+def _checked(columns: dict[str, Any], where: str) -> dict[str, Any]:
+    """The same, if all that is needed is there, a value for every step."""
+    missing = [key for key in (_OBSERVATION, _ACTION, _REWARD) if key not in columns]
+    if missing or not {*_ENDS} & columns.keys():
+        raise DataError(
+            f"{where}: expected obs, actions, rewards and one of {list(_ENDS)}, found {sorted(columns)[:20]}"
+        )
+    count = len(columns[_REWARD])
+    for key in (_OBSERVATION, _NEXT, _ACTION, *_ENDS, *_PLACES):
+        for leaf, values in flatten(key, columns[key]).items() if key in columns else ():
+            if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf" or values.shape[:1] != (count,):
+                shape = list(values.shape) if isinstance(values, np.ndarray) else type(values).__name__
+                raise DataError(f"{where}, {leaf}: expected numbers for each of {count} steps, found {shape}")
+    return columns
+
+
+def _value(value: Any, where: str) -> Any:
+    """A column: its array, or what nested columns are; anything else as it is."""
+    if isinstance(value, str):
+        return pickled_values(_unpacked(value, where), where=where)
+    if isinstance(value, dict):
+        return {key: _value(part, f"{where}, {key}") for key, part in value.items()}
+    return np.asarray(value) if isinstance(value, list) else value
+
+
+def _unpacked(text: str, where: str) -> bytes:
+    try:
+        import lz4.frame  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError(f"{where}: columns that RLlib packed need lz4: pip install lz4") from error
+    packed = base64.b64decode(text, validate=True)
+    decompressor = lz4.frame.LZ4FrameDecompressor()
+    found: bytes = decompressor.decompress(packed, max_length=_MOST_BYTES)
+    if not decompressor.eof:
+        raise DataError(f"{where}: expected a whole column of at most {_MOST_BYTES:,} bytes, found another")
+    return found
+
+
+def _is_left_out(key: str, columns: Mapping[str, Any]) -> bool:
+    if key in (_OBSERVATION, _NEXT, _ACTION, _REWARD, *_ENDS, *_PLACES):
+        return False
+    values = columns[key]
+    numbers = isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
+    return not numbers or values.shape[:1] != (len(columns[_REWARD]),)
+
+
+def _rows(batches: Iterator[dict[str, Any]], final: str | None, where: str) -> Iterator[Columns]:
+    """Rows for all samples."""
+
+    def parts() -> Iterator[tuple[Any, ...]]:
+        before: dict[str, int] = {}
+        ended = True
+        for columns in batches:
+            if not len(columns[_REWARD]):
+                continue
+            flags = {key: one_each(columns, key) != 0 for key in _ENDS if key in columns}
+            terminated = flags.get("terminateds", flags.get("dones", np.zeros(len(columns[_REWARD]), bool)))
+            done = done_codes(terminated, flags.get("truncateds"))
+            begins = np.concatenate([[ended], done[:-1] != 0])
+            for key, step in zip(_PLACES, (0, 0, 1), strict=True):
+                if key in columns:
+                    place = one_each(columns, key).astype(np.int64)
+                    begins |= np.diff(place, prepend=before.get(key, place[0] - step)) != step
+                    before[key] = int(place[-1])
+            ended = bool(done[-1])
+            arriving = {**named_action(columns[_ACTION]), "reward": one_each(columns, _REWARD), "done": done}
+            beside: Columns = {}
+            for key in columns:
+                if not _is_left_out(key, columns) and key not in (
+                    _OBSERVATION,
+                    _NEXT,
+                    _ACTION,
+                    _REWARD,
+                    *_ENDS,
+                    *_PLACES,
+                ):
+                    (arriving if travels_with_action(key) else beside)[f"metadata_{key}"] = columns[key]
+            following = named_observation(columns[_NEXT]) if _NEXT in columns else None
+            yield named_observation(columns[_OBSERVATION]), arriving, begins, following, beside
+
+    return transition_rows(parts(), final=final, where=where)
