@@ -160,6 +160,19 @@ def test_without_generation_blocks_answers_are_what_the_text_grew_by(source: str
         assert render_chat(template(marked), TALK) == found
 
 
+def test_an_end_of_turn_within_an_answer_ends_it_only_where_the_template_writes_one() -> None:
+    call = Message("assistant", None, (ToolCall("f", {"a": "</s>x"}),))
+    for source, written in (("{}", ""), ("{}</s>", "</s>")):
+        said = source.format("{{ m.content or m.tool_calls | tojson }}")
+        made = template("{% for m in messages %}{{ '<' ~ m.role ~ '>' }}" + said + "{% endfor %}", "</s>")
+        made = template(made.source + "{% if add_generation_prompt %}<assistant>{% endif %}", "</s>")
+        for answer in (Message("assistant", "a</s>b"), Message("assistant", "</s>"), Message("assistant", "b"), call):
+            found = render_chat(made, (Message("user", "</s>"), answer))
+            (piece,) = pieces(found.text, found.spans)
+            assert found.text == "<user></s>" + written + "<assistant>" + piece
+            assert piece.endswith(written)
+
+
 def test_what_cannot_be_told_is_refused_by_name() -> None:
     thinking = (*TALK[:1], Message("assistant", "hm</think>me"), *TALK[2:])
     with pytest.raises(DataError, match=r"message 1 that what follows changes the text before.*'hm</think>me"):
@@ -368,7 +381,9 @@ def test_dicts_of_others_are_messages() -> None:
     for kept in (
         {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u", "detail": "high"}, "id": 3}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]},
         {"role": "user", "content": [{"type": "image", "url": "a.png", "min_pixels": 5}]},
+        {"role": "user", "content": [{"type": "image", "path": "a.png"}, {"type": "image", "image": "b.png"}]},
         {
             "role": "assistant",
             "content": None,
@@ -377,8 +392,10 @@ def test_dicts_of_others_are_messages() -> None:
             ],
         },
     ):
-        form = "json" if "image_url" in str(kept) else "given"
-        assert to_openai(from_openai([kept]), arguments=form) == [kept]
+        assert to_openai(from_openai([kept])) == [kept]
+    (seen,) = from_openai([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}])
+    assert seen == Message("user", (Part("image", image="u"),))
+    assert ChatTemplate("{{ messages[0].content | tojson }}").render([seen]) == '[{"type": "image", "url": "u"}]'
     image = Message("user", (Part("text", "what is"), Part("image", image="http://x/y.png"), Part("image")))
     assert from_openai(to_openai([image])) == from_openai(to_openai([image], arguments="json")) == (image,)
     broken = Message("assistant", tool_calls=(ToolCall("f", "{no"),), extra={"reasoning_content": "hm"})

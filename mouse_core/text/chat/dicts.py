@@ -67,15 +67,15 @@ def to_openai(messages: Iterable[Message], *, arguments: str = "given") -> list[
             which is how OpenAI's interface has them.
 
     Returns:
-        A dict for each with ``role`` and ``content``, and the others where they are. Images are parts of type
-        "image" with ``url``, or of type "image_url" with "json".
+        A dict for each with ``role`` and ``content``, and the others where they are. Images are parts in the form in
+        which they were given; with "json" all are of type "image_url".
 
     Raises:
         DataError: No message, or something else among them; another word for ``arguments``.
     """
     if arguments not in ARGUMENTS:
         raise DataError(f"arguments: expected one of {list(ARGUMENTS)}, found {arguments!r:.80}")
-    image = _image_url if arguments == "json" else _image
+    image = _image_url if arguments == "json" else _as_given
     return [_as_dict(message, arguments, image) for message in checked_messages(messages)]
 
 
@@ -159,13 +159,13 @@ def _part(part: Any, where: str) -> Part:
     if kind == "image_url":
         given = rest.pop("image_url", None)
         if not isinstance(given, Mapping):
-            return Part("image", image=given, extra=rest)
+            return Part("image", image=given, extra=rest, key=kind)
         inner = {key: value for key, value in given.items() if value is not None}
         image = inner.pop("url", "")
-        return Part("image", image=image, extra=rest | ({"image_url": inner} if inner else {}))
+        return Part("image", image=image, extra=rest | ({kind: inner} if inner else {}), key=kind)
     if kind == "image":
-        named = [rest.pop(name) for name in ("url", "path", "image") if name in rest]
-        return Part("image", image=named[0] if named else "", extra=rest)
+        key = next((name for name in ("url", "path", "image") if name in rest), "url")
+        return Part("image", image=rest.pop(key, ""), extra=rest, key=key)
     raise DataError(f"{where}: expected parts of type 'text', 'image' or 'image_url', found {part!r:.80}")
 
 
@@ -216,7 +216,12 @@ def _image_url(part: Part) -> dict[str, Any]:
 
 
 def _image(part: Part) -> dict[str, Any]:
-    return {"type": "image", **({"url": part.image} if part.image else {}), **part.extra}
+    key = "url" if part.key == "image_url" else part.key
+    return {"type": "image", **({key: part.image} if part.image else {}), **part.extra}
+
+
+def _as_given(part: Part) -> dict[str, Any]:
+    return _image_url(part) if part.key == "image_url" else _image(part)
 
 
 def _call_as_dict(call: ToolCall, wanted: str) -> dict[str, Any]:

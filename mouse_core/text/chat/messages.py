@@ -10,6 +10,9 @@ from mouse_core.errors import DataError
 
 _PLAIN = (str, int, float, bool, type(None))
 
+IMAGE_KEYS = ("url", "path", "image", "image_url")
+"""What an image may stand under."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -20,15 +23,17 @@ class Part:
         text: What it says, of a text.
         image: Where an image is, as a path, an address or a ``data:`` address; "" where only its place is known.
         extra: What else a template or a processor may read of it, as ``min_pixels``: JSON values by name.
+        key: Of an image, what it stands under in dicts: "url", "path", "image", or "image_url", which is OpenAI's form.
 
     Raises:
-        DataError: Another type, a text of an image, or an extra that has a name of the others.
+        DataError: Another type or key, a text of an image, or an extra that has a name of the others.
     """
 
     type: str
     text: str = ""
     image: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    key: str = field(default="url", compare=False)
 
     def __post_init__(self) -> None:
         if self.type not in ("text", "image"):
@@ -37,7 +42,9 @@ class Part:
             given = getattr(self, name)
             if not isinstance(given, str) or (given and name != self.type):
                 raise DataError(f"part of type {self.type!r}: expected its {self.type} as a str, found {given!r:.80}")
-        taken = ("type", "text") if self.type == "text" else ("type", "url")
+        if self.key not in IMAGE_KEYS:
+            raise DataError(f"part: expected key as one of {list(IMAGE_KEYS)}, found {self.key!r:.80}")
+        taken = ("type", "text") if self.type == "text" else ("type", self.key if self.key != "image_url" else "url")
         object.__setattr__(self, "extra", _extra(self.extra, taken, f"part of type {self.type!r}"))
 
 

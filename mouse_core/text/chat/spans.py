@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mouse_core.errors import DataError
+from mouse_core.text.chat.dicts import from_openai, to_openai
 from mouse_core.text.chat.messages import Message
 from mouse_core.text.chat.template import ChatTemplate, Renderings
 
+# A text that nobody writes.
+_PROBE = "\ufdd0"
 _WITHOUT = "expected a template with {% generation %}, or one whose text only grows with the messages"
 
 
@@ -41,7 +44,7 @@ def render_chat(
 
     Where the template has ``{% generation %}``, it is what stands in it. Otherwise an answer is what the text of a chat
     that ends in it has behind the text of the same chat without it, generation prompt included; and of that what goes
-    to the end of turn, where there is one. That holds for templates whose text only grows with the messages, which is
+    to the end of turn, where the template writes one. That holds for templates whose text only grows with the messages, which is
     checked for every answer.
 
     Args:
@@ -97,8 +100,26 @@ def _of_answer(renderings: Renderings, text: str, place: int, end: str) -> tuple
                 f"{where} that {what} changes the text before, from character {at} on: {shorter[at : at + 40]!r} "
                 f"becomes {longer[at : at + 40]!r}"
             )
-    last = after.rfind(end, len(before)) if end else -1
+    last = after.rfind(end, len(before)) if end and _writes_end(renderings, before, place, end) else -1
     return len(before), len(after) if last < 0 else last + len(end)
+
+
+def _writes_end(renderings: Renderings, before: str, place: int, end: str) -> bool:
+    """Whether an end of turn is the template's, also where the answer itself has that text."""
+    (said,) = to_openai(renderings.messages[place : place + 1])
+    without = _without(said, end)
+    if without == said:
+        return True
+    return end in renderings((*renderings.messages[:place], *from_openai([without])))[len(before) :]
+
+
+def _without(value: Any, text: str) -> Any:
+    """JSON values with something else for a text in their texts."""
+    if isinstance(value, str):
+        return value.replace(text, _PROBE)
+    if isinstance(value, list):
+        return [_without(one, text) for one in value]
+    return {key: _without(one, text) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def _check_header(renderings: Renderings, before: str, place: int, where: str) -> None:
@@ -106,8 +127,7 @@ def _check_header(renderings: Renderings, before: str, place: int, where: str) -
     earlier = renderings.messages[:place]
     if before != renderings(earlier):
         return
-    probe = "\ufdd0"
-    after = renderings((*earlier, Message("assistant", probe)))
-    header = after[len(before) : after.find(probe)] if after.startswith(before) and probe in after else ""
+    after = renderings((*earlier, Message("assistant", _PROBE)))
+    header = after[len(before) : after.find(_PROBE)] if after.startswith(before) and _PROBE in after else ""
     if header.strip():
         raise DataError(f"{where} that {header!r:.80} stands before the answer, and there is no generation prompt")
