@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from mouse_core import ConfigError, groups
-from mouse_core.groups import RLExample
+from mouse_core.groups import RLExample, RolloutColumn
 from mouse_core.groups.examples.declared import Arrays
 from mouse_jax.placement import find_target
 from mouse_jax.trees import narrowed
@@ -45,7 +45,7 @@ def pad(
     target = find_target(device, sharding)
     options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
     options["max_turns"] = max_turns
-    return _placed(groups.pad(examples, length, **options), target)
+    return _placed(groups.pad(examples, length, **options), target, examples[0].declared)
 
 
 def pack(
@@ -78,7 +78,8 @@ def pack(
     target = find_target(device, sharding)
     options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
     options |= {"max_turns": max_turns, "max_examples": max_examples}
-    return _placed(groups.pack(examples, length, num_rows=num_rows, **options), target)
+    packed = groups.pack(examples, length, num_rows=num_rows, **options)
+    return _placed(packed, target, examples[0].declared)
 
 
 def concatenate(
@@ -104,15 +105,21 @@ def concatenate(
         ConfigError, DataError: As there; a device that is not there.
     """
     arrays = groups.concatenate(examples, capacity, pad_token=pad_token, max_turns=max_turns)
-    return _placed(arrays, find_target(device, None))
+    return _placed(arrays, find_target(device, None), examples[0].declared)
 
 
-def _placed(arrays: Arrays, target: jax.Device | Sharding | None) -> dict[str, jax.Array]:
+def _placed(
+    arrays: Arrays, target: jax.Device | Sharding | None, declared: Mapping[str, RolloutColumn]
+) -> dict[str, jax.Array]:
     own = narrowed(arrays)
     shape = arrays["tokens"].shape
-    where = (
-        [_layout(target, values.shape, shape) for values in own.values()] if isinstance(target, Sharding) else target
-    )
+    where: Any = target
+    if isinstance(target, Sharding):
+        rows_only = {name for name, column in declared.items() if column.per != "token"}
+        where = [
+            _layout(target, _common(values.shape, shape[:1] if name in rows_only else shape))
+            for name, values in own.items()
+        ]
     try:
         # On a host JAX may keep the very memory, which is given away.
         placed = jax.device_put(list(own.values()), where, may_alias=True)
@@ -123,13 +130,18 @@ def _placed(arrays: Arrays, target: jax.Device | Sharding | None) -> dict[str, j
     return dict(zip(own, placed, strict=True))
 
 
-def _layout(sharding: Sharding, shape: tuple[int, ...], tokens: tuple[int, ...]) -> Sharding:
-    """How an array is laid out where those of tokens are so: along the first axes that it has in common with them."""
+def _common(shape: tuple[int, ...], tokens: tuple[int, ...]) -> int:
+    """How many first axes an array has in common with those of tokens."""
     common = 0
     for size, other in zip(shape, tokens, strict=False):
         if size != other:
             break
         common += 1
+    return common
+
+
+def _layout(sharding: Sharding, common: int) -> Sharding:
+    """How an array is laid out where those of tokens are so, along so many of its first axes."""
     if not isinstance(sharding, NamedSharding) or len(sharding.spec) <= common:
         return sharding
     spec: Any = PartitionSpec(*sharding.spec[:common])  # type: ignore[no-untyped-call]
@@ -163,5 +175,5 @@ class RolloutStream(groups.RolloutStream):
         self._target = find_target(device, sharding)
         super().__init__(batches, max_tokens, **options)
 
-    def _deliver(self, arrays: Arrays) -> dict[str, jax.Array]:
-        return _placed(arrays, self._target)
+    def _deliver(self, arrays: Arrays, declared: Mapping[str, RolloutColumn]) -> dict[str, jax.Array]:
+        return _placed(arrays, self._target, declared)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from mouse_core import groups
-from mouse_core.groups import RLExample
+from mouse_core.groups import RLExample, RolloutColumn
 from mouse_core.groups.examples.declared import Arrays
 from mouse_torch.placement import check_device
 
@@ -39,7 +39,7 @@ def pad(
     target = check_device(device)
     options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
     options["max_turns"] = max_turns
-    return _tensors(groups.pad(examples, length, **options), target)
+    return _tensors(groups.pad(examples, length, **options), target, examples[0].declared)
 
 
 def pack(
@@ -70,7 +70,7 @@ def pack(
     options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
     options |= {"max_turns": max_turns, "max_examples": max_examples}
     packed = groups.pack(examples, length, num_rows=num_rows, **options)
-    return _tensors(packed, target)
+    return _tensors(packed, target, examples[0].declared)
 
 
 def concatenate(
@@ -96,14 +96,15 @@ def concatenate(
         ConfigError, DataError: As there; a device that is not there.
     """
     target = check_device(device)
-    return _tensors(groups.concatenate(examples, capacity, pad_token=pad_token, max_turns=max_turns), target)
+    arrays = groups.concatenate(examples, capacity, pad_token=pad_token, max_turns=max_turns)
+    return _tensors(arrays, target, examples[0].declared)
 
 
-def _tensors(arrays: Arrays, device: torch.device) -> TensorDict:
+def _tensors(arrays: Arrays, device: torch.device, declared: Mapping[str, RolloutColumn]) -> TensorDict:
     # The arrays are fresh, so the tensors take their memory over.
     tensors = {name: torch.from_numpy(values).to(device) for name, values in arrays.items()}
     size = () if "cu_seqlens" in arrays else arrays["tokens"].shape
-    if any(values.shape[: len(size)] != size for values in arrays.values()):
+    if any(column.per != "token" for column in declared.values()):
         size = size[:1]
     return TensorDict(tensors, batch_size=size, device=device)
 
@@ -126,5 +127,5 @@ class RolloutStream(groups.RolloutStream):
         self._device = check_device(device)
         super().__init__(batches, max_tokens, **options)
 
-    def _deliver(self, arrays: Arrays) -> TensorDict:
-        return _tensors(arrays, self._device)
+    def _deliver(self, arrays: Arrays, declared: Mapping[str, RolloutColumn]) -> TensorDict:
+        return _tensors(arrays, self._device, declared)

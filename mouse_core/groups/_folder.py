@@ -258,7 +258,8 @@ class Folder:
             StorageError: They cannot be written; nothing was added, or, where there are several, some.
         """
         counts = [0] * len(requests)
-        chunks = {place: self._given.chunk(name, given) for place, (name, given) in enumerate(requests) if len(given)}
+        given = [self._given.chunk(name, values) for name, values in requests]
+        chunks = {place: chunk for place, chunk in enumerate(given) if chunk is not None}
         for place, count in zip(chunks, self._store.add(list(chunks.values()), self._arrived), strict=True):
             counts[place] = count
         return counts

@@ -27,8 +27,8 @@ class GivenColumns:
     def __init__(self, declared: Columns, uids: Mapping[str, int], parts: Sequence[Part], waiting: Waiting) -> None:
         self._declared, self._uids, self._parts, self._waiting = declared, uids, parts, waiting
 
-    def chunk(self, name: str, given: Any) -> Chunk:
-        """Values by uid as they are stored; rewards that came with their rollouts are left out.
+    def chunk(self, name: str, given: Any) -> Chunk | None:
+        """Values by uid as they are stored, if there are any; rewards that came with their rollouts are left out.
 
         Args:
             name: The column.
@@ -44,6 +44,8 @@ class GivenColumns:
             raise DataError(f"add_column: expected the name of a late column, one of {known}, found {name!r:.80}")
         if not isinstance(given, Mapping):
             raise DataError(f"add_column {name!r}: expected a dict of values by uid, found {given!r:.100}")
+        if not given:
+            return None
         if not given.keys() <= self._uids.keys():
             unknown = next(uid for uid in given if uid not in self._uids)
             raise DataError(f"add_column {name!r}: expected uids of rollouts that are there, found {unknown!r:.100}")

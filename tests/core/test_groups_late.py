@@ -120,7 +120,10 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
         buffer.add_column("reference", {"r0": value("reference", 0)})
         for name, values, wanted in [
             ("length_penalty", {"r0": 1.0}, r"one of \['reference', 'judged', 'reward'\], found 'length_penalty'"),
+            ("length_penalty", {}, r"one of \['reference', 'judged', 'reward'\], found 'length_penalty'"),
             ("reward", [1.0], "expected a dict of values by uid"),
+            ("reward", 5, "expected a dict of values by uid, found 5"),
+            ("reward", None, "expected a dict of values by uid, found None"),
             ("reward", {"r0": 1.0, "nobody": 2.0}, "uids of rollouts that are there, found 'nobody'"),
             ("reward", {"r0": 1.0, "r1": float("nan")}, "rollout 'r1': expected a finite number, found nan"),
             ("reward", {"r0": 1.0, "r1": "good"}, "rollout 'r1'"),
@@ -140,7 +143,7 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
         assert (len(awaited["reference"]), awaited["reference"].oldest) == (2, 1.0)
         # What is the same is no error.
         assert buffer.add_column("reference", {"r0": value("reference", 0), "r1": value("reference", 1)}) == 1
-        assert buffer.add_column("reward", {"r2": 0.5}) == 0
+        assert buffer.add_column("reward", {"r2": 0.5}) == buffer.add_column("reward", {}) == 0
         assert buffer.rollout("r2").columns["reward"] == 0.5
     with opened(tmp_path / "plain") as plain:
         with pytest.raises(DataError, match="rollout 'r0': expected a reward of its own"):

@@ -154,9 +154,31 @@ def test_rewards_by_token_come_from_a_declared_column(tmp_path: Path) -> None:
         (example,) = buffer.read_batch(name)
     assert example.advantage.tolist() == [0.0, 0.0, 2.0, 2.0, 4.0]
     other = fed([rollout(0), rollout(1)], advantage=RewardToGo("step"))
-    with pytest.raises(DataError, match="expected 'step' among the columns per token"):
+    with pytest.raises(DataError, match="expected 'step' among the columns of one number per turn or token"):
         other.create_batch(2)
     assert other.available == 2, "nothing was drawn"
+
+
+def test_rewards_by_turn_come_from_a_declared_column_too(tmp_path: Path) -> None:
+    columns = [RolloutColumn("step", "turn"), RolloutColumn("screen", "turn", shape=(2,))]
+    maker = GrpoBatchMaker(advantage=RewardToGo("step", 0.5), filter_zero_variance=False)
+
+    def turn(role: str, count: int, step: float | None) -> Turn:
+        own = {} if step is None else {"step": step}
+        return Turn("x", role, [1] * count, [-0.1] * count, columns=own)  # type: ignore[arg-type]
+
+    first = (turn("user", 1, None), turn("assistant", 2, 1.0), turn("user", 1, 2.0), turn("assistant", 1, 4.0))
+    last = (turn("user", 1, None), turn("assistant", 2, None), turn("user", 1, None))
+    with RolloutBuffer(tmp_path, 1, batch_maker=maker, columns=columns, sync=False) as buffer:
+        buffer.add_rollout(RolloutRecord("math", "1", 1, "a", first, 0.0))
+        buffer.add_rollout(RolloutRecord("math", "2", 1, "b", last, 3.0))
+        name = buffer.create_and_store_batch(2)
+        assert name is not None
+        found = {one.rollout_uid: one.advantage.tolist() for one in buffer.read_batch(name)}
+    # 1 + 2 / 2 + 4 / 4 = 3 from the first answer on; b earned all by its last one, and is alone in its group.
+    assert found == {"a": [0.0, 3.0, 3.0, 0.0, 4.0], "b": [0.0, 0.0, 0.0, 0.0]}
+    with pytest.raises(DataError, match=r"expected 'screen' among the columns .*\['step'\]"):
+        RewardToGo("screen").of_batch([buffer.rollouts()[0]], np.zeros(1))
 
 
 def test_an_advantage_of_ones_own() -> None:

@@ -68,6 +68,10 @@ def test_what_has_no_tokens_axis_is_laid_out_along_rows() -> None:
         assert padded["tokens"].sharding == sharding
         assert padded["per_token"].sharding.spec == sharding.spec
         assert [padded[name].sharding.spec for name in ("per_turn", "per_example")] == [PartitionSpec("rows")] * 2
+        # A value of an example is as long as the row.
+        short = pad([with_columns(2)] * 2, sharding=sharding)
+        assert short["per_example"].shape == short["tokens"].shape
+        assert short["per_example"].sharding.spec == PartitionSpec("rows")
         stream = RolloutStream(Stored(examples), 8, collate="concatenate", sharding=sharding)
         (joined,) = next(stream)
         assert joined["position"].sharding.spec == PartitionSpec("rows")

@@ -67,6 +67,9 @@ def test_columns_that_were_declared() -> None:
         assert set(found.keys()) == set(expected)
         for name, values in expected.items():
             np.testing.assert_array_equal(np.asarray(found[name]), values)
+    # A value of an example may be as long as a row, and is none of its tokens.
+    assert pad(examples, 3).batch_size == pad([example(2)] * 2).batch_size == torch.Size([2])
+    assert pack([example(2)] * 2, 2).batch_size == torch.Size([2])
 
 
 def test_streams_are_those_of_numpy(tmp_path: Path) -> None:

@@ -128,9 +128,10 @@ def side_by_side(arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> npt.NDArray
         arrays: They.
         nbytes: Of all of them.
     """
-    if nbytes < _MANY_BYTES:
+    if 0 < nbytes < _MANY_BYTES:
+        pieces: Any = arrays
         try:
-            return np.frombuffer(bytearray().join(arrays), arrays[0].dtype).reshape(-1, *arrays[0].shape[1:])
+            return np.frombuffer(bytearray().join(pieces), arrays[0].dtype).reshape(-1, *arrays[0].shape[1:])
         except TypeError:
             pass  # one does not lie in one piece
     return np.concatenate(arrays)

@@ -12,7 +12,7 @@ from mouse_core.digest import StreamDigest
 from mouse_core.groups.examples.batches import examples_digest
 from mouse_core.groups.examples.declared import Arrays
 from mouse_core.groups.streams.balance import MicroBatch, plan
-from mouse_core.groups.types.columns import NO_COLUMNS
+from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.example import RLExample
 
 
@@ -45,7 +45,7 @@ class BatchShare:
         kind: MicroBatch,
         shard: tuple[int, int],
         first: int,
-        deliver: Callable[[Arrays], Any],
+        deliver: Callable[[Arrays, Columns], Any],
         *,
         skip_longer: bool = False,
     ) -> None:
@@ -88,7 +88,7 @@ class BatchShare:
         """The arrays of a micro-batch, or a list of several."""
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
-        return self._deliver(self._kind.arrays(self._micro[number], self._empty))
+        return self._deliver(self._kind.arrays(self._micro[number], self._empty), self._empty.declared)
 
     @property
     def digest(self) -> StreamDigest:

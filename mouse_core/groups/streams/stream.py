@@ -13,6 +13,7 @@ from mouse_core.groups.examples.declared import Arrays
 from mouse_core.groups.streams.balance import MicroBatch
 from mouse_core.groups.streams.feeds import BufferBatches, FolderBatches, StoredBatches
 from mouse_core.groups.streams.share import BatchShare
+from mouse_core.groups.types.columns import Columns
 from mouse_core.ranks import Shard, check_shard, ranks_of
 from mouse_core.spec import check_count
 
@@ -121,8 +122,8 @@ class RolloutStream:
         self._next, self._first, self._after = index + 1, 0, batch_id
         return share
 
-    def _deliver(self, arrays: Arrays) -> Any:
-        """A micro-batch as it is wanted; frameworks put it on a device."""
+    def _deliver(self, arrays: Arrays, declared: Columns) -> Any:
+        """A micro-batch as it is wanted, with the columns that were declared; frameworks put it on a device."""
         return arrays
 
     def _wait(self, index: int) -> str:

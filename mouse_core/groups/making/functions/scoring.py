@@ -143,13 +143,14 @@ class RewardToGo:
     """Each token is worth what was earned from its turn on, or from itself on, minus the baseline of its rollout.
 
     ``A_t = sum(discount**(k - t) * r_k, k >= t) - b``. ``r`` are the rewards of turns (0 where one has none), or the
-    values of a column per token; ``b = reward - worth`` is what the rollout's reward was compared with. What the
-    rollout earned beyond the rewards of its turns, as all of it where only the rollout has a reward, is earned by the
-    last turn that the policy wrote. So, where nothing is discounted, the first token has the worth of the whole.
+    values of a column per turn or token; ``b = reward - worth`` is what the rollout's reward was compared with. What
+    the rollout earned beyond the rewards of its turns, as all of it where only the rollout has a reward, is earned by
+    the last turn that the policy wrote. So, where nothing is discounted, the first token has the worth of the whole.
 
     Args:
-        column: The name of a column that was declared per token, which says all that was earned; a rollout without
-            values of it earned its reward by its last token that the policy wrote. None: the rewards of turns.
+        column: The name of a column that was declared per turn or token, which says all that was earned; a rollout
+            without values of it earned its reward by its last turn, or token, that the policy wrote. None: the rewards
+            of turns.
         discount: In ``[0, 1]``, a turn or a token.
         worth: What the rollout as a whole is worth.
 
@@ -188,17 +189,22 @@ class RewardToGo:
             if trained:
                 earned[trained[-1]] += check_rewarded(rollout) - earned.sum()
             return np.repeat(_discounted(earned, self.discount), sizes)
-        if self.column not in rollout.declared.names_of("token"):
+        column = rollout.declared.get(self.column)
+        if column is None or column.per == "example" or column.shape:
+            known = [one.name for per in ("turn", "token") for one in rollout.declared.of(per) if not one.shape]
             raise DataError(
-                f"rollout {rollout.rollout_uid!r}: expected {self.column!r} among the columns per token, "
-                f"{rollout.declared.names_of('token')}"
+                f"rollout {rollout.rollout_uid!r}: expected {self.column!r} among the columns of one number per turn "
+                f"or token, {known}"
             )
-        fill = rollout.declared[self.column]
-        values = [turn.columns.get(self.column, fill.filled(len(turn.tokens))) for turn in rollout.turns]
-        earned = np.concatenate(values).astype(np.float64)
+        by_turn = column.per == "turn"
+        nothing = [column.filled() if by_turn else column.filled(size) for size in sizes]
+        values = [turn.columns.get(self.column, other) for turn, other in zip(rollout.turns, nothing, strict=True)]
+        earned = np.hstack(values).astype(np.float64)
         if trained and not any(self.column in turn.columns for turn in rollout.turns):
-            earned[sum(sizes[: trained[-1] + 1]) - 1] += check_rewarded(rollout) - earned.sum()
-        return _discounted(earned, self.discount)
+            last = trained[-1] if by_turn else sum(sizes[: trained[-1] + 1]) - 1
+            earned[last] += check_rewarded(rollout) - earned.sum()
+        worth = _discounted(earned, self.discount)
+        return np.repeat(worth, sizes) if by_turn else worth
 
 
 def _discounted(rewards: npt.NDArray[np.float64], discount: float) -> npt.NDArray[np.float64]:
