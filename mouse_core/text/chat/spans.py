@@ -44,8 +44,8 @@ def render_chat(
 
     Where the template has ``{% generation %}``, it is what stands in it. Otherwise an answer is what the text of a chat
     that ends in it has behind the text of the same chat without it, generation prompt included; and of that what goes
-    to the end of turn, where the template writes one. That holds for templates whose text only grows with the messages, which is
-    checked for every answer.
+    to the end of turn, where the template writes one. That holds for templates whose text only grows with the messages,
+    which is checked for every answer.
 
     Args:
         template: The template.
