@@ -64,8 +64,8 @@ def tables(settings: Settings) -> list[Table]:
 
 
 def figures(settings: Settings) -> list[Figure]:
-    """Memory where ten times as many rollouts came as may wait in it: those that may, and the index of all."""
-    room, folder = 4 << 20, settings.folder / "rollout-groups-memory"
+    """Memory where ten times as many rollouts wait to be drawn as may be in it: those that may, and the index of all."""
+    room, folder = 16 << 20, settings.folder / "rollout-groups-memory"
     shutil.rmtree(folder, ignore_errors=True)
     random, many = np.random.default_rng(0), GROUP * 32
 
@@ -79,14 +79,15 @@ def figures(settings: Settings) -> list[Figure]:
     with RolloutBuffer(folder / "first", GROUP, sync=False) as made:
         add(made, 0)  # imports what it needs
     tracemalloc.start()
-    with RolloutBuffer(folder, GROUP, batch_maker=GrpoBatchMaker(capacity_bytes=room), sync=False) as made:
+    with RolloutBuffer(folder, GROUP, batch_maker=GrpoBatchMaker(), memory_bytes=room, sync=False) as made:
         before, most = tracemalloc.get_traced_memory()[0], 0
         for first in range(0, 10 * room // (8 * TOKENS), many):
             add(made, first)
             most = max(most, tracemalloc.get_traced_memory()[0] - before)
+        assert made.num_ahead >= 9 * room // (8 * TOKENS), "all of them wait"
     tracemalloc.stop()
     shutil.rmtree(folder)
-    return [Figure("groups-memory", "memory after ten times capacity_bytes, of these", most / room, "")]
+    return [Figure("groups-memory", "memory with ten times memory_bytes waiting, of these", most / room, "")]
 
 
 def _writing(settings: Settings) -> Table:
