@@ -64,7 +64,7 @@ def tables(settings: Settings) -> list[Table]:
 
 
 def figures(settings: Settings) -> list[Figure]:
-    """Memory where ten times as many rollouts wait to be drawn as may be in it: those that may, and the index of all."""
+    """Memory where ten times as many rollouts wait as may be in it: those that may, and the index of all."""
     room, folder = 16 << 20, settings.folder / "rollout-groups-memory"
     shutil.rmtree(folder, ignore_errors=True)
     random, many = np.random.default_rng(0), GROUP * 32
