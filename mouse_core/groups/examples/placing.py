@@ -142,22 +142,22 @@ def best_fit(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """For each example its row, where it begins there, and its number in the row from 1, each ``[n]``."""
     order = np.argsort(-sizes, kind="stable")
-    rooms: list[int] = []  # what is left in each row, times 2**32, and the row's number, in order
-    taken, rows, whole = [], 0, length << 32
+    fresh = length << 32
+    rooms = [fresh]  # what is left in each row, times 2**32, and the row's number, in order; the last one is new
+    taken = []
     for needed in (sizes[order] << 32).tolist():
-        found = bisect_left(rooms, needed)
-        if found < len(rooms):
-            room = rooms.pop(found)
-        else:
-            room, rows = whole | rows, rows + 1
+        room = rooms.pop(bisect_left(rooms, needed))
+        if room == fresh:
+            fresh += 1
+            rooms.append(fresh)
         taken.append(room)
         insort(rooms, room - needed)
     held = np.array(taken, np.int64)
     row_of, begin_of = held & 0xFFFFFFFF, length - (held >> 32)
     by_row = np.argsort(row_of, kind="stable")
-    first = np.searchsorted(row_of[by_row], np.arange(rows))
+    counts = np.bincount(row_of)
     segment_of = np.empty_like(row_of)
-    segment_of[by_row] = np.arange(len(order)) - first[row_of[by_row]] + 1
+    segment_of[by_row] = np.arange(1, len(order) + 1) - np.repeat(np.cumsum(counts) - counts, counts)
     placed = np.empty((3, len(order)), np.int64)
     placed[:, order] = row_of, begin_of, segment_of
     return placed[0], placed[1], placed[2]
