@@ -13,6 +13,8 @@ from mouse_core import BatchSource, DatasetStore
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError, StoreWarning
 from mouse_core.prefetch.report import counters_of
 from mouse_core.remote.mirror import Mirror, cache_folder
+from mouse_core.remote.mirror.pace import Pace
+from mouse_core.remote.mirror.shared.table import Table
 from tests.core.mirror_cases import Objects, places, ranges, read_batches
 
 
@@ -155,6 +157,50 @@ def test_what_is_read_last_is_let_go_of_first(tmp_path: Path) -> None:
     hits, fetched = hits_since(mirror.counters(), before)
     assert hits > 0.66  # 0.5, had it been chosen without knowing
     assert fetched < 0.42  # whole blocks would go before the rest of them is read: 2.8 times as much as is read
+
+
+def test_the_order_in_which_pages_go(tmp_path: Path) -> None:
+    """At time 100, of pages that were used at 40, 70 and 95, and of others that are read at 109, 112 and 130."""
+    table, last, next_use = Table(tmp_path), [95, 70, 40], [112, 130, 109]
+    with table.lock:
+        table.grow(8, lambda blocks: None)
+        table.claim_for(1, np.arange(6), np.full(6, 1), lambda one: True)
+        table.arrived(1, np.arange(6), np.full(6, 1), np.zeros((6, 16), np.uint32))
+    first = table.clock
+    for time in range(101):
+        for block, used in enumerate(last):
+            if time == used:
+                table.use(np.array([16 * block]), np.array([0]))
+        table.tick(time < 100)
+    for block, used in enumerate(next_use, 3):
+        table.ask(np.array([16 * block]), first + used)
+    wanted = {40: 2, 70: 1, 130: 4, 112: 3, 109: 5, 95: 0}
+    for count in range(1, 7):
+        gone, masks = table.needed_last(1, count, table.clock, lambda one: True)
+        assert (gone.tolist(), set(masks.tolist())) == (sorted(list(wanted.values())[:count]), {1})
+    # What is read until 112 stays, and so what may be late.
+    gone, _ = table.needed_last(1, 6, first + 112, lambda one: True)
+    assert gone.tolist() == [0, 1, 2, 4]
+    table.let_go(1, np.array([2, 4]), np.array([1, 1]))
+    gone, _ = table.needed_last(1, 2, table.clock, lambda one: True)
+    assert gone.tolist() == [1, 3]
+
+
+def test_what_is_asked_for_and_never_read_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of loaders that were given up, and of batches that were passed over."""
+    monkeypatch.setattr("mouse_core.remote.mirror.pace._MOST", 64)
+    pace = Pace()
+    for batch in range(3 * 64):
+        pace.ahead(batch, np.array([batch]), np.array([16 * batch, 1 << 40]), batch)
+    assert len(pace._uses) <= 65
+    assert pace.pages_ahead == 2 * 64
+    blocks, shared = np.array([3 * 64 - 2]), np.array([16 * (3 * 64 - 2), 1 << 40])
+    count, again = pace.read(blocks, shared, 3 * 64)
+    assert (count, again.tolist()[0]) == (1, 3 * 64)
+    assert (len(pace._uses), pace.pages_ahead) == (2, 2)  # those of the last batch
+    # Whoever reads what nobody asked for takes nothing from those who did.
+    _, again = pace.read(np.array([5]), np.array([1 << 40]), 3 * 64)
+    assert again[0] > 3 * 64
 
 
 def test_batches_of_a_store_are_known_far_enough_ahead(tmp_path: Path) -> None:

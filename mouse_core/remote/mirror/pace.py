@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,17 @@ _SOON = 64
 _WEIGHT = 0.1
 
 
+class _Asked(NamedTuple):
+    """What was asked for: a batch's number, its blocks, by which it is known when it is read, its pages, and when it is
+    read.
+    """
+
+    batch: int
+    blocks: Int64s
+    pages: Int64s
+    when: int
+
+
 class Pace:
     """Tells by what is read which batch a process is at, and so how far ahead others are.
 
@@ -28,10 +40,8 @@ class Pace:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Of each batch its number and its blocks, by which it is known when it is read.
-        self._asked: deque[tuple[int, Int64s]] = deque(maxlen=_MOST)
-        self._uses: dict[int, list[int]] = {}  # by the page
-        self._pages_ahead: deque[int] = deque(maxlen=_MOST)
+        self._asked: deque[_Asked] = deque()
+        self._uses: dict[int, list[int]] = {}  # by the page: when batches that are asked for read it
         self._at: int | None = None
         self._ticks = 1.0
         self._last = 0
@@ -42,7 +52,7 @@ class Pace:
     def blocks_soon(self) -> int:
         """How many blocks the next batches read that are asked for, those that several of them read as often."""
         with self._lock:
-            return sum(len(blocks) for _, blocks in islice(self._asked, _SOON))
+            return sum(len(asked.blocks) for asked in islice(self._asked, _SOON))
 
     def knows(self, pages: int) -> bool:
         """Whether so many pages are asked for and not read yet, or as many as are kept in mind."""
@@ -61,11 +71,10 @@ class Pace:
             if self._at is None:
                 self._at = batch - 1
             if len(self._asked) == _MOST:
-                self.pages_ahead -= self._pages_ahead[0]
-            self._asked.append((batch, blocks))
-            self._pages_ahead.append(len(pages))
-            self.pages_ahead += len(pages)
+                self._forget()
             when = now + max(1, round(min(max(batch - self._at, 1), _FAR) * self._ticks))
+            self._asked.append(_Asked(batch, blocks, pages, when))
+            self.pages_ahead += len(pages)
             for page in pages.tolist():
                 uses = self._uses.setdefault(page, [])
                 while uses and uses[0] <= now:
@@ -76,7 +85,7 @@ class Pace:
     def awaits(self, blocks: Int64s) -> bool:
         """Whether a batch is still to be read that was asked for with this very array of blocks."""
         with self._lock:
-            return any(asked is blocks for _, asked in self._asked)
+            return any(asked.blocks is blocks for asked in self._asked)
 
     def read(self, blocks: Int64s, pages: Int64s, now: int) -> tuple[int, Int64s]:
         """Note that some blocks (ascending, int64 ``[n]``) are read, at a time, and which pages, int64 ``[m]``.
@@ -94,8 +103,6 @@ class Pace:
                 uses = self._uses.get(page)
                 if uses is None:
                     continue
-                if is_new:
-                    uses.pop(0)
                 while uses and uses[0] < now + count:
                     uses.pop(0)
                 if uses:
@@ -104,19 +111,31 @@ class Pace:
                     del self._uses[page]
             return count, again
 
+    def _forget(self) -> int:
+        """Forget the batch that was asked for first, and when it was to be read; its number."""
+        batch, _, pages, when = self._asked.popleft()
+        self.pages_ahead -= len(pages)
+        for page in pages.tolist():
+            uses = self._uses.get(page)
+            if uses is not None:
+                if when in uses:
+                    uses.remove(when)
+                if not uses:
+                    del self._uses[page]
+        return batch
+
     def _arrive(self, blocks: Int64s, now: int) -> int:
         """Find the batches that are read, and forget them, and those that were asked for before."""
         # What was asked for before the first of them is not read any more.
         there = set(blocks.tolist())
         numbered = enumerate(self._asked)
-        skipped = next((number for number, (_, asked) in numbered if _has(blocks, asked, there)), None)
+        skipped = next((number for number, asked in numbered if _has(blocks, asked.blocks, there)), None)
         if skipped is None:
             return 1
         count = 0
         # Several batches may be read at once: 5, 6 and 7, if all three were asked for one after the other.
-        while skipped or (self._asked and _has(blocks, self._asked[0][1], there)):
-            self._at, _ = self._asked.popleft()
-            self.pages_ahead -= self._pages_ahead.popleft()
+        while skipped or (self._asked and _has(blocks, self._asked[0].blocks, there)):
+            self._at = self._forget()
             skipped, count = max(0, skipped - 1), count + (not skipped)
         if self._last:
             self._ticks += _WEIGHT * (max(1.0, (now - self._last) / count) - self._ticks)

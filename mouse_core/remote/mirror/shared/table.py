@@ -233,8 +233,8 @@ class Table(Descriptor):
         next use, and those of which it was not long ago, as it may be late. With them come those of blocks that someone
         claimed who died.
 
-        At time 10, of pages that were used at 4 and 9 and are at 9, 12 and 30, they are the first two, then the one at
-        30, the one at 12 and the one at 9.
+        At time 100, of pages that were used at 40, 70 and 95 and are at 109, 112 and 130, they are those of 40 and of
+        70, then 130, 112 and 109, and then that of 95, which may be being copied.
 
         Args:
             me: Who asks.
