@@ -176,7 +176,7 @@ class Folder:
                 self.waiting.undo(begin)
                 raise
         self.waiting.apply(plan, begin)
-        self._kept.put(plan.new.values())
+        self._kept.put(plan.logged if self._making is None else plan.new.values())
         self.uids.update(dict.fromkeys(plan.new, -1))
         first = len(self.parts)
         self.uids.update((uid, place) for place, part in enumerate(parts, first) for uid in part.uids)
