@@ -84,9 +84,11 @@ class LateStore:
         """
         self._refuse_twice(chunks)
         unknown = list(map(self._unknown, chunks))
-        new = [chunk for chunk in unknown if chunk.uids]
-        many = [chunk for chunk in new if chunk.nbytes > _MANY_BYTES]
-        few = [chunk for chunk in new if chunk.nbytes <= _MANY_BYTES]
+        many: list[Chunk] = []
+        few: list[Chunk] = []
+        for chunk in unknown:
+            if chunk.uids:
+                (many if chunk.nbytes > _MANY_BYTES else few).append(chunk)
         for chunk in many:
             self._write(chunk)
             arrived(chunk)

@@ -61,7 +61,7 @@ class LatePlaces:
     def add_chunk(self, chunk: Chunk) -> None:
         """Keep values in memory; those that are in a file already stay there."""
         places = self.places[chunk.column.name]
-        if any(uid in places for uid in chunk.uids):
+        if not places.keys().isdisjoint(chunk.uids):
             chunk = chunk.take([row for row, uid in enumerate(chunk.uids) if uid not in places])
         if chunk.uids:
             self._add(chunk.column.name, chunk, chunk.uids)
