@@ -143,10 +143,18 @@ class RolloutBufferActor:
         example_id: str | int | Collection[str | int] | None = None,
         since: float | None = None,
         until: float | None = None,
+        tokens: tuple[float | None, float | None] | None = None,
+        rewards: tuple[float | None, float | None] | None = None,
     ) -> StoredRollouts:
         """The rollouts sealed so far; whoever asks reads them from the folder, where it sees it."""
         return self._buffer.rollouts(
-            environment=environment, policy_version=policy_version, example_id=example_id, since=since, until=until
+            environment=environment,
+            policy_version=policy_version,
+            example_id=example_id,
+            since=since,
+            until=until,
+            tokens=tokens,
+            rewards=rewards,
         )
 
     def contains(self, rollout_uids: Sequence[str]) -> list[bool]:

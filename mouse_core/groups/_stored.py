@@ -14,7 +14,7 @@ from mouse_core.digest import StreamDigest
 from mouse_core.digest.states import asked_for
 from mouse_core.groups._folder import Folder
 from mouse_core.groups.stored.readiness import Awaited
-from mouse_core.groups.stored.reading import StoredRollouts, select_rollouts
+from mouse_core.groups.stored.reading import Chosen, Range, StoredRollouts, select_rollouts
 from mouse_core.groups.types.example import RLExample
 from mouse_core.groups.types.records import RolloutRecord
 
@@ -60,11 +60,14 @@ class StoredInBuffer:
         example_id: str | int | Collection[str | int] | None = None,
         since: float | None = None,
         until: float | None = None,
+        tokens: Range | None = None,
+        rewards: Range | None = None,
     ) -> StoredRollouts:
         """The rollouts sealed so far; see ``open_rollouts``."""
         with self._lock:
             parts = list(self._folder.parts)
-        return select_rollouts(self._root, parts, environment, policy_version, example_id, since, until)
+        chosen = Chosen(since, until, tokens, rewards)
+        return select_rollouts(self._root, parts, environment, policy_version, example_id, chosen)
 
     def rollout(self, rollout_uid: str) -> RolloutRecord:
         """A rollout, sealed or waiting, with the late columns that it has; only the file of its group is read.

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -131,6 +131,55 @@ def read_wanted(wanted: Sequence[Wanted]) -> list[list[RolloutRecord]]:
     return found
 
 
+Range = tuple[float | None, float | None]
+"""The least and the most that are wanted; None: any."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which rollouts of groups are wanted; see ``open_rollouts``.
+
+    Raises:
+        ConfigError: A range that is not one.
+    """
+
+    since: float | None = None
+    until: float | None = None
+    tokens: Range | None = None
+    rewards: Range | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "rewards"):
+            given: Any = getattr(self, name)
+            if given is None:
+                continue
+            if not isinstance(given, tuple | list) or len(given) != 2 or not all(map(_is_bound, given)):
+                raise ConfigError(f"{name}: expected the least and the most, numbers or None, found {given!r:.80}")
+
+    def rows(self, part: Part, late: LateColumns) -> Sequence[int]:
+        """The places of these in a group."""
+        rows: Sequence[int] = range(len(part.uids))
+        if self.since is not None or self.until is not None:
+            low, high = _bounds((self.since, self.until))
+            rows = [row for row in rows if low <= part.created[row] < high]
+        if self.tokens is not None:
+            low, high = _bounds(self.tokens)
+            rows = [row for row in rows if low <= part.tokens[row] <= high]
+        if self.rewards is not None and rows:
+            low, high = _bounds(self.rewards)
+            earned = late.rewards(part)
+            rows = [row for row in rows if (own := earned[row]) is not None and low <= own <= high]
+        return rows
+
+
+def _is_bound(value: object) -> bool:
+    return value is None or (isinstance(value, int | float | np.number) and not isinstance(value, bool))
+
+
+def _bounds(given: Range) -> tuple[float, float]:
+    return -np.inf if given[0] is None else given[0], np.inf if given[1] is None else given[1]
+
+
 class StoredRollouts(Sequence[RolloutRecord]):
     """Rollouts of sealed groups, in the order these were sealed; a file is read when one of its rollouts is.
 
@@ -140,14 +189,13 @@ class StoredRollouts(Sequence[RolloutRecord]):
     Args:
         root: The buffer's folder.
         parts: The groups' files.
-        since, until: Only rollouts created in ``[since, until)``, in seconds since 1970.
+        chosen: Which of their rollouts.
     """
 
-    def __init__(
-        self, root: Path, parts: Sequence[Part], since: float | None = None, until: float | None = None
-    ) -> None:
+    def __init__(self, root: Path, parts: Sequence[Part], chosen: Chosen | None = None) -> None:
         self._root, self._late = root, LateColumns(root)
-        rows = [_rows(part, since, until) for part in parts]
+        wanted = Chosen() if chosen is None else chosen
+        rows = [wanted.rows(part, self._late) for part in parts]
         self._parts = [part for part, chosen in zip(parts, rows, strict=True) if chosen]
         self._rows = [chosen for chosen in rows if chosen]
         self._ends = np.cumsum([len(chosen) for chosen in self._rows], dtype=np.int64)
@@ -224,21 +272,13 @@ class StoredRollouts(Sequence[RolloutRecord]):
         return [part.uids[row] for part, rows in pairs for row in rows]
 
 
-def _rows(part: Part, since: float | None, until: float | None) -> Sequence[int]:
-    if since is None and until is None:
-        return range(len(part.uids))
-    low, high = -np.inf if since is None else since, np.inf if until is None else until
-    return [row for row, created in enumerate(part.created) if low <= created < high]
-
-
 def select_rollouts(
     root: Path,
     parts: Sequence[Part],
     environment: str | None,
     policy_version: str | int | Collection[str | int] | None,
     example_id: str | int | Collection[str | int] | None,
-    since: float | None,
-    until: float | None,
+    chosen: Chosen,
 ) -> StoredRollouts:
     """The rollouts of some groups; see ``open_rollouts``."""
     if environment is not None:
@@ -252,7 +292,7 @@ def select_rollouts(
     if example_id is not None:
         problems = _names(example_id)
         parts = [part for part in parts if part.key.example_id in problems]
-    return StoredRollouts(root, parts, since, until)
+    return StoredRollouts(root, parts, chosen)
 
 
 def _names(given: str | int | Collection[str | int]) -> set[str]:
@@ -268,6 +308,8 @@ def open_rollouts(
     example_id: str | int | Collection[str | int] | None = None,
     since: float | None = None,
     until: float | None = None,
+    tokens: Range | None = None,
+    rewards: Range | None = None,
 ) -> StoredRollouts:
     """The sealed rollouts of a ``RolloutBuffer``'s folder, also while another process adds to it.
 
@@ -277,16 +319,19 @@ def open_rollouts(
         policy_version: Only those of this version, or of one of these.
         example_id: Only those of this problem, or of one of these.
         since, until: Only those created in ``[since, until)``, in seconds since 1970.
+        tokens: Only those of so many tokens, the least and the most, as ``(None, 4096)``.
+        rewards: Only those that earned so much, as ``(0.5, None)``; none whose rewards have not come.
 
     Returns:
         A sequence of ``RolloutRecord``; files are read when one of their rollouts is asked for.
 
     Raises:
-        ConfigError: There is no such folder.
+        ConfigError: There is no such folder, or a range is none.
         MissingFieldError: An environment that is not there.
         DataError, StorageError: The folder cannot be read.
     """
     root = Path(root_path)
     if not root.is_dir():
         raise ConfigError(f"root_path: expected the folder of a RolloutBuffer, found none at {str(root)!r}")
-    return select_rollouts(root, read_index(root).parts, environment, policy_version, example_id, since, until)
+    chosen = Chosen(since, until, tokens, rewards)
+    return select_rollouts(root, read_index(root).parts, environment, policy_version, example_id, chosen)
