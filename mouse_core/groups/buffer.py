@@ -25,7 +25,8 @@ from mouse_core.groups._stored import StoredInBuffer
 from mouse_core.groups.making.feeding import Making
 from mouse_core.groups.making.protocol import BatchMaker
 from mouse_core.groups.types.columns import Columns, RolloutColumn
-from mouse_core.groups.types.records import RolloutRecord, with_columns
+from mouse_core.groups.types.records import RolloutRecord, uids_of, with_columns
+from mouse_core.groups.types.versions import version_name
 from mouse_core.spec import check_count
 
 # How long to wait before sealing is tried again, after the disk was full.
@@ -256,11 +257,12 @@ class RolloutBuffer(StoredInBuffer):
         their files, and are not drawn until their version is reached again.
 
         Raises:
+            DataError: Neither a str nor an int.
             StorageError: It cannot be noted; nothing has changed.
             ClosedError, ForkError: As ``add_rollouts``.
         """
         with self._step():
-            self._folder.set_policy_version(str(version))
+            self._folder.set_policy_version(version_name(version))
 
     def give_up(self, rollout_uids: Iterable[str]) -> int:
         """Wait for some rollouts no more, sealed or not, as for those that a judge does not score; how many are new.
@@ -269,12 +271,12 @@ class RolloutBuffer(StoredInBuffer):
         stay. A batch maker of one's own that has been given one may use it all the same, until a restart.
 
         Raises:
-            MissingRowError: One is not there; nothing has changed.
+            DataError, MissingRowError: Something else than several uids, or one is not there; nothing has changed.
             StorageError: It cannot be noted; nothing has changed.
             ClosedError, ForkError: As ``add_rollouts``.
         """
         with self._step():
-            count = self._folder.give_up(list(rollout_uids))
+            count = self._folder.give_up(uids_of(rollout_uids))
             self._pressure.wake()
         return count
 

@@ -257,6 +257,8 @@ def test_reading_by_environment_version_and_time(make: Make) -> None:
         0,
         16,
     ]
+    with pytest.raises(ConfigError, match="since: expected seconds since 1970 or None, found 'now'"):
+        buffer.rollouts(since="now")  # type: ignore[arg-type]
     for wrong in ({"rewards": 3}, {"tokens": (1, 2, 3)}, {"rewards": ("low", None)}):
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))}: expected the least and the most"):
             buffer.rollouts(**wrong)  # type: ignore[arg-type]

@@ -329,6 +329,8 @@ def test_what_a_judge_never_scores_can_be_given_up(tmp_path: Path) -> None:
         assert buffer.add_rollout(rollout(5), timeout=0)
         assert buffer.add_column("reward", {"r3": 0.0, "r4": 0.5, "r5": 1.0}) == 3  # a judge that is late
         assert buffer.summary()["given_up"] == 2
+        with pytest.raises(DataError, match="rollout_uids: expected several uids, found 'r1'"):
+            buffer.give_up("r1")
         assert buffer.rollout("r3").reward == 0.0
     with judged() as buffer:
         assert not buffer.waiting_for()["reward"]

@@ -19,6 +19,7 @@ from mouse_core.groups.making.members import Piece
 from mouse_core.groups.stored.reading import StoredGroup, Wanted, read_wanted
 from mouse_core.groups.types.example import RLExample
 from mouse_core.groups.types.records import RolloutRecord, refuse_undeclared
+from mouse_core.groups.types.versions import version_name
 from mouse_core.randomness import check_seed
 from mouse_core.spec import check_count
 
@@ -135,8 +136,11 @@ class GrpoBatchMaker:
 
         Say it again whenever the policy changes. Where it goes back to an older one, groups of later ones are
         forgotten; a ``RolloutBuffer`` gives them again once their version is reached.
+
+        Raises:
+            DataError: Neither a str nor an int.
         """
-        self._holding.set_policy_version(str(version))
+        self._holding.set_policy_version(version_name(version))
 
     def resume(self, groups: Sequence[StoredGroup], batches: Sequence[Sequence[str]]) -> None:
         """Become what it was before a restart; see ``ResumableBatchMaker``."""

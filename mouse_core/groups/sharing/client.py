@@ -14,7 +14,8 @@ from mouse_core.errors import DataError
 from mouse_core.groups.sharing.wire import decode_rollouts, encode_rollouts
 from mouse_core.groups.stored.readiness import Awaited
 from mouse_core.groups.types.columns import Columns
-from mouse_core.groups.types.records import RolloutRecord, with_columns, with_late
+from mouse_core.groups.types.records import RolloutRecord, uids_of, with_columns, with_late
+from mouse_core.groups.types.versions import version_name
 
 
 class RolloutClient(Client):
@@ -130,18 +131,18 @@ class RolloutClient(Client):
 
     def rollouts(self, rollout_uids: Sequence[str]) -> list[RolloutRecord]:
         """Rollouts by their uids; errors as those of ``rollout``."""
-        found = self._call({"call": "rollouts", "uids": list(rollout_uids)})
+        found = self._call({"call": "rollouts", "uids": uids_of(rollout_uids)})
         declared = Columns.from_json(found["columns"], f"client {self.name!r}")
         # A reward that came late is a column of its own, too.
         return [with_late(rollout, {}, declared) for rollout in decode_rollouts(found["body"], declared)]
 
     def give_up(self, rollout_uids: Iterable[str]) -> int:
         """Wait for some rollouts no more; see ``RolloutBuffer.give_up``. How many are new."""
-        return int(self._call({"call": "give_up", "uids": list(rollout_uids)})["result"])
+        return int(self._call({"call": "give_up", "uids": uids_of(rollout_uids)})["result"])
 
     def set_policy_version(self, version: str | int) -> None:
         """Say which version of the policy is the latest; see ``RolloutBuffer.set_policy_version``."""
-        self._call({"call": "set_policy_version", "version": str(version)})
+        self._call({"call": "set_policy_version", "version": version_name(version)})
 
     def flush(self) -> int:
         """Seal every group that waits; how many there were."""

@@ -26,7 +26,7 @@ class SharedBuffer:
     The process that has the buffer may use it meanwhile, from any thread.
 
     Args:
-        buffer: It. It is not closed with the server.
+        buffer: It. It is not closed with the server; the next one takes a ``SharedBuffer`` of its own.
 
     Raises:
         ConfigError: Something else.
@@ -136,7 +136,7 @@ class SharedBuffer:
         return {"columns": declared.to_json(), "body": [encode_rollouts(rollouts, declared)]}
 
     def _set_policy_version(self, call: Mapping[str, Any], body: memoryview) -> Answer:
-        self.buffer.set_policy_version(str(call.get("version")))
+        self.buffer.set_policy_version(call.get("version"))  # type: ignore[arg-type]
         return {}
 
     def interrupt(self) -> None:

@@ -149,6 +149,9 @@ class Chosen:
     rewards: Range | None = None
 
     def __post_init__(self) -> None:
+        for name in ("since", "until"):
+            if not _is_bound(getattr(self, name)):
+                raise ConfigError(f"{name}: expected seconds since 1970 or None, found {getattr(self, name)!r:.80}")
         for name in ("tokens", "rewards"):
             given: Any = getattr(self, name)
             if given is None:
@@ -326,7 +329,7 @@ def open_rollouts(
         A sequence of ``RolloutRecord``; files are read when one of their rollouts is asked for.
 
     Raises:
-        ConfigError: There is no such folder, or a range is none.
+        ConfigError: There is no such folder; times or ranges that are none.
         MissingFieldError: An environment that is not there.
         DataError, StorageError: The folder cannot be read.
     """

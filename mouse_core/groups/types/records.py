@@ -191,6 +191,13 @@ class RolloutGroup(ByValue):
         return GroupKey(self.environment, self.example_id, self.policy_version)
 
 
+def uids_of(given: Any) -> list[str]:
+    """Several uids; DataError: something else, as one alone."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise DataError(f"rollout_uids: expected several uids, found {given!r:.100}")
+    return list(given)
+
+
 def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
     """A rollout with its columns as they were declared.
 

@@ -17,6 +17,15 @@ from mouse_core.errors import DataError
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
+def version_name(version: Any) -> str:
+    """A version as text; DataError: neither a str that is not empty nor an int."""
+    if isinstance(version, int | np.integer) and not isinstance(version, bool):
+        return str(int(version))
+    if not isinstance(version, str) or not version:
+        raise DataError(f"set_policy_version: expected a str, not empty, or an int, found {version!r:.80}")
+    return version
+
+
 def version_number(version: str) -> Decimal | None:
     """The number that a version is, or None if it is not one."""
     text = version.strip()
