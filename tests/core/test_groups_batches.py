@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError
 from mouse_core.digest import StreamDigest
-from mouse_core.groups import RLExample, concatenate, examples_digest, pack, pad
+from mouse_core.groups import RLExample, concatenate, examples_digest, make_examples, pack, pad, plan_micro_batches
 
 
 def example(number: int, length: int) -> RLExample:
@@ -123,6 +123,11 @@ def test_bad_calls() -> None:
         concatenate([])
     with pytest.raises(DataError, match="examples: expected at least one, found none"):
         pad([])
+    with pytest.raises(DataError, match="rollouts: expected a RolloutRecord at 0, found 3"):
+        make_examples([3], [1.0])  # type: ignore[list-item]
+    for lengths in ([3, "x"], [1.5], [-1], [[3]]):
+        with pytest.raises(DataError, match="lengths: expected the tokens of each example, found"):
+            plan_micro_batches(lengths, 2, max_tokens=8)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="expected an RLExample at 0, found 3"):
         pack([3], 4)  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="length: expected an integer from 1, found 0"):

@@ -43,10 +43,12 @@ def make_examples(
         The examples in the same order. Their arrays are parts of four long ones.
 
     Raises:
-        DataError: Another number of advantages, or one that is not finite; a rollout with columns that were not
-            declared.
+        DataError: Another number of advantages, or one that is not finite; no rollouts, or one with columns that were
+            not declared.
     """
-    for rollout in rollouts:
+    for place, rollout in enumerate(rollouts):
+        if not isinstance(rollout, RolloutRecord):
+            raise DataError(f"rollouts: expected a RolloutRecord at {place}, found {rollout!r:.100}")
         refuse_undeclared(rollout)
     turns = list(chain.from_iterable(rollout.turns for rollout in rollouts))
     if not turns:

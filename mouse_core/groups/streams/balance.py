@@ -114,7 +114,7 @@ def plan_micro_batches(
 
     Raises:
         ConfigError: An argument that cannot be used.
-        DataError: An example that is longer than a row.
+        DataError: No numbers of tokens, or an example that is longer than a row.
 
     Example:
         >>> plan_micro_batches([5, 3, 3, 2, 2, 1], 2, max_tokens=8)
@@ -125,7 +125,10 @@ def plan_micro_batches(
 
 def plan(lengths: npt.ArrayLike, count: int, kind: MicroBatch) -> list[list[list[int]]]:
     """See ``plan_micro_batches``."""
-    sizes: list[int] = np.asarray(lengths, np.int64).tolist()
+    given = np.asarray(lengths)
+    if given.ndim != 1 or (given.size and (given.dtype.kind not in "iu" or given.min() < 0)):
+        raise DataError(f"lengths: expected the tokens of each example, found {lengths!r:.80}")
+    sizes: list[int] = given.tolist()
     for place, size in enumerate(sizes):
         if size > kind.row:
             raise DataError(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, DataError
 
 BASELINES = ("mean", "leave_one_out")
 """What a reward is compared with: the mean of its group, or that of the others in it."""
@@ -57,12 +58,12 @@ def advantages(
 
     Raises:
         ConfigError: An option that cannot be used.
+        DataError: No numbers, or not one group for each.
     """
     baseline, ddof, eps, std_floor = check_options(normalize_std, baseline, ddof, eps, std_floor)
-    reward = np.asarray(rewards, np.float64)
+    reward, group = _arrays(rewards, groups)
     if not reward.size:
         return np.zeros(0)
-    group = np.zeros(len(reward), np.int64) if groups is None else _numbered(np.asarray(groups, np.int64))
     size = np.bincount(group)
     first = np.zeros(len(size))
     first[group[::-1]] = reward[::-1]
@@ -85,6 +86,21 @@ def advantages(
         # Where it is 0 all rewards are equal (or their differences too small to be squared), and so are advantages.
         np.divide(advantage, divisor[group], out=advantage, where=divisor[group] > 0)
     return advantage
+
+
+def _arrays(rewards: Any, groups: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Rewards, and a group for each."""
+    try:
+        reward = np.asarray(rewards, np.float64)
+        group = np.zeros(reward.shape, np.int64) if groups is None else np.asarray(groups)
+    except (TypeError, ValueError):
+        raise DataError(f"rewards: expected numbers [n], found {rewards!r:.80}") from None
+    if reward.ndim != 1 or group.shape != reward.shape or (group.size and group.dtype.kind not in "biu"):
+        raise DataError(
+            f"rewards: expected numbers [n], and an integer for each as its group, found {list(reward.shape)}, and "
+            f"{group.dtype} {list(group.shape)}"
+        )
+    return reward, _numbered(group.astype(np.int64)) if group.size else np.zeros(0, np.int64)
 
 
 def _numbered(groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
