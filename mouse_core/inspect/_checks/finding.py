@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 LEVELS = ("error", "warning", "note")
+_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Finding:
         name: What the data call this dimension; None where they do not say.
         episode: An episode in which it is so, from 0; None where that is not known.
         step: A step of that episode, from 0.
+        episodes: All episodes in which it is so, ascending, as far as they were looked at, and the first 1,000 of very
+            many; none where that is not known.
     """
 
     code: str
@@ -33,6 +36,7 @@ class Finding:
     name: str | None = None
     episode: int | None = None
     step: int | None = None
+    episodes: tuple[int, ...] = ()
 
     @property
     def place(self) -> str | None:
@@ -45,6 +49,11 @@ class Finding:
 def sorted_by_level(findings: Sequence[Finding]) -> list[Finding]:
     """Errors, then warnings, then notes; in their order otherwise."""
     return sorted(findings, key=lambda item: LEVELS.index(item.level))
+
+
+def ratio(number: float) -> str:
+    """How many times, in words of at most nine characters: ``3,210``, ``1.2e+16``."""
+    return f"{number:,.0f}" if number < 1e6 else f"{number:.2g}"
 
 
 def called(column: str, dimension: int | None, width: int, names: Sequence[str] | None = None) -> str:
@@ -62,6 +71,7 @@ def of_dimension(
     column: Any,
     dimension: int | None,
     where: tuple[int | None, int | None] = (None, None),
+    episodes: tuple[int, ...] = (),
 ) -> Finding:
     """A finding about a dimension of a column, whose name begins the message.
 
@@ -70,12 +80,15 @@ def of_dimension(
         column: With ``name``, ``width`` and ``names``, those of its dimensions.
         dimension: Which one.
         where: Episode and step.
+        episodes: All that it is in; by default the one of ``where``.
     """
     names = column.names if column.names is not None and dimension is not None else None
     found = Finding(code, level, f"{called(column.name, dimension, column.width, names)}: {message}", column.name)
     name = names[dimension] if names is not None and dimension is not None and dimension < len(names) else None
     place = dimension if column.width > 1 else None
-    return replace(found, dimension=place, name=name, episode=where[0], step=where[1])
+    if not episodes and where[0] is not None:
+        episodes = (where[0],)
+    return replace(found, dimension=place, name=name, episode=where[0], step=where[1], episodes=episodes)
 
 
 def capped(findings: Sequence[Finding], most: int) -> list[Finding]:
@@ -93,3 +106,34 @@ def capped(findings: Sequence[Finding], most: int) -> list[Finding]:
         if more > 0 and last:
             kept[place] = replace(item, message=f"{item.message}; and {more} more of {item.column} likewise")
     return kept
+
+
+def warning(code: str, message: str, column: str | None = None) -> Finding:
+    """A warning without a place."""
+    return Finding(code, "warning", message, column)
+
+
+def error(code: str, message: str, column: str | None = None) -> Finding:
+    """An error without a place."""
+    return Finding(code, "error", message, column)
+
+
+def note(code: str, message: str, column: str | None = None) -> Finding:
+    """A note without a place."""
+    return Finding(code, "note", message, column)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts: ``1 row``, ``2,000 rows``."""
+    return f"{number:,} {plural(number, noun)}"
+
+
+def plural(number: int, noun: str) -> str:
+    """The noun, in its plural unless there is one."""
+    return noun if number == 1 else f"{noun}s"
+
+
+def listed(items: Sequence[object]) -> str:
+    """The first few of some things, and how many more there are."""
+    shown = ", ".join(repr(item) for item in items[:_SHOWN])
+    return shown + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")
