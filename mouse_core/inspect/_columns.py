@@ -41,7 +41,7 @@ class ColumnCounter:
         self.most_length: int | None = None
         self.texts: Counter[str] = Counter()
         self.texts_complete = True
-        self.constant = True
+        self.constant = self.whole = True
         self.histogram = Histogram() if histogram else None
         self.place_histograms: list[Histogram] = []
         self.places: Moments | None = None
@@ -97,6 +97,8 @@ class ColumnCounter:
         if not numbers.size:
             return
         low, high = numbers.min().item(), numbers.max().item()
+        if self.whole and numbers.dtype.kind == "f":
+            self.whole = bool((np.trunc(numbers) == numbers).all())
         self.low, self.high = _lower(self.low, low), _higher(self.high, high)
         flat = numbers.reshape(-1)
         if flat.dtype == np.uint8:
@@ -159,6 +161,7 @@ class ColumnCounter:
             mean=total["mean"][0],
             deviation=total["deviation"][0],
             constant=self.constant and self.rows > 1 and self._first_hash is not None,
+            whole=self.whole and self.low is not None,
             values=dict(self.texts.most_common(20)) if self.texts_complete and self.texts else None,
             histogram=_bars(self.histogram) if self.histogram is not None else None,
             places=places,

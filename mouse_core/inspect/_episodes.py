@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from mouse_core.formats.columns.transitions import step_numbers
 from mouse_core.formats.columns.values import UInt64s, mixed
+from mouse_core.inspect._checks.places import Places
 from mouse_core.inspect._histogram import Histogram
 from mouse_core.inspect.report import Distribution, EpisodesReport
 
@@ -23,6 +24,8 @@ _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 class EpisodeCounter:
     """Episodes of rows that come in order.
 
+    ``places`` has where each of the anomalies is.
+
     Args:
         arrived: Whether an episode of T transitions is T + 1 rows, the first of which belongs to none.
         found_by: What tells where episodes begin: any of "episode_step", an episode number, and "done".
@@ -31,15 +34,19 @@ class EpisodeCounter:
     def __init__(self, *, arrived: bool, found_by: str) -> None:
         self.arrived = arrived
         self.found_by = found_by
-        self.transitions = self.repeated = 0
+        self.transitions = self.repeated = self.repeated_once = 0
+        self._repeated_last = False
         self.done_codes: Counter[int] = Counter()
         self.anomalies: Counter[str] = Counter()
+        # Where each of these is, and a few other things that are counted.
+        self.places: defaultdict[str, Places] = defaultdict(Places)
         # Finished episodes, an array of each for every batch.
         self._lengths: list[Int64s] = []
         self._returns: list[npt.NDArray[np.float64]] = []
         self._codes: list[npt.NDArray[np.int8]] = []
         self._hashes: list[UInt64s] = []
-        # The episode that goes on: its rows so far, return, hash, and the row before the next.
+        # The episode that goes on: its number, rows so far, return, hash, and the row before the next.
+        self._number = -1
         self._rows = 0
         self._return = 0.0
         self._hash = np.uint64(0)
@@ -55,7 +62,7 @@ class EpisodeCounter:
         number: UInt64s | None,
         row_hash: UInt64s,
         observation_hash: UInt64s | None,
-    ) -> tuple[Bools, Int64s]:
+    ) -> tuple[Bools, Int64s, Int64s]:
         """Count some rows, ``[n]`` of everything.
 
         Args:
@@ -67,21 +74,23 @@ class EpisodeCounter:
             observation_hash: Of the observation alone.
 
         Returns:
-            Which rows begin an episode, and the row's number in its episode, from 0.
+            Which rows begin an episode, the number of each row's episode, and the row's number in it, from 0.
         """
         known = {"done": done, "step": step, "number": number, "observation": observation_hash}
         shifted = {name: _shifted(values, self._last, name) for name, values in known.items()}
         start = self._starts(shifted, known)
         codes, counts = np.unique(done, return_counts=True)
         self.done_codes.update(dict(zip(codes.tolist(), counts.tolist(), strict=True)))
-        self._count_anomalies(start, shifted, known, reward)
+        episode = self._number + np.cumsum(start)
         step_number = step_numbers(start, self._rows)
+        self._count_anomalies(start, shifted, known, reward, (episode, step_number))
         self._finish(start, step_number, reward, row_hash, known, shifted)
+        self._number = int(episode[-1])
 
         last = {**known, "before": shifted["observation"]}  # of each, what the row before the next has
         self._last = {name: None if values is None else values[-1] for name, values in last.items()}
         self._last["start"] = bool(start[-1])
-        return start, step_number
+        return start, episode, step_number
 
     def _starts(self, shifted: dict[str, Any], known: dict[str, Any]) -> Bools:
         step, number = known["step"], known["number"]
@@ -98,25 +107,49 @@ class EpisodeCounter:
         return start
 
     def _count_anomalies(
-        self, start: Bools, shifted: dict[str, Any], known: dict[str, Any], reward: npt.NDArray[np.float64]
+        self,
+        start: Bools,
+        shifted: dict[str, Any],
+        known: dict[str, Any],
+        reward: npt.NDArray[np.float64],
+        where: tuple[Int64s, Int64s],
     ) -> None:
-        count = self.anomalies
         done, step = known["done"], known["step"]
         follows = ~start  # rows with a row of the same episode before them
         transition = follows if self.arrived else np.ones(len(done), bool)
         self.transitions += int(transition.sum())
-        count["reward-at-start"] += int((np.nan_to_num(reward[start]) != 0).sum())
-        count["done-at-start"] += int((done[start] != 0).sum())
-        count["continues-after-terminal"] += int((follows & (shifted["done"] == 1)).sum())
-        count["continues-after-truncation"] += int((follows & (shifted["done"] == 2)).sum())
-        count["unknown-done"] += int(((done < 0) | (done > 2)).sum())
+        found = {
+            "reward-at-start": start & (np.nan_to_num(reward) != 0),
+            "done-at-start": start & (done != 0),
+            "continues-after-terminal": follows & (shifted["done"] == 1),
+            "continues-after-truncation": follows & (shifted["done"] == 2),
+            "unknown-done": (done < 0) | (done > 2),
+        }
         if step is not None:
-            count["step-not-from-0"] += int((step[start] != 0).sum())
-            count["step-jumps"] += int((follows & (step != shifted["step"] + 1)).sum())
+            found["step-not-from-0"] = start & (step != 0)
+            found["step-jumps"] = follows & (step != shifted["step"] + 1)
         if known["observation"] is not None:
             same = known["observation"] == shifted["observation"]
-            self.repeated += int((same & follows).sum())
-            count["final-is-next-first"] += int((same & start)[self._last is None :].sum())
+            self._count_repeats(same & follows, where)
+            found["final-is-next-first"] = same & start
+            found["final-is-next-first"][: self._last is None] = False  # no row comes before the very first
+        for code, rows in found.items():
+            self._count(code, rows, where)
+
+    def _count(self, code: str, rows: Bools, where: tuple[Int64s, Int64s]) -> None:
+        """Count rows in which something is so, by their episodes and steps."""
+        count = int(rows.sum())
+        if count:
+            self.anomalies[code] += count
+            self.places[code].add(where[0][rows], where[1][rows])
+
+    def _count_repeats(self, repeats: Bools, where: tuple[Int64s, Int64s]) -> None:
+        """Count observations that repeat the one before, and those of them that a row follows which does not."""
+        self.repeated += int(repeats.sum())
+        self.places["repeated-observation"].add(where[0][repeats], where[1][repeats])
+        before = np.append(self._repeated_last, repeats[:-1])
+        self.repeated_once += int((before & ~repeats).sum())
+        self._repeated_last = bool(repeats[-1])
 
     def _finish(
         self,
@@ -147,10 +180,12 @@ class EpisodeCounter:
         last_codes = shifted["done"][begins][self._last is None :]  # no row comes before the very first
         self._keep(sizes[:-1], returns[:-1], last_codes, hashes[:-1])
         if known["observation"] is not None and len(begins):
-            self._count_finals(begins, start, known["observation"], shifted["observation"])
+            self._count_finals(begins, start, known["observation"], shifted["observation"], sizes)
         self._rows, self._return, self._hash = int(sizes[-1]), float(returns[-1]), hashes[-1]
 
-    def _count_finals(self, begins: Int64s, start: Bools, observation_hash: UInt64s, previous: UInt64s) -> None:
+    def _count_finals(
+        self, begins: Int64s, start: Bools, observation_hash: UInt64s, previous: UInt64s, sizes: Int64s
+    ) -> None:
         """What the last observations of the episodes that just ended look like."""
         ended = begins if self._last is not None else begins[1:]
         final = previous[ended]
@@ -167,15 +202,17 @@ class EpisodeCounter:
                     before[number], inside[number] = self._last["observation"], not start[0]
                 else:
                     before[number], inside[number] = self._last["before"] or 0, not self._last["start"]
-        self.anomalies["final-repeats"] += int((inside & (before == final)).sum())
+        where = max(self._number, 0) + np.arange(len(ended)), sizes[: len(ended)] - 1
+        self._count("final-repeats", inside & (before == final), where)
         self.anomalies["finals-compared"] += int(inside.sum())
         if self._final_hash is None:
             self._final_hash = final[0]
-        self.anomalies["same-final"] += int((final == self._final_hash).sum())
+        self._count("same-final", final == self._final_hash, where)
 
     def _keep(self, sizes: Int64s, returns: npt.NDArray[np.float64], codes: Int64s, hashes: UInt64s) -> None:
         lengths = sizes - 1 if self.arrived else sizes
-        self.anomalies["without-transitions"] += int((lengths < 1).sum())
+        numbers = max(self._number, 0) + np.arange(len(lengths))  # the first of them is that which went on until now
+        self._count("without-transitions", lengths < 1, (numbers, np.zeros_like(numbers)))
         self._lengths.append(lengths)
         self._returns.append(returns)
         self._codes.append(np.clip(codes, -1, 3).astype(np.int8))
@@ -196,6 +233,7 @@ class EpisodeCounter:
             self._rows = 0
         kept = (self._lengths, self._returns, self._codes, self._hashes)
         lengths, returns, codes, hashes = (np.concatenate(parts) if parts else np.zeros(0) for parts in kept)
+        again = self._place_episodes(lengths, codes, hashes)
         return EpisodesReport(
             count=len(lengths),
             found_by=self.found_by,
@@ -210,9 +248,25 @@ class EpisodeCounter:
             repeated_observations=self.repeated,
             anomalies={
                 **{name: count for name, count in self.anomalies.items() if count},
+                "longest-duplicate": int(lengths[again].max(initial=0)),
                 "at-longest": int((lengths == lengths.max(initial=0)).sum()),
+                "repeated-once": self.repeated_once + int(self._repeated_last),
             },
         )
+
+    def _place_episodes(self, lengths: Any, codes: Any, hashes: Any) -> Int64s:
+        """Note which episodes are odd as a whole, and return those that are the same as an earlier one."""
+        open_ones = np.flatnonzero(codes == 0)
+        last = lengths - int(not self.arrived)
+        if self.anomalies["ends-open"]:
+            self.places["ends-open"].add(open_ones[-1:], last[open_ones[-1:]])
+            open_ones = open_ones[:-1]
+        self.places["episodes-without-end"].add(open_ones, last[open_ones])
+        again = np.setdiff1d(np.arange(len(hashes)), np.unique(hashes, return_index=True)[1])
+        self.places["duplicate-episodes"].add(again, np.zeros_like(again))
+        longest = np.flatnonzero(lengths == lengths.max(initial=0))
+        self.places["at-longest"].add(longest, last[longest])
+        return again
 
 
 def _shifted(values: npt.NDArray[Any] | None, before: dict[str, Any] | None, name: str) -> Any:

@@ -59,7 +59,15 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
     if stream.about.spec is not None:
         specs = {name: one.to_json() for name, one in stream.about.spec.items()}
         columns = [replace(column, spec=specs.get(column.name)) for column in columns]
-    said = findings(columns, episodes, actions, arrived=arrived, rows=found.rows)
+    said = findings(
+        columns,
+        episodes,
+        actions,
+        arrived=arrived,
+        rows=found.rows,
+        places=found.all_places(),
+        extremes=found.watch.at_extreme,
+    )
     with np.errstate(all="ignore"):
         said += _watched(found, stream, columns, actions)
     said += [Finding(*fault) for fault in stream.faults]

@@ -16,6 +16,8 @@ from mouse_core._arrow.dense import plain
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.formats.columns.named import MISSING
 from mouse_core.formats.columns.values import UInt64s, Values, combined, hash_rows, read_values
+from mouse_core.inspect._checks.places import Places
+from mouse_core.inspect._checks.sampling import Int64s
 from mouse_core.inspect._checks.watching import Watch
 from mouse_core.inspect._columns import ColumnCounter
 from mouse_core.inspect._episodes import EpisodeCounter
@@ -39,6 +41,8 @@ class Scan:
             raise SchemaError(f"inspect: expected columns of different names, found {names}")
         self.schema = schema
         self.rows = 0
+        # Where values are odd, by code and column.
+        self.places: dict[tuple[str, str], Places] = {}
         self.columns = {
             name: ColumnCounter(name, data_type, histogram=_has_histogram(name, data_type))
             for name, data_type in zip(names, schema.types, strict=True)
@@ -66,21 +70,38 @@ class Scan:
         """
         values = {name: read_values(rows.column(name)) for name in self.columns}
         hashes = {name: hash_rows(found) for name, found in values.items()}
+        before = {name: _odd(counter) for name, counter in self.columns.items()}
         for name, counter in self.columns.items():
             counter.add(values[name], hashes[name])
+        odd = [name for name, counter in self.columns.items() if _odd(counter) != before[name]]
         start, step = None, np.arange(self.rows, self.rows + rows.num_rows)
+        episode = np.zeros_like(step)
         if self.episodes is not None:
-            start, step = self._add_episodes(self.episodes, rows, hashes)
+            start, episode, step = self._add_episodes(self.episodes, rows, hashes)
+            for name in odd:
+                self._place(name, values[name], episode, step)
         if self._action is not None:
             self._add_actions(self._action, rows, values["action"], start)
+            if start is not None:
+                self._place_negative(values["action"], episode, step)
         counters = self.columns | ({} if self._action is None else {"action": self._action})
         bounds = {name: (one.places.low, one.places.high) for name, one in counters.items() if one.places is not None}
-        self.watch.add(values, hashes, start, step, bounds)
+        self.watch.add(values, hashes, start, episode, step, bounds)
         self.rows += rows.num_rows
+
+    def _place(self, name: str, values: Values, episode: Int64s, step: Int64s) -> None:
+        """Note where nulls, NaN and infinite values are."""
+        for code, (found, dimensions) in (("nulls", _null_rows(values)), ("not-finite", _odd_rows(values))):
+            self.places.setdefault((code, name), Places()).add(episode[found], step[found], dimensions)
+
+    def _place_negative(self, values: Values, episode: Int64s, step: Int64s) -> None:
+        if self._actions is not None and values.shape == () and values.numbers is not None:
+            found = np.flatnonzero(values.numbers < 0)
+            self.places.setdefault(("negative-action", "action"), Places()).add(episode[found], step[found])
 
     def _add_episodes(
         self, counter: EpisodeCounter, rows: pa.RecordBatch, hashes: dict[str, UInt64s]
-    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    ) -> tuple[npt.NDArray[np.bool_], Int64s, Int64s]:
         seen = [hashes[name] for name in self._observations]
         content = [hashes[name] for name in ("action", "reward", "done") if name in hashes] + seen
         return counter.add(
@@ -109,6 +130,12 @@ class Scan:
         if len(self._actions) > _MOST_ACTIONS:
             self._actions = None
 
+    def all_places(self) -> dict[tuple[str, str | None], Places]:
+        """Where what was counted is, by code and column; of episodes once there are results."""
+        found: dict[tuple[str, str | None], Places] = dict(self.places.items())
+        counted = {} if self.episodes is None else self.episodes.places
+        return found | {(code, None): one for code, one in counted.items()}
+
     def results(self) -> tuple[list[ColumnReport], EpisodesReport | None, ActionsReport | None]:
         """What was counted."""
         columns = [counter.result() for counter in self.columns.values()]
@@ -121,6 +148,36 @@ class Scan:
             else:
                 actions = ActionsReport("continuous", None, taken.places or {"histograms": [taken.histogram]})
         return columns, None if self.episodes is None else self.episodes.result(), actions
+
+
+def _odd(counter: ColumnCounter) -> int:
+    """How many values are null, NaN or infinite."""
+    return counter.nulls + counter.nans + counter.infinite
+
+
+def _null_rows(values: Values) -> tuple[Int64s, None]:
+    """Rows that are null, or that nulls are in, as far as these are lists of values."""
+    rows = np.zeros(0, np.int64) if values.present is None else np.flatnonzero(~values.present)
+    if values.inner_nulls and values.kind.depth == 1:
+        inside = pc.list_parent_indices(values.array).filter(values.array.flatten().is_null())
+        rows = np.union1d(rows, inside.to_numpy())
+    return rows, None
+
+
+def _odd_rows(values: Values) -> tuple[Int64s, Int64s | None]:
+    """Rows that NaN or infinite values are in, and the dimensions of vectors that they are in."""
+    numbers = values.numbers
+    if numbers is None or numbers.dtype.kind != "f" or values.inner_nulls:
+        return np.zeros(0, np.int64), None
+    odd = ~np.isfinite(numbers)
+    if values.shape is not None:
+        flat = odd.reshape(values.rows, -1)
+        dimensions = np.flatnonzero(flat.any(axis=0)) if len(values.shape) == 1 and flat.shape[1] > 1 else None
+        return np.flatnonzero(flat.any(axis=1)), dimensions
+    rows = np.arange(values.rows) if values.present is None else np.flatnonzero(values.present)
+    if values.lengths is not None:
+        rows = np.repeat(np.arange(values.rows), values.lengths)
+    return np.unique(rows[odd]), None
 
 
 def _chosen(values: Values, rows: pa.RecordBatch, kept: npt.NDArray[np.bool_]) -> Values:

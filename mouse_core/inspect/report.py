@@ -24,6 +24,7 @@ class ColumnReport:
         nans, infinite: Values that are NaN; that are infinite.
         low, high, mean, deviation: Over all finite values; None without any, or where values are no numbers.
         constant: Whether all rows are the same.
+        whole: Whether all values are whole numbers.
         values: How often the most frequent values occur, of columns of few texts; else None.
         histogram: ``edges`` and ``counts`` of all finite values; None where none was kept.
         places: ``low``, ``high``, ``mean``, ``deviation`` and ``histograms`` of each place of vectors; else None.
@@ -42,6 +43,7 @@ class ColumnReport:
     mean: float | None = None
     deviation: float | None = None
     constant: bool = False
+    whole: bool = False
     values: Mapping[str, int] | None = None
     histogram: Mapping[str, Any] | None = None
     places: Mapping[str, Any] | None = None
@@ -81,7 +83,7 @@ class EpisodesReport:
         duplicates: How many are, step by step, the same as an earlier one.
         done_codes: How many rows have each done code.
         repeated_observations: Transitions whose observation is the one before.
-        anomalies: How often other things occur that should not; see ``warnings``.
+        anomalies: How often other things occur that should not, or that tell of such; see ``warnings``.
     """
 
     count: int

@@ -83,8 +83,12 @@ def test_each_planted_defect_is_warned_of(clean: Columns, name: str, size: float
     plant, _, _, codes = planted_defects.DEFECTS[name]
     rows = spoiled(clean)
     plant(rows, size)
-    assert loud(inspect(stream(rows))) & codes
-    assert not loud(inspect(stream(rows), ignore=loud(inspect(stream(rows)))))
+    report = inspect(stream(rows))
+    assert loud(report) & codes
+    assert not loud(inspect(stream(rows), ignore=loud(report)))
+    for finding in report.warnings:
+        assert finding.episode in finding.episodes, finding
+        assert list(finding.episodes) == sorted(set(finding.episodes))
 
 
 @pytest.mark.parametrize("name", ["a dimension always 0", "a dimension out of scale"])
@@ -112,6 +116,36 @@ def test_a_finding_says_where(clean: Columns, capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().out.splitlines()
     assert any(line.endswith("[e=5&s=17]") for line in lines)
     assert any(line.startswith("To see it: mouse view ") and line.endswith(" --at 'e=5&s=17'") for line in lines)
+
+
+def test_a_finding_names_all_episodes_that_it_is_in(clean: Columns) -> None:
+    rows = spoiled(clean)
+    begins = 101 * np.arange(24)
+    rows["observation"][begins[[7, 3, 20]] + 40, 2] = [1e6, -2e6, 1e6]
+    rows["observation"][begins[11] + 8 : begins[12] + 60, 1] = 0.25
+    rows["reward"][begins[[2, 6]]] = 1.0
+    rows["reward"][begins[[4, 9]] + 50] = np.nan
+    rows["done"][begins[[5, 8]] + 30] = 1
+    report = inspect(stream(rows))
+    places = {one.code: (one.column, one.dimension, one.episode, one.step, one.episodes) for one in report.warnings}
+    assert places == {
+        "not-finite": ("reward", None, 4, 50, (4, 9)),
+        "reward-at-start": (None, None, 2, 0, (2, 6)),
+        "continues-after-terminal": (None, None, 5, 31, (5, 8)),
+        "outlier": ("observation", 2, 3, 40, (3, 7, 20)),
+        "stuck": ("observation", 1, 11, 8, (11, 12)),
+    }
+
+
+def test_few_episodes_that_differ_are_no_drift() -> None:
+    """Every episode has a goal of its own, and in one of them a thing is moved that lies still in the others."""
+    for seed in range(4):
+        rows = arm(episodes=6, length=300, seed=seed)
+        number = np.cumsum(rows["episode_step"] == 0) - 1
+        goal = np.random.default_rng(seed).uniform(-1, 1, (6, 4))[number]
+        moved = np.where(number == 4, 1.0, 1e-12)[:, None] * rows["observation"][:, :1]
+        seen = np.concatenate([rows["observation"], goal + 0.01 * rows["observation"][:, :1], moved], axis=1)
+        assert loud(inspect(stream(rows | {"observation": seen.astype(np.float32)}))) == set()
 
 
 def test_rows_of_the_other_alignment_are_told(clean: Columns) -> None:

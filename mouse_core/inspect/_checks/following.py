@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from mouse_core.formats.columns.values import UInt64s
 from mouse_core.inspect._checks.finding import Finding
+from mouse_core.inspect._checks.places import MOST, Places, some
 from mouse_core.inspect._checks.sampling import Bools, Floats, Int64s
 
 _CLOCK = re.compile(r"(.*_)?time_?stamps?(_(s|ms|us|ns|sec|seconds))?|(metadata_|observation_)?time")
@@ -33,9 +35,9 @@ class Clock:
         self.name = name
         self._last = np.nan
         self._backwards = 0
-        self._first_back: tuple[int, int] | None = None
-        self._longest = 0.0
-        self._longest_at = (0, 0)
+        self._back = Places()
+        # The longest durations, and the episode and step that each led to.
+        self._longest = np.zeros((0, 3))
         self._counts = np.zeros(_BUCKETS, np.int64)
 
     def add(self, times: Floats, start: Bools, episode: Int64s, step: Int64s) -> None:
@@ -45,38 +47,44 @@ class Clock:
         passed[start | ~np.isfinite(passed)] = np.nan
         back = np.flatnonzero(passed < 0)
         self._backwards += len(back)
-        if len(back) and self._first_back is None:
-            self._first_back = int(episode[back[0]]), int(step[back[0]])
+        self._back.add(episode[back], step[back])
         forward = passed[passed > 0]
         if not len(forward):
             return
-        places = np.clip(np.round(_FINE * np.log2(forward)) + _MIDDLE, 0, _BUCKETS - 1).astype(np.int64)
-        self._counts += np.bincount(places, minlength=_BUCKETS)
-        longest = int(np.nanargmax(passed))
-        if passed[longest] > self._longest:
-            self._longest = float(passed[longest])
-            self._longest_at = int(episode[longest]), int(step[longest])
+        self._counts += np.bincount(_buckets(forward), minlength=_BUCKETS)
+        least = self._longest[-1, 0] if len(self._longest) == MOST else 0.0
+        longer = np.flatnonzero(passed > least)
+        found = np.stack([passed[longer], episode[longer], step[longer]], axis=1)
+        found = np.concatenate([self._longest, found])
+        self._longest = found[np.argsort(-found[:, 0], kind="stable")][:MOST]
 
     def findings(self) -> Iterator[Finding]:
         """Of times that go back, and of durations that are much longer than others."""
-        if self._first_back is not None:
-            where = f"episode {self._first_back[0]}, step {self._first_back[1]}"
-            message = f"{self.name}: goes back in {self._backwards:,} rows within episodes, first in {where}"
-            yield Finding("time-backwards", "warning", message, self.name, None, None, *self._first_back)
+        if self._backwards:
+            message = f"{self.name}: goes back in {self._backwards:,} rows within episodes"
+            found = self._back.told(Finding("time-backwards", "warning", message, self.name))
+            yield replace(found, message=f"{message}, first in episode {found.episode}, step {found.step}")
         total = int(self._counts.sum())
         if not total:
             return
         middle = int(np.searchsorted(np.cumsum(self._counts), total / 2))
-        jumps = int(self._counts[middle + int(_FINE * np.log2(_JUMP)) :].sum())
+        first = middle + int(_FINE * np.log2(_JUMP))
+        jumps = int(self._counts[first:].sum())
         if jumps:
             usual = 2.0 ** ((middle - _MIDDLE) / _FINE)
-            where = f"episode {self._longest_at[0]}, step {self._longest_at[1]}"
+            longest, episode, step = self._longest[0].tolist()
             message = (
                 f"{self.name}: {jumps:,} of {total:,} steps take {_JUMP:g} times as long as usual (about {usual:.3g}), "
-                f"up to {self._longest:.4g} in {where}: are rows missing?"
+                f"up to {longest:.4g} in episode {episode:.0f}, step {step:.0f}: are rows missing?"
             )
             level = "warning" if jumps < _OFTEN * total else "note"
-            yield Finding("time-jumps", level, message, self.name, None, None, *self._longest_at)
+            where = some(self._longest[_buckets(self._longest[:, 0]) >= first, 1].astype(np.int64))
+            yield Finding("time-jumps", level, message, self.name, None, None, int(episode), int(step), where)
+
+
+def _buckets(durations: Floats) -> Int64s:
+    """The bucket of each duration, which is above 0."""
+    return np.asarray(np.clip(np.round(_FINE * np.log2(durations)) + _MIDDLE, 0, _BUCKETS - 1), np.int64)
 
 
 class Camera:
@@ -89,8 +97,8 @@ class Camera:
         self._run = 0
         self._run_at = (0, 0)
         self._runs = np.zeros(4096, np.int64)
-        self._longest = 0
-        self._longest_at = (0, 0)
+        # The longest of them: how long, episode and step.
+        self._longest: list[tuple[int, int, int]] = []
 
     def add(self, pictures: UInt64s, others: UInt64s, start: Bools, episode: Int64s, step: Int64s) -> None:
         """Take in hashes of the pictures and of all else that is seen."""
@@ -110,28 +118,36 @@ class Camera:
 
     def _close(self) -> None:
         self._runs[min(self._run, len(self._runs) - 1)] += 1
-        if self._run > self._longest:
-            self._longest, self._longest_at = self._run, self._run_at
+        if self._run >= _FROZEN_NOTED:
+            self._longest.append((self._run, *self._run_at))
+        if len(self._longest) > 2 * MOST:
+            self._longest = _longest_first(self._longest)[:MOST]
         self._run = 0
 
     def findings(self) -> Iterator[Finding]:
         """Of a stretch in which pictures stay the same for much longer than they do elsewhere."""
         if self._run:
             self._close()
-        if self._longest < _FROZEN_NOTED:
+        if not self._longest:
             return
-        long = max(_FROZEN_NOTED, self._longest // 4)
-        count = np.arange(len(self._runs)) * self._runs
-        usual = int(np.searchsorted(np.cumsum(self._runs[:long]), 0.9 * self._runs[:long].sum())) if long else 0
+        found = _longest_first(self._longest)
+        longest, episode, step = found[0]
+        long = max(_FROZEN_NOTED, longest // 4)
+        usual = int(np.searchsorted(np.cumsum(self._runs[:long]), 0.9 * self._runs[:long].sum()))
         rare = self._runs[long:].sum() <= max(3, 0.1 * self._runs.sum())
-        if self._longest < 5 * max(usual, 1) or not count.any():
+        if longest < 5 * max(usual, 1):
             return
-        level = "warning" if self._longest >= _FROZEN and rare else "note"
+        level = "warning" if longest >= _FROZEN and rare else "note"
         message = (
-            f"{self.name}: the picture stays the same for {self._longest:,} steps, from episode {self._longest_at[0]}, "
-            f"step {self._longest_at[1]}, while other observations change"
+            f"{self.name}: the picture stays the same for {longest:,} steps, from episode {episode}, step {step}, "
+            "while other observations change"
         )
-        yield Finding("frozen-camera", level, message, self.name, None, None, *self._longest_at)
+        where = some(number for length, number, _ in found if length >= long)
+        yield Finding("frozen-camera", level, message, self.name, None, None, episode, step, where)
+
+
+def _longest_first(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    return sorted(runs, key=lambda run: -run[0])
 
 
 def _same(hashes: UInt64s, before: Any) -> npt.NDArray[np.bool_]:

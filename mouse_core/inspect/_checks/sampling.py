@@ -87,7 +87,7 @@ class RowSample:
         self._stride = 1
         self._most = 0
         self._kept: list[dict[str, npt.NDArray[Any]]] = []
-        self._extremes: dict[str, _Extremes] = {}
+        self.extremes: dict[str, Extremes] = {}
         self._count = 0
         self._widths: dict[str, int] = {}
         self._continuous: dict[str, bool] = {}
@@ -114,7 +114,7 @@ class RowSample:
         flat = {name: found.reshape(len(found), -1) for name, found in numbers.items()}
         flat = {name: found for name, found in flat.items() if self._takes(name, found)}
         for name, found in flat.items():
-            extremes = self._extremes.setdefault(name, _Extremes(found.shape[1]))
+            extremes = self.extremes.setdefault(name, Extremes(found.shape[1]))
             extremes.add(found, episode, step, real.get(name), bounds.get(name))
         rows = np.arange(row, row + len(episode))
         kept = np.flatnonzero((rows // PIECE) % self._stride == 0)
@@ -150,7 +150,7 @@ class RowSample:
         columns = {}
         for name in whole:
             values = np.concatenate([part[name] for part in self._kept]).astype(np.float64)
-            extremes, said = self._extremes[name], names.get(name)
+            extremes, said = self.extremes[name], names.get(name)
             columns[name] = SampledColumn(
                 name=name,
                 values=values,
@@ -177,7 +177,7 @@ def _without(found: npt.NDArray[Any], real: Bools | None, kept: Int64s) -> npt.N
     return found
 
 
-class _Extremes:
+class Extremes:
     """The lowest and the highest of each place, and where they stand."""
 
     def __init__(self, width: int) -> None:

@@ -9,16 +9,19 @@ import numpy.typing as npt
 
 from mouse_core.formats.columns.values import UInt64s
 from mouse_core.inspect._checks.finding import Finding
+from mouse_core.inspect._checks.places import some
 from mouse_core.inspect._checks.sampling import Bools, Floats, Int64s
 
 # Sums over an episode of what is seen, weighed by waves: two mixtures of the dimensions by four waves.
 _MIXTURES, _WAVES = 2, 4
 _PERIOD = 4096
 _SHORTEST = 6
-_NEIGHBOURS = 8
+_FEWEST, _NEIGHBOURS = 3, 8
 # As near as this, of what episodes differ by, and so many times nearer than others are.
 _NEAR, _NEARER = 0.01, 100.0
-_NEARER_ON_A_LINE, _MANY, _SPREAD_OUT = 1000.0, 0.03, 0.3
+_NEARER_ON_A_LINE, _SPREAD_OUT = 1000.0, 0.3
+# The share of episodes that is no coincidence; less where the others lie far apart.
+_MANY, _SOME = 0.03, 0.01
 
 
 class Sketches:
@@ -90,12 +93,13 @@ class Sketches:
             return
         later = np.unique(pairs.max(axis=1))
         first = int(pairs[0].min()), int(pairs[0].max())
-        level = "warning" if certain or len(later) >= max(3, _MANY * len(lengths)) else "note"
+        many = len(later) >= (_SOME * len(lengths) if certain else max(3, _MANY * len(lengths)))
+        level = "warning" if many else "note"
         message = (
             f"{len(later):,} of {len(lengths):,} episodes are nearly the same as another one, such as episode "
             f"{first[1]} as episode {first[0]}: were they recorded again with noise, or rounded?"
         )
-        yield Finding("near-duplicates", level, message, None, None, None, first[1], 0)
+        yield Finding("near-duplicates", level, message, None, None, None, first[1], 0, some(later))
 
 
 def _near(sketches: Floats, lengths: Int64s, hashes: UInt64s) -> tuple[Int64s, bool]:
@@ -105,7 +109,7 @@ def _near(sketches: Floats, lengths: Int64s, hashes: UInt64s) -> tuple[Int64s, b
     """
     count = len(lengths)
     nothing = np.zeros((0, 2), np.int64)
-    if count < _NEIGHBOURS or len(hashes) != count or not np.isfinite(sketches).all():
+    if count < _FEWEST or len(hashes) != count or not np.isfinite(sketches).all():
         return nothing, False
     low, high = np.quantile(sketches, [0.1, 0.9], axis=0)
     scaled = sketches / np.where(high > low, (high - low) / 2.56, np.inf)
@@ -133,7 +137,9 @@ def _near(sketches: Floats, lengths: Int64s, hashes: UInt64s) -> tuple[Int64s, b
     middle = float(np.nanmedian(usual)) if np.isfinite(usual).any() else 0.0
     certain = middle > _SPREAD_OUT
     usual = np.where(np.isfinite(least), np.maximum(np.nan_to_num(usual), middle), np.inf)
-    near = (least < _NEAR) & (least * (_NEARER if certain else _NEARER_ON_A_LINE) < usual)
+    # Few episodes say little about how near chance brings two of them.
+    nearer = _NEARER if certain and count >= _NEIGHBOURS else _NEARER_ON_A_LINE
+    near = (least < _NEAR) & (least * nearer < usual)
     found = np.flatnonzero(near)
     return np.stack([found, which[found, best[found]]], axis=1), certain
 
@@ -168,4 +174,5 @@ def about_splits(hashes: UInt64s, lengths: Int64s, first_rows: Int64s, splits: M
             f"{len(episodes):,} of the episodes of the split {names[second]!r} are in {names[first]!r}, too, such as "
             f"episode {episodes[0]}: what is held out has been trained on"
         )
-        yield Finding("splits-share-episodes", "warning", message, None, None, None, episodes[0], 0)
+        where = some(episodes)
+        yield Finding("splits-share-episodes", "warning", message, None, None, None, episodes[0], 0, where)

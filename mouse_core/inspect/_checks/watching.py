@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,6 @@ class Watch:
         self._sketches = Sketches()
         self._clocks: dict[str, Clock] = {}
         self._cameras: dict[str, Camera] = {}
-        self._episode = -1
         self._rows = 0
 
     def add(
@@ -42,6 +42,7 @@ class Watch:
         values: Mapping[str, Values],
         hashes: Mapping[str, UInt64s],
         start: Bools | None,
+        episode: Int64s,
         step: Int64s,
         bounds: Mapping[str, tuple[Floats, Floats]],
     ) -> None:
@@ -50,6 +51,7 @@ class Watch:
         Args:
             values, hashes: Their columns.
             start: Which begin an episode; None where that is not known.
+            episode: The number of each row's episode.
             step: The number of each in its episode.
             bounds: See ``RowSample.add``.
         """
@@ -57,9 +59,6 @@ class Watch:
         if not count:
             return
         begins = np.zeros(count, bool) if start is None else start
-        episode = self._episode + np.cumsum(begins)
-        self._episode = int(episode[-1])
-        episode = np.maximum(episode, 0)
         missing = _missing(values)
         self._add_sample(values, start, episode, step, missing, bounds)
         if start is not None:
@@ -119,6 +118,17 @@ class Watch:
                 camera = self._cameras.setdefault(name, Camera(name))
                 camera.add(hashes[name], combined(others, len(step)), start, episode, step)
 
+    def at_extreme(self, finding: Finding, dimension: int | None, which: str) -> Finding:
+        """A finding with the place at which a dimension of its column, or any, is at its ``"low"`` or ``"high"``."""
+        known = self._sample.extremes.get(finding.column or "")
+        if known is None:
+            return finding
+        if dimension is None:
+            dimension = int(known.low.argmin() if which == "low" else known.high.argmax())
+        episode, step = (known.low_at if which == "low" else known.high_at)[dimension].tolist()
+        place = dimension if len(known.low) > 1 else None
+        return replace(finding, dimension=place, episode=episode, step=step, episodes=(episode,))
+
     def findings(
         self,
         names: Mapping[str, Sequence[str]],
@@ -135,7 +145,11 @@ class Watch:
             splits: Rows of each split, in their order.
         """
         sampled = self._sample.result(self._rows, names)
-        found = [*about_dimensions(sampled), *about_parts(sampled), *about_dynamics(sampled, arrived=self._arrived)]
+        found = list(about_dimensions(sampled))
+        # Episodes with outliers reach further, which has been said.
+        told = {(one.column, one.dimension, "scale-by-episode") for one in found if one.code == "outlier"}
+        found += (one for one in about_parts(sampled) if (one.column, one.dimension, one.code) not in told)
+        found += about_dynamics(sampled, arrived=self._arrived)
         yield from capped(found, _MOST_OF_A_CODE)
         yield from self._sketches.findings(hashes)
         yield from about_splits(hashes, lengths, np.cumsum(lengths) - lengths, splits)
