@@ -81,9 +81,9 @@ class Inspection:
         self.done += rows.num_rows
 
     def warnings(self) -> Counter[int]:
-        """How many errors and warnings name each episode."""
+        """How many errors and warnings are about each episode."""
         found = [] if self.report is None else self.report.warnings
-        return Counter(one.episode for one in found if one.episode is not None)
+        return Counter(number for one in found for number in {*one.episodes, one.episode} if number is not None)
 
 
 class _Ended(Exception):
@@ -105,6 +105,7 @@ def told(report: Report) -> dict[str, Any]:
                 "dimension": one.dimension,
                 "episode": one.episode,
                 "step": one.step,
+                "episodes": list(one.episodes),
             }
             for one in report.findings
         ],

@@ -306,7 +306,8 @@ def test_a_browser_shows_it_and_asks_nobody(page: str, tmp_path: Path) -> None:
         assert opened.run("[...document.querySelectorAll('.tabs button')].filter(b => !b.hidden).length") == 2
 
         # A finding leads to its step; the list has those that are kept first, and says of others where they are.
-        opened.run("document.querySelector('.finding a').click()")
+        line = "[...document.querySelectorAll('li.finding')].find(one => one.textContent.includes('outlier'))"
+        opened.run(f"{line}.querySelector('a').click()")
         opened.until(f"document.querySelector('h2').textContent === 'Episode 2' && {STEP} === '707'")
         opened.until("document.querySelectorAll('.chart .plot')[3].layout?.shapes.length === 1")
         assert opened.run("document.querySelectorAll('.chart .value')[3].textContent") == "1e+09"

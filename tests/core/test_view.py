@@ -475,7 +475,8 @@ def test_nothing_is_inspected_until_somebody_asks_and_then_findings_name_their_s
         assert sum(titles[f"observation[1] {NASTY}"]["counts"]) == 600
         # Episodes are marked, sorted and filtered by them.
         assert "warnings" in client("episodes")["columns"]
-        loud = [one["episode"] for one in report["findings"] if one["level"] != "note"]
+        loud = [number for one in report["findings"] if one["level"] != "note" for number in one["episodes"]]
+        assert outlier["episodes"] == [2]
         wanted = [loud.count(number) for number in range(3)]
         place = client("episodes")["columns"].index("warnings")
         assert [values[place] for values in client("episodes")["episodes"]] == wanted

@@ -3,7 +3,7 @@
 import { ask, element, later, say, short } from "./tools.js";
 import { Bars } from "./charts.js";
 
-const EVERY = 400;
+const EVERY = 400, MOST_LINKS = 3;
 const LEVELS = ["error", "warning", "note"];
 
 export class Findings {
@@ -29,9 +29,10 @@ export class Findings {
     this.ask(false);
   }
 
-  /** What was found of an episode. */
+  /** What was found of an episode; where it is not the one that the step is of, without the step. */
   of(number) {
-    return (this.report?.findings ?? []).filter(({ episode }) => episode === number);
+    return (this.report?.findings ?? []).filter(({ episode, episodes }) => episode === number || episodes.includes(number))
+      .map((one) => (one.episode === number ? one : { ...one, step: null }));
   }
 
   async ask(start) {
@@ -88,17 +89,21 @@ export class Findings {
     this.bars.forEach(({ root }) => this.sight.observe(root));
   }
 
-  line({ level, code, message, episode, step }) {
-    const link = episode === null ? null : element("a", {
-      href: this.pane.address(episode, step ?? 0), textContent: `episode ${short(episode)}${step === null ? "" : `, step ${short(step)}`}`,
+  line({ level, code, message, episode, step, episodes }) {
+    const to = (number, at, textContent) => element("a", {
+      href: this.pane.address(number, at), textContent,
       onclick: (event) => {
         if (event.ctrlKey || event.metaKey || event.shiftKey) return;
         event.preventDefault();
-        this.pane.open(episode, step ?? 0);
+        this.pane.open(number, at);
       },
     });
+    const others = episodes.filter((number) => number !== episode), shown = others.slice(0, MOST_LINKS);
+    const links = episode === null ? [] : [to(episode, step ?? 0, `episode ${short(episode)}${step === null ? "" : `, step ${short(step)}`}`)];
+    for (const number of shown) links.push(links.length ? ", " : "", to(number, 0, short(number)));
+    if (others.length > shown.length) links.push(`, and ${short(others.length - shown.length)} more`);
     return element("li", { class: `finding ${level}` }, element("b", { textContent: level }), " ", element("code", { textContent: code }), " ",
-      element("span", { textContent: message }), " ", link);
+      element("span", { textContent: message }), " ", ...links);
   }
 
   redraw() {

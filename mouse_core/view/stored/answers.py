@@ -30,7 +30,7 @@ _LIST, _CURVES, _STEPS, _PICTURES = 1_000_000, 3_000_000, 2_000_000, 2_000_000
 _STRETCH = 30
 _MOST_LISTED, _MOST_STEPS, _MOST_PICTURES = 4000, 500, 48
 _MOST_COLUMNS, _MOST_CURVES, _MOST_CAMERAS = 200, 4096, 8
-_MOST_TASKS, _MOST_FOUND = 100, 500
+_MOST_TASKS, _MOST_FOUND, _MOST_NAMED = 100, 500, 200
 # Texts are cut to so many characters.
 _CELL, _VALUE = 100, 200
 # The name of the list's column that says why an episode is kept.
@@ -110,7 +110,7 @@ def _sentences(some: Sequence[str]) -> str:
 
 def _findings(report: Report) -> dict[str, Any]:
     found = told(report)
-    found["findings"] = found["findings"][:_MOST_FOUND]
+    found["findings"] = [{**one, "episodes": one["episodes"][:_MOST_NAMED]} for one in found["findings"][:_MOST_FOUND]]
     found["tables"] = [{**table, "rows": table["rows"][:_MOST_FOUND]} for table in found["tables"]]
     return {"state": "done", "done": report.rows, "total": report.rows, "error": "", "report": found}
 
