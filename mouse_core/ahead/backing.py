@@ -25,6 +25,8 @@ class Backing(Protocol):
     """How many bytes."""
     gap: int
     """Ranges that are no further apart than so many bytes are better asked for as one."""
+    room: int | None
+    """How many bytes may be here at a time; None: nobody says."""
 
     def ask(self, begins: Int64s, ends: Int64s, batch: int) -> None:
         """Say that batch number ``batch`` will read some ranges. Returns at once, and raises nothing."""

@@ -70,7 +70,7 @@ class LocalFiles:
         later: Bytes of those that are mapped when they are read.
     """
 
-    begin, size, gap = 0, (1 << 63) - 1, 8 << 10
+    begin, size, gap, room = 0, (1 << 63) - 1, 8 << 10, None
 
     def __init__(self, begins: Int64s, sizes: Int64s, later: int = 0) -> None:
         self._advice = _Advice()

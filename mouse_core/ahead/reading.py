@@ -81,8 +81,8 @@ class ReadAhead(Generic[BlockT]):
         views: How a block is copied; None: it is not.
         gathered: Where the bytes lie that are read of a batch and are not copied: ranges, and then others that take
             reading the first.
-        opened: What else is read when each batch of a block is, as a block of as many, where batches are drawn from
-            stretches of rows that are read as a whole; None: nothing.
+        read: What is read when each batch of a block is, as blocks of as many: itself, or, where batches are drawn from
+            stretches of rows that are read as a whole, those.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class ReadAhead(Generic[BlockT]):
         blocks: Blocks[BlockT],
         views: Callable[[BlockT], Views | None],
         gathered: Callable[[BlockT, int], Iterator[tuple[Int64s, Int64s]]],
-        opened: Callable[[BlockT], BlockT | None] = lambda block: None,
+        read: Callable[[BlockT], Sequence[BlockT]] = lambda block: [block],
     ) -> None:
         self._always, self._files = tuple(backings), files
         self._backings, self._blocks, self._views = self._always, blocks, views
-        self._gathered, self._opened = gathered, opened
+        self._gathered, self._read = gathered, read
         # Bytes by the index of batches that were asked for and not copied yet.
         self._asked: dict[int, int] = {}
         # The batch behind them: its block, and its number there.
@@ -213,12 +213,8 @@ class ReadAhead(Generic[BlockT]):
         return _FAR_BYTES if self._always or self._files is None else self._files.depth.nbytes
 
     def _stages(self, block: BlockT, first: int, count: int) -> Iterator[tuple[Int64s, Int64s]]:
-        """Which ranges some batches read, and then those that take reading the ones before.
-
-        They are of what they open, and, in case some of that went away since, of what they consist of.
-        """
-        opened = self._opened(block)
-        read = [block] if opened is None else [opened, block]
+        """Which ranges some batches read, and then those that take reading the ones before."""
+        read = self._read(block)
         found = [views.ranges(first, count) for views in map(self._views, read) if views is not None]
         begins, ends = (np.concatenate(some) for some in zip(*found, strict=True)) if found else _NO_RANGES
         for one in read:

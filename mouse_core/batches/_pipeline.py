@@ -315,7 +315,7 @@ class Pipeline:
 
         # It must not keep this alive, and with it the files that rows lie in, until Python looks for such circles.
         views, gathered = weakly(self._byte_views, None), weakly(self._gathered, ())
-        return self.blocks, views, gathered, self.planner.opened
+        return self.blocks, views, gathered, self.planner.read
 
     def _gathered(self, block: Block, number: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Where the bytes lie that are read of a batch and are not copied; see ``ReadAhead``."""

@@ -48,8 +48,7 @@ _ALONE_FIRST, _MISSES_KNOWN = 2, 32
 # and, as a block may have to go for it once the bytes are used up, so many were planned alone since the last one.
 _ALONE_BETWEEN = 16
 # The kind of a block is the index at which those that follow each other began; of a run it is a number below these.
-# Around a block, what it opens has a number that no kind of offsets has.
-_ALONE = _OPENED = -1
+_ALONE = -1
 
 
 @dataclass(eq=False)
@@ -173,7 +172,7 @@ class Planner:
 
     def of_plan(self, plan: Plan) -> Block:
         """A block of one batch: of the windows of a plan, from wherever."""
-        return Block(0, 1, 1, 0, self._locate(plan.starts, None, plan.lengths), [plan.global_size], self)
+        return Block(0, 1, 1, 0, self.locate(plan.starts, None, plan.lengths), [plan.global_size], self)
 
     def block(self, first: int, step: int, batches: int, kind: int) -> Block:
         """So many batches from ``first`` on, ``step`` apart, located together."""
@@ -196,19 +195,17 @@ class Planner:
             own = [slice(*self.delivered(size)) for size in sizes]
             rows, lengths = cut(self.seed, range(first, end, step), own, sizes, rows, self.snapshot)
         rows.flags.writeable = False
-        return Block(first, end, step, kind, self._locate(rows, bounds, lengths), sizes, self)
+        return Block(first, end, step, kind, self.locate(rows, bounds, lengths), sizes, self)
 
-    def opened(self, block: Block) -> Block | None:
-        """The windows that are read when each batch of a block is, those of stretches that it opens; None: its own."""
-        read = getattr(self.sampler, "starts_to_read", None) if block.kind >= 0 else None
-        if read is not None and _OPENED not in block.around:
-            batches, rows = range(block.first, block.end, block.step), slice(*self.delivered(self.sampler.batch_size))
-            if found := read(self.seed, batches, self.snapshot, self.epoch_start, rows=rows, begun=block.kind):
-                sizes, windows = np.diff(found[1]).tolist(), self._locate(found[0], found[1].tolist(), None)
-                block.around[_OPENED] = Block(block.first, block.end, block.step, block.kind, windows, sizes, self)
-        return block.around.get(_OPENED)
+    def read(self, block: Block) -> Sequence[Block]:
+        """The windows that are read when each batch of a block is: its own, or those of stretches that it opens."""
+        if block.kind < 0 or not hasattr(self.sampler, "starts_to_read"):
+            return [block]
+        from mouse_core.batches._opening import read_with  # loaded where stretches are opened
 
-    def _locate(self, starts: Int64s, bounds: Sequence[int] | None, lengths: Int64s | None) -> Windows:
+        return read_with(self, block)
+
+    def locate(self, starts: Int64s, bounds: Sequence[int] | None, lengths: Int64s | None) -> Windows:
         """See ``Snapshot.locate``; raises ConfigError if some windows are not in the snapshot."""
         length = self.sampler.sequence_length
         if self.padded is not None and lengths is None:

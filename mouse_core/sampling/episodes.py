@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -129,6 +129,11 @@ class EpisodeWindows:
         numbers = self._numbers(snapshot)
         found = self._order.starts_to_read(seed, batches, numbers, epoch_start, rows=rows, begun=begun)
         return None if found is None else (self._starts_of(snapshot, found[0], seed, ()), found[1])
+
+    def pool(self, snapshot: Snapshot) -> Any:
+        """See ``BlockWindows.pool``; None where batches are not drawn from blocks."""
+        pool = getattr(self._order, "pool", None)
+        return None if pool is None else pool(self._numbers(snapshot))
 
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
         """See ``PaddedSampler.lengths``."""

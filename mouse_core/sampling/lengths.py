@@ -82,6 +82,11 @@ class DrawnLengths:
             return None
         return self.sampler.starts_to_read(seed, batches, snapshot, epoch_start, rows=rows, begun=begun)
 
+    def pool(self, snapshot: Snapshot) -> Any:
+        """See ``BlockWindows.pool``; None where batches are not drawn from blocks."""
+        pool = getattr(self.sampler, "pool", None)
+        return None if pool is None else pool(snapshot)
+
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
         """How many steps they have before they are cut; see ``PaddedSampler.lengths``."""
         if isinstance(self.sampler, PaddedSampler):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,8 @@ from mouse_core.ahead import local
 from mouse_core.ahead.backing import merged
 from mouse_core.ahead.depth import Depth
 from mouse_core.ahead.room import room_for_files
+from mouse_core.batches import _opening
+from mouse_core.errors import StoreWarning
 from mouse_core.sampling import Blocks
 from mouse_core.store.snapshot import Snapshot
 from tests.core.disk_cases import rows_of, table_of
@@ -239,6 +243,52 @@ def test_blocks_are_asked_for_as_a_whole(both: Any, boundary: Any) -> None:
         assert (times > 0).sum() >= 0.98 * (found[0][0] > 0).sum()
         assert times.sum() < 1.1 * (times > 0).sum()
         assert ranges < short / 3
+
+
+@takes_advice
+@pytest.mark.parametrize("boundary", ["stream", "episode"])
+def test_blocks_of_files_are_asked_for_once_where_there_is_room(
+    written: Any, monkeypatch: pytest.MonkeyPatch, boundary: Any
+) -> None:
+    folder, known = written
+    asked, ask = [0], local.LocalFiles.ask
+
+    def asking(self: local.LocalFiles, begins: Int64s, ends: Int64s, batch: int) -> None:
+        asked[0] += int((ends - begins).sum())
+        ask(self, begins, ends, batch)
+
+    monkeypatch.setattr(local.LocalFiles, "ask", asking)
+    monkeypatch.setattr(local.LocalFiles, "look", lambda self, batches: True)
+    monkeypatch.setattr(local, "room_for_files", lambda: 0)
+    options: dict[str, Any] = {"boundary": boundary, "fields": ["reward", "obs_continuous"], "seed": 2}
+    there = DatasetStore.open(folder, fields=[Field("goal"), Field("words", shape=(3,), pad=-1)], max_action_dim=5)
+    found = []
+    for room in (1 << 30, 2_000):
+        monkeypatch.setattr(_opening, "room_for_files", lambda room=room: room)
+        asked[0] = 0
+        source, here = (BatchSource(one, 10, 8, Blocks(rows=100, pool=8), **options) for one in (there, known))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for index in range(len(source)):
+                for name, values in here[index].items():
+                    assert_array_equal(source[index][name], values)
+        found.append((asked[0], [str(one.message) for one in said]))
+    (once, nothing), (again, warned) = found
+    assert not nothing
+    assert again > 1.7 * once
+    (said_once,) = warned
+    assert re.match(
+        r"sampling 'blocks': expected room for [\d,]+ bytes, the 8 blocks .*, found 2,000 in memo", said_once
+    )
+
+
+def test_a_pool_that_is_larger_than_the_cache_is_said(both: Any) -> None:
+    _, _, backed = both
+    backed.backings[0].room = 1000
+    source = BatchSource(backed, 10, 8, Blocks(rows=100, pool=8), fields=["reward"])
+    _ = source[0]
+    with pytest.warns(StoreWarning, match=r"the 8 blocks .*, found 1,000 in the cache: .* have cache_bytes= with more"):
+        _ = source[1]
 
 
 def test_what_cannot_be_had_is_an_error_of_its_batch(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:

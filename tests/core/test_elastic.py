@@ -23,6 +23,8 @@ from mouse_core import (
 from mouse_core.digest import StreamDigest, whole_state
 from mouse_core.mixtures import Mixture, MixtureSource
 from mouse_core.randomness import Key, Purpose
+from mouse_core.remote import Reaching
+from mouse_core.store.elsewhere import upload
 from mouse_core.testing import example_store
 from tests.core.object_server import ObjectServer
 
@@ -128,7 +130,7 @@ def test_fewer_processes_fill_packed_batches_up_to_more() -> None:
 class Counting:
     """Stands behind all memory, and counts the bytes that batches read of it."""
 
-    begin, size, gap = 0, (1 << 63) - 1, 0
+    begin, size, gap, room = 0, (1 << 63) - 1, 0, None
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -169,7 +171,7 @@ def test_processes_of_one_machine_fetch_each_byte_once(tmp_path: Path) -> None:
         store.extend({name: TABLE[name].to_numpy() for name in TABLE.column_names})
     options: dict[str, Any] = {"sequence_length": 16, "batch_size": 12, "sampling": "sequential", "digest": True}
     with ObjectServer() as server:
-        server.put_folder("data/runs", tmp_path / "store")
+        upload(tmp_path / "store", "s3://data/runs", reaching=Reaching(storage_options=server.options))
         told = {"storage_options": server.options, "cache": tmp_path / "cache", "cache_bytes": 16 << 20}
         remote = [DatasetStore.open("s3://data/runs", **told) for _ in range(3)]
         server.asked.clear()

@@ -309,6 +309,7 @@ class _Map:
     def __init__(self, mirror: Mirror, memory: mmap.mmap) -> None:
         self._mirror, self.memory, self.counted = mirror, memory, mirror  # all maps have one set of counters
         self.begin, self.size = address_of(memory), len(memory)
+        self.room: int | None = mirror._limits.pages * PAGE
 
     def ask(self, begins: Int64s, ends: Int64s, batch: int) -> None:
         """Fetch what batch number ``batch`` will read: bytes at some addresses, ascending, int64 ``[n]`` each."""

@@ -96,7 +96,7 @@ class DatasetStore(Store):
             mode: "r" reads a store that is there, and writes nothing; "a" writes one, which is made if it is not there.
             sync: What a writer waits for, as above.
             verify: Whether a file's digest is compared when its rows are first read, which reads all of it once; behind
-                an address each page's, where ``mouse upload`` sent them. None: where there are any; True: there must be.
+                an address each page's, where ``mouse upload`` sent them. None: if there are any; True: there must be.
             max_rows: How many rows a writer keeps, at most, from 8; None: all. The oldest are dropped, about an eighth
                 at a time; stores and snapshots that others opened keep theirs.
             max_bytes: How many bytes of files a writer keeps, likewise, from 65,536.
