@@ -181,6 +181,9 @@ class Columns(Mapping[str, RolloutColumn]):
     def __getitem__(self, name: str) -> RolloutColumn:
         return self._columns[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
     def __iter__(self) -> Any:
         return iter(self._columns)
 

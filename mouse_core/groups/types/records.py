@@ -207,9 +207,11 @@ def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
     where = f"rollout {rollout.rollout_uid!r}"
     if "reward" not in declared:
         check_rewarded(rollout)
-    declared.refuse_others(rollout.columns, ("example",), where)
+    if rollout.columns:
+        declared.refuse_others(rollout.columns, ("example",), where)
     for turn in rollout.turns:
-        declared.refuse_others(turn.columns, ("token", "turn"), where)
+        if turn.columns:
+            declared.refuse_others(turn.columns, ("token", "turn"), where)
     if not declared:
         return rollout
     own = {name: declared[name].values(given, None, where) for name, given in rollout.columns.items()}

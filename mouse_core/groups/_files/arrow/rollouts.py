@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, chain, pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -110,14 +111,17 @@ def rollouts_to_table(rollouts: Sequence[RolloutRecord], declared: Columns = NO_
 
 def columns_of(objects: Sequence[Any], fields: Iterable[pa.Field], declared: Columns) -> list[pa.Array]:
     """Some fields of rollouts, turns or examples, a row for each."""
-    columns = []
-    for field in fields:
-        if field.name in declared and not declared[field.name].late:
-            values = [item.columns.get(field.name) for item in objects]
-            columns.append(declared_array(declared[field.name], values))
-        else:
-            columns.append(_column(field, [getattr(item, field.name) for item in objects], declared))
-    return columns
+    given = list(fields)
+    own = [field.name for field in given if field.name not in declared or declared[field.name].late]
+    # All attributes of an object at once.
+    rows = zip(*map(attrgetter(*own), objects), strict=True) if objects else ((),) * len(own)
+    values = dict(zip(own, rows, strict=True))
+    return [
+        _column(field, values[field.name], declared)
+        if field.name in values
+        else declared_array(declared[field.name], [item.columns.get(field.name) for item in objects])
+        for field in given
+    ]
 
 
 def _column(field: pa.Field, values: Sequence[Any], declared: Columns) -> pa.Array:
