@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from mouse_core import rollouts
@@ -155,8 +156,26 @@ def _high(number: Any, upper: Any, lower: Any) -> Any:
 
 def scaled(word: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """``floor(word * total / 2**64)`` of each, int64 ``[n]``; total from 0, int64 ``[]``."""
-    made: torch.Tensor = _high(word, total >> 32, total & _HALF)
+    if is_known(word):
+        return _scaled_known(word, total)
+    # Not by what Inductor makes of it for the host: in C++ products that wrap round are undefined.
+    made: torch.Tensor = _scaled(word, total) if word.device.type == "cpu" else _high(word, total >> 32, total & _HALF)
     return made
+
+
+def _scaled_known(word: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    parts = (np.uint64(part) for part in divmod(int(total.numpy()), 1 << 32))
+    return torch.from_numpy(_high(word.numpy().view(np.uint64), *parts).view(np.int64))
+
+
+@torch.library.custom_op("mouse_torch::scaled", mutates_args=(), device_types="cpu")
+def _scaled(word: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    return _scaled_known(word, total)
+
+
+@_scaled.register_fake
+def _(word: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(word)
 
 
 def scaled_integers(word: torch.Tensor, high: torch.Tensor) -> torch.Tensor:

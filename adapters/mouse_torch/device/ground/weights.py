@@ -42,8 +42,6 @@ class Weights(torch.nn.Module):
     shifts: torch.Tensor
     pieces: torch.Tensor
     """See ``Powers``."""
-    order: torch.Tensor
-    """Of each slot the last of its places among slots that are updated together; int64, as the first level."""
 
     def __init__(self, capacity: int, priorities: Priorities, *, sliced: bool, device: torch.device) -> None:
         super().__init__()
@@ -60,7 +58,6 @@ class Weights(torch.nn.Module):
             "sums": torch.zeros((self.ends[-1] + 1, _FAN), dtype=torch.int64),
             "least": torch.full((self.ends[-1] - self.ends[0], _FAN), torch.inf, dtype=torch.float32),
             "largest": torch.ones((), dtype=torch.float32),
-            "order": torch.zeros((self.ends[0] + 1) * _FAN, dtype=torch.int64),
         }
         if sliced:
             made["begins"] = torch.zeros((self.ends[0], _FAN), dtype=torch.bool)
@@ -68,9 +65,7 @@ class Weights(torch.nn.Module):
         self.bends_down, self.most = tables.bends_down, largest_weight(capacity, tables)
         made |= {name: torch.tensor(getattr(tables, name)) for name in ("factors", "shifts", "pieces")}
         for name, values in made.items():
-            self.register_buffer(
-                name, values.to(device), persistent=name not in ("factors", "shifts", "pieces", "order")
-            )
+            self.register_buffer(name, values.to(device), persistent=name not in ("factors", "shifts", "pieces"))
         self.register_buffer("fresh", self.weighed(self.largest.reshape(1))[0])
 
     def weighed(self, priority: torch.Tensor) -> torch.Tensor:
@@ -102,12 +97,11 @@ class Weights(torch.nn.Module):
         children = self._leaves(nodes)
         total, smallest = children.sum(1), _smallest(children)
         for start in self.starts[1:-1]:
-            # Where a node comes again the same is written.
-            place = nodes + start * _FAN
-            self.sums.view(-1).index_copy_(0, place, total)
-            self.least.view(-1).index_copy_(0, place - first * _FAN, smallest)
-            nodes = nodes >> _SHIFT
+            child, nodes = nodes & (_FAN - 1), nodes >> _SHIFT
             rows = start + nodes
+            # Where a node comes again the same is written.
+            self.sums.index_put_((rows, child), total)
+            self.least.index_put_((rows - first, child), smallest)
             total = self.sums.index_select(0, rows).sum(1)
             smallest = self.least.index_select(0, rows - first).amin(1)
 
@@ -126,17 +120,17 @@ class Weights(torch.nn.Module):
             node, rest = _child(self.sums.index_select(0, rows), node, rest)
         node, _ = _child(self._leaves(node.clamp(max=self.ends[0] - 1)), node, rest)
         slots = node.clamp(max=self.capacity - 1)
-        own = self.sums.view(-1).index_select(0, slots).to(torch.float32)
+        own = self.sums[_apart(slots)].to(torch.float32)
         smallest = _smallest(root[None])[0] if len(self.ends) == 1 else self.least[-1].amin()
         return slots, (own / smallest) ** -beta
 
     def fill(self, slots: torch.Tensor) -> None:
         """Weigh new rows; the tree is to be refreshed."""
-        self.sums.view(-1).index_copy_(0, slots, self.fresh.expand(len(slots)))
+        self.sums.index_put_(_apart(slots), self.fresh)
 
     def mark(self, slots: torch.Tensor, begins: torch.Tensor) -> None:
         """Say whether slices begin at some rows, none of which comes twice; the tree is to be refreshed."""
-        self.begins.view(-1).index_copy_(0, slots, begins)
+        self.begins.index_put_(_apart(slots), begins)
 
     def update(self, rows: torch.Tensor, slots: torch.Tensor, priority: torch.Tensor) -> None:
         """Set priorities of some slots, float32 ``[n]``; of a slot that comes twice the last one counts.
@@ -152,14 +146,11 @@ class Weights(torch.nn.Module):
         self.largest.copy_(torch.maximum(self.largest, priority.amax()))
         new = self.weighed(torch.cat([priority, self.largest.reshape(1)]))
         self.fresh.copy_(new[-1])
-        # The last of those with one slot: each says its place, and the largest is what is left.
-        place = torch.where(there, slots, self.ends[0] * _FAN)
-        number = torch.arange(len(slots), device=slots.device)
-        self.order.index_fill_(0, place, -1)
-        self.order.scatter_reduce_(0, place, number, "amax")
-        kept = new.index_select(0, self.order.index_select(0, place))
-        out = (self.sums.shape[0] - 1) * _FAN
-        self.sums.view(-1).index_copy_(0, torch.where(there, slots, out), kept)
+        # Of those with one slot the last is written, and the others where what belongs to nobody is.
+        nowhere = (self.sums.shape[0] - 1) * _FAN
+        place, order = torch.where(there, slots, nowhere).sort(stable=True)
+        last = torch.cat([place[1:] != place[:-1], there.new_ones(1)])
+        self.sums.index_put_(_apart(torch.where(last, place, nowhere)), new.index_select(0, order))
         self.refresh(torch.where(there, slots, 0) >> _SHIFT)
 
     def units(self, rows: int) -> npt.NDArray[np.int64]:
@@ -173,6 +164,14 @@ class Weights(torch.nn.Module):
         self.largest.fill_(largest)
         self.fresh.copy_(self.weighed(self.largest.reshape(1))[0])
         self.refresh(torch.arange(self.ends[0], device=self.sums.device))
+
+
+def _apart(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of slots and their places there.
+
+    Each buffer is read and written in one shape: where one is viewed in another, what torch compiles copies all of it.
+    """
+    return slots >> _SHIFT, slots & (_FAN - 1)
 
 
 def _smallest(weights: torch.Tensor) -> torch.Tensor:
