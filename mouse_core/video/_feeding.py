@@ -92,7 +92,7 @@ def decode_group(
     Raises:
         DataError: The file has changed, or the decoder gives no such frame.
     """
-    packets = [int(index.packet[frame]) for frame in frames]
+    packets = index.packet[frames].tolist()
     places = {packet: place for place, packet in enumerate(packets)}
     start, last = int(index.start[packets[0]]), max(packets)
 
@@ -148,8 +148,12 @@ def _decoded(
 ) -> Iterator[Any]:
     """The frames that a decoder gives for some packets; ``pts`` of each is its packet."""
     packet_of = pyav().Packet
-    sums = index.checksum[chosen].tolist()
-    for number, content, size, checksum in _contents(index, chosen, sums):
+    # Most lie side by side, and a part of an array is had sooner than some of its items.
+    side_by_side = chosen[-1] - chosen[0] == len(chosen) - 1
+    at: Any = slice(chosen[0], chosen[-1] + 1) if side_by_side else chosen
+    begins, sizes, sums = (values[at].tolist() for values in (index.position, index.size, index.checksum))
+    contents = _contents(index, chosen, begins, sizes)
+    for number, content, size, checksum in zip(chosen, contents, sizes, sums, strict=True):
         if len(content) != size or xxhash.xxh3_64_intdigest(content) != checksum:
             raise named(number, "expected the bytes that were there when it was indexed, found others")
         # A copy, behind which there are zeros: decoders read on, and what they find is seen in a broken frame.
@@ -161,40 +165,39 @@ def _decoded(
 
 
 def _contents(
-    index: VideoIndex, chosen: Sequence[int], sums: Sequence[int]
-) -> Iterator[tuple[int, memoryview, int, int]]:
-    """Some packets in their order, with their bytes, sizes and checksums; those that lie together are read at once."""
-    begins, sizes = index.position[chosen].tolist(), index.size[chosen].tolist()
+    index: VideoIndex, chosen: Sequence[int], begins: Sequence[int], sizes: Sequence[int]
+) -> Iterator[memoryview]:
+    """The bytes of some packets, in their order; those that lie together are read at once."""
     first, count = 0, len(chosen)
+    file = -1
     try:
         file = os.open(index.path, _READ)
-    except OSError as error:
-        with reading(index.path):  # as every error of a file is named
-            raise error
-    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise damaged(index.path, "expected a regular file, found a pipe or a device")
         while first < count:
             end, stop = first + 1, begins[first] + sizes[first]
             while end < count and 0 <= begins[end] - stop <= _GAP and stop - begins[first] < _PIECE:
                 end, stop = end + 1, begins[end] + sizes[end]
-            memory = memoryview(_read(file, index.path, begins[first], stop - begins[first]))
+            memory = memoryview(_read(file, begins[first], stop - begins[first]))
             for place in range(first, end):
                 at = begins[place] - begins[first]
-                yield chosen[place], memory[at : at + sizes[place]], sizes[place], sums[place]
+                yield memory[at : at + sizes[place]]
             first = end
+    except OSError as error:
+        with reading(index.path):  # as every error of a file is named
+            raise error
     finally:
-        os.close(file)
+        if file >= 0:
+            os.close(file)
 
 
-def _read(file: int, path: str, begin: int, size: int) -> bytes:
+def _read(file: int, begin: int, size: int) -> bytes:
     """Bytes of a file, fewer where it ends."""
-    with reading(path):
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise damaged(path, "expected a regular file, found a pipe or a device")
-        os.lseek(file, begin, os.SEEK_SET)
-        found = os.read(file, size)
-        while len(found) < size and (more := os.read(file, size - len(found))):
-            found += more
-        return found
+    os.lseek(file, begin, os.SEEK_SET)
+    found = os.read(file, size)
+    while len(found) < size and (more := os.read(file, size - len(found))):
+        found += more
+    return found
 
 
 def _pixels(decoders: Decoders, index: VideoIndex, frame: Any, like: Any, crop: Any) -> npt.NDArray[Any]:
@@ -219,9 +222,9 @@ def _pixels(decoders: Decoders, index: VideoIndex, frame: Any, like: Any, crop: 
 
 def lines(frame: Any, dtype: str, channels: int) -> npt.NDArray[Any]:
     """What a packed frame holds, ``[H, W, C]``."""
-    plane = frame.planes[0]
-    found = np.frombuffer(plane, dtype).reshape(plane.height, -1)
-    return found[:, : frame.width * channels].reshape(frame.height, frame.width, channels)
+    plane, each = frame.planes[0], np.dtype(dtype).itemsize
+    strides = plane.line_size, channels * each, each
+    return np.ndarray((frame.height, frame.width, channels), dtype, plane, 0, strides)
 
 
 def _cropped(pixels: npt.NDArray[Any], crop: Any) -> npt.NDArray[Any]:

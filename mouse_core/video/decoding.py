@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol
@@ -25,6 +25,8 @@ _NO_FRAME = -1
 # Of the tasks of a call each thread takes about so many shares, lest all wait for the longest.
 _SHARES = 6
 Crop = tuple[int, int, int, int]
+# What is decoded together: a video, frames of it in order, and the rows that each of them goes to.
+_Task = tuple[VideoIndex, list[int], list[list[int]]]
 
 
 def decoder_version() -> str:
@@ -151,15 +153,13 @@ class FrameDecoder:
         tasks = list(_tasks(videos, which, frames))
         for index in {id(index): index for index, _, _ in tasks}.values():
             _check_size(index, out, crop, resize=resize)
-        work = partial(self._work, out, crop)
         if self.threads == 1 or len(tasks) < 2:
-            for task in tasks:
-                work(task)
+            self._work(out, crop, tasks)
             return
         # Handing a task to a thread takes a tenth of the time that a small one does.
         step = max(1, len(tasks) // (_SHARES * self.threads))
         some = [tasks[first : first + step] for first in range(0, len(tasks), step)]
-        futures = [self._threads().submit(_each, work, share) for share in some]
+        futures = [self._threads().submit(self._work, out, crop, share) for share in some]
         try:
             for future in futures:
                 future.result()
@@ -191,18 +191,18 @@ class FrameDecoder:
                 self._pool = ThreadPoolExecutor(self.threads, "mouse-video")
             return self._pool
 
-    def _work(self, out: npt.NDArray[Any], crop: Crop | None, task: tuple[VideoIndex, Any, list[Any]]) -> None:
-        index, frames, rows = task
+    def _work(self, out: npt.NDArray[Any], crop: Crop | None, tasks: Sequence[_Task]) -> None:
         decoders = getattr(self._here, "decoders", None)
         if decoders is None or self._here.owner != os.getpid():
             decoders = self._here.decoders = Decoders()
             self._here.owner = os.getpid()
+        for index, frames, rows in tasks:
 
-        def take(place: int, pixels: npt.NDArray[Any]) -> None:
-            for row in rows[place]:
-                out[row] = pixels
+            def take(place: int, pixels: npt.NDArray[Any], rows: Sequence[list[int]] = rows) -> None:
+                for row in rows[place]:
+                    out[row] = pixels
 
-        decode_group(decoders, index, frames, take, out, crop)
+            decode_group(decoders, index, frames, take, out, crop)
 
 
 def undecodable(index: VideoIndex) -> dict[int, str]:
@@ -220,11 +220,6 @@ def undecodable(index: VideoIndex) -> dict[int, str]:
         except DataError as error:
             found |= dict.fromkeys(frames, str(error))
     return found
-
-
-def _each(work: Callable[[Any], None], tasks: Sequence[Any]) -> None:
-    for task in tasks:
-        work(task)
 
 
 def _check(which: Any, frames: Any, out: Any) -> None:
@@ -270,8 +265,8 @@ def _check_depth(index: VideoIndex, out: Any) -> None:
         raise DataError(f"{index.path}: expected {wanted}, found {index.pixel_format}")
 
 
-def _tasks(videos: Sequence[VideoIndex], which: Any, frames: Any) -> Iterator[tuple[VideoIndex, list[int], list[Any]]]:
-    """What is decoded together: a video, frames of it in order, and the rows that each of them goes to."""
+def _tasks(videos: Sequence[VideoIndex], which: Any, frames: Any) -> Iterator[_Task]:
+    """What is decoded together."""
     groups: dict[tuple[int, int], dict[int, list[int]]] = {}
     for row, (video, frame) in enumerate(zip(which.tolist(), frames.tolist(), strict=True)):
         if frame == _NO_FRAME:
