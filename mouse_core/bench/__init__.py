@@ -7,10 +7,12 @@ in turns with ``interleave``; ``plain_copies`` is the floor to hold them against
 from mouse_core._base.progress import progress_bar
 from mouse_core.bench.advice import Line, advise
 from mouse_core.bench.floor import ColumnAddresses, Pieces, plain_copies
+from mouse_core.bench.frameworks import PACKAGES
 from mouse_core.bench.measuring import Contender, Timing, interleave, machine, private_memory, steady
-from mouse_core.bench.opening import Opened, opened
+from mouse_core.bench.opening import Opened, mixed, opened
 from mouse_core.bench.own import bench_own
-from mouse_core.bench.running import FLOOR, PACKAGES, SOURCE, BenchReport, FirstBatches, bench
+from mouse_core.bench.replaying import bench_replay
+from mouse_core.bench.running import FLOOR, SOURCE, BenchReport, FirstBatches, bench
 
 __all__ = [
     "FLOOR",
@@ -27,8 +29,10 @@ __all__ = [
     "advise",
     "bench",
     "bench_own",
+    "bench_replay",
     "interleave",
     "machine",
+    "mixed",
     "opened",
     "plain_copies",
     "private_memory",

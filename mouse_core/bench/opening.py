@@ -21,6 +21,7 @@ from mouse_core.inspect.layout import costs, layout_of
 from mouse_core.remote.clients import is_url, public_url
 from mouse_core.spec import Alignment
 from mouse_core.store.dataset_store import DatasetStore
+from mouse_core.store.views import Store
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _NETWORK = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests")
@@ -38,7 +39,7 @@ class Opened:
         image_roots: Folders in which images may lie that rows name by path.
         costs: What the layout of the files costs, in sentences.
         folder: That of a store of many small record batches, which is read as it lies.
-        store: The rows of data elsewhere, which are no datasets.
+        store: The rows of data elsewhere, which are no datasets, or of several.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Opened:
     image_roots: Sequence[str] = ()
     costs: Sequence[str] = ()
     folder: str | None = None
-    store: DatasetStore | None = None
+    store: Store | None = None
 
     @property
     def rows(self) -> int:
@@ -57,13 +58,31 @@ class Opened:
             return len(self.to_store())
         return sum(len(part) for part in self.parts.values())
 
-    def to_store(self) -> DatasetStore:
+    def to_store(self) -> Store:
         """A store of all parts, by reference."""
         if self.store is not None:
             return self.store
         if self.folder is not None:
             return DatasetStore.open(self.folder, image_roots=self.image_roots)
         return DatasetStore(alignment=self.alignment, image_roots=self.image_roots).from_dataset(dict(self.parts))
+
+
+def mixed(parts: Sequence[Opened], weights: Sequence[float] | None = None) -> Opened:
+    """Several recordings as one: a mixture of their stores, called "0", "1" and so on.
+
+    Args:
+        parts: The recordings.
+        weights: How often windows are of each, by their order; None: equally often.
+
+    Raises:
+        ConfigError: As ``Mixture``.
+    """
+    from mouse_core.mixtures import Mixture
+
+    store = Mixture([part.to_store() for part in parts], weights)
+    costs = [sentence for part in parts for sentence in part.costs]
+    seconds = sum(part.seconds for part in parts)
+    return Opened(" + ".join(part.name for part in parts), {}, seconds, parts[0].alignment, costs=costs, store=store)
 
 
 @contextmanager

@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mouse_core.bench.advice import workers_for_each
+from mouse_core.bench.advice import Line, workers_for_each
+from mouse_core.bench.frameworks import PACKAGES
 from mouse_core.bench.measuring import Contender, interleave, private_memory, steady
 from mouse_core.bench.opening import Opened
-from mouse_core.bench.running import PACKAGES, BenchReport, FirstBatches, line_of
+from mouse_core.bench.running import BenchReport, FirstBatches, line_of
 from mouse_core.errors import ConfigError
 
 _SLOW_SECONDS = 0.03
@@ -36,27 +38,74 @@ def bench_own(opened: Opened, make: Callable[..., Any], *, name: str, seconds: f
         ConfigError: It gives something else.
     """
     tried: list[int | None] = [0, 1, 2] if "num_workers" in inspect.signature(make).parameters else [None]
+    ways = [_way(opened, make, name, workers) for workers in tried]
+    batch, lines, first = measured(ways, seconds)
+    return BenchReport(
+        {"name": opened.name, "rows": opened.rows, "seconds to open": opened.seconds},
+        {"run": name, **batch},
+        lines,
+        first,
+        None,
+        0,
+        [*workers_for_each(lines), *opened.costs],
+    )
+
+
+@dataclass(frozen=True)
+class Way:
+    """Something that gives batches, to be made and measured.
+
+    Args:
+        name: What it is called.
+        make: Makes it.
+        workers: How many threads it has.
+        framework: Which it is of; None: that whose package it is of.
+    """
+
+    name: str
+    make: Callable[[], Any]
+    workers: int | None = None
+    framework: str | None = None
+
+
+def _way(opened: Opened, make: Callable[..., Any], name: str, workers: int | None) -> Way:
+    options = {} if workers is None else {"num_workers": workers}
+    label = name if workers is None else f"{name}, num_workers={workers}"
+    return Way(label, lambda: make(opened.to_store(), **options), workers)
+
+
+def measured(ways: Sequence[Way], seconds: float) -> tuple[dict[str, Any], list[Line], dict[str, FirstBatches]]:
+    """Make some things that give batches, and measure them in turns.
+
+    Args:
+        ways: What to measure; what has ``close()`` is closed.
+        seconds: How long, about.
+
+    Returns:
+        Megabytes and fields of a batch, what was measured, and what the first batches cost, by name.
+
+    Raises:
+        ConfigError: One gives no batches.
+    """
     contenders, kinds, made, first = [], {}, [], {}
     batch: Any = None
     try:
-        for workers in tried:
+        for way in ways:
             gc.collect()
             before, began = private_memory(), time.perf_counter()
-            loader = make(opened.to_store(), **({} if workers is None else {"num_workers": workers}))
+            loader = way.make()
             made.append(loader)
-            take = _taker(loader, name)
+            take = _taker(loader, way.name)
             batch = take(0)
             taken = time.perf_counter() - began
             each = _seconds(take)
             after = private_memory()
-            label = name if workers is None else f"{name}, num_workers={workers}"
             grown = None if before is None or after is None else (after - before) / 1e6
-            framework = _framework_of(loader)
-            first[label] = FirstBatches(taken, grown, 0.0 if grown is not None else None)
-            kinds[label] = framework, workers or 0
+            first[way.name] = FirstBatches(taken, grown, 0.0 if grown is not None else None)
+            kinds[way.name] = way.framework or _framework_of(loader), way.workers or 0
             together = max(1, min(256, int(_SLOW_SECONDS / max(each, 1e-6))))
-            contender = Contender(label, partial(_wait, take), "ours", wall=each > _SLOW_SECONDS, multiple=together)
-            contenders.append(steady(contender, _WAITING) if workers else contender)
+            contender = Contender(way.name, partial(_wait, take), "ours", wall=each > _SLOW_SECONDS, multiple=together)
+            contenders.append(steady(contender, _WAITING) if way.workers else contender)
         rounds = max(5, min(60, int(seconds / 0.008 / len(contenders))))
         timings = interleave(contenders, rounds=rounds, budget_seconds=seconds / len(contenders))
     finally:
@@ -67,15 +116,7 @@ def bench_own(opened: Opened, make: Callable[..., Any], *, name: str, seconds: f
     fields = dict(_leaves(batch))
     nbytes = sum(int(one.nbytes) for one in fields.values())
     lines = [line_of(one, timings, kinds, nbytes) for one in timings]
-    return BenchReport(
-        {"name": opened.name, "rows": opened.rows, "seconds to open": opened.seconds},
-        {"run": name, "megabytes": nbytes / 1e6, "fields": {key: _described(one) for key, one in fields.items()}},
-        lines,
-        first,
-        None,
-        0,
-        [*workers_for_each(lines), *opened.costs],
-    )
+    return {"megabytes": nbytes / 1e6, "fields": {key: _described(one) for key, one in fields.items()}}, lines, first
 
 
 def _taker(loader: Any, name: str) -> Callable[[int], Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
-import importlib.util
 import json
 import os
 import time
@@ -19,14 +17,12 @@ import numpy.typing as npt
 from mouse_core.batches.source import BatchSource
 from mouse_core.bench.advice import Line, advise
 from mouse_core.bench.floor import ColumnAddresses, Pieces, plain_copies
+from mouse_core.bench.frameworks import class_of, frameworks_of
 from mouse_core.bench.measuring import Contender, Timing, interleave, machine, private_memory, steady
 from mouse_core.bench.opening import Opened
-from mouse_core.errors import ConfigError
-from mouse_core.spec import check_list
-from mouse_core.store.dataset_store import DatasetStore
+from mouse_core.sampling.episodes import Boundary
+from mouse_core.store.views import Store
 
-# Framework, the package that has its loader, and the module without which that package cannot be imported.
-PACKAGES = {"numpy": ("mouse_core", "numpy"), "torch": ("mouse_torch", "tensordict"), "jax": ("mouse_jax", "grain")}
 FLOOR = "plain copy of the same bytes"
 SOURCE = "source[i], no loader"
 _PREFETCH = 4
@@ -88,30 +84,37 @@ class BenchReport:
 def bench(
     opened: Opened,
     *,
-    sequence_length: int = 64,
+    sequence_length: int | None = None,
     batch_size: int = 32,
     fields: Sequence[str] | None = None,
     dtypes: Mapping[str, npt.DTypeLike] | None = None,
     frameworks: Sequence[str] | None = None,
     sampling: str = "random",
+    boundary: Boundary = "stream",
+    windows: Mapping[str, Sequence[int]] | None = None,
     seconds: float = 10.0,
 ) -> BenchReport:
     """Measure batches of a dataset.
 
     Args:
         opened: The dataset.
-        sequence_length, batch_size, fields, dtypes, sampling: As for a loader.
+        sequence_length, batch_size, fields, dtypes, sampling, boundary, windows: As for a loader.
         frameworks: Of "numpy", "torch" and "jax"; by default those that are installed.
         seconds: How long to measure, about.
 
     Raises:
         ConfigError: An unknown framework or one that is not installed; else see ``BatchSource``.
     """
-    loaders = {name: _loader_class(name) for name in _chosen(frameworks)}
-    options = {"sequence_length": sequence_length, "batch_size": batch_size, "fields": fields, "dtypes": dtypes}
-    options["sampling"] = sampling
+    loaders = {name: class_of(name, "PrefetchBatchifier") for name in frameworks_of(frameworks)}
+    options: dict[str, Any] = {
+        "sequence_length": sequence_length,
+        "batch_size": batch_size,
+        "fields": fields,
+        "dtypes": dtypes,
+    }
+    options |= {"sampling": sampling, "boundary": boundary, "windows": windows}
     store = opened.to_store()
-    source = BatchSource(store, **options)  # type: ignore[arg-type]
+    source = BatchSource(store, **options)
     first = {name: _first_batches(opened, make, options, seconds / 20) for name, make in loaders.items()}
     batch = source[0]
     seconds_each = min(_seconds(source, index) for index in (1, 2))
@@ -131,9 +134,11 @@ def bench(
     return BenchReport(
         {"name": opened.name, "rows": opened.rows, "seconds to open": opened.seconds},
         {
-            "sequence_length": sequence_length,
+            "sequence_length": None if windows is not None and sequence_length is None else source.sequence_length,
             "batch_size": batch_size,
             "sampling": sampling,
+            "boundary": boundary,
+            "windows": None if windows is None else {name: list(offsets) for name, offsets in windows.items()},
             "megabytes": delivered / 1e6,
             "megabytes stored": stored / 1e6,
             "fields": {name: f"{spec.dtype} {list(spec.shape)}" for name, spec in source.spec.items()},
@@ -151,25 +156,6 @@ def _seconds(source: BatchSource, index: int) -> float:
     began = time.perf_counter()
     source[index]
     return time.perf_counter() - began
-
-
-def _chosen(frameworks: Sequence[str] | None) -> list[str]:
-    if frameworks is None:
-        return [name for name, (_, needs) in PACKAGES.items() if importlib.util.find_spec(needs) is not None]
-    frameworks = check_list("frameworks", frameworks)
-    for name in frameworks:
-        if name not in PACKAGES:
-            raise ConfigError(f"frameworks: expected some of {list(PACKAGES)}, found {name!r}")
-    return list(frameworks)
-
-
-def _loader_class(framework: str) -> Callable[..., Any]:
-    """The framework's loader; named, not imported, for the core knows no framework."""
-    try:
-        loader: Callable[..., Any] = importlib.import_module(PACKAGES[framework][0]).PrefetchBatchifier
-    except ImportError as error:
-        raise ConfigError(f"frameworks: expected {framework} to be installed: {error}") from error
-    return loader
 
 
 def _first_batches(
@@ -205,7 +191,7 @@ def _next_ready(loader: Any, number: int = 0) -> None:
 
 def _contenders(
     opened: Opened,
-    store: DatasetStore,
+    store: Store,
     source: BatchSource,
     loaders: Mapping[str, Callable[..., Any]],
     options: Mapping[str, Any],
@@ -215,7 +201,8 @@ def _contenders(
     slow = seconds > _SLOW_SECONDS
     # Batches are planned many at a time; where that counts, they are measured together.
     planned = max(1, min(_PLANNED_WINDOWS // source.batch_size, int(_SLOW_SECONDS / seconds)))
-    copies = _floor(opened, source)
+    # The steps of windows by field are not those of one stretch.
+    copies = _floor(opened, source) if options["windows"] is None else None
     contenders = [] if copies is None else [Contender(FLOOR, copies, "floor", multiple=planned)]
     contenders.append(Contender(SOURCE, source.__getitem__, "ours", wall=slow, multiple=planned))
     kinds: dict[str, tuple[str, int]] = {}
@@ -267,7 +254,7 @@ def _columns_of_folder(source: BatchSource, names: Sequence[str]) -> list[Column
 
 def _columns(opened: Opened, source: BatchSource) -> list[ColumnAddresses] | None:
     """Where the rows of each field lie; None where some of them are not there, or elsewhere."""
-    names = [spec.column for spec in source.spec.values()]
+    names = [spec.column for spec in source.spec.values() if spec.column]  # a mask is made, not copied
     if opened.folder is not None:
         return _columns_of_folder(source, names)
     tables = [part.data.table for part in opened.parts.values()]
@@ -306,16 +293,20 @@ def _stored_bytes(source: BatchSource) -> int:
     )
 
 
-def _decoding_share(store: DatasetStore, source: BatchSource, options: Mapping[str, Any]) -> float | None:
+def _decoding_share(store: Store, source: BatchSource, options: Mapping[str, Any]) -> float | None:
     """How much less time batches take without the fields whose images are encoded."""
     from mouse_core._arrow.column_types import column_type
 
     types = {name: column_type(data_type) for name, data_type in store.columns.items()}
-    plain = [name for name, spec in source.spec.items() if not types[spec.column].is_encoded]
-    if len(plain) == len(source.spec) or not plain:
+    read = {name: types[spec.column] for name, spec in source.spec.items() if spec.column in types}  # no masks
+    plain = [name for name, kind in read.items() if not kind.is_encoded]
+    if len(plain) == len(read) or not plain:
         return None if plain else 1.0
     dtypes = {name: dtype for name, dtype in (options["dtypes"] or {}).items() if name in plain}
-    without = BatchSource(store, **{**options, "fields": plain, "dtypes": dtypes})
+    windows = options["windows"]
+    if windows is not None:
+        windows = {name: offsets for name, offsets in windows.items() if name in plain}
+    without = BatchSource(store, **{**options, "fields": plain, "dtypes": dtypes, "windows": windows})
     whole, rest = interleave(
         [Contender("all", source.__getitem__), Contender("without", without.__getitem__)], rounds=5, budget_seconds=1.0
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mouse_core._base.progress import aligned, console, item
 from mouse_core.bench.running import BenchReport
 
@@ -45,8 +47,12 @@ def heading(report: BenchReport) -> list[str]:
     if "run" in batch:
         batches = f"batches of {batch['run']}, {batch['megabytes']:.3g} MB: {fields}"
     else:
+        length = batch["sequence_length"]
+        of = "rows" if length is None else f"windows of S={length} steps"
+        around = "".join(f", {name} at {_offsets(found)}" for name, found in (batch["windows"] or {}).items())
+        within = "" if batch["boundary"] == "stream" else f", within {batch['boundary']}s"
         batches = (
-            f"batches of B={batch['batch_size']} windows of S={batch['sequence_length']} steps, {batch['sampling']}, "
+            f"batches of B={batch['batch_size']} {of}{around}, {batch['sampling']}{within}, "
             f"{batch['megabytes']:.3g} MB ({batch['megabytes stored']:.3g} MB as stored): {fields}"
         )
     return [
@@ -54,6 +60,14 @@ def heading(report: BenchReport) -> list[str]:
         batches,
         ", ".join(f"{name}: {value}" for name, value in report.machine.items()),
     ]
+
+
+def _offsets(offsets: Sequence[int]) -> str:
+    """Offsets as --window takes them."""
+    first, last = offsets[0], offsets[-1]
+    if len(offsets) > 2 and list(offsets) == list(range(first, last + 1)):
+        return f"{first}:{last + 1}"
+    return ",".join(map(str, offsets))
 
 
 def rows(report: BenchReport) -> list[tuple[str, ...]]:
@@ -74,6 +88,8 @@ def facts(report: BenchReport) -> list[str]:
     """What the first batches cost, and decoding."""
     lines = []
     start = "making it" if "run" in report.batch else "from_dataset"
+    if "rows written a second" in report.batch:
+        lines.append(f"written: {report.batch['rows written a second']:,.0f} rows/s, many at once")
     for framework, first in report.first.items():
         line = f"{framework}: {first.first_seconds:.2g} s from {start} to the first batch"
         if first.added_megabytes is not None and first.grown_megabytes is not None:
@@ -84,7 +100,7 @@ def facts(report: BenchReport) -> list[str]:
         lines.append(f"decoding images: {report.decoding_share:.0%} of the time of a batch")
     if "run" not in report.batch and all(line.floor_share is None for line in report.lines):
         lines.append(
-            "no floor: some fields are encoded or of varying length, or rows lie elsewhere, so there is no plain copy "
-            "to compare with"
+            "no floor: some fields are encoded, of varying length or at offsets of their own, or rows lie elsewhere or "
+            "in several recordings, so there is no plain copy to compare with"
         )
     return lines

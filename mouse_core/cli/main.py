@@ -6,7 +6,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from inspect import getdoc
 from typing import Any
 
@@ -121,7 +121,16 @@ def _version() -> str:
 
 def _declare_bench(parser: argparse.ArgumentParser) -> None:
     data.add_source(parser, hub=True)
-    parser.add_argument("--sequence-length", type=data.positive, default=64, metavar="S", help="steps in a window (64)")
+    parser.add_argument("more", metavar="SOURCE", nargs="*", help="others, of which windows are mixed")
+    parser.add_argument(
+        "--weights", type=_numbers, metavar="W,W", help="how often windows are of each source, by their order (equally)"
+    )
+    parser.add_argument(
+        "--sequence-length",
+        type=data.positive,
+        metavar="S",
+        help="steps in a window (64; with --window or --replay: single rows)",
+    )
     parser.add_argument("--batch-size", type=data.positive, default=32, metavar="B", help="windows in a batch (32)")
     data.add_fields(parser)
     parser.add_argument(
@@ -132,6 +141,26 @@ def _declare_bench(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         default="random",
         help='how windows are drawn, as a loader takes it: "random", "sequential", "batch", "blocks" (random)',
+    )
+    parser.add_argument(
+        "--boundary",
+        choices=("stream", "episode", "task"),
+        default="stream",
+        help="what windows end with (stream: none)",
+    )
+    parser.add_argument(
+        "--window",
+        action="append",
+        metavar="FIELD=FIRST:END",
+        type=_window,
+        default=[],
+        help="deliver a field at these offsets around each row, or at some, FIELD=-4,-2,0; may be given several times",
+    )
+    parser.add_argument(
+        "--replay",
+        type=data.positive,
+        metavar="ROWS",
+        help="measure a replay buffer in memory, instead, which so many rows are written to",
     )
     parser.add_argument(
         "--frameworks", metavar="A,B", type=data.names, help="numpy, torch, jax; by default those that are installed"
@@ -155,34 +184,76 @@ def _run_bench(chosen: argparse.Namespace) -> int:
       mouse bench your-org/your-dataset --split train --frameworks numpy,torch
       mouse bench recordings --sampling blocks              data larger than memory, read in long stretches
       mouse bench recordings --dtype obs_continuous=float32 --json figures.json
-      mouse bench recordings --run my_run:loader            the fields, windows, mixture or buffer of a run of your own
+      mouse bench recordings --boundary episode --window obs_continuous=-1:1 --window action=0:16
+      mouse bench expert beginner --weights 3,1             windows of a mixture
+      mouse bench recordings --replay 1000000 --batch-size 256 --frameworks torch
+      mouse bench recordings --run my_run:loader            whatever a function of yours makes for your run
     """
-    from mouse_core.bench.opening import opened
+    from mouse_core.bench.opening import mixed, opened
     from mouse_core.bench.own import bench_own
+    from mouse_core.bench.replaying import bench_replay
     from mouse_core.bench.running import bench
     from mouse_core.bench.show import show
 
+    _check_bench(chosen)
     make = None if chosen.own is None else data.function_of(chosen.own, "--run")
-    if make is not None and (chosen.fields or chosen.dtype or chosen.frameworks):
-        raise ConfigError("--run: expected no --fields, --dtype or --frameworks, which its function chooses")
-    with opened(chosen.source, progress=data.wants_bar(), **data.how_to_read(chosen)) as found:
+    how: dict[str, Any] = {"fields": chosen.fields, "frameworks": chosen.frameworks, "seconds": chosen.seconds}
+    how |= {"sequence_length": chosen.sequence_length, "batch_size": chosen.batch_size}
+    with ExitStack() as stack:
+        sources = [chosen.source, *chosen.more]
+        options: dict[str, Any] = {"progress": data.wants_bar(), **data.how_to_read(chosen)}
+        parts = [stack.enter_context(opened(source, **options)) for source in sources]
+        found = parts[0] if len(parts) == 1 else mixed(parts, chosen.weights)
         if make is not None:
             report = bench_own(found, make, name=chosen.own, seconds=chosen.seconds)
+        elif chosen.replay is not None:
+            report = bench_replay(found, capacity=chosen.replay, **how)
         else:
-            report = bench(
-                found,
-                sequence_length=chosen.sequence_length,
-                batch_size=chosen.batch_size,
-                fields=chosen.fields,
-                dtypes=dict(chosen.dtype),
-                frameworks=chosen.frameworks,
-                sampling=chosen.sampling,
-                seconds=chosen.seconds,
-            )
+            windows = dict(chosen.window) or None
+            how |= {"sampling": chosen.sampling, "boundary": chosen.boundary, "windows": windows}
+            report = bench(found, dtypes=dict(chosen.dtype), **how)
     show(report)
     if chosen.json:
         data.write_text(chosen.json, report.to_json())
     return 0
+
+
+def _check_bench(chosen: argparse.Namespace) -> None:
+    """Refuse options that say nothing of what is measured."""
+    loaders = {"--dtype": chosen.dtype, "--window": chosen.window, "--boundary": chosen.boundary != "stream"}
+    loaders["--sampling"] = chosen.sampling != "random"
+    asked = {"--run": chosen.own is not None, "--replay": chosen.replay is not None}
+    refused = loaders if asked["--replay"] else {}
+    if asked["--run"]:
+        refused = {**loaders, "--fields": chosen.fields, "--frameworks": chosen.frameworks, "--replay": chosen.replay}
+    given = [name for name, value in refused.items() if value]
+    if given:
+        why = "which its function chooses" if asked["--run"] else "which are for loaders"
+        raise ConfigError(f"{'--run' if asked['--run'] else '--replay'}: expected no {' or '.join(given)}, {why}")
+    if chosen.weights is not None and len(chosen.weights) != 1 + len(chosen.more):
+        found = f"{len(chosen.weights)} for {1 + len(chosen.more)}"
+        raise ConfigError(f"--weights: expected a number for each source, found {found}")
+    if chosen.replay is not None and chosen.more:
+        raise ConfigError(f"--replay: expected one source, found {1 + len(chosen.more)}")
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(one) for one in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers with commas between them, found {text!r}") from None
+
+
+def _window(text: str) -> tuple[str, list[int]]:
+    name, _, offsets = text.partition("=")
+    first, colon, end = offsets.partition(":")
+    try:
+        found = list(range(int(first), int(end))) if colon else [int(one) for one in offsets.split(",")]
+    except ValueError:
+        found = []
+    if not name or not found:
+        raise argparse.ArgumentTypeError(f"expected FIELD=FIRST:END or FIELD=OFFSET,OFFSET, found {text!r}")
+    return name, found
 
 
 def _pair(text: str) -> tuple[str, str]:

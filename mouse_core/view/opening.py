@@ -52,7 +52,9 @@ def opened_store(source: str, *, progress: bool = False, **options: Any) -> Iter
     from mouse_core.bench.opening import opened
 
     with opened(source, progress=progress, **options) as converted:
-        yield converted.to_store()
+        store = converted.to_store()
+        assert isinstance(store, DatasetStore)  # of one source
+        yield store
 
 
 def _in_place(path: Path, options: dict[str, Any]) -> DatasetStore | None:

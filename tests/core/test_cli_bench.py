@@ -69,6 +69,56 @@ def test_fields_and_dtypes_are_those_asked_for(folder: Path, tmp_path: Path) -> 
     assert batch["sequence_length"] == 8
 
 
+@pytest.mark.slow
+def test_windows_by_field_within_episodes_and_mixtures_are_measured_as_a_loader_makes_them(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "report.json"
+    options = ("--seconds", 0.05, "--batch-size", 4, "--frameworks", "numpy", "--json", file)
+
+    def bench(*arguments: object) -> dict[str, Any]:
+        assert run(folder, *arguments, *options) == 0
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+
+    report = bench("--boundary", "episode", "--window", "obs_continuous=-1:1", "--window", "action=0,3")
+    store = formats.open(folder).to_store()
+    windows = {"obs_continuous": [-1, 0], "action": [0, 3]}
+    batch = BatchSource(store, batch_size=4, boundary="episode", windows=windows)[0]
+    assert report["batch"]["megabytes"] == sum(one.nbytes for one in batch.values()) / 1e6
+    assert report["batch"]["fields"]["action"] == "int64 [2]"
+    assert "rows, obs_continuous at -1,0, action at 0,3, random, within episodes" in _shown(capsys)
+    report = bench(folder, "--weights", "1,3", "--sequence-length", 8, "--boundary", "episode")
+    assert report["dataset"]["rows"] == 2 * ROWS
+    assert {"member", "mask"} <= report["batch"]["fields"].keys()
+    assert run(folder, folder, "--weights", "1", *options) == 2
+    assert "a number for each source, found 1 for 2" in _shown(capsys, err=True)
+
+
+def _shown(capsys: pytest.CaptureFixture[str], *, err: bool = False) -> str:
+    found = capsys.readouterr()
+    return " ".join((found.err if err else found.out).split())
+
+
+def test_a_replay_buffer_is_measured_in_the_frameworks_that_are_asked_for(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "report.json"
+    options = ("--seconds", 0.05, "--batch-size", 4, "--frameworks", "numpy", "--replay", 1000)
+    assert run(folder, *options, "--sequence-length", 8, "--fields", "reward,done,obs_continuous", "--json", file) == 0
+    report = json.loads(file.read_text())
+    assert [line["name"] for line in report["lines"]] == ["numpy replay, sample()", "numpy replay, drawn ahead"]
+    fields = report["batch"]["fields"]
+    assert (fields["obs_continuous"], fields["mask"]) == ("float64 [4, 8, 17]", "bool [4, 8]")
+    assert "action" not in fields
+    assert report["batch"]["rows written a second"] > 0
+    assert report["advice"][0].startswith("numpy: sample() takes ")
+    assert "a replay buffer of 1,000 rows, B=4 slices of 8 steps" in _shown(capsys)
+    for refused in (("--window", "action=0:2"), ("--dtype", "reward=float32"), (folder,), ("--fields", "x")):
+        assert run(folder, *refused, *options) == 2
+        assert ("--replay: expected" in _shown(capsys, err=True)) == (refused[0] != "--fields")
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_windows_are_drawn_as_asked_for_and_stores_of_small_record_batches_have_a_floor(
