@@ -48,7 +48,8 @@ _ALONE_FIRST, _MISSES_KNOWN = 2, 32
 # and, as a block may have to go for it once the bytes are used up, so many were planned alone since the last one.
 _ALONE_BETWEEN = 16
 # The kind of a block is the index at which those that follow each other began; of a run it is a number below these.
-_ALONE = -1
+# Around a block, what it opens has a number that no kind of offsets has.
+_ALONE = _OPENED = -1
 
 
 @dataclass(eq=False)
@@ -139,8 +140,8 @@ class Planner:
         """See that there are rows enough, and as many for every shard.
 
         Raises:
-            ConfigError: There are too few for a batch. Or the last batch of the first epoch, maybe a short one, has not
-                as many windows for every shard: of an empty one the mean is NaN, and means would weigh unequally.
+            ConfigError: Too few for a batch; or the last one of the first epoch has not as many windows for all shards:
+                of an empty one the mean is NaN, and means would weigh unequally.
         """
         last = self.epoch_start + self.batches_per_epoch - 1
         if self.shard[1] > 1 and self.uneven == "refuse":
@@ -148,7 +149,7 @@ class Planner:
 
     def _check_even(self, sizes: Sequence[int], first: int, step: int) -> None:
         if self.shard[1] > 1:
-            from mouse_core.ranks import check_even  # loaded where there are others
+            from mouse_core.ranks import check_even
 
             for number, size in enumerate(sizes):
                 check_even(self.shard, self.uneven, first + number * step, size)
@@ -158,8 +159,7 @@ class Planner:
 
         Of 8 windows three shards have 0..1, 2..4 and 5..7.
         """
-        rank, count = self.shard
-        return size * rank // count, size * (rank + 1) // count
+        return size * self.shard[0] // self.shard[1], size * (self.shard[0] + 1) // self.shard[1]
 
     def delivered(self, size: int) -> tuple[int, int]:
         """Those that are delivered: of "pad" as many in every shard, of which the last may be the next one's first.
@@ -172,7 +172,7 @@ class Planner:
 
     def of_plan(self, plan: Plan) -> Block:
         """A block of one batch: of the windows of a plan, from wherever."""
-        return Block(0, 1, 1, 0, self.locate(plan.starts, None, plan.lengths), [plan.global_size], self)
+        return Block(0, 1, 1, 0, self._locate(plan.starts, None, plan.lengths), [plan.global_size], self)
 
     def block(self, first: int, step: int, batches: int, kind: int) -> Block:
         """So many batches from ``first`` on, ``step`` apart, located together."""
@@ -195,17 +195,23 @@ class Planner:
             own = [slice(*self.delivered(size)) for size in sizes]
             rows, lengths = cut(self.seed, range(first, end, step), own, sizes, rows, self.snapshot)
         rows.flags.writeable = False
-        return Block(first, end, step, kind, self.locate(rows, bounds, lengths), sizes, self)
+        return Block(first, end, step, kind, self._locate(rows, bounds, lengths), sizes, self)
 
     def read(self, block: Block) -> Sequence[Block]:
-        """The windows that are read when each batch of a block is: its own, or those of stretches that it opens."""
-        if block.kind < 0 or not hasattr(self.sampler, "starts_to_read"):
+        """The windows that are read when each batch of a block is: stretches that it opens; its own if they may go."""
+        read = getattr(self.sampler, "starts_to_read", None) if block.kind >= 0 else None
+        if read is not None and _OPENED not in block.around:
+            batches, rows = range(block.first, block.end, block.step), slice(*self.delivered(self.sampler.batch_size))
+            if found := read(self.seed, batches, self.snapshot, self.epoch_start, rows=rows, begun=block.kind):
+                sizes, windows = np.diff(found[1]).tolist(), self._locate(found[0], found[1].tolist(), None)
+                block.around[_OPENED] = Block(block.first, block.end, block.step, block.kind, windows, sizes, self)
+        if (opened := block.around.get(_OPENED)) is None:
             return [block]
-        from mouse_core.batches._opening import read_with  # loaded where stretches are opened
+        from mouse_core.batches._opening import opened_stay  # loaded where stretches are opened
 
-        return read_with(self, block)
+        return [opened] if opened_stay(self.sampler, self.snapshot, self.shard[1]) else [opened, block]
 
-    def locate(self, starts: Int64s, bounds: Sequence[int] | None, lengths: Int64s | None) -> Windows:
+    def _locate(self, starts: Int64s, bounds: Sequence[int] | None, lengths: Int64s | None) -> Windows:
         """See ``Snapshot.locate``; raises ConfigError if some windows are not in the snapshot."""
         length = self.sampler.sequence_length
         if self.padded is not None and lengths is None:
@@ -279,8 +285,7 @@ class Blocks:
             raise IndexError(f"batch index: expected at least {self.planner.epoch_start}, found {index}")
         with self._lock:
             if (found := self._known(index)) is None:  # another thread may have made it meanwhile
-                block = self._make(index)
-                self.kept = self._kept_with(block)
+                self.kept = self._kept_with(block := self._make(index))
                 found = block, (index - block.first) // block.step
         return found
 
@@ -303,8 +308,7 @@ class Blocks:
             try:
                 return self.planner.block(first, step, batches, kind)
             except Exception:
-                # Some batch of the block cannot be planned. If it is this one, the error comes again.
-                self._missed.clear()
+                self._missed.clear()  # some batch cannot be planned; if it is this one, the error comes again
         self._alone += 1
         return self.planner.block(index, 1, 1, _ALONE)
 
@@ -340,8 +344,7 @@ class Blocks:
         """A new block and those to keep beside it."""
         kept, kinds, room = [block], Counter([block.kind]), _KEPT_BYTES
         for other in self.kept:
-            kinds[other.kind] += 1
-            room -= other.nbytes
+            kinds[other.kind], room = kinds[other.kind] + 1, room - other.nbytes
             if kinds[other.kind] <= _BLOCKS_KEPT and len(kept) < (_MOST_KEPT if room >= 0 else _BLOCKS_KEPT):
                 kept.append(other)
         return tuple(kept)

@@ -23,7 +23,6 @@ from mouse_core.ahead import local
 from mouse_core.ahead.backing import merged
 from mouse_core.ahead.depth import Depth
 from mouse_core.ahead.room import room_for_files
-from mouse_core.batches import _opening
 from mouse_core.errors import StoreWarning
 from mouse_core.sampling import Blocks
 from mouse_core.store.snapshot import Snapshot
@@ -261,10 +260,10 @@ def test_blocks_of_files_are_asked_for_once_where_there_is_room(
     monkeypatch.setattr(local.LocalFiles, "look", lambda self, batches: True)
     monkeypatch.setattr(local, "room_for_files", lambda: 0)
     options: dict[str, Any] = {"boundary": boundary, "fields": ["reward", "obs_continuous"], "seed": 2}
-    there = DatasetStore.open(folder, fields=[Field("goal"), Field("words", shape=(3,), pad=-1)], max_action_dim=5)
-    found = []
+    fields, found = [Field("goal"), Field("words", shape=(3,), pad=-1)], []
     for room in (1 << 30, 2_000):
-        monkeypatch.setattr(_opening, "room_for_files", lambda room=room: room)
+        there = DatasetStore.open(folder, fields=fields, max_action_dim=5)
+        monkeypatch.setattr("mouse_core.batches._opening.room_for_files", lambda room=room: room)
         asked[0] = 0
         source, here = (BatchSource(one, 10, 8, Blocks(rows=100, pool=8), **options) for one in (there, known))
         with warnings.catch_warnings(record=True) as said:
