@@ -23,6 +23,7 @@ from mouse_core._arrow.dense_copies import IRREGULAR, UNKNOWN, DenseCopies
 from mouse_core._arrow.windows import Int64s, distinct
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
+from mouse_core._base.memory import sparse_zeros
 from mouse_core.errors import DataError
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ class ColumnPart:
 
     # Of each chunk, made when asked for: its rows, where its values begin, how many a row has, the largest integer.
     rows = memo(lambda part: np.diff(part._starts))
-    begin = memo(lambda part: np.zeros(len(part._starts) - 1, np.int64))
-    width = memo(lambda part: np.zeros(len(part._starts) - 1, np.int64))
+    begin = memo(lambda part: sparse_zeros(len(part._starts) - 1, np.int64))
+    width = memo(lambda part: sparse_zeros(len(part._starts) - 1, np.int64))
     largest = memo(lambda part: np.full(len(part._starts) - 1, -1, np.int64))
 
     def chunk(self, number: int) -> pa.Array:
@@ -163,8 +164,8 @@ class Column:
         """The same column with rows appended. What it knows of each segment is found when it is asked for."""
         if "_parts" in self.__dict__:
             return Column(self.reading, self._parts[: growth.kept], growth.appended)
-        more = self._later[: max(0, growth.kept - len(self._known_parts))]
-        return Column(self.reading, self._known_parts[: growth.kept], [*more, *growth.appended])
+        later = [*self._later[: max(0, growth.kept - len(self._known_parts))], *growth.appended]
+        return Column(self.reading, self._known_parts[: growth.kept], later)
 
     @memo
     def _parts(self) -> Sequence[ColumnPart]:
@@ -193,10 +194,10 @@ class Column:
         begins, widths = zip(*(part.known() for part in self._parts), strict=True)
         return np.concatenate(begins), np.concatenate(widths)
 
-    def begins_so_far(self) -> Int64s:
-        """``begins`` of all chunks, ``UNKNOWN`` for those that nobody has looked at."""
+    def begins_so_far(self) -> Int64s | None:
+        """``begins`` of all chunks, ``UNKNOWN`` for those that nobody has looked at; None where they are all."""
         if not any("begin" in part.__dict__ for part in self._parts):
-            return np.zeros(self._first_chunk[-1], np.int64)  # of which no page is touched
+            return None
         begin, width = self._tables
         with self._lock:
             return np.where((begin != UNKNOWN) & (width != self.width), IRREGULAR, begin)
@@ -212,8 +213,7 @@ class Column:
         """
         first, width = self.addresses(chunks)
         found, budget = np.where(self._is_in_place(width), first, IRREGULAR), self.reading.dense_budget
-        irregular = np.flatnonzero(found == IRREGULAR)
-        if budget is not None and len(irregular):
+        if budget is not None and len(irregular := np.flatnonzero(found == IRREGULAR)):
             for part, among, local in self._by_part(chunks[irregular]):
                 allowed = -(-rows * len(local) // len(irregular))
                 copied = part.copies(self.reading).begins(local, allowed, budget, part.chunk, self.dense)
@@ -254,8 +254,8 @@ class Column:
         with table.lock:
             unknown = chunks[table.largest[chunks] < 0]
             for rows in np.unique(table.rows[unknown]).tolist():
-                same = unknown[table.rows[unknown] == rows]
-                table.largest[same] = largest_in_runs(self._stored, table.begin[same], rows * self.width)
+                of = unknown[table.rows[unknown] == rows]
+                table.largest[of] = largest_in_runs(self._stored, table.begin[of], rows * self.width)
             return table.largest[chunks]
 
     def _is_in_place(self, width: Int64s) -> npt.NDArray[np.bool_]:

@@ -16,7 +16,7 @@ from mouse_core._arrow.byte_views import INLINE_BYTES, SPAN_BITS, ByteViews, Cop
 from mouse_core._arrow.column import Growth
 from mouse_core._arrow.dense_copies import IRREGULAR, UNKNOWN
 from mouse_core._arrow.windows import Int64s, Pieces, Windows, distinct
-from mouse_core._base.memory import ALIGNMENT, ArrayMemory
+from mouse_core._base.memory import ALIGNMENT, ArrayMemory, sparse_zeros
 
 # Chunks that may come without what is known of the others being copied.
 _ROOM = 64
@@ -74,14 +74,14 @@ class FieldChunks:
     @classmethod
     def of(cls, fields: Sequence[CopiedField]) -> FieldChunks:
         """The chunks of some fields, of which it is known what their columns know."""
-        known = [one.column.begins_so_far() for one in fields]
         # Of millions of chunks few are ever touched, and what is zero takes no memory until it is written.
-        begins = np.zeros((len(known[0]), len(fields)), np.int64)
-        for number, one in enumerate(known):
-            (some,) = np.nonzero(one)
-            begins[some, number] = one[some]
-        words = np.zeros((len(begins), len(fields) + 1), np.int64)
-        table = _Table(begins, words, np.zeros(begins.shape, np.bool_), {})
+        begins = sparse_zeros((int(fields[0].column._first_chunk[-1]), len(fields)), np.int64)
+        for number, one in enumerate(fields):
+            if (known := one.column.begins_so_far()) is not None:
+                (some,) = np.nonzero(known)
+                begins[some, number] = known[some]
+        words = sparse_zeros((len(begins), len(fields) + 1), np.int64)
+        table = _Table(begins, words, sparse_zeros(begins.shape, np.bool_), {})
         return cls(fields, table, len(begins), np.array([one.row_bytes for one in fields], np.int64))
 
     def forward(self, fields: Sequence[CopiedField], growth: Growth) -> FieldChunks:

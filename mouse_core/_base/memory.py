@@ -8,6 +8,7 @@ it included, just as ``malloc`` would.
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -21,9 +22,24 @@ import numpy.typing as npt
 # Fields begin at multiples of this many bytes: JAX takes such memory over as it is.
 ALIGNMENT = 64
 _STRETCHES_KEPT = 4
+# Where zeros take fewer bytes it makes no difference.
+_LARGE = 32 << 20
 _POOLS_KEPT = 8
 # So much memory that batches share is usual, also where some wait to be used.
 _MOST_SHARED = 8
+
+
+def sparse_zeros(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Zeros of which a few are written, here and there: each takes a page of 4 KB, where others take one of 2 MB."""
+    zeros: npt.NDArray[Any]
+    nbytes = prod((shape,) if isinstance(shape, int) else shape) * np.dtype(dtype).itemsize
+    if nbytes < _LARGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
+        zeros = np.zeros(shape, dtype)
+    else:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        zeros = np.frombuffer(memory, dtype).reshape(shape)
+    return zeros
 
 
 class MemoryPool:

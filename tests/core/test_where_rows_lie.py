@@ -8,6 +8,7 @@ rooms that do it.
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -28,6 +29,7 @@ from mouse_core._arrow.byte_views import ByteViews
 from mouse_core._arrow.column import _FEW as FEW
 from mouse_core._arrow.column import Column
 from mouse_core._arrow.windows import Stretches, Windows, distinct
+from mouse_core._base.memory import sparse_zeros
 from mouse_core.store import _picked, _segments
 from tests.core.worlds import numbered
 
@@ -279,3 +281,19 @@ def test_what_threads_ask_for_at_once_is_copied_once(monkeypatch: pytest.MonkeyP
     assert pa.total_allocated_bytes() - before <= 2 * max(copied) * source.layout(3).nbytes
     # Where the second thread is first a few are copied alone.
     assert sum(copied) < 600 + 2 * max(copied)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_is_known_of_a_few_of_millions_of_chunks_takes_little_memory() -> None:
+    """Of 512 MB each value that is written takes a page of 4 KB, and none of 2 MB."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    before, places = resident(), np.random.default_rng(0).integers(0, 1 << 23, 200)
+    known = sparse_zeros((1 << 23, 8), np.int64)
+    assert not known[places].any()
+    known[places, 3] = places + 1
+    assert (known[places, 3] == places + 1).all()
+    assert known[places].sum() == (places + 1).sum()
+    assert resident() - before < 32 << 20
