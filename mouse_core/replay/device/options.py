@@ -12,6 +12,8 @@ from mouse_core.nested import FieldKey
 from mouse_core.replay.ground.protocols import END_KEYS, TRAJ_KEYS
 from mouse_core.replay.samplers.weighing import Priorities
 from mouse_core.replay.transforms.compose import Compose, delivered_alignment
+from mouse_core.replay.transforms.fields import Apply, Cast
+from mouse_core.replay.transforms.pad import Pad
 from mouse_core.spec import Alignment, check_alignment, check_count
 
 Order = Literal["random", "epochs", "queue"]
@@ -118,16 +120,18 @@ def composed(transform: Any, alignment: Alignment) -> Compose | None:
     made = Compose(*given)
     delivered_alignment(made, alignment)
     for part in made.transforms:
-        for name, means in (
-            ("random", "draws random numbers"),
-            ("gather", "reads other rows"),
-            ("settled", "keeps numbers of all rows"),
-            ("inverse", "changes rows that are written"),
-        ):
-            if getattr(part, name, None):
-                raise ConfigError(
-                    f"transform: expected one that looks at the batch alone, found {part!r}, which {means}"
-                )
+        inverse = getattr(part, "inverse", None)
+        refused = {
+            "draws random numbers": getattr(part, "random", False),
+            "reads other rows": getattr(part, "gather", None),
+            "keeps numbers of all rows": getattr(part, "settled", None),
+            # Those of which nothing is stored leave rows alone.
+            "changes rows that are written": part.stored if isinstance(part, Cast | Apply) else inverse,
+            "makes one shape of rows that differ in length, which are not on a device": isinstance(part, Pad),
+        }
+        means = next((what for what, is_so in refused.items() if is_so), None)
+        if means is not None:
+            raise ConfigError(f"transform: expected one that looks at the batch alone, found {part!r}, which {means}")
     return made
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
@@ -121,45 +121,39 @@ class MarkSlices:
 
     def __call__(self, batch: Any) -> Any:
         """The batch with the marks."""
-        index, there = find_any(batch, "index"), find_any(batch, self.mask)
+        index, there, slices = (find_any(batch, key) for key in ("index", self.mask, "slice_id"))
         if index is None:
             raise MissingFieldError("MarkSlices: expected the index of a batch, found none")
-        slices = find_any(batch, "slice_id")
         if index.ndim != 2 and slices is None:
             raise SchemaError(f"MarkSlices: expected slices [B, S], found single rows {list(index.shape)}")
-        if index.ndim == 2:
-            meant = np.ones(tuple(index.shape), np.bool_) if there is None else on_host(there) != 0
-            ends = [_foremost(meant), _foremost(meant[:, ::-1])[:, ::-1]]
+        xp = namespace(index)
+        if slices is None or index.ndim == 2:
+            meant = xp.ones_like(index, dtype=xp.bool) if there is None else there != 0
+            # Of 0, 1, 1 steps that are there 0, 1 and 2 are counted up to each: the first is where 1 is, the last 2.
+            count = meant.cumsum(1)
+            ends = [meant & (count == 1), meant & (count == count[:, -1:])]
         else:
-            numbers = on_host(slices)
-            new = numbers[1:] != numbers[:-1]
-            ends = [np.concatenate([[True], new]), np.concatenate([new, [True]])]
+            new, end = slices[1:] != slices[:-1], xp.ones_like(slices[:1], dtype=xp.bool)
+            ends = [xp.concat([end, new]), xp.concat([new, end])]
         for keys, marks in zip((self.first, self.last), ends, strict=True):
-            batch = replaced(batch, {key: self._marked(batch, key, marks, index) for key in keys})
+            batch = replaced(batch, {key: self._marked(batch, key, marks) for key in keys})
         return batch
 
-    def _marked(self, batch: Any, key: FieldKey, marks: npt.NDArray[np.bool_], index: Array) -> Array:
-        """The marks as an array like ``index``, together with those that the batch has already."""
-        xp, known = namespace(index), find_any(batch, key)
+    def _marked(self, batch: Any, key: FieldKey, marks: Array) -> Array:
+        """The marks, together with those that the batch has already."""
+        known = find_any(batch, key)
         if known is None:
-            return xp.asarray(np.ascontiguousarray(marks), device=device_of(index))
-        if str(getattr(known, "dtype", "")).split(".")[-1] != "bool" or np.prod(known.shape) != marks.size:
+            return marks
+        if str(getattr(known, "dtype", "")).split(".")[-1] != "bool" or prod(known.shape) != prod(marks.shape):
             found = f"{getattr(known, 'dtype', type(known).__name__)} {list(getattr(known, 'shape', ()))}"
             raise SchemaError(f"MarkSlices: {key!r}: expected one bool for each step, or no such field, found {found}")
-        xp = namespace(known)
-        return known | xp.asarray(marks.reshape(tuple(known.shape)), device=device_of(known))
+        return known | marks.reshape(tuple(known.shape))
 
 
 def _names(keys: Any, name: str) -> tuple[FieldKey, ...]:
     """One field or a list of them as a tuple; a tuple is the name of one nested field, as everywhere."""
     names: list[FieldKey] = keys if isinstance(keys, list) else [keys] if keys else []
     return check_keys(names, where=f"MarkSlices: {name}")
-
-
-def _foremost(there: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """The first True of each row alone."""
-    first: npt.NDArray[np.bool_] = there & (np.cumsum(there, axis=1) == 1)
-    return first
 
 
 @dataclass(frozen=True)

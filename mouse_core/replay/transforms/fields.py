@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.dtypes import convert, named_dtype, namespace
+from mouse_core.dtypes import convert, is_tensor, namespace
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.nested import find, flatten, key_of, path_of
 from mouse_core.replay.ground.protocols import FieldKey
@@ -158,24 +158,26 @@ class Cast:
                 check_keys(list(given), where=where)
             made[name] = {key: check_dtype(dtype, where=f"{where}[{key!r}]") for key, dtype in given.items()}
         vars(self).update({name: MappingProxyType(dtypes) for name, dtypes in made.items()})
+        # By what torch calls them, too, whose compiler follows no mapping from dtypes.
+        vars(self)["_every"] = {str(old): new for old, new in made["every"].items()}
 
     def __call__(self, batch: Any) -> Any:
         """The batch in the dtypes to deliver."""
         changes: dict[FieldKey, Any] = {
-            key: _converted(find(batch, key, where="Cast"), np.dtype(dtype), key) for key, dtype in self.dtypes.items()
+            key: _converted(find(batch, key, where="Cast"), dtype, key) for key, dtype in self.dtypes.items()
         }
-        if self.every:
+        every: dict[str, npt.DTypeLike] = vars(self)["_every"]
+        if every:
             for key, values in flatten(batch).items():
-                old = named_dtype(str(values.dtype).removeprefix("torch."))
-                if key not in changes and path_of(key)[0] not in BOOKKEEPING and old in self.every:
-                    changes[key] = _converted(values, np.dtype(self.every[old]), key)
+                old = str(values.dtype).removeprefix("torch.")
+                if key not in changes and path_of(key)[0] not in BOOKKEEPING and old in every:
+                    changes[key] = _converted(values, every[old], key)
         return replaced(batch, changes)
 
     def inverse(self, rows: Any) -> Any:
         """Rows in the dtypes to store."""
         changes = {
-            key: _converted(as_array(find(rows, key, where="Cast")), np.dtype(dtype), key)
-            for key, dtype in self.stored.items()
+            key: _converted(as_array(find(rows, key, where="Cast")), dtype, key) for key, dtype in self.stored.items()
         }
         return replaced(rows, changes)
 
@@ -183,12 +185,13 @@ class Cast:
         return Cast, (dict(self.dtypes), dict(self.stored), dict(self.every))
 
 
-def _converted(values: Any, dtype: np.dtype[Any], key: FieldKey) -> Any:
-    if not isinstance(values, np.ndarray | np.generic):
+def _converted(values: Any, dtype: npt.DTypeLike, key: FieldKey) -> Any:
+    # What torch compiles knows of tensors first.
+    if is_tensor(values) or not isinstance(values, np.ndarray | np.generic):
         xp = namespace(values)
-        return xp.astype(values, getattr(xp, dtype.name))
+        return xp.astype(values, getattr(xp, np.dtype(dtype).name))
     try:
-        converted = convert(np.atleast_1d(values), dtype)
+        converted = convert(np.atleast_1d(values), np.dtype(dtype))
     except ValueError as error:
         raise DataError(f"Cast: {key_of(path_of(key))!r}: {error}") from error
     return converted.reshape(values.shape)

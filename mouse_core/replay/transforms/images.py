@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.checks import is_whole
-from mouse_core.dtypes import namespace
+from mouse_core.dtypes import is_tensor, may_look, namespace
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.nested import find
 from mouse_core.replay.ground.protocols import FieldKey
@@ -121,9 +122,8 @@ class Resize(_OfImages):
         if tuple(images.shape[-3:-1]) == self.size:
             return values
         if self.method == "nearest":
-            xp, where = namespace(images), device_of(images)
-            rows = xp.asarray(_nearest(images.shape[-3], height), device=where)
-            columns = xp.asarray(_nearest(images.shape[-2], width), device=where)
+            rows = _beside(images, _nearest, images.shape[-3], height)
+            columns = _beside(images, _nearest, images.shape[-2], width)
             resized = images[..., rows[:, None], columns[None, :], :]
         else:
             resized = _bilinear(images, height, width)
@@ -263,41 +263,58 @@ class ToFloatImage(_OfImages):
 
 def _bilinear(images: Array, height: int, width: int) -> Array:
     xp = namespace(images)
-    rows = xp.asarray(_weights(images.shape[-3], height), device=device_of(images))
-    columns = xp.asarray(_weights(images.shape[-2], width), device=device_of(images))
+    rows, columns = (_beside(images, _weights, *of) for of in ((images.shape[-3], height), (images.shape[-2], width)))
     *lead, old_height, old_width, channels = images.shape
     flat = images.reshape((-1, old_height, old_width, channels))
     whole = xp.isdtype(images.dtype, "integral")
-    resized = xp.empty((flat.shape[0], height, width, channels), dtype=images.dtype, device=device_of(images))
-    block = max(1, _BLOCK_BYTES // (4 * max(1, old_height * old_width * channels)))
-    for first in range(0, flat.shape[0], block):
-        part = xp.astype(flat[first : first + block], xp.float32)
+
+    def resized(part: Array) -> Array:
         count = part.shape[0]
         # [n, H, W * C] from the left by [h, H]; then [n * h, W, C] from the left by [w, W].
-        tall = xp.matmul(rows, part.reshape((count, old_height, old_width * channels)))
+        tall = xp.matmul(rows, xp.astype(part, xp.float32).reshape((count, old_height, old_width * channels)))
         made = xp.matmul(columns, tall.reshape((count * height, old_width, channels)))
         made = made.reshape((count, height, width, channels))
         if whole:
             made = xp.floor(made + 0.5)  # weights are positive and sum to 1, so the result stays in range
-        resized[first : first + count] = xp.astype(made, images.dtype)
-    return resized.reshape((*lead, height, width, channels))
+        return xp.astype(made, images.dtype)
+
+    if may_look(flat):  # in the host's memory, and not traced
+        found = xp.empty((flat.shape[0], height, width, channels), dtype=images.dtype)
+        block = max(1, _BLOCK_BYTES // (4 * max(1, old_height * old_width * channels)))
+        for first in range(0, flat.shape[0], block):
+            found[first : first + block] = resized(flat[first : first + block])
+    else:
+        found = resized(flat)
+    return found.reshape((*lead, height, width, channels))
+
+
+def _beside(images: Array, make: Callable[..., Array], old: int, new: int) -> Array:
+    """What is made of two sizes, on the device of some images: there, if it is torch's, as a copy would wait for it."""
+    if is_tensor(images) and not may_look(images):
+        return make(old, new, namespace(images), device=images.device)
+    known = _kept(make, old, new)
+    return namespace(images).asarray(known, device=device_of(images))
 
 
 @lru_cache(maxsize=64)
-def _weights(old: int, new: int) -> npt.NDArray[np.float32]:
+def _kept(make: Callable[..., Array], old: int, new: int) -> Array:
+    return make(old, new, namespace(np.empty(0)))
+
+
+def _weights(old: int, new: int, xp: Any, **where: Any) -> Array:
     """How much each old pixel of a line counts in each new one, float32 ``[new, old]``; rows sum to 1."""
     scale = old / new
     support = max(scale, 1.0)
-    centre = (np.arange(new) + 0.5) * scale
-    distance = np.abs(np.arange(old) + 0.5 - centre[:, None]) / support
-    weights = np.maximum(1.0 - distance, 0.0)
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float32)
+    centre = (xp.arange(new, dtype=xp.float64, **where) + 0.5) * scale
+    distance = abs(xp.arange(old, dtype=xp.float64, **where) + 0.5 - centre[:, None]) / support
+    weights = xp.clip(1.0 - distance, 0.0)
+    return xp.astype(weights / xp.sum(weights, axis=1, keepdims=True), xp.float32)
 
 
-@lru_cache(maxsize=64)
-def _nearest(old: int, new: int) -> npt.NDArray[np.int64]:
+def _nearest(old: int, new: int, xp: Any, **where: Any) -> Array:
     """The old pixel in the middle of each new one, int64 ``[new]``."""
-    return np.minimum(((np.arange(new) + 0.5) * (old / new)).astype(np.int64), old - 1)
+    middle = (xp.arange(new, dtype=xp.float64, **where) + 0.5) * (old / new)
+    return xp.clip(xp.astype(middle, xp.int64), None, old - 1)
 
 
 # ---------------------------------------------------------------------- checks

@@ -1,0 +1,165 @@
+"""Every transform of the core runs on a device, inside of what JAX and torch compile, or is refused at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import mouse_core.replay
+from mouse_core import ConfigError
+from mouse_core.nested import flatten
+from mouse_core.replay import (
+    Apply,
+    ArrayStorage,
+    BurnIn,
+    Cast,
+    CatFrames,
+    CenterCrop,
+    Compose,
+    Compress,
+    Concatenate,
+    Exclude,
+    GrayScale,
+    HindsightRelabel,
+    MarkSlices,
+    NextView,
+    NStep,
+    OnWrite,
+    Pad,
+    RandomSampler,
+    RandomTimeCrop,
+    Rename,
+    ReplayBuffer,
+    Resize,
+    ReturnsToGo,
+    Select,
+    Slices,
+    SliceSampler,
+    ToFloatImage,
+    VecNorm,
+)
+from mouse_jax import device as in_jax
+from mouse_torch import device as in_torch
+from tests.torch.test_device import Seen
+
+LENGTH: Any = {"sequence_length": 4}
+# In an order in which they go together, too.
+OF_ROWS: dict[str, Any] = {
+    "CenterCrop": CenterCrop("image", size=(3, 4)),
+    "GrayScale": GrayScale("image"),
+    "Resize": Resize("image", size=(3, 9)),
+    "Resize to the nearest": Resize("image", size=(5, 7), method="nearest"),
+    "ToFloatImage": ToFloatImage("image", channels="first"),
+    "Apply": Apply({"obs": lambda values: values * 2 + 1}),
+    "Concatenate": Concatenate("obs", "reward", to="both", keep=True),
+    "Cast": Cast({"obs": "float16"}, every={"bool": "int8"}),
+    "NStep": NStep(3, 0.9),
+    "Exclude": Exclude("image"),
+}
+OF_SLICES: dict[str, Any] = {
+    "MarkSlices": MarkSlices(first="is_init", last=["done", "over"]),
+    "ReturnsToGo": ReturnsToGo(0.9),
+    "BurnIn": BurnIn(lambda first: {"hidden": first["obs"].sum(1)}, steps=2),
+    "NextView": NextView(),
+    "Compose": Compose(Exclude("image"), Apply({"obs": lambda values: values * 2 + 1})),
+    "Select": Select("obs"),
+}
+REFUSED: dict[str, tuple[Any, str]] = {
+    "CatFrames": (CatFrames("obs", frames=2), "reads other rows"),
+    "Compress": (Compress("image", shape=(4, 6, 3)), "changes rows that are written"),
+    "HindsightRelabel": (HindsightRelabel(compute_reward=lambda *_: 0), "draws random numbers"),
+    "OnWrite": (OnWrite(ReturnsToGo()), "changes rows that are written"),
+    "Pad": (Pad("obs"), "rows that differ in length"),
+    "RandomTimeCrop": (RandomTimeCrop(2), "draws random numbers"),
+    "Rename": (Rename({"obs": "observation"}), "changes rows that are written"),
+    "VecNorm": (VecNorm("obs"), "keeps numbers of all rows"),
+    "a Cast of rows": (Cast(stored={"obs": "float16"}), "changes rows that are written"),
+}
+EXAMPLE = {"image": np.zeros((4, 6, 3), np.uint8), "obs": np.zeros(2, np.float32), "reward": 0.0, "done": False}
+SIZES: dict[str, Any] = {"batch_size": 5, "seed": 7}
+
+
+def rows(count: int) -> dict[str, Any]:
+    random = np.random.default_rng(3)
+    return {
+        "image": random.integers(0, 256, (count, 4, 6, 3), np.uint8),
+        "obs": random.random((count, 2), np.float32),
+        "reward": random.random(count, np.float32),
+        "done": np.arange(count) % 5 == 4,
+    }
+
+
+def given(name: str) -> dict[str, Any]:
+    """What makes a replay with one of them, or with all of rows, or of slices, one after another."""
+    sliced = name == "all of slices" or name in OF_SLICES
+    own = OF_SLICES if sliced else OF_ROWS
+    transform = [*own.values()] if name.startswith("all") else own[name]
+    return {"transform": transform, "slices": Slices(**LENGTH) if sliced else None, **SIZES}
+
+
+def expected(name: str) -> dict[Any, Any]:
+    options = given(name)
+    sampler = SliceSampler(**LENGTH) if options.pop("slices") else RandomSampler()
+    buffer = ReplayBuffer(ArrayStorage(20), sampler, **options)
+    buffer.extend(rows(18))
+    return flatten(buffer.sample())
+
+
+def agree(found: dict[Any, Any], batch: dict[Any, Any]) -> None:
+    assert found.keys() == batch.keys()
+    for key, leaf in batch.items():
+        assert found[key].shape == leaf.shape, key
+        # Half a number may be rounded to the one or the other, of images.
+        close: Any = {"rtol": 1e-6, "atol": leaf.dtype == np.uint8}
+        np.testing.assert_allclose(np.asarray(found[key]), leaf, err_msg=str(key), **close)
+
+
+def test_none_is_left_out() -> None:
+    room = f"{mouse_core.replay.__name__}.transforms"
+    there = {name for name in mouse_core.replay.__all__ if _module(name).startswith(room)}
+    assert there == {name for name in (*OF_ROWS, *OF_SLICES, *REFUSED) if name.isidentifier()}
+
+
+def _module(name: str) -> str:
+    return str(getattr(getattr(mouse_core.replay, name), "__module__", ""))
+
+
+@pytest.mark.parametrize("name", [*OF_ROWS, *OF_SLICES])
+def test_each_runs_where_nothing_has_values(name: str) -> None:
+    """JAX traces it; torch fetches nothing from a device and copies nothing there. And on the host."""
+    options = given(name)
+    in_jax.init(EXAMPLE, 20, **options)
+    made = [in_torch.Replay(EXAMPLE, 20, device=on, **options) for on in ("meta", "cpu")]
+    step = {key: torch.from_numpy(values) for key, values in rows(18).items()}
+    made[0].extend({key: values.to("meta") for key, values in step.items()})
+    with Seen() as seen:
+        made[0].sample()
+    assert seen.waits == []
+    made[1].extend(step)
+    agree(flatten(made[1].sample().to_dict()), expected(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["all of rows", "all of slices"])
+@pytest.mark.filterwarnings("error:Dynamo detected")
+def test_all_are_compiled_at_once(name: str) -> None:
+    replay = in_jax.add(in_jax.init(EXAMPLE, 20, **given(name)), rows(18))
+    batch = expected(name)
+    agree(flatten(jax.jit(in_jax.sample)(replay, 0)), batch)
+    other = in_torch.Replay(EXAMPLE, 20, **given(name))
+    other.extend(rows(18))
+    torch.compiler.reset()
+    found = torch.compile(other.sample, fullgraph=True, backend="eager")()
+    agree(flatten(found.to_dict()), batch)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("make", [in_jax.init, in_torch.Replay])
+def test_others_are_refused(make: Any, name: str) -> None:
+    transform, words = REFUSED[name]
+    with pytest.raises(ConfigError, match=f"transform: expected one that looks at the batch alone, .*{words}"):
+        make(EXAMPLE, 20, batch_size=5, transform=transform)
