@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +19,7 @@ from mouse_core.replay import (
     NextView,
     NStep,
     OnWrite,
+    Priorities,
     RandomSampler,
     ReplayBuffer,
     ReturnsToGo,
@@ -232,13 +235,20 @@ def init(row: Any = None, **options: Any) -> device.Replay:
     ("options", "error", "words"),
     [
         ({"capacity": 0}, ConfigError, "capacity: expected"),
-        ({"capacity": 2**31}, ConfigError, "less than 2\\*\\*31 rows"),
+        ({"capacity": 2**30}, ConfigError, "less than 2\\*\\*30 rows"),
         ({"num_envs": 5}, ConfigError, "a multiple of the 5 environments, found 12"),
         ({"transform": NStep(2, 0.9, takes="arrived")}, ConfigError, "takes 'outgoing' rows"),
         ({"transform": VecNorm("reward")}, ConfigError, "VecNorm.*, which keeps numbers of all rows"),
         ({"transform": OnWrite(ReturnsToGo())}, ConfigError, "which changes rows that are written"),
         ({"row": {"index": 0.0}}, SchemaError, r"without the fields \['index'\]"),
-        ({"row": {"reward": "much"}}, SchemaError, "expected arrays of numbers"),
+        ({"row": {"reward": "much"}}, SchemaError, "'reward': expected an array of numbers"),
+        (
+            {"row": {"when": np.datetime64("2000-01-01")}},
+            SchemaError,
+            "'when': expected an array of numbers, found date",
+        ),
+        ({"row": {"said": np.array(["much"])}}, SchemaError, "'said': expected an array of numbers, found <U4"),
+        ({"row": {}}, SchemaError, "a row with at least one field, found {}"),
         ({"row": {"reward": 0.0}, "slices": Slices(sequence_length=3)}, MissingFieldError, "or a field 'done', found"),
         ({"slices": Slices(sequence_length=3, end_key="over")}, MissingFieldError, "found 'over'"),
         ({"slices": Slices(sequence_length=3, traj_key="reward")}, SchemaError, "expected integers as numbers of"),
@@ -279,12 +289,30 @@ def test_rows_of_another_kind_are_refused(rows: Any, error: type[Exception], wor
 def test_a_sample_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected rows, found none"):
         device.sample(init(), 0)
-    for index, words in ((-1, "found -1"), (2**32, "found 4294967296"), (0.5, "found float")):
+    for index, words in (
+        (-1, "found -1"),
+        (jnp.int32(-1), "found -1"),
+        (2**32, "found 4294967296"),
+        (0.5, "found 0.5"),
+        (True, "found True"),
+        ("x", "found 'x'"),
+    ):
         with pytest.raises(ConfigError, match=words):
             device.sample(filled_rows(), index)
-    several = jax.vmap(lambda seed: init(seed=seed))(jnp.arange(3))
-    with pytest.raises(ConfigError, match=r"expected one replay, found 3; jax\.vmap draws from each"):
-        device.sample(several, 0)
+
+
+def test_what_is_of_one_replay_refuses_several(tmp_path: Path) -> None:
+    several = jax.vmap(lambda seed: init(seed=seed, priorities=Priorities()))(jnp.arange(3))
+    calls: list[Callable[[], Any]] = [
+        lambda: device.sample(several, 0),
+        lambda: device.add(several, {"reward": 1.0, "done": False}),
+        lambda: device.set_priorities(several, jnp.zeros(2, jnp.int32), jnp.ones(2)),
+        lambda: device.dumps(several, tmp_path / "replay"),
+        lambda: device.loads(several, tmp_path / "replay"),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match=r"expected one replay, found 3; inside of jax\.vmap each is one"):
+            call()
 
 
 def filled_rows() -> device.Replay:

@@ -285,7 +285,13 @@ def test_only_so_many_rows_are_enough() -> None:
     replay.extend({"x": 1.0})
     assert replay.can_sample()
     assert not replay.can_sample(min_length=2)
-    for index, words in ((-1, "found -1"), (0.5, "found 0.5"), (torch.ones(2), r"found torch.float32 \[2\]")):
+    for index, words in (
+        (-1, "found -1"),
+        (torch.tensor(-1), "found -1"),
+        (True, "found True"),
+        (0.5, "found 0.5"),
+        (torch.ones(2), r"found torch.float32 \[2\]"),
+    ):
         with pytest.raises(ConfigError, match=words):
             replay.sample(index)
 
@@ -302,7 +308,10 @@ def made(row: Any = None, **options: Any) -> device.Replay:
         ({"num_envs": 5}, ConfigError, "a multiple of the 5 environments, found 12"),
         ({"transform": VecNorm("reward")}, ConfigError, "VecNorm.*, which keeps numbers of all rows"),
         ({"row": {"index": 0.0}}, SchemaError, r"without the fields \['index'\]"),
+        ({"capacity": 2**30}, ConfigError, "less than 2\\*\\*30 rows"),
         ({"row": {"reward": "much"}}, SchemaError, "'reward': expected a tensor of numbers"),
+        ({"row": {"when": np.datetime64("2000-01-01")}}, SchemaError, "'when': expected a tensor of numbers"),
+        ({"row": {}}, SchemaError, "at least one field, found {}"),
         ({"slices": Slices(sequence_length=3, end_key="over")}, MissingFieldError, "found 'over'"),
         (
             {"slices": Slices(sequence_length=3, traj_key="reward")},

@@ -28,7 +28,7 @@ from mouse_core.spec import check_count
 from mouse_jax._rollout import are_known, seed_halves
 from mouse_jax.device import _episodes, _turns
 from mouse_jax.device.ground import hosting, sum_tree
-from mouse_jax.device.ground.state import Epoch, Queue, Replay
+from mouse_jax.device.ground.state import Epoch, Queue, Replay, check_one
 from mouse_jax.device.writing import add
 from mouse_jax.dtypes import WIDER, as_numbers, is_key
 
@@ -46,6 +46,7 @@ def dumps(replay: Replay, path: str | PathLike[str], *, samples: int = 0) -> Non
         ConfigError: Several replays, or one that is traced.
         StorageError: The file cannot be written (also an OSError).
     """
+    _check_one(replay, "dumps")
     buffer = _like(replay)
     to_host(replay, buffer, samples=samples)
     buffer.dumps(path)
@@ -197,8 +198,4 @@ def _turns_of(replay: Replay, buffer: ReplayBuffer) -> Epoch | Queue | None:
 def _check_one(replay: Replay, caller: str) -> None:
     if not are_known(replay.size, anywhere=True):
         raise ConfigError(f"{caller}: expected a replay outside of jax.jit, found one that is traced")
-    if replay.cursor.ndim:
-        raise ConfigError(
-            f"{caller}: expected one replay, found {replay.cursor.shape[0]}; jax.tree.map(lambda leaf: leaf[0], "
-            "replay) is the first"
-        )
+    check_one(replay, caller)

@@ -15,7 +15,7 @@ from mouse_core.replay.samplers.weighing import priorities_like, weighed
 from mouse_jax._rollout import are_known
 from mouse_jax.device import _episodes
 from mouse_jax.device.ground import hosting, sum_tree
-from mouse_jax.device.ground.state import Episodes, Replay
+from mouse_jax.device.ground.state import Episodes, Replay, check_one
 
 
 def set_priorities(replay: Replay, indices: Any, priorities: Any) -> Replay:
@@ -40,6 +40,7 @@ def set_priorities(replay: Replay, indices: Any, priorities: Any) -> Replay:
     weights = replay.weights
     if weights is None:
         raise ConfigError("set_priorities: expected a replay made with priorities=, found one without")
+    check_one(replay, "set_priorities")
     slots, given = jnp.asarray(indices), jnp.asarray(priorities)
     if not jnp.issubdtype(slots.dtype, jnp.integer):
         raise ConfigError(f"set_priorities: expected integers as indices, found {slots.dtype}")

@@ -20,7 +20,7 @@ from mouse_jax import _philox
 from mouse_jax._rollout import are_known
 from mouse_jax.device import _episodes, _turns, priorities
 from mouse_jax.device.ground import hosting, sum_tree
-from mouse_jax.device.ground.state import Episodes, Queue, Replay, named
+from mouse_jax.device.ground.state import Episodes, Queue, Replay, check_one, named
 from mouse_jax.device.ground.sum_tree import Weights
 from mouse_jax.dtypes import as_key, is_key
 
@@ -183,8 +183,7 @@ def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
 
 def _check(replay: Replay, caller: str) -> None:
     """ConfigError where it is known that there is nothing to draw."""
-    if replay.cursor.ndim:
-        raise ConfigError(f"{caller}: expected one replay, found {replay.cursor.shape[0]}; jax.vmap draws from each")
+    check_one(replay, caller)
     if not are_known(*jax.tree.leaves(_asked(replay))) or bool(can_sample(replay)):
         return
     if replay.turns is not None:
@@ -199,13 +198,15 @@ def _check(replay: Replay, caller: str) -> None:
 
 def checked_index(index: Any) -> jax.Array:
     """The number of a sample, or a key."""
-    if isinstance(index, int | np.integer):
-        if not 0 <= index < 1 << 32:
-            raise ConfigError(f"index: expected an integer in [0, 2**32), found {index}")
+    if not hasattr(index, "dtype") or isinstance(index, np.generic):
+        if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < 1 << 32:
+            raise ConfigError(f"index: expected an integer in [0, 2**32) or a random key, found {index!r:.60}")
         return jnp.asarray(index, jnp.uint32)
     number = as_key(jnp.asarray(index))
     if number.ndim or not (is_key(number.dtype) or jnp.issubdtype(number.dtype, jnp.integer)):
         raise ConfigError(f"index: expected an integer or a random key, found {number.dtype} {list(number.shape)}")
+    if not is_key(number.dtype) and are_known(number) and (known := int(np.asarray(number))) < 0:
+        raise ConfigError(f"index: expected an integer in [0, 2**32), found {known}")
     return number
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mouse_core import ConfigError, SchemaError
+from mouse_core.nested import FieldKey
 from mouse_core.replay import Priorities
 from mouse_core.replay.device.options import check_names, check_order, check_rooms, composed, find_marks
 from mouse_core.spec import Alignment
@@ -18,7 +19,7 @@ from mouse_jax._rollout import seed_halves
 from mouse_jax.device import _episodes, _turns
 from mouse_jax.device.ground import hosting, sum_tree
 from mouse_jax.device.ground.ring import put
-from mouse_jax.device.ground.state import Layout, Memory, Order, Queue, Replay, Slices, as_dicts, named
+from mouse_jax.device.ground.state import Layout, Memory, Order, Queue, Replay, Slices, as_dicts, check_one, named
 from mouse_jax.device.priorities import written
 from mouse_jax.device.sampling import check_transform
 from mouse_jax.dtypes import is_key
@@ -89,7 +90,7 @@ def init(
     check_rooms(capacity, batch_size, num_envs, slices)
     hosting.check(memory, seed)
     check_order(order, int(capacity), int(batch_size), slices, priorities)
-    row = jax.tree.map(_shape_dtype, as_dicts(example))
+    row = _row(as_dicts(example))
     layout = Layout(int(capacity), num_envs, int(batch_size), composed(transform, alignment), alignment, memory)
     check_names(row, layout.transform, slices, priorities)
     _check_pad(row, slices)
@@ -133,6 +134,7 @@ def add(replay: Replay, rows: Any) -> Replay:
         DataError: A 64-bit number of NumPy's that the field cannot hold.
         ConfigError: More rows at once than there is room for.
     """
+    check_one(replay, "add")
     on_host = hosting.on_host(replay)
     rows = _accepted(replay, rows)
     count, steps = jax.tree.leaves(rows)[0].shape[0], replay.layout.steps
@@ -181,12 +183,21 @@ def can_add(replay: Replay, time_steps: Any = 1) -> jax.Array:
     return jnp.asarray(left + jnp.asarray(time_steps) * (layout.num_envs or 1) <= layout.capacity)
 
 
-def _shape_dtype(leaf: Any) -> jax.ShapeDtypeStruct:
-    if not hasattr(leaf, "dtype"):
-        leaf = np.asarray(leaf)
-        if leaf.dtype.kind not in "biufc":
-            raise SchemaError(f"init: expected arrays of numbers, found {leaf.dtype}")
-        leaf = jnp.asarray(leaf)
+def _row(example: Any) -> Any:
+    """The shapes and dtypes of one row, or SchemaError."""
+    fields = named(example)
+    if not fields:
+        raise SchemaError(f"init: expected a row with at least one field, found {example!r:.60}")
+    made = [_shape_dtype(key, leaf) for key, leaf in fields.items()]
+    return jax.tree.unflatten(jax.tree.structure(example), made)
+
+
+def _shape_dtype(key: FieldKey, leaf: Any) -> jax.ShapeDtypeStruct:
+    weak = not hasattr(leaf, "dtype")
+    leaf = np.asarray(leaf) if weak else leaf
+    if not (is_key(leaf.dtype) or any(jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.number, jnp.bool_))):
+        raise SchemaError(f"init: field {key!r}: expected an array of numbers, found {leaf.dtype}")
+    leaf = jnp.asarray(leaf) if weak else leaf
     dtype = leaf.dtype if is_key(leaf.dtype) else jax.dtypes.canonicalize_dtype(leaf.dtype)
     made: Any = jax.ShapeDtypeStruct
     return cast("jax.ShapeDtypeStruct", made(leaf.shape, dtype))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from mouse_core.errors import ConfigError
@@ -18,11 +19,13 @@ def number_of(index: Any, device: torch.device) -> torch.Tensor:
     if isinstance(index, torch.Tensor):
         if index.ndim or index.is_floating_point() or index.dtype == torch.bool:
             raise ConfigError(f"index: expected an integer, found {index.dtype} {[*index.shape]}")
+        if is_known(index) and index.numpy() < 0:
+            raise ConfigError(f"index: expected an integer in [0, 2**63), found {index}")
         return index.to(device, torch.int64)
-    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < 1 << 63:
+    if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < 1 << 63:
         raise ConfigError(f"index: expected an integer in [0, 2**63), found {index!r}")
     # Filled there, not copied.
-    return torch.full((), index, dtype=torch.int64, device=device)
+    return torch.full((), int(index), dtype=torch.int64, device=device)
 
 
 def check_left(replay: Replay, count: torch.Tensor) -> None:

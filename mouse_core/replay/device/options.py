@@ -19,7 +19,8 @@ from mouse_core.spec import Alignment, check_alignment, check_count
 Order = Literal["random", "epochs", "queue"]
 """In which order rows come: drawn from all, each once an epoch, or each once, the oldest first."""
 
-_MOST = 1 << 31
+# What 32 bits hold the sum of two of.
+_MOST = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +70,13 @@ class Marks:
 
 
 def check_rooms(capacity: int, batch_size: int, num_envs: int | None, slices: Slices | None) -> None:
-    """ConfigError unless a replay can have these numbers of rows, which its 32-bit integers count, and slices."""
+    """ConfigError unless a replay can have these numbers of rows, which integers of 32 bits count, and slices."""
     check_count("capacity", capacity)
     check_count("batch_size", batch_size)
     if num_envs is not None and capacity % check_count("num_envs", num_envs):
         raise ConfigError(f"capacity: expected a multiple of the {num_envs} environments, found {capacity}")
     if capacity >= _MOST:
-        raise ConfigError(f"capacity: expected less than 2**31 rows, found {capacity}")
+        raise ConfigError(f"capacity: expected less than 2**30 rows, found {capacity}")
     steps = capacity // (num_envs or 1)
     if slices is not None and slices.pad is False and slices.sequence_length > steps:
         raise ConfigError(

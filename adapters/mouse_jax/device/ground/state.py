@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from mouse_core import SchemaError
+from mouse_core import ConfigError, SchemaError
 from mouse_core.nested import FieldKey
 from mouse_core.replay import Compose
 from mouse_core.replay.device.options import Marks as Marks
@@ -159,6 +159,15 @@ def _key(path: tuple[Any, ...]) -> FieldKey:
         )
         names.append(found)
     return names[0] if len(names) == 1 and isinstance(names[0], str) else tuple(names)
+
+
+def check_one(replay: Replay, caller: str) -> None:
+    """ConfigError where ``jax.vmap`` made several replays, and a function of one is called outside of it."""
+    if replay.cursor.ndim:
+        raise ConfigError(
+            f"{caller}: expected one replay, found {replay.cursor.shape[0]}; inside of jax.vmap each is one, and "
+            "jax.tree.map(lambda leaf: leaf[0], replay) is the first"
+        )
 
 
 def one_a_row(key: FieldKey, values: Any, shape: tuple[int, ...]) -> jax.Array:

@@ -199,8 +199,19 @@ class Fields(torch.nn.Module):
         weak = not isinstance(leaf, torch.Tensor | np.ndarray | np.generic)
         if values.dtype != row.dtype and not (weak and torch.can_cast(values.dtype, row.dtype)):
             raise SchemaError(f"extend: field {key!r}: expected {_name(row.dtype)}, found {_name(values.dtype)}")
-        # What comes from the host has no business waiting for the device.
-        return row.as_held(values.detach().to(getattr(self, "0").device, row.dtype, non_blocking=True)), count
+        return row.as_held(_moved(values.detach().to(row.dtype), getattr(self, "0").device)), count
+
+
+def _moved(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Values on a device, for which nothing waits that comes from the host.
+
+    There they are copied to pinned memory first, which torch's allocator takes back when they are gone: from other
+    memory a copy waits for all that the device has to do, and the pinned memory of a user may be written again before
+    it is read.
+    """
+    if device.type == "cuda" and values.device.type == "cpu" and not torch.compiler.is_compiling():
+        values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)
+    return values.to(device, non_blocking=True)
 
 
 def _tensor(key: FieldKey, leaf: Any) -> torch.Tensor:
