@@ -60,7 +60,8 @@ def about_ends(episodes: EpisodesReport, *, states: bool, again: float) -> Itera
         longest = int(episodes.lengths.high or 0)
         # What somebody sets as a limit is a round number; where a road ends after 17 steps, it is none.
         round_number = longest % 2 == 0 or longest % 5 == 0
-        spike = at_longest > 1 and at_longest >= _MANY_LONGEST * episodes.count and round_number
+        several = at_longest > 2 or at_longest == episodes.count > 1
+        spike = several and at_longest >= _MANY_LONGEST * episodes.count and round_number
         if spike:
             message += (
                 f", and {at_longest:,} of {count} episodes have exactly the longest length, "
@@ -121,7 +122,9 @@ def about_observations(columns: Sequence[ColumnReport], episodes: EpisodesReport
     yield from _about_repeats(episodes, vectors=vectors, states=are_states(columns))
     boundaries = max(episodes.count - 1, 0)
     equal = episodes.anomalies.get("final-is-next-first", 0)
-    if boundaries and equal / boundaries > _MOST:
+    # A small world may be where it began when it is cut off; of ends that are terminal that would be odd.
+    counted_ends = equal - (episodes.truncated + episodes.open if are_states(columns) else 0)
+    if boundaries and counted_ends / boundaries > _MOST:
         yield warning(
             "final-is-next-first",
             f"{equal:,} of {boundaries:,} episodes end with the observation that the next one begins with: it was "

@@ -2,9 +2,10 @@
 
     python -m tests.core.planted_defects [FOLDER]
 
-records some twenty environments of gymnasium (those of MuJoCo where it is installed) with several policies, plants one
-defect at a time and prints what was found. Thresholds are set on half of the environments (``TUNED_ON``); the others
-say what they are worth. Recordings are kept in FOLDER.
+records some twenty environments of gymnasium (those of MuJoCo where it is installed) with several policies, and as many
+of other packages as are installed (``FURTHER``), plants one defect at a time and prints what was found. Thresholds were
+first set on ``TUNED_ON``; the others said what they are worth, and mended what they warned of. Recordings are kept in
+FOLDER.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pyarrow as pa
 
 from mouse_core.formats.base import RowStream
 from mouse_core.inspect import Report, inspect
+from tests.core.further_environments import FURTHER, make
 
 Columns = dict[str, Any]
 
@@ -81,7 +83,7 @@ def record(name: str, policy: str, *, rows: int = ROWS, seed: int = 0) -> Column
     """Rows as stores have them ("arrived"), of whole episodes and one that is cut off by the time limit."""
     words = name.split()
     options: dict[str, Any] = {"continuous": True} if "continuous" in words else {}
-    environment = gymnasium.make(words[0], **options)
+    environment = make(words[0], **options)
     environment.action_space.seed(seed)
     steps = _Steps(environment, seed)
     width = int(np.asarray(environment.reset(seed=seed)[0]).size)
@@ -331,7 +333,7 @@ def loud(report: Report) -> set[str]:
 
 
 def recorded(folder: Path, name: str, policy: str) -> Columns:
-    file = folder / f"{name.replace(' ', '_')}.{policy}.npz"
+    file = folder / f"{name.replace(' ', '_').replace(':', '_')}.{policy}.npz"
     if not file.is_file():
         np.savez(file, **record(name, policy))
     with np.load(file) as found:
@@ -346,7 +348,7 @@ def study(folder: Path, names: tuple[str, ...], policies: tuple[str, ...] = POLI
         for policy in policies:
             try:
                 columns = recorded(folder, name, policy)
-            except gymnasium.error.DependencyNotInstalled:
+            except (ImportError, gymnasium.error.Error):
                 print(f"{name}: not installed")
                 break
             report = inspect(stream(columns))
@@ -370,11 +372,12 @@ def study(folder: Path, names: tuple[str, ...], policies: tuple[str, ...] = POLI
 
 
 def main() -> None:
-    """Both halves of the environments."""
+    """All environments that are installed."""
     places = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     with tempfile.TemporaryDirectory() as made:
         folder = Path(places[0] if places else made)
-        for title, names in (("thresholds were set on these", TUNED_ON), ("held out", HELD_OUT)):
+        further = ("of other packages", FURTHER)
+        for title, names in (("thresholds were set on these", TUNED_ON), ("held out", HELD_OUT), further):
             print(f"\n{title}: {', '.join(names)}")
             study(folder, names)
 

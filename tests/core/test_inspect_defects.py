@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import gymnasium
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -304,6 +305,18 @@ def test_splits_that_share_episodes(clean: Columns, tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- environments
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("name", planted_defects.TUNED_ON + planted_defects.HELD_OUT)
+def test_no_environment_that_is_recorded_rightly_is_warned_of(name: str) -> None:
+    for seed, policy in enumerate(("random", "mixed")):
+        try:
+            columns = planted_defects.record(name, policy, rows=3000, seed=seed)
+        except gymnasium.error.DependencyNotInstalled as error:
+            pytest.skip(str(error))
+        assert loud(inspect(stream(columns))) == set()
 
 
 @pytest.mark.parametrize(

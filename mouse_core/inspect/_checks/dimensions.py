@@ -213,11 +213,19 @@ def _rests(column: SampledColumn, place: int, kept: Bools, first: int, sampled: 
     at_limit = values[first] in (column.low[place], column.high[place])
     begins, ends = np.split(_edges(kept).reshape(-1, 2), 2, axis=1)
     long = (ends - begins >= _STUCK)[:, 0]
-    # A thing that nobody has touched yet stays until the episode ends, and does so elsewhere in other episodes.
-    end = int(ends[begins[:, 0] == first][0, 0])
-    untouched = sampled.step[first] == 0 and sampled.episode[first] == sampled.episode[min(end, len(values) - 1)]
+    # A thing that nobody has touched yet stays until the episode ends, or moves off; it does not jump.
+    after = min(int(ends[begins[:, 0] == first][0, 0]) + 1, len(values) - 1)
+    same_episode = sampled.episode[first] == sampled.episode[after - 1]
+    untouched = sampled.step[first] == 0 and same_episode and not _jumps(values, after, sampled)
     places = len(np.unique(values[begins[long, 0]]))
     return at_limit or bool(untouched) or places > 2 or _came_to_rest(values, first)
+
+
+def _jumps(values: Floats, row: int, sampled: Sampled) -> bool:
+    """Whether a value changes to a row of the same episode by much more than it usually does."""
+    changes = np.abs(np.diff(values))
+    usual = float(np.quantile(changes[changes > 0], 0.9)) if (changes > 0).any() else np.inf
+    return bool(sampled.episode[row] == sampled.episode[row - 1]) and float(changes[row - 1]) > 3 * usual
 
 
 def _came_to_rest(values: Floats, first: int) -> bool:

@@ -38,9 +38,10 @@ _NOTHING, _NEXT_TO_NOTHING, _CHANCE, _CHANCE_OF_POLICY = 0.5, 0.35, 0.05, 0.15
 _NO_FUNCTION_OF_SEEN, _MUCH_LESS = 0.5, 0.87
 # Nor is an action that they say nothing of at all, when they do of the later one.
 _UNKNOWN = 0.2
-# Machines that are slow answer to the stated action still, when the later one has begun to work: then both are about
-# as well explained, and an action that is less than this a function of what is seen is no policy's answer to it.
-_FUNCTION_OF_SEEN, _ABOUT_AS_MUCH = 0.7, 1.3
+# Machines that are slow answer to the stated action still, when the later one has begun to work, and do all the rest:
+# then both are about as well explained, and an action that is less than this a function of what is seen is no policy's
+# answer to it.
+_FUNCTION_OF_SEEN, _ABOUT_AS_MUCH, _THE_REST = 0.7, 1.3, 0.5
 # Of some episodes among others, which may be those of another policy, less is enough.
 _FUNCTION_IN_SOME = 0.4
 _FEWEST_EPISODES = 4
@@ -192,7 +193,8 @@ def _verdict(gains: Mapping[str, float], steps: Steps, function_of_seen: float =
         less = ratio < 1 - max(chance, 3 / math.sqrt(len(steps)))
         unknown = 1 - left["stated"] < _UNKNOWN * (1 - left["later"])
         much_less = ratio < _MUCH_LESS and stated < later and now < _NO_FUNCTION_OF_SEEN
-        slow = now < function_of_seen and stated < _NEXT_TO_NOTHING * later and ratio < _ABOUT_AS_MUCH
+        slow = now < function_of_seen and stated < _NEXT_TO_NOTHING * later
+        slow &= ratio < (_ABOUT_AS_MUCH if later >= _THE_REST else 1.0)
         if (less and (stated < _NOTHING * later or unknown)) or (stated < _NOTHING * later and slow) or much_less:
             return "later"
     told = stated >= _EXPLAINS and gains["stated besides later"] >= _NOTHING * later

@@ -209,7 +209,8 @@ def _wider(column: SampledColumn, place: int, spread: Floats, parts: _Parts, lea
     more = "more" if odd[0] in order[at + 1 :] else "less"
     message = f"varies {ratio(ordered[at + 1] / ordered[at])} times {more} in {_said(odd, len(spread))} than elsewhere"
     wide, narrow = (_spans(column, place, parts, which) for which in parts.episodes(order[at + 1 :]))
-    few = parts.tell(odd)
+    # No goal has it that actions are so much larger, in whichever episodes.
+    few = parts.tell(odd) if column.name.startswith("observation") else min(map(len, parts.episodes(odd)))
     loud = few >= min(_BESIDE) and _inner(wide)[0] > (_EACH_WIDER if few > 2 else _WIDER) * _inner(narrow)[1]
     return parts.finding(message, column, place, odd, loud=loud)
 

@@ -20,8 +20,8 @@ _FEWEST, _NEIGHBOURS = 3, 8
 # As near as this, of what episodes differ by, and so many times nearer than others are.
 _NEAR, _NEARER = 0.01, 100.0
 _NEARER_ON_A_LINE, _SPREAD_OUT = 1000.0, 0.3
-# The share of episodes that is no coincidence; less where the others lie far apart.
-_MANY, _SOME = 0.03, 0.01
+# The share of episodes that is no coincidence.
+_MANY = 0.05
 
 
 class Sketches:
@@ -93,7 +93,7 @@ class Sketches:
             return
         later = np.unique(pairs.max(axis=1))
         first = int(pairs[0].min()), int(pairs[0].max())
-        many = len(later) >= (_SOME * len(lengths) if certain else max(3, _MANY * len(lengths)))
+        many = len(later) >= max(1 if certain else 3, _MANY * len(lengths))
         level = "warning" if many else "note"
         message = (
             f"{len(later):,} of {len(lengths):,} episodes are nearly the same as another one, such as episode "
