@@ -101,6 +101,23 @@ def workers_for_each(lines: Sequence[Line]) -> list[str]:
     return found if len(found) == 1 else [f"{name}: {one}" for name, one in zip(frameworks, found, strict=True)]
 
 
+def drawing(alone: Line, ahead: Line | None = None) -> str:
+    """Whether to draw from a replay buffer ahead, in a sentence or two.
+
+    Args:
+        alone: What ``sample()`` takes.
+        ahead: What batches of a loader over the buffer take; None where none was measured.
+    """
+    _, middle, high = alone.milliseconds
+    takes = f"{middle:.3g} ms of a training step (three quarters of the time {high:.3g} ms)"
+    least = middle if ahead is None else max(middle, ahead.milliseconds[1])
+    return (
+        f"{alone.framework}: sample() takes {takes}. PrefetchBatchifier(buffer, num_workers=1) draws meanwhile, from "
+        f"the rows of some batches before: worth it where steps take longer than {least:.3g} ms, and that outside of "
+        "Python, as on an accelerator."
+    )
+
+
 def _workers(loaders: Sequence[Line]) -> str:
     best = min(line.milliseconds[1] for line in loaders)
     # The fewest workers that are about as fast as the best; one, that works while the caller trains, is the least.

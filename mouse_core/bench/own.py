@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mouse_core.bench.advice import Line, workers_for_each
+from mouse_core.bench.advice import Line, drawing, workers_for_each
 from mouse_core.bench.frameworks import PACKAGES
 from mouse_core.bench.measuring import Contender, interleave, private_memory, steady
 from mouse_core.bench.opening import Opened
@@ -39,7 +39,9 @@ def bench_own(opened: Opened, make: Callable[..., Any], *, name: str, seconds: f
     """
     tried: list[int | None] = [0, 1, 2] if "num_workers" in inspect.signature(make).parameters else [None]
     ways = [_way(opened, make, name, workers) for workers in tried]
-    batch, lines, first = measured(ways, seconds)
+    batch, lines, first, drawn = measured(ways, seconds)
+    advice = [drawing(line) for line in lines if line.name in drawn]
+    advice += workers_for_each([line for line in lines if line.name not in drawn])
     return BenchReport(
         {"name": opened.name, "rows": opened.rows, "seconds to open": opened.seconds},
         {"run": name, **batch},
@@ -47,7 +49,7 @@ def bench_own(opened: Opened, make: Callable[..., Any], *, name: str, seconds: f
         first,
         None,
         0,
-        [*workers_for_each(lines), *opened.costs],
+        [*advice, *opened.costs],
     )
 
 
@@ -74,7 +76,9 @@ def _way(opened: Opened, make: Callable[..., Any], name: str, workers: int | Non
     return Way(label, lambda: make(opened.to_store(), **options), workers)
 
 
-def measured(ways: Sequence[Way], seconds: float) -> tuple[dict[str, Any], list[Line], dict[str, FirstBatches]]:
+def measured(
+    ways: Sequence[Way], seconds: float
+) -> tuple[dict[str, Any], list[Line], dict[str, FirstBatches], set[str]]:
     """Make some things that give batches, and measure them in turns.
 
     Args:
@@ -82,12 +86,14 @@ def measured(ways: Sequence[Way], seconds: float) -> tuple[dict[str, Any], list[
         seconds: How long, about.
 
     Returns:
-        Megabytes and fields of a batch, what was measured, and what the first batches cost, by name.
+        Megabytes and fields of a batch, what was measured, what the first batches cost, by name, and the names of what
+        is no loader but a buffer that is drawn from.
 
     Raises:
         ConfigError: One gives no batches.
     """
     contenders, kinds, made, first = [], {}, [], {}
+    drawn = set()
     batch: Any = None
     try:
         for way in ways:
@@ -96,6 +102,8 @@ def measured(ways: Sequence[Way], seconds: float) -> tuple[dict[str, Any], list[
             loader = way.make()
             made.append(loader)
             take = _taker(loader, way.name)
+            if not hasattr(loader, "next_batch") and hasattr(loader, "sample"):
+                drawn.add(way.name)
             batch = take(0)
             taken = time.perf_counter() - began
             each = _seconds(take)
@@ -116,7 +124,8 @@ def measured(ways: Sequence[Way], seconds: float) -> tuple[dict[str, Any], list[
     fields = dict(_leaves(batch))
     nbytes = sum(int(one.nbytes) for one in fields.values())
     lines = [line_of(one, timings, kinds, nbytes) for one in timings]
-    return {"megabytes": nbytes / 1e6, "fields": {key: _described(one) for key, one in fields.items()}}, lines, first
+    batch_of = {"megabytes": nbytes / 1e6, "fields": {key: _described(one) for key, one in fields.items()}}
+    return batch_of, lines, first, drawn
 
 
 def _taker(loader: Any, name: str) -> Callable[[int], Any]:

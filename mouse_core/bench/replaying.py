@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.bench.advice import Line
+from mouse_core.bench.advice import drawing
 from mouse_core.bench.frameworks import class_of, frameworks_of
 from mouse_core.bench.opening import Opened
 from mouse_core.bench.own import Way, measured
@@ -18,7 +18,7 @@ from mouse_core.replay import ArrayStorage, ReplayBuffer, SliceSampler
 from mouse_core.spec import check_count
 
 _AT_ONCE = 4096
-_PREFETCH = 2
+_PREFETCH = 4
 
 
 def bench_replay(
@@ -55,7 +55,7 @@ def bench_replay(
         made = _buffer(framework, storage, batch_size, sequence_length)
         ways.append(Way(f"{framework} replay, sample()", made, 0, framework))
         ways.append(Way(f"{framework} replay, drawn ahead", _loader(framework, made), 1, framework))
-    batch, lines, first = measured(ways, seconds)
+    batch, lines, first, _ = measured(ways, seconds)
     slices = "" if sequence_length is None else f" slices of {sequence_length} steps"
     run = f"a replay buffer of {len(storage):,} rows, B={batch_size}{slices}"
     return BenchReport(
@@ -65,25 +65,8 @@ def bench_replay(
         first,
         None,
         0,
-        [*advise_replay(lines), *opened.costs],
+        [*map(drawing, lines[::2], lines[1::2]), *opened.costs],
     )
-
-
-def advise_replay(lines: Sequence[Line]) -> list[str]:
-    """Whether to draw ahead, a sentence for each framework.
-
-    Args:
-        lines: Of each framework that of ``sample()`` and that of a loader, one behind the other.
-    """
-    found = []
-    for alone, ahead in zip(lines[::2], lines[1::2], strict=True):
-        (_, draw, _), (_, wait, _) = alone.milliseconds, ahead.milliseconds
-        found.append(
-            f"{alone.framework}: sample() takes {draw:.3g} ms of a training step. PrefetchBatchifier(buffer, "
-            f"num_workers=1, prefetch={_PREFETCH}) draws meanwhile, from the rows of some batches before: worth it "
-            f"where steps take longer than {max(draw, wait):.3g} ms and do so outside of Python, as on an accelerator."
-        )
-    return found
 
 
 def _filled(opened: Opened, capacity: int, fields: Sequence[str] | None) -> tuple[ArrayStorage, float]:

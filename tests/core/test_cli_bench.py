@@ -212,6 +212,7 @@ def test_a_run_of_ones_own_is_measured_as_it_is_made(
     report = bench("buffer")
     assert [line["name"] for line in report["lines"]] == ["own_run_for_bench:buffer"]
     assert report["batch"]["fields"]["observation"].endswith("[16, 2]")
+    assert report["advice"][0].startswith("numpy: sample() takes ")
     assert bench("once")["batch"]["fields"] == {"outer.x": "float64 [2, 3]"}
     capsys.readouterr()
     assert run(folder, "--run", "own_run_for_bench:nothing") == 2

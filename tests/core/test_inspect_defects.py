@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,7 @@ def test_a_finding_says_where(clean: Columns, capsys: pytest.CaptureFixture[str]
     assert (finding.column, finding.dimension, finding.name) == ("observation", 1, "elbow")
     assert (finding.episode, finding.step, finding.level) == (5, 17, "warning")
     assert finding.message.startswith("observation[1] (elbow): 1e+09 in episode 5, step 17")
+    assert re.search(r"lies [1-9](\.\d)?e\+0[89] times as far", finding.message)
     # Beside that one, all others are nearly the lowest, and yet not "saturated".
     assert [finding.code for finding in report.findings if finding.dimension == 1] == ["outlier"]
     show(report)
