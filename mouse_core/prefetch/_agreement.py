@@ -3,6 +3,9 @@
 Each rank leaves what it is about to deliver as a note, rank 0 compares them all, and the others read what it found. No
 collective call is made, so that nothing depends on which others a program has under way; and a rank that is about to
 deliver a batch says so, from which the others see that it will not come.
+
+A process that died and was started again finds what the earlier one had noted. Where the others go on meanwhile, it
+goes on with them and asks nobody; where they do not, all may have been started again, and it waits for them for a time.
 """
 
 from __future__ import annotations
@@ -27,8 +30,16 @@ _DIGESTS = ("fingerprint", "data")
 _MOST_RANKS, _MOST_WORDS = 4, 6
 # Seconds between two looks, and until somebody who waits is told.
 _SHORTEST_WAIT, _LONGEST_WAIT, _TOLD_AFTER = 0.0005, 0.05, 60
+# What no other process has, also where its number is the same.
+_STARTED = time.time_ns()
+# Seconds that a process waits that was started again, and loaders of before whose notes it watches.
+_RETURNED_SECONDS, _WATCHED = 300.0, 8
 # Seconds that rank 0 stays until the others have read what is wrong: its process may hold the notes.
 _STAYS = 5.0
+
+
+class _Alone(Exception):
+    """The others go on, with a loader of this name."""
 
 
 class Agreement:
@@ -45,6 +56,8 @@ class Agreement:
         self._name = ""
         self._held, self._refreshes = 0, 0
         self._is_pending = True
+        # What the others had noted of loaders of before when this process came again; None: it is the first.
+        self._before: dict[tuple[str, int], str | None] | None = None
 
     def deliver(self, feed: Feed, index: int) -> None:
         """Before batch ``index`` is delivered: see that all begin with it, and say that this one has come so far.
@@ -72,6 +85,12 @@ class Agreement:
         """
         if not self._meets():
             return
+        try:
+            self._hold(call, feed, next_index, at)
+        except _Alone as others:
+            self._go_on(str(others), next_index)
+
+    def _hold(self, call: str, feed: Feed, next_index: int, at: int) -> None:
         board, ranks, name = self._board, self.ranks, f"{self._name}/{self._held}"
         assert board is not None
         refreshes = self._refreshes + (call == "refresh()")
@@ -96,7 +115,7 @@ class Agreement:
             else:
                 self._stay(name)
             raise ConfigError(found)
-        self._refreshes, self._is_pending = refreshes, False
+        self._refreshes, self._is_pending, self._before = refreshes, False, None
 
     def _meets(self) -> bool:
         """Whether there are others to agree with, and a way to do so; that may come after the loader was made."""
@@ -108,10 +127,40 @@ class Agreement:
         if now.count == 1 or now.board is None:
             return False
         # How many loaders of this rank have agreed on something: the others count them in the same order.
-        number = int(now.board.get(f"mouse/loaders/{now.rank}") or 0)
-        now.board.put(f"mouse/loaders/{now.rank}", str(number + 1))
+        started = f"{os.getpid()}-{_STARTED}"
+        number, _, by = (now.board.get(f"mouse/loaders/{now.rank}") or f"0 {started}").partition(" ")
+        now.board.put(f"mouse/loaders/{now.rank}", f"{int(number) + 1} {started}")
         self._board, self._name = now.board, f"mouse/{number}"
+        if by != started:
+            names = [f"mouse/{one}" for one in range(max(0, int(number) - _WATCHED), int(number))]
+            others = [rank for rank in range(now.count) if rank != now.rank][:_MOST_RANKS]
+            self._before = {(name, rank): now.board.get(f"{name}/at/{rank}") for name in names for rank in others}
         return True
+
+    def _check_alone(self) -> None:
+        """Raise ``_Alone`` where another rank delivers batches of a loader of before."""
+        assert self._board is not None
+        for (name, rank), note in (self._before or {}).items():
+            if self._board.get(f"{name}/at/{rank}") != note:
+                raise _Alone(name)
+
+    def _go_on(self, name: str, next_index: int) -> None:
+        """Be one of the ranks that go on with a loader of before."""
+        board, own = self._board, self.ranks.rank
+        assert board is not None
+        board.remove(f"{self._name}/{self._held}/{own}")
+        number = self._name.rpartition("/")[2]
+        board.put(f"mouse/loaders/{own}", f"{number} {os.getpid()}-{_STARTED}")
+        rank = next(rank for of, rank in self._before or () if of == name)
+        held, _, index = (board.get(f"{name}/at/{rank}") or "1 0").partition(" ")
+        said = json.loads(board.get(f"{name}/{int(held) - 1}/{own}") or "{}")
+        self._name, self._held, self._refreshes = name, int(held), int(said.get("refreshes", 0))
+        self._before, self._is_pending = None, False
+        warnings.warn(
+            f"rank {own} of {self.ranks.count} was started again, and the others were not: it goes on with batch "
+            f"{next_index}, where rank {rank} is at batch {index}, and nobody has compared what they are made of",
+            stacklevel=2,
+        )
 
     def _found_now(self) -> Ranks:
         """The ranks as they are found by now, which must be those that the loader was made for."""
@@ -145,6 +194,7 @@ class Agreement:
             missing = [0 if part == "found" else part for part in parts if part not in notes]
             if not missing:
                 return [notes[part] for part in parts]
+            self._check_alone()
             if call == "refresh()":
                 self._check_gone_on(missing, at)
             waited = time.monotonic() - begin
@@ -178,11 +228,18 @@ class Agreement:
     def _check_waiting(self, missing: Sequence[int], waited: float, call: str, at: int, *, tell: bool) -> None:
         """Raise ConfigError where the ranks have had their time, and say in good time for whom it is that all wait."""
         assert self._board is not None
-        seconds, absent = self._board.seconds, f"rank {', '.join(map(str, missing[:_MOST_RANKS]))}"
+        seconds, again = self._board.seconds, ""
+        if self._before:
+            seconds = min(seconds, _RETURNED_SECONDS)
+            again = (
+                f"; rank {self.ranks.rank} was started again, as notes of an earlier process say, and the others deliver "
+                "no batches: start all of them again, or give this one its shard as (rank, count)"
+            )
+        absent = f"rank {', '.join(map(str, missing[:_MOST_RANKS]))}"
         if waited > seconds:
             raise ConfigError(
                 f"ranks: expected all {self.ranks.count} at {call} before batch {at}, found that {absent} did not come "
-                f"in {seconds:.0f} s"
+                f"in {seconds:.0f} s{again}"
             )
         if tell:
             warnings.warn(
