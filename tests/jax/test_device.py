@@ -315,6 +315,15 @@ def test_what_is_of_one_replay_refuses_several(tmp_path: Path) -> None:
             call()
 
 
+def test_what_was_compiled_for_no_padding_is_not_run_for_a_pad_of_0() -> None:
+    """Which are equal to Python."""
+    for pads in ((False, 0), (1, True)):
+        for pad in pads:
+            replay = device.add(init(slices=Slices(sequence_length=2, pad=pad)), {"reward": 1.0, "done": False})
+            assert replay.episodes is not None
+            assert replay.episodes.slices.pad is pad
+
+
 def filled_rows() -> device.Replay:
     return device.add(init(), {"reward": 1.0, "done": False})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, get_args
 
@@ -46,12 +46,15 @@ class Slices:
     truncated_key: FieldKey | None = None
     traj_key: FieldKey | None = None
     period: int = 1
+    _fills: bool = field(init=False, repr=False)
+    """Whether pad is a number, by which 0 and False are two: who compiles for the one must not run it for the other."""
 
     def __post_init__(self) -> None:
         check_count("sequence_length", self.sequence_length)
         check_count("period", self.period)
         if not isinstance(self.pad, bool | int | float):
             raise ConfigError(f"pad: expected True, False or a number, found {self.pad!r}")
+        vars(self)["_fills"] = not isinstance(self.pad, bool)
 
 
 @dataclass(frozen=True)
