@@ -17,7 +17,8 @@ _WIDEST_STATE = 16
 _FEW_EPISODES = 5
 # How many duplicates chance may bring before they are no sign of anything.
 _CHANCE = 0.01
-# A policy that hardly draws goes the same way again and again in a small world; files that were read twice are more.
+# A policy that hardly draws goes the same few ways again and again in a small world; in files that were read twice many
+# episodes come again, and each once.
 _MANY_AGAIN = 0.2
 
 
@@ -53,7 +54,8 @@ def about_ends(episodes: EpisodesReport, *, states: bool, again: float) -> Itera
     odd, count = episodes.anomalies, f"{episodes.count:,}"
     pairs = episodes.count * (episodes.count - 1) / 2
     chance = pairs * again ** odd.get("longest-duplicate", 0) > _CHANCE
-    chance |= states or (bool(again) and episodes.duplicates < _MANY_AGAIN * episodes.count)
+    few = odd.get("come-again", 0) < max(_MOST * episodes.duplicates, _MANY_AGAIN * episodes.count)
+    chance |= states or (bool(again) and few)
     if episodes.count and not episodes.truncated:
         at_longest = odd.get("at-longest", 0)
         message = "no step is marked as truncated (done 2)"

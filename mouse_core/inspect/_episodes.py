@@ -249,6 +249,7 @@ class EpisodeCounter:
             anomalies={
                 **{name: count for name, count in self.anomalies.items() if count},
                 "longest-duplicate": int(lengths[again].max(initial=0)),
+                "come-again": len(np.unique(hashes[again])),
                 "at-longest": int((lengths == lengths.max(initial=0)).sum()),
                 "repeated-once": self.repeated_once + int(self._repeated_last),
             },

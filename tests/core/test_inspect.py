@@ -453,3 +453,16 @@ def test_words_where_numbers_belong(name: str) -> None:
     report = inspect(stream(rows | {name: ["yes"] * len(rows["done"])}))
     assert "not-numbers" in codes(report)
     assert any(finding.message.startswith(f"{name}: expected numbers, found string") for finding in report.findings)
+
+
+def test_episodes_that_a_small_world_brings_again_are_a_note_and_files_that_were_read_twice_a_warning() -> None:
+    def whole(length: int, seed: int) -> dict[str, Values]:
+        one = episode(length, seed=seed, width=20, reward=0.5)
+        one["observation"] = np.random.default_rng(seed).integers(0, 9, (length + 1, 20)).tolist()
+        return one
+
+    few = joined(*(whole(30 + seed % 3, seed % 3) for seed in range(30)))
+    twice = joined(*(whole(30, seed % 15) for seed in range(30)))
+    for rows, wanted in ((few, ("note", 3, tuple(range(3, 30)))), (twice, ("warning", 15, tuple(range(15, 30))))):
+        (finding,) = [one for one in inspect(stream(rows)).findings if one.code == "duplicate-episodes"]
+        assert (finding.level, finding.episode, finding.episodes) == wanted
