@@ -303,7 +303,7 @@ class Replay(Kept):
         return Ring(self.cursor, self.size, self.cursor - self.size, self.steps)
 
     def write(self, given: Mapping[FieldKey, torch.Tensor], count: int) -> None:
-        """Write so many time steps, which ``Fields`` accepted."""
+        """Write so many time steps, by field and as they lie in memory, which were checked."""
         places = self.cursor.reshape(1)
         if count > 1:
             places = (places + torch.arange(count, device=self.device)) % self.steps
