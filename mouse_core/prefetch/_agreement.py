@@ -232,8 +232,8 @@ class Agreement:
         if self._before:
             seconds = min(seconds, _RETURNED_SECONDS)
             again = (
-                f"; rank {self.ranks.rank} was started again, as notes of an earlier process say, and the others deliver "
-                "no batches: start all of them again, or give this one its shard as (rank, count)"
+                f"; rank {self.ranks.rank} was started again, as notes of an earlier process say, and the others "
+                "deliver no batches: start all of them again, or give this one its shard as (rank, count)"
             )
         absent = f"rank {', '.join(map(str, missing[:_MOST_RANKS]))}"
         if waited > seconds:
