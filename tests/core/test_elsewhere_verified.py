@@ -176,4 +176,4 @@ def test_few_digests_stay_in_memory(server, options, folder, monkeypatch):
     there, here = DatasetStore.open(URL, **options), DatasetStore.open(folder)
     for row in (3, ROWS + 3, 900, ROWS + 900):
         assert there.snapshot().rows([row]) == here.snapshot().rows([row])
-    assert len(there._rows._place._known) == 1
+    assert len(there._rows._place.sums._known) == 1

@@ -52,20 +52,8 @@ class Place:
 
     def __init__(self, client: FolderClient, mirror: Mirror) -> None:
         self.client, self.mirror = client, mirror
-        self.one_at_a_time = ProcessLock()
-        """Held by who reads a whole segment, which takes its bytes of memory."""
-        self._lock, self._known = ProcessLock(), OrderedDict[FileSums, Sums]()
-
-    def known(self, whose: FileSums, sums: Sums | None = None) -> Sums | None:
-        """Digests that were found last, or ``sums`` from now on."""
-        with self._lock:
-            found = sums if sums is not None else self._known.get(whose)
-            if found is not None:
-                self._known[whose] = found
-                self._known.move_to_end(whose)
-            if len(self._known) > _MOST_KNOWN:
-                self._known.popitem(last=False)
-            return found
+        self.sums = KnownSums(client, mirror.folder)
+        """What is known of what was written."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Place, (self.client, self.mirror)
@@ -130,25 +118,55 @@ class Objects:
 # ---------------------------------------------------------------------- what was written
 
 
+class KnownSums:
+    """The digests of segments that were found last. It knows no mirror, whose objects know it.
+
+    Args:
+        client: Reads the objects.
+        folder: The cache's.
+    """
+
+    def __init__(self, client: FolderClient, folder: Path) -> None:
+        self.client, self.folder = client, folder
+        self.one_at_a_time = ProcessLock()
+        """Held by who reads a whole segment, which takes its bytes of memory."""
+        self._lock, self._known = ProcessLock(), OrderedDict[tuple[str, str], Sums]()
+
+    def known(self, sealed: Sealed, sums: Sums | None = None) -> Sums | None:
+        """Those of a segment, or ``sums`` from now on; None where they are not known any more."""
+        key = sealed.name, sealed.digest
+        with self._lock:
+            found = sums if sums is not None else self._known.get(key)
+            if found is not None:
+                self._known[key] = found
+                self._known.move_to_end(key)
+            if len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
+            return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KnownSums, (self.client, self.folder)
+
+
 class FileSums:
     """The digests of a segment's pages: those beside it, or found by reading all of it once. See ``PageSums``.
 
     Args:
-        place: Where it is.
+        known: Those that were found.
         info: The object that it is.
         sealed: What the manifest says of it.
     """
 
-    def __init__(self, place: Place, info: ObjectInfo, sealed: Sealed) -> None:
-        self._place, self._info, self._sealed = place, info, sealed
+    def __init__(self, known: KnownSums, info: ObjectInfo, sealed: Sealed) -> None:
+        self._known, self._info, self._sealed = known, info, sealed
         self._lock = ProcessLock()
 
     def __call__(self) -> Sums:
         """See ``PageSums``."""
-        found = self._place.known(self)
+        found = self._known.known(self._sealed)
         if found is None:
             with self._lock:
-                found = self._place.known(self)
+                found = self._known.known(self._sealed)
                 if found is None:
                     found = self._kept()
                     if found is None:
@@ -156,18 +174,18 @@ class FileSums:
                         if found is None:
                             found = self._read()
                         self._keep(found)
-                    self._place.known(self, found)
+                    self._known.known(self._sealed, found)
         return found
 
     def named(self, message: str) -> str:
         """See ``PageSums``."""
-        return f"{self._place.client.shown(self._info.path)}: {message}"
+        return f"{self._known.client.shown(self._info.path)}: {message}"
 
     @memo
     def _file(self) -> Path:
         """Where the cache has them."""
-        said = [self._place.client.url, self._info.path, self._info.version, str(self._info.size)]
-        return self._place.mirror.folder / "sums-1" / xxhash.xxh3_128_hexdigest("\0".join(said).encode())
+        said = [self._known.client.url, self._info.path, self._info.version, str(self._info.size)]
+        return self._known.folder / "sums-1" / xxhash.xxh3_128_hexdigest("\0".join(said).encode())
 
     def _kept(self) -> Sums | None:
         try:
@@ -188,23 +206,25 @@ class FileSums:
 
         most = len(_MARK) + 48 + 4 * -(-self._sealed.bytes // PAGE)
         try:
-            content, _ = self._place.client.read(name_of_sums(self._sealed), most_bytes=most)
+            content, _ = self._known.client.read(name_of_sums(self._sealed), most_bytes=most)
         except (MissingObject, DataError):
             return None
         return sums_in(content, self._sealed)
 
     def _read(self) -> Sums:
-        with self._place.one_at_a_time:
+        with self._known.one_at_a_time:
             try:
-                content = checked_content(self._place, self._info, self._sealed)
+                content = checked_content(self._known.client, self._info, self._sealed)
             except DataError as error:
                 if isinstance(error, ChangedError):
                     raise
-                content = checked_content(self._place, self._info, self._sealed)  # it may be whole but for the way
+                content = checked_content(
+                    self._known.client, self._info, self._sealed
+                )  # it may be whole but for the way
             return sums_of(content)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FileSums, (self._place, self._info, self._sealed)
+        return FileSums, (self._known, self._info, self._sealed)
 
 
 def name_of_sums(sealed: Sealed) -> str:
@@ -226,7 +246,7 @@ def sums_in(content: bytes, sealed: Sealed) -> Sums | None:
     return np.frombuffer(said, "<u4", offset=len(head)) if whole and said.startswith(head) else None
 
 
-def checked_content(place: Place, info: ObjectInfo, sealed: Sealed) -> mmap.mmap:
+def checked_content(client: FolderClient, info: ObjectInfo, sealed: Sealed) -> mmap.mmap:
     """All of a segment, read past the cache and held against its digest.
 
     Raises:
@@ -234,13 +254,13 @@ def checked_content(place: Place, info: ObjectInfo, sealed: Sealed) -> mmap.mmap
         DataError: It is not what was written.
         StorageError: It was not reached.
     """
-    where = place.client.shown(sealed.name)
+    where = client.shown(sealed.name)
     if info.size != sealed.bytes:
         raise DataError(f"{where}: expected {sealed.bytes} bytes as were written, found {info.size}")
     memory = mmap.mmap(-1, info.size)
     for begin in range(0, info.size, _PIECE):
         end = min(begin + _PIECE, info.size)
-        (memory[begin:end],) = place.client.get_ranges(sealed.name, [begin], [end], info.version)
+        (memory[begin:end],) = client.get_ranges(sealed.name, [begin], [end], info.version)
     if sealed.batch_rows:
         # Of which no record batch is made.
         file = SummedFile(addressed(where), memory, pa.schema([]), sealed.rows, sealed.batch_rows, sealed.digest)

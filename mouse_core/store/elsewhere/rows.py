@@ -170,7 +170,7 @@ class ElsewhereRows(ReadOnlyRows):
             # Most have as many: one list is enough for all of these.
             alike = sealed.rows, sealed.batch_rows
             rows = known[alike] = known[alike] if alike in known else rows_of_batches(sealed)
-            sums = FileSums(self._place, info, sealed) if self._verify else None
+            sums = FileSums(self._place.sums, info, sealed) if self._verify else None
             self._files[sealed] = ArrowFile(info, rows, nulls=sealed.nulls, stride=sealed.stride, sums=sums)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -235,7 +235,7 @@ def check_elsewhere(place: Place, *, progress: bool = False) -> Checked:
     with progress_bar("verifying", total=total, unit="bytes", enabled=progress and total > 0) as advance:
         for sealed in manifest.segments:
             try:
-                checked_content(place, client.head(sealed.name), sealed)
+                checked_content(client, client.head(sealed.name), sealed)
                 rows += sealed.rows
             except (DataError, ConfigError) as error:
                 where = client.shown(sealed.name)
