@@ -41,10 +41,14 @@ def our_threads() -> list[threading.Thread]:
 
 
 def left_threads() -> bool:
-    """Whether there are threads that do not end; what is garbage ends when it is collected."""
-    if our_threads():
-        gc.collect()
-    return not wait_until(lambda: not our_threads())
+    """Whether there are threads that do not end; what is garbage ends when it is collected, and then what that held."""
+
+    def ended() -> bool:
+        if our_threads():
+            gc.collect()
+        return not our_threads()
+
+    return not wait_until(ended)
 
 
 @pytest.fixture(autouse=True)
