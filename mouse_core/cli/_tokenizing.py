@@ -67,7 +67,8 @@ def run_tokenize(chosen: argparse.Namespace) -> int:
         progress=data.wants_bar(),
     )
     found = ", which were there" if done.reopened else ""
-    print(f"{done.path}: {done.rows:,} rows of {done.texts:,} texts{found}")  # noqa: T201
+    left_out = f"; {done.left_out:,} texts left out" if done.left_out else ""
+    print(f"{done.path}: {done.rows:,} rows of {done.texts:,} texts{found}{left_out}")  # noqa: T201
     return 0
 
 

@@ -50,27 +50,56 @@ def each(call: Callable[[Any], _Made], values: Iterable[Any]) -> list[_Made]:
     return made
 
 
-def values_of(texts: pa.RecordBatch, column: str | None, *, may_be_text: bool = False) -> list[Any]:
-    """What each row has in a column of JSON, or None; a text that is no chat as it is, where there may be one."""
+def values_of(
+    texts: pa.RecordBatch, column: str | None, *, may_be_text: bool = False, may_be_none: bool = False
+) -> list[Any]:
+    """What each row has in a column of JSON; None in each where there is no such column.
+
+    Args:
+        texts: The rows.
+        column: The column, if there is one.
+        may_be_text: Whether a text is one unless it is the JSON of messages; otherwise it is that of what is meant.
+        may_be_none: Whether rows may have nothing there.
+
+    Raises:
+        InRow: Of the first row that has nothing there and must, or a text that is no JSON.
+    """
     if column is None:
         return [None] * texts.num_rows
-    return each(_chat_or_text if may_be_text else _read, texts[column].to_pylist())
+
+    def value(said: str | None) -> Any:
+        read = None if said is None else _read(said, column)
+        if isinstance(read, str):
+            read = _chat_or_text(read) if may_be_text else _read(read, column)
+        if read is None and not may_be_none:
+            raise DataError(
+                f"column {column!r}: expected {'a text or ' if may_be_text else ''}a list of messages, found None"
+            )
+        return read
+
+    return each(value, texts[column].to_pylist())
 
 
-def _read(said: str | None) -> Any:
+def _read(text: str, column: str | None) -> Any:
     try:
-        return None if said is None else json.loads(said)
+        return json.loads(text)
     except ValueError as error:
-        raise DataError(f"expected JSON, found {said!r:.80}: {error}") from error
+        raise DataError(f"column {column!r}: expected JSON, found {text!r:.80}: {error}") from error
 
 
-def _chat_or_text(said: str | None) -> Any:
+def _chat_or_text(text: str) -> Any:
+    """Messages, of OpenAI's form or ShareGPT's, where a text is the JSON of one or more."""
+    if not text.lstrip().startswith(("[", "{")):
+        return text
     try:
-        read = None if said is None else json.loads(said)
-    except ValueError:
-        return said
-    is_chat = isinstance(read, dict) or (isinstance(read, list) and all(isinstance(one, dict) for one in read))
-    return read if is_chat else said
+        read = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    listed = read.get("conversations") if isinstance(read, dict) else read
+    is_chat = isinstance(listed, list) and all(
+        isinstance(one, dict) and ("role" in one or "from" in one) for one in listed
+    )
+    return read if is_chat and listed else text
 
 
 def check_length(max_length: Any) -> None:

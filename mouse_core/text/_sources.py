@@ -20,7 +20,7 @@ from mouse_core.files.reading import damaged, reading
 from mouse_core.formats.rows import read_rows
 
 JSON = pa.json_()
-"""The type of columns whose values have any shape, as chats do: each is the text of a JSON value."""
+"""The type of columns whose values have any shape, as chats do: each is its JSON, and a text one in quotes."""
 CHUNK = 512
 """How many texts are tokenised in one call."""
 # A file that changed so many seconds before it was noted may change again in the same tick of the file system's clock.
@@ -213,9 +213,9 @@ def _checked(name: str, columns: _Columns, batches: Callable[[], Iterator[pa.Rec
 
 
 def _as_json(found: pa.Array) -> pa.Array:
-    """Values as JSON: texts are that already, and of structs what is null is left out, as every row has all keys."""
-    if _is_text(found.type):
-        return found.cast(pa.string()).cast(JSON)
+    """Values as JSON; of structs what is null is left out, as every row has all keys."""
+    if isinstance(found.type, pa.JsonType):
+        return found.storage.cast(pa.string()).cast(JSON)
     return _array_of([_without_nulls(one) for one in found.to_pylist()], JSON)
 
 
@@ -235,25 +235,33 @@ def _is_text(found: pa.DataType) -> bool:
 
 def _array_of(values: list[Any], wanted: pa.DataType) -> pa.Array:
     if wanted == JSON:
-        said = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in values]
+        said = [None if one is None else json.dumps(one, ensure_ascii=False) for one in values]
         return pa.array(said, pa.string()).cast(JSON)
     return pa.array(values, wanted)
 
 
 def _of_objects(name: str, columns: _Columns, objects: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-    """Texts, where one column is read, or dicts."""
+    """Texts, where one column is read, or dicts.
+
+    Raises:
+        DataError: Neither; a row without what a column has to have; no row that has a column.
+    """
     alone = next(iter(columns)) if len(columns) == 1 else None
     kind = list if alone is not None and columns[alone] == JSON else str
-    row, rest = 0, iter(objects)
+    row, rest, unseen = 0, iter(objects), set(columns)
+    keys: list[Any] = []
     while chunk := list(islice(rest, CHUNK)):
         values: dict[str, list[Any]] = {column: [] for column in columns}
         for number, one in enumerate(chunk, row):
             if alone is not None and isinstance(one, kind):
                 values[alone].append(one)
+                unseen.discard(alone)
                 continue
             if not isinstance(one, Mapping):
                 wanted = f"a {'text' if kind is str else 'list'} or a dict" if alone else "a dict"
                 raise DataError(f"{name}: expected {wanted}, found {one!r:.80} in row {number}")
+            keys = keys or list(one)
+            unseen.difference_update(one)
             for column, wanted_type in columns.items():
                 value = one.get(column)
                 is_text = pa.types.is_string(wanted_type)
@@ -269,3 +277,6 @@ def _of_objects(name: str, columns: _Columns, objects: Iterable[Any]) -> Iterato
             raise DataError(f"{name}: rows {row}..{row + len(chunk) - 1}: {error}") from error
         yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(list(columns.items())))
         row += len(chunk)
+    if row and unseen:
+        missing = next(column for column in columns if column in unseen)
+        raise DataError(f"{name}: expected a column {missing!r}, found none in {row} rows; the first has {keys!s:.200}")

@@ -38,7 +38,11 @@ class Recipe(Protocol):
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
-        """Names and types of the columns that it reads; ``pa.json_()`` for values of any shape, as texts of JSON."""
+        """Names and types of the columns that it reads.
+
+        ``pa.json_()`` is for values of any shape: ``rows`` is given the JSON of each, which of a text is a text of JSON
+        (``'"hi"'``), and null where a row has nothing.
+        """
         ...
 
     @property

@@ -28,7 +28,7 @@ from mouse_core.text.encoding import Encoder, known
 from mouse_core.text.recipes import Recipe, fields_of
 
 # Of what lies in a folder: stores of another version have other names, and are never taken for those of this one.
-_VERSION = 1
+_VERSION = 2
 _SHARD_BYTES = 64 << 20
 
 
@@ -41,12 +41,14 @@ class Tokenized:
         rows: How many rows it has.
         texts: How many texts they were made of; a recipe may leave out some.
         reopened: Whether all was there, and nothing was tokenised.
+        left_out: How many texts the recipe left out, where each becomes a row or an episode.
     """
 
     path: str
     rows: int
     texts: int
     reopened: bool = False
+    left_out: int = 0
 
     def to_store(self, **options: Any) -> DatasetStore:
         """The tokens as a store, memory-mapped; ``options`` as ``DatasetStore.open`` takes them."""
@@ -134,10 +136,21 @@ def tokenize(
                 _make(texts, digest, load(), target, recipe, num_workers, progress)
     # Where a process was killed when the store had its name already.
     remove(_unfinished(target))
-    if not (said := root / f"{name}.json").exists():
-        write_file(said, json.dumps({**made_of, "source": texts.name}, indent=1).encode())
-    rows = len(DatasetStore.open(target, verify=False))
-    return Tokenized(str(target), rows, count, reopened)
+    store = DatasetStore.open(target, verify=False)
+    beside = root / f"{name}.json"
+    if (left_out := _said_left_out(beside)) is None:
+        left_out = max(count - (store.episodes.num_rows if "done" in recipe.schema.names else len(store)), 0)
+        write_file(beside, json.dumps({**made_of, "source": texts.name, "left out": left_out}, indent=1).encode())
+    return Tokenized(str(target), len(store), count, reopened, left_out)
+
+
+def _said_left_out(beside: Path) -> int | None:
+    """How many texts were left out, where that was written down."""
+    try:
+        found = read_json_object(beside).get("left out")
+    except (DataError, OSError):
+        return None
+    return found if isinstance(found, int) else None
 
 
 def _make(
@@ -153,7 +166,8 @@ def _make(
                 f"{source.name}: expected texts that stay as they are, found others when they were read again"
             )
         if not rows:
-            raise DataError(f"{source.name}: expected texts that become rows, found none among {read.rows}")
+            left_out = ", all of which were left out" if read.rows else ""
+            raise DataError(f"{source.name}: expected texts that become rows, found none among {read.rows}{left_out}")
 
     about = About(fields=fields_of(recipe))
     stream = RowStream(path=source.name, format="text", schema=recipe.schema, batches=batches, about=about)

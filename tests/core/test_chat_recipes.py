@@ -58,9 +58,13 @@ def test_rows_are_the_tokens_of_each_chat_cut_and_filled_up(source: str, eos: st
         padding_side=side,
         keep={"score": "float32"},
     )
-    rows = stored(text.tokenize(DATA, tokenizer(), tmp_path, recipe))
+    made = text.tokenize(DATA, tokenizer(), tmp_path, recipe)
+    rows = stored(made)
     chats = by_hand(source, eos, max_length=70, truncation_side=side)
+    scores = [one["score"] for one, cut in zip(DATA, chats, strict=True) if cut.assistant_masks.any()]
+    chats = [one for one in chats if one.assistant_masks.any()]
     assert 70 in map(len, (one.input_ids for one in chats))  # some were cut
+    assert made.left_out == 3 - len(chats) == (side == "right")  # where nothing of the answer was left
     fills = [70 - len(one.input_ids) for one in chats]
     for name, values, fill in (
         ("input_ids", [one.input_ids for one in chats], PAD),
@@ -71,9 +75,9 @@ def test_rows_are_the_tokens_of_each_chat_cut_and_filled_up(source: str, eos: st
         wanted = [np.pad(one, each, constant_values=fill) for one, each in zip(values, width, strict=True)]
         np.testing.assert_array_equal(rows[name], wanted)
         assert rows[name].dtype == np.int64
-    assert rows["score"].tolist() == [2, 0.5, -1]
-    made = chat.collate_chats(chats, pad_token_id=PAD, padding_side=side, pad_to_multiple_of=70)
-    np.testing.assert_array_equal(rows["assistant_masks"], made["assistant_masks"])
+    assert rows["score"].tolist() == scores
+    batch = chat.collate_chats(chats, pad_token_id=PAD, padding_side=side, pad_to_multiple_of=70)
+    np.testing.assert_array_equal(rows["assistant_masks"], batch["assistant_masks"])
 
 
 def test_every_token_is_a_row_and_every_chat_an_episode(tmp_path: Path) -> None:
@@ -124,12 +128,16 @@ def test_pairs_are_those_of_encode_preference_and_its_collation(side: Any, tmp_p
     again = text.tokenize(whole, tokenizer(), tmp_path, chat.Preferences(**options, prompt=None))
     assert all(np.array_equal(values, rows[name]) for name, values in stored(again).items())
     same = [{"chosen": one["chosen"], "rejected": one["chosen"]} for one in whole]
+    again = text.tokenize([*same, *whole], tokenizer(), tmp_path, chat.Preferences(**options, prompt=None))
+    assert (again.rows, again.left_out) == (2, 2)
+    assert all(np.array_equal(values, rows[name]) for name, values in stored(again).items())
+    apart = [{name: one[name] for name in ("chosen", "rejected")} for one in PAIRS]
     with pytest.raises(ConfigError, match="keep: expected names of columns other than"):
         chat.Preferences(**options, keep={"rejected_data.completion_mask": "int8"})
     with pytest.raises(ConfigError, match="pad_id"):
         chat.Chats(**{**options, "pad_id": -1})
     with pytest.raises(DataError, match="row 0: columns 'chosen' and 'rejected': expected chats that begin alike"):
-        text.tokenize(same, tokenizer(), tmp_path, chat.Preferences(**options, prompt=None))
+        text.tokenize(apart, tokenizer(), tmp_path, chat.Preferences(**options, prompt=None))
 
 
 def test_plain_texts_are_pairs_as_in_the_standard_format_of_trl(tmp_path: Path) -> None:
@@ -152,6 +160,99 @@ def test_plain_texts_are_pairs_as_in_the_standard_format_of_trl(tmp_path: Path) 
     again = stored(text.tokenize(whole, tokenizer(), tmp_path, chat.Preferences(**options, prompt=None)))
     for name, values in text.as_pairs(again).items():
         assert all(np.array_equal(of[0], rows[name][field][0]) for field, of in values.items())
+
+
+def test_a_text_is_a_chat_where_it_is_the_json_of_messages_alone(tmp_path: Path) -> None:
+    """Answers that are JSON are texts; values that are neither are refused and not written down as JSON."""
+    answers = ['{"a": 1}', "[]", "null", "5", "[[1]]", '[{"a": "role"}]', '{"conversations": []}', "[" * 5000]
+    data = [{"prompt": "a", "chosen": one, "rejected": "b"} for one in answers]
+    recipe = chat.Preferences(template=template(CHATML), max_length=16, pad_id=PAD)
+    with open(tmp_path / "pairs.jsonl", "w") as file:
+        file.writelines(json.dumps(one) + "\n" for one in data)
+    for source in (data, pa.Table.from_pylist(data), tmp_path / "pairs.jsonl"):
+        rows = stored(text.tokenize(source, tokenizer(), tmp_path / "tokens", recipe))
+        for found, one in zip(rows["chosen_data.input_ids"].tolist(), answers, strict=True):
+            ids = tokenizer().encode("a" + one + "<|im_end|>").ids[:16]
+            assert found == [*ids, *[PAD] * (16 - len(ids))]
+    for wrong in ({"a": 1}, [], 5, True, ["yes"], json.dumps(chat.to_openai(TALK))):
+        with pytest.raises(DataError, match=r"row 1: .*expected (.* messages|a dict with a role), found"):
+            text.tokenize([data[0], {**data[0], "chosen": wrong}], tokenizer(), tmp_path, recipe)
+    said = [{name: json.dumps(value) for name, value in one.items()} for one in PAIRS]
+    longer = replace(recipe, max_length=60)
+    chats, texts = (stored(text.tokenize(one, tokenizer(), tmp_path, longer)) for one in (PAIRS, said))
+    assert all(np.array_equal(chats[name], values) for name, values in texts.items())
+
+
+def test_what_a_row_has_not_is_no_text(tmp_path: Path) -> None:
+    recipe = chat.Preferences(template=template(CHATML), max_length=16, pad_id=PAD)
+    data: list[dict[str, Any]] = [{"prompt": "a", "chosen": "b", "rejected": "c"} for _ in range(3)]
+
+    def refused(source: list[dict[str, Any]], message: str, recipe: Any = recipe) -> None:
+        (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, source)))
+        for each in (source, tmp_path / "lines.jsonl"):
+            with pytest.raises(DataError, match=re.escape(message)):
+                text.tokenize(each, tokenizer(), tmp_path / "tokens", recipe)
+
+    for name in data[0]:
+        other = [{"other" if key == name else key: one for key, one in row.items()} for row in data]
+        refused(other, f"expected a column {name!r}, found none in 3 rows; the first has {list(other[0])}")
+        without = f"row 2: column {name!r}: expected a text or a list of messages, found None"
+        refused([*data[:2], other[2]], without)
+        refused([*data[:2], {**data[2], name: None}], without)
+        nulls = pa.Table.from_pylist([*data[:2], {**data[2], name: None}])
+        with pytest.raises(DataError, match=without):
+            text.tokenize(nulls, tokenizer(), tmp_path, recipe)
+    found = "expected a column 'tool', found none in 3 rows; the first has ['prompt', 'chosen', 'rejected']"
+    refused(data, found, replace(recipe, tools="tool"))
+    chats = chat.Chats(template=template(TOOLS), max_length=150, pad_id=PAD, tools="tool")
+    refused(DATA, "expected a column 'tool', found none in 3 rows", chats)
+    nothing = [{**one, "tool": None} for one in data]
+    assert text.tokenize(nothing, tokenizer(), tmp_path, replace(recipe, tools="tool")).rows == 3
+
+
+def test_chats_and_pairs_of_which_nothing_is_learned_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"template": template(TOOLS), "pad_id": PAD}
+    data = [DATA[0], {**DATA[0], "messages": [{"role": "user", "content": "a" * 100}, *DATA[0]["messages"]]}]
+    recipe = chat.Chats(**options, max_length=40, keep={"score": "float32"})
+    found = text.tokenize([*data, {**DATA[0], "score": 3}], tokenizer(), tmp_path, recipe)
+    assert (found.rows, found.texts, found.left_out) == (2, 3, 1)
+    rows = stored(found)
+    assert rows["assistant_masks"].any(1).all()
+    assert rows["score"].tolist() == [2, 3]
+    again = text.tokenize([*data, {**DATA[0], "score": 3}], tokenizer(), tmp_path, recipe)
+    assert again == replace(found, reopened=True)
+    tokens = text.tokenize(data, tokenizer(), tmp_path, chat.ChatTokens(template=template(TOOLS), max_length=40))
+    assert (tokens.rows, tokens.left_out) == (40, 1)
+    for name in tmp_path.glob("*.json"):
+        name.unlink()  # as where a process was killed before it had written it
+    assert text.tokenize(data, tokenizer(), tmp_path, chat.ChatTokens(template=template(TOOLS), max_length=40)) == (
+        replace(tokens, reopened=True)
+    )
+    with pytest.raises(DataError, match="found none among 3, all of which were left out"):
+        text.tokenize(DATA, tokenizer(), tmp_path, chat.Chats(**options, max_length=6))
+
+    pairs = [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "chosen": "b", "rejected": "b"}]
+    pairs.append({"prompt": "a" * 50, "chosen": "b", "rejected": "c"})
+    for side, left in (("right", 1), ("left", 2)):
+        preferences = chat.Preferences(**options, max_length=8, truncation_side=side)  # type: ignore[arg-type]
+        found = text.tokenize(pairs, tokenizer(), tmp_path, preferences)
+        assert (found.rows, found.left_out) == (left, 3 - left)
+        assert stored(found)["chosen_data.completion_mask"].any(1).all()
+
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text(made())
+    (tmp_path / "model" / "chat_template.jinja").write_text(TOOLS)
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    command = ["tokenize", str(tmp_path / "pairs.jsonl"), str(tmp_path / "tokens"), "--as", "preferences"]
+    command += ["--tokenizer", str(tmp_path / "model"), "--max-length", "8", "--pad-id", "0"]
+    assert main(command) == main(command) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [one.partition(": ")[2] for one in said] == [
+        "1 rows of 3 texts; 2 texts left out",
+        "1 rows of 3 texts, which were there; 2 texts left out",
+    ]
 
 
 def test_chats_lie_in_lists_files_tables_and_datasets_and_are_the_same(tmp_path: Path) -> None:
@@ -213,7 +314,7 @@ def test_what_is_no_chat_is_refused_by_its_row(tmp_path: Path) -> None:
     many = [[{"role": "user", "content": "hi"}]] * 513
     refused([*many, {"messages": []}], "row 513: .*expected one or more messages")
     refused([*many, {"text": "none"}], "row 513: column 'messages': expected a list of messages, found None")
-    refused([{"messages": "no JSON"}], "row 0: expected JSON, found 'no JSON'")
+    refused([{"messages": "no JSON"}], "row 0: column 'messages': expected JSON, found 'no JSON'")
     refused([{"messages": [{"content": "of nobody"}]}], "row 0: .*from")
     refused([{"messages": [{"role": "user", "content": {1}}]}], "rows 0..0: .*set is not JSON")
     deep = "[" * 5000 + "]" * 5000

@@ -73,9 +73,9 @@ class _OfChats:
         """The chats, as JSON, and their tools where they have some."""
         return {name: JSON for name in (self.messages, self.tools) if name is not None}
 
-    def _encoded(self, texts: pa.RecordBatch, encode: Encoder) -> tuple[list[Ids], list[Ids]]:
-        """Ids and masks of each chat, as long as they may be."""
-        chats = zip(values_of(texts, self.messages), values_of(texts, self.tools), strict=True)
+    def _encoded(self, texts: pa.RecordBatch, encode: Encoder) -> tuple[list[Ids], list[Ids], pa.BooleanArray]:
+        """Ids and masks of chats, as long as they may be, and which these are: those of which a token is trained."""
+        chats = zip(values_of(texts, self.messages), values_of(texts, self.tools, may_be_none=True), strict=True)
         rendered = each(
             lambda chat: render_chat(
                 self.template, _messages(chat[0], self.messages), tools=chat[1], end_of_turn=self.end_of_turn
@@ -86,7 +86,9 @@ class _OfChats:
         both = zip(rendered, tokens, strict=True)
         cut = kept_of(self.max_length, self.truncation_side)
         masks = each(lambda one: mask_of(one[0], one[1][1], self.straddling)[cut], both)
-        return [ids[cut] for ids, _ in tokens], masks
+        trained = [bool(mask.any()) for mask in masks]
+        ids = [one[cut] for (one, _), is_left in zip(tokens, trained, strict=True) if is_left]
+        return ids, [mask for mask in masks if mask.any()], pa.array(trained, pa.bool_())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,14 +98,15 @@ class Chats(_OfChats):
     A batch has ``input_ids``, ``attention_mask`` and ``assistant_masks``, int64 ``[B, L]``. They are those of
     ``encode_chat``; labels are the ids where ``assistant_masks`` is 1, and -100 elsewhere.
 
-    A chat is a list of dicts as ``from_openai`` or ``from_sharegpt`` takes them, or the text of its JSON.
+    A chat is a list of dicts as ``from_openai`` or ``from_sharegpt`` takes them, or the text of its JSON. Chats are
+    left out of which an assistant generated no token, or none that is left when they are truncated.
 
     Args:
         template: The template. One that tells the time of day needs ``now``, as its texts differ from day to day.
         max_length: L, the tokens of a row; longer chats are truncated, ids and masks alike.
         messages: The column of the chats.
         tools: The column of the tools that may be called, a list of JSON schemas in each row, or nothing; None: there
-            is no such column.
+            is no such column. One that no row has is refused.
         end_of_turn, truncation_side, straddling: As in ``encode_chat``.
         pad_id: What rows are filled up with; by default what the tokenizer pads with, else what ends its texts.
         padding_side: Where it stands.
@@ -149,11 +152,11 @@ class Chats(_OfChats):
         return [*padded_fields(""), Field("assistant_masks", dtype="int64"), *kept_fields(self.keep)]
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """A row for each chat."""
-        ids, masks = self._encoded(texts, encode)
+        """A row for each chat of which a token is trained."""
+        ids, masks, trained = self._encoded(texts, encode)
         made = padded(ids, self.max_length, padding_of(self.pad_id, encode), self.padding_side)
         made.append(_masks(masks, self.max_length, self.padding_side))
-        return batch_of(self.schema, [*made, *kept(texts, self.keep)])
+        return batch_of(self.schema, [*made, *kept(texts.filter(trained), self.keep)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +164,7 @@ class ChatTokens(_OfChats):
     """Every token of chats a row, and every chat an episode: batches are windows ``[B, S]``, padded or packed chats.
 
     ``input_ids`` is the token, ``assistant_masks`` is 1 where an assistant generated it; ``done`` is 1 at the last one
-    of a chat.
+    of a chat. Chats are left out as by ``Chats``.
 
     Args:
         template, messages, tools, end_of_turn, truncation_side, straddling: As in ``Chats``.
@@ -190,8 +193,8 @@ class ChatTokens(_OfChats):
         return [Field("input_ids", dtype="int64"), Field("assistant_masks", dtype="int64")]
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """A row for each token."""
-        ids, masks = self._encoded(texts, encode)
+        """A row for each token of chats of which one is trained."""
+        ids, masks, _ = self._encoded(texts, encode)
         flat, lengths = flat_of(ids)
         mask = np.concatenate([np.empty(0, np.uint8), *masks]).astype(np.uint8)
         return batch_of(self.schema, [pa.array(flat), pa.array(mask), pa.array(ended(lengths))])
@@ -206,7 +209,9 @@ class Preferences:
     of ``encode_preference`` and ``collate_preferences``: the completion is all that follows the prompt.
 
     All three may be plain texts in place of chats, as in TRL's standard format: then no template is used, and an answer
-    ends in the template's variable ``eos_token``, where that is one.
+    ends in the template's variable ``eos_token``, where that is one. A text is one unless it is the JSON of messages:
+    of one or more dicts that have a ``role``, or ``from``, each, alone or as ``conversations``. Pairs of two equal
+    answers are left out, and those that are equal when they are truncated.
 
     Args:
         template: The template. One that tells the time of day needs ``now``.
@@ -267,21 +272,23 @@ class Preferences:
         return [*made, *kept_fields(self.keep)]
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """A row for each pair."""
+        """A row for each pair that differs."""
         names = (self.prompt, self.chosen, self.rejected, self.tools)
-        given = [values_of(texts, name, may_be_text=name != self.tools) for name in names]
+        given = [values_of(texts, name, may_be_text=True) for name in names[:3]]
+        given.append(values_of(texts, self.tools, may_be_none=True))
         said = each(self._texts, zip(*given, strict=True))
         found = iter(ids for ids, _ in tokens_of(encode, [one for three in said for one in three], False))
         pairs = each(preference_of, zip(found, found, found, strict=True))
         pad_id, cut = padding_of(self.pad_id, encode), kept_of(self.max_length, self.truncation_side)
+        ids = [[np.concatenate([one["prompt_ids"], one[f"{side}_ids"]])[cut] for one in pairs] for side in _ANSWERS]
+        differ = [not np.array_equal(chosen, rejected) for chosen, rejected in zip(*ids, strict=True)]
         made: list[pa.Array] = []
-        for side in _ANSWERS:
-            ids = [np.concatenate([one["prompt_ids"], one[f"{side}_ids"]])[cut] for one in pairs]
+        for side, of_side in zip(_ANSWERS, ids, strict=True):
             lengths = [[len(one["prompt_ids"]), len(one[f"{side}_ids"])] for one in pairs]
             masks = [np.repeat(np.array([0, 1], np.int64), both)[cut] for both in lengths]
-            made += padded(ids, self.max_length, pad_id, self.padding_side)
+            made += padded(of_side, self.max_length, pad_id, self.padding_side)
             made.append(_masks(masks, self.max_length, self.padding_side))
-        return batch_of(self.schema, [*made, *kept(texts, self.keep)])
+        return batch_of(self.schema, [*made, *kept(texts, self.keep)]).filter(pa.array(differ, pa.bool_()))
 
     def _texts(self, row: tuple[Any, Any, Any, Any]) -> tuple[str, str, str]:
         prompt, chosen, rejected, tools = row
@@ -290,6 +297,8 @@ class Preferences:
         if not are_texts:
             chosen, rejected = _messages(chosen, self.chosen), _messages(rejected, self.rejected)
             prompt = None if self.prompt is None else _messages(prompt, self.prompt)
+        if chosen == rejected:
+            return "", "", ""  # of no tokens, and so left out as all that are equal
         if self.prompt is None:
             same = next((at for at, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other), 0)
             if are_texts and same and chosen[same - 1] == " ":
@@ -297,7 +306,7 @@ class Preferences:
             prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
             if not prompt:
                 names = f"columns {self.chosen!r} and {self.rejected!r}"
-                raise DataError(f"{names}: expected chats that begin alike and then differ, found others")
+                raise DataError(f"{names}: expected chats that begin alike, found others")
         return preference_texts(self.template, prompt, chosen, rejected, tools)
 
 
