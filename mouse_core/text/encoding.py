@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import read_json_object
-from mouse_core.formats.preprocessing.function import in_words
+from mouse_core.formats.preprocessing.function import digest_of
 
 # What a tokenizer of the package tokenizers was told about truncation and padding stands before this in its JSON. A
 # recipe says how long rows are, and tokenizers of transformers change it whenever they are called.
@@ -142,7 +142,7 @@ def with_offsets(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool)
         ) from error
 
 
-def known(tokenizer: Any) -> tuple[str, Callable[[], Encoder]]:
+def known(tokenizer: Any, version: str) -> tuple[str, Callable[[], Encoder]]:
     """What says whether a tokenizer is the same, and a function that makes it ready to be called.
 
     Nothing is loaded for the former: a file of tokenizers is read, and no more.
@@ -150,9 +150,10 @@ def known(tokenizer: Any) -> tuple[str, Callable[[], Encoder]]:
     Args:
         tokenizer: A ``tokenizers.Tokenizer``; the path of its JSON file, or of a folder with a ``tokenizer.json``; or
             what is called as tokenizers of ``transformers`` are.
+        version: What the user says of it.
 
     Raises:
-        ConfigError: None of these, or no such file.
+        ConfigError: None of these, or no such file; one that holds what nobody knows again, and no version.
     """
     if isinstance(tokenizer, str | os.PathLike):
         return _known_file(Path(tokenizer))
@@ -163,7 +164,7 @@ def known(tokenizer: Any) -> tuple[str, Callable[[], Encoder]]:
             "tokenizer: expected a tokenizers.Tokenizer, the path of its JSON file, or what is called as tokenizers of "
             f"transformers are, found {tokenizer!r:.80}"
         )
-    return f"{_kind(tokenizer)} {_of_object(tokenizer)}", lambda: _OfTransformers(tokenizer)
+    return f"{_kind(tokenizer)} {_of_object(tokenizer, version)}", lambda: _OfTransformers(tokenizer)
 
 
 def _known_file(path: Path) -> tuple[str, Callable[[], Encoder]]:
@@ -212,18 +213,13 @@ def _used(tokenizer: Any) -> str:
     return "" if pad_id is None and side == "right" else f" {pad_id} {side}"
 
 
-def _of_object(tokenizer: Any) -> str:
+def _of_object(tokenizer: Any, version: str) -> str:
     """A digest of what decides about ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None and hasattr(backend, "to_str"):
         sides = [getattr(tokenizer, name, None) for name in ("truncation_side", "pad_token_id", "eos_token_id")]
         return _of_json(backend.to_str()) + hashlib.sha256(repr(sides).encode()).hexdigest()[:16]
-    try:
-        return hashlib.sha256(in_words(tokenizer).encode("utf-8", "surrogatepass")).hexdigest()
-    except Exception as error:  # whatever the pickling of somebody's object raises
-        raise ConfigError(
-            f"tokenizer: expected one that is known again by its pickle, found {_kind(tokenizer)}: {error}"
-        ) from error
+    return digest_of(tokenizer, version, "tokenizer")
 
 
 def _kind(tokenizer: Any) -> str:

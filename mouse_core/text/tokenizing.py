@@ -94,7 +94,10 @@ def tokenize(
         split: Of files that have some, the one to read; by default all.
         num_workers: Processes that tokenise; 0: a thread of this one. They are started afresh, so a script needs
             ``if __name__ == "__main__":``.
-        version: A text that is part of the digest, for what is not seen otherwise.
+        version: A text that is part of the digest, for what is not seen otherwise. A function is known by its text, its
+            defaults, what it closes over and what it reads of its module, functions as well; an object by
+            the text of its class and what it is pickled as. Of classes that are called the names count, and of
+            functions of installed packages the texts. What cannot be pickled, as a lock or a file, needs a version.
         progress: Whether a bar shows how far it is.
 
     Returns:
@@ -102,7 +105,7 @@ def tokenize(
 
     Raises:
         ConfigError: No such file, something that is no tokenizer, or what can be iterated over only once; no id for
-            padding.
+            padding; a tokenizer that is not known again without a ``version``.
         DataError: A damaged file; a row without a text, or a column that is missing; no row at all.
         WorkerError: A process that tokenised was ended.
         ImportError: A file of a tokenizer, and ``tokenizers`` is not installed.
@@ -114,7 +117,7 @@ def tokenize(
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"recipe: expected Texts, Prompts, Pairs, Tokens or one of your own, found {recipe!r:.80}")
     root = Path(folder)
-    identity, load = known(tokenizer)
+    identity, load = known(tokenizer, version)
     texts = source_of(source, recipe.columns, split)
     with storing(f"tokenize: {str(folder)!r}"):
         make_folder(root)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import sys
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +20,7 @@ import pytest
 from mouse_core import BatchSource, DatasetStore, text
 from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
+from mouse_core.text.encoding import known
 from tests.core.text_cases import EOS, PAD, SEEN, Called, Rereadable, examples, tokenizer, tokenizer_file
 
 DATA = examples()
@@ -296,6 +299,75 @@ def test_the_same_is_made_once_and_another_beside_it(tmp_path: Path) -> None:
     assert len({first.path, *(one.path for one in made)}) == 1 + len(others)
     assert not any(one.reopened for one in made)
     assert text.tokenize(data, Called(), tmp_path, recipe).reopened  # the old one is there still
+
+
+OFFSET = {"a": [1, (2.5, None)]}
+LOCK = threading.Lock()
+COUNTED = 0
+
+
+@functools.cache
+def helped(number: int) -> int:
+    return number + len(OFFSET)
+
+
+def loud(function: Any) -> Any:
+    @functools.wraps(function)
+    def called(*args: Any, **options: Any) -> Any:
+        return function(*args, **options)
+
+    return called
+
+
+def closing(number: Any, kind: str = "plain") -> Any:
+    """A function that looks the same, whatever it closes over."""
+
+    def plain(texts: Any, more: Any = number, **_: Any) -> Any:
+        global COUNTED
+        COUNTED += 1  # its own doing changes nothing
+        return {"input_ids": [[helped(len(str(number)))] for _ in texts]}
+
+    def locked(texts: Any, **_: Any) -> Any:
+        with LOCK:
+            return {"input_ids": [[1] for _ in texts]}
+
+    class Bound:
+        def words(self, texts: Any, **_: Any) -> Any:
+            return plain(texts)
+
+    return {"plain": plain, "wrapped": loud(plain), "method": Bound().words, "locked": locked}[kind]
+
+
+@pytest.mark.parametrize("kind", ["plain", "wrapped", "method", "partial"])
+def test_functions_are_known_by_what_they_close_over_and_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(number: Any) -> str:
+        made = functools.partial(closing(number), truncation=False) if kind == "partial" else closing(number, kind)
+        return known(made, "")[0]
+
+    numbers = [0, 1, [2], [3], {4}]
+    before = [said(one) for one in numbers]
+    assert len(set(before)) == len(numbers)
+    closing(0)(["a"])
+    for module_of, changed in (("OFFSET", {"a": [1, (2.5, 1)]}), ("helped", abs)):
+        monkeypatch.setattr(sys.modules[__name__], module_of, changed)
+        assert said(0) not in before
+    monkeypatch.undo()
+    assert [said(one) for one in numbers] == before
+
+
+def test_a_function_that_closes_over_something_else_makes_another_store(tmp_path: Path) -> None:
+    recipe = text.Texts(max_length=4, pad_id=PAD)
+    found = [text.tokenize(["a"], closing(one), tmp_path, recipe).reopened for one in (0, 1, 0)]
+    assert found == [False, False, True]
+
+
+def test_functions_that_nobody_knows_again_need_a_version(tmp_path: Path) -> None:
+    recipe = text.Texts(max_length=4, pad_id=PAD)
+    for made, what in ((closing(0, "locked"), "'LOCK' of .*locked"), (closing(threading.Lock()), "of .*plain")):
+        with pytest.raises(ConfigError, match=f"tokenizer: expected .*{what}, a .*lock.*; say version='1'"):
+            text.tokenize(["a"], made, tmp_path, recipe)
+        said = [text.tokenize(["a"], made, tmp_path, recipe, version=one).reopened for one in ("1", "1", "2")]
+        assert said == [False, True, False]
 
 
 def test_settings_of_a_tokenizer_change_nothing(tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ def preprocess(
     was read back. After an interruption at any moment the same call goes on where it was, with any ``num_workers``.
     When all is there, and rows and function are the same, nothing is done; all rows are read to see that they are. Of
     images that rows name by path the path counts. The same function is one of the same name,
-    text and arguments; what it calls is not looked at, so change ``version`` when that changes.
+    text and arguments, which reads the same of its module, functions as well. Of classes that it calls the names count,
+    and of functions of installed packages the texts: change ``version`` when they change.
 
     Args:
         rows: A store, a view of one or a snapshot; a ``RowStream``, or a path that ``formats.open`` opens; or a
@@ -96,7 +97,7 @@ def preprocess(
         columns: Those that the function is given; by default all.
         num_workers: Processes that run it; 0: the calling one does. They are started afresh, so a script needs
             ``if __name__ == "__main__":``.
-        version: Of what the function does, a text.
+        version: Of what the function does, a text; needed where it reads what cannot be pickled, as a lock.
         block_rows: About how many rows a block has, in whole episodes; by default as many as take 64 MB, or a 32nd of
             all rows where that is less (but 1,000). With another number unfinished work begins anew.
         progress: Whether a bar shows how far it is.
