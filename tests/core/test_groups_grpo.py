@@ -553,8 +553,9 @@ def test_what_can_be_drawn_is_what_a_simple_model_says(
         ({"max_staleness": -1}, "max_staleness: expected an integer from 0"),
         ({"max_uses": 0}, "max_uses: expected an integer from 1"),
         ({"capacity_bytes": 0.5}, "capacity_bytes: expected an integer from 1"),
-        ({"balance": {"a": -1}}, "balance: expected shares of at least 0"),
-        ({"balance": {"a": 0}}, "balance: expected shares of at least 0 and one above"),
+        ({"balance": {"a": -1}}, "balance: expected a share of at least 0 for 'a', found -1"),
+        ({"balance": {"a": 0}}, "balance: expected a share above 0"),
+        ({"balance": {"a": 1, "e": "1"}}, "balance: expected a share of at least 0 for 'e', found '1'"),
         ({"balance": "equal"}, "balance: expected True, False or shares"),
     ],
 )

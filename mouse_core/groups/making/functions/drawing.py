@@ -92,9 +92,11 @@ def shares_of(balance: bool | Mapping[str, float]) -> dict[str, float] | None:
         ConfigError: Something else than a bool, or shares.
     """
     if isinstance(balance, Mapping):
-        wrong = {name: share for name, share in balance.items() if not 0 <= share < math.inf}
-        if wrong or not any(balance.values()):
-            raise ConfigError(f"balance: expected shares of at least 0 and one above, found {dict(balance)}")
+        for name, share in balance.items():
+            if isinstance(share, bool) or not isinstance(share, int | float | np.number) or not 0 <= share < math.inf:
+                raise ConfigError(f"balance: expected a share of at least 0 for {name!r:.80}, found {share!r:.80}")
+        if not any(balance.values()):
+            raise ConfigError(f"balance: expected a share above 0, found {dict(balance)}")
         return dict(balance)
     if not isinstance(balance, bool):
         raise ConfigError(f"balance: expected True, False or shares by environment, found {balance!r}")
