@@ -181,6 +181,37 @@ def test_rewards_by_turn_come_from_a_declared_column_too(tmp_path: Path) -> None
         RewardToGo("screen").of_batch([buffer.rollouts()[0]], np.zeros(1))
 
 
+def test_rewards_to_go_are_of_the_scale_of_rewards() -> None:
+    items = [by_turn(0, 10.0, 0.0), by_turn(1, 0.0, 0.0)]
+    for baseline, first in (("leave_one_out", [10.0, 0.0]), ("mean", [5.0, -5.0])):
+        found = everything(fed(items, advantage=RewardToGo(baseline=baseline)))
+        others = first[1]
+        assert found["r0"].advantage.tolist() == [first[0], first[0] - 10, 0]
+        assert found["r1"].advantage.tolist() == [others - 10 * (baseline == "leave_one_out")] * 2 + [0]
+    with pytest.raises(ConfigError, match=r"baseline: expected one of \['mean', 'leave_one_out'\], found 'std'"):
+        RewardToGo(baseline="std")
+
+
+def test_an_advantage_of_ones_own_is_asked_for_one_whole_group_at_a_time() -> None:
+    """The others of a group are what a rollout is compared with, whatever has been drawn of them and of others."""
+    items = [*group(0, 4, reward=1.0), rollout(10, example="b", reward=0.0), rollout(11, example="b", reward=1.0)]
+
+    def centred(rewards: Any, groups: Any) -> Any:
+        asked.append(sorted(rewards.tolist()))
+        assert groups.tolist() == [0] * len(rewards)
+        return rewards - rewards.mean()
+
+    for equal in (True, False):
+        asked: list[list[float]] = []
+        maker = fed(items, advantage=centred, filter_zero_variance=equal)
+        assert maker.available == 6, "what is worth 0 is drawn, too"
+        found = {one.rollout_uid: float(one.advantage[-1]) for _ in range(6) for one in maker.create_batch(1) or []}
+        assert found == {"r0": 0.0, "r1": 0.0, "r2": 0.0, "r3": 0.0, "r10": -0.5, "r11": 0.5}
+        assert {tuple(one) for one in asked} <= {(1.0,) * 4, (0.0, 1.0)}
+    middle = [rollout(number, reward=number / 2) for number in range(3)]
+    assert fed(middle).available == 3, "the middle one is worth 0"
+
+
 def test_an_advantage_of_ones_own() -> None:
     def above_two(rewards: Any, groups: Any) -> Any:
         assert groups.dtype == np.int64
@@ -379,6 +410,12 @@ def test_a_summary_is_numbers(tmp_path: Path) -> None:
     assert (summary["groups"], summary["groups_equal"]) == (3, 1)
     assert summary["groups_equal_share"] == pytest.approx(1 / 3)
     assert summary["math/groups_equal_share"] == 0.5
+    # What a log plots goes on having its keys once all is drawn.
+    drained = fed(items, filter_zero_variance=False)
+    everything(drained)
+    for maker in (drained, GrpoBatchMaker()):
+        assert all(math.isnan(maker.summary()[name]) for name in ("tokens_max", "staleness_max"))
+    assert drained.summary().keys() == summary.keys()
     rewards = [item.reward for item in items]
     assert summary["reward_mean"] == pytest.approx(statistics.fmean(rewards))
     assert summary["reward_std"] == pytest.approx(statistics.pstdev(rewards))

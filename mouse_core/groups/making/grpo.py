@@ -40,8 +40,9 @@ class GrpoBatchMaker:
         advantage: ``Rloo()`` (None), ``Grpo()``, ``DrGrpo()``, ``ReinforcePlusPlus()``, ``RewardToGo()``, or a function
             of one's own; see ``Advantage``.
         filter_zero_variance: Whether groups are left out whose rollouts all earned the same, of which nothing is learnt
-            where rollouts are compared with the others of their group. A batch is filled up with others, so it is never
-            smaller for it.
+            where rollouts are compared with the others of their group, as by all advantages here; a function of one's
+            own has none left out, unless it ``compares``. A batch is filled up with others, so it is never smaller for
+            it.
         retention: Which rollouts are kept, and how likely each is drawn: ``Lengths(...)``, ``Rewards(...)``,
             ``TopK(...)``, ``Recency(...)``, ``Newest(...)``, ``MaxAge(...)``, a function of one's own, or several,
             whose weights are multiplied; see ``Retention``.
@@ -225,8 +226,8 @@ class GrpoBatchMaker:
         Of all that ever came, also before a restart: "rollouts", "groups", "groups_equal" (whose rollouts all earned
         the same), their share "groups_equal_share"; of what is there: "available", and of the rewards of all groups
         that are wanted, and the tokens and the staleness of rollouts that can be drawn, "<name>_mean", "_std", "_min"
-        and "_max"; each for all and after "<environment>/" for each. "left/<name>" is how many left for that retention,
-        or for "capacity_bytes".
+        and "_max", NaN where there are none; each for all and after "<environment>/" for each. "left/<name>" is how
+        many left for that retention, or for "capacity_bytes".
         """
         available = self.available
         return {**self._holding.summary(), "available": available}

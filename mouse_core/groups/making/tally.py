@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -36,7 +37,7 @@ class Tally:
             counts["groups_equal"] += members.is_equal - bool(was_equal)
 
     def summary(self, groups: Iterable[Members], behind: Callable[[str], int]) -> dict[str, float]:
-        """Of all that came, and behind the name of each environment, where there are several, of that.
+        """Of all that came, and behind the name of each environment, where there are several, of that; NaN of nothing.
 
         Args:
             groups: Those that are there.
@@ -64,6 +65,6 @@ class Tally:
             found[f"{prefix}groups_equal_share"] = counts["groups_equal"] / max(counts["groups"], 1)
             for what, numbers in own.items():
                 array = np.array(numbers, np.float64)
-                for call in ("mean", "std", "min", "max") if len(array) else ():
-                    found[f"{prefix}{what}_{call}"] = float(getattr(array, call)())
+                for call in ("mean", "std", "min", "max"):
+                    found[f"{prefix}{what}_{call}"] = float(getattr(array, call)()) if len(array) else math.nan
         return found

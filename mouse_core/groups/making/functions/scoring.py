@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.groups.making.functions.advantages import advantages, check_options
+from mouse_core.groups.making.functions.advantages import BASELINES, advantages, check_options
 from mouse_core.groups.types.records import RolloutRecord, check_rewarded
 
 Advantage = Callable[[npt.NDArray[np.float64], npt.NDArray[np.int64]], npt.ArrayLike]
 """What each rollout is worth: of ``rewards`` float64 ``[n]`` and ``groups`` int64 ``[n]``, a number from 0 for each
-group, ``[n]`` finite numbers. It depends on nothing else.
+group, ``[n]`` finite numbers. What a rollout is worth depends on the rewards of its own group alone: which others are
+asked for with it changes as batches are drawn. So a plain function is asked for one group at a time, with all of its
+rollouts, drawn ones included.
 
-An attribute ``compares`` may say what tells that nothing is to be learnt from a group: "rewards" (as without), where
-all its rollouts earned the same; "turns", where all their turns did, too; or "nothing", as rollouts are compared with
-those of other groups, or by what only reading them tells."""
+An object with an attribute ``compares`` is asked for many groups at once, which it keeps apart. The attribute says what
+tells that nothing is to be learnt from a group: "rewards", where all its rollouts earned the same; "turns", where all
+their turns did, too; or "nothing", as for a plain function: groups are never left out, since only ``of_batch`` tells,
+or reading the rollouts."""
 
 COMPARES = ("rewards", "turns", "nothing")
 
@@ -50,6 +53,8 @@ class Rloo:
     Basics" (2024).
     """
 
+    compares: ClassVar[str] = "rewards"
+
     def __call__(self, rewards: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """See ``Advantage``."""
         return advantages(rewards, groups)
@@ -71,6 +76,7 @@ class Grpo:
         ConfigError: One of them cannot be used.
     """
 
+    compares: ClassVar[str] = "rewards"
     ddof: int = 1
     eps: float = 1e-4
     std_floor: float = 0.0
@@ -90,6 +96,8 @@ class DrGrpo:
 
     Liu et al., "Understanding R1-Zero-Like Training" (2025).
     """
+
+    compares: ClassVar[str] = "rewards"
 
     def __call__(self, rewards: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """See ``Advantage``."""
@@ -122,7 +130,7 @@ class ReinforcePlusPlus:
 
     @property
     def compares(self) -> str:
-        """See ``Advantage``: without a baseline rollouts are compared with all of the batch, and none is left out."""
+        """See ``Advantage``: without a baseline rollouts are compared in the batch alone, and no group is left out."""
         return "rewards" if self.baseline else "nothing"
 
     def __call__(self, rewards: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -143,26 +151,30 @@ class RewardToGo:
     """Each token is worth what was earned from its turn on, or from itself on, minus the baseline of its rollout.
 
     ``A_t = sum(discount**(k - t) * r_k, k >= t) - b``. ``r`` are the rewards of turns (0 where one has none), or the
-    values of a column per turn or token; ``b = reward - worth`` is what the rollout's reward was compared with. What
-    the rollout earned beyond the rewards of its turns, as all of it where only the rollout has a reward, is earned by
-    the last turn that the policy wrote. So, where nothing is discounted, the first token has the worth of the whole.
+    values of a column per turn or token; ``b`` is the mean reward of the others in the group, or of the group. Nothing
+    is divided by, so ``A`` is of the scale of rewards. What the rollout earned beyond the rewards of its turns, as all
+    of it where only the rollout has a reward, is earned by the last turn that the policy wrote. So, where nothing is
+    discounted, the first token has the advantage of the whole, as ``Rloo`` or ``DrGrpo`` says it. A rollout that is
+    alone in its group is compared with itself.
 
     Args:
         column: The name of a column that was declared per turn or token, which says all that was earned; a rollout
             without values of it earned its reward by its last turn, or token, that the policy wrote. None: the rewards
             of turns.
         discount: In ``[0, 1]``, a turn or a token.
-        worth: What the rollout as a whole is worth.
+        baseline: "leave_one_out", the mean of the others in the group, or "mean", that of the group.
 
     Raises:
-        ConfigError: ``discount`` is not in ``[0, 1]``.
+        ConfigError: ``discount`` is not in ``[0, 1]``, or another baseline.
     """
 
     column: str | None = None
     discount: float = 1.0
-    worth: Advantage = field(default_factory=Rloo)
+    baseline: str = "leave_one_out"
 
     def __post_init__(self) -> None:
+        if self.baseline not in BASELINES:
+            raise ConfigError(f"baseline: expected one of {list(BASELINES)}, found {self.baseline!r:.80}")
         if not isinstance(self.discount, int | float) or not 0 <= self.discount <= 1:
             raise ConfigError(f"discount: expected a number in [0, 1], found {self.discount!r}")
 
@@ -173,7 +185,7 @@ class RewardToGo:
 
     def __call__(self, rewards: npt.NDArray[np.float64], groups: npt.NDArray[np.int64]) -> npt.ArrayLike:
         """See ``Advantage``."""
-        return self.worth(rewards, groups)
+        return advantages(rewards, groups, baseline=self.baseline)
 
     def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:
         """See ``BatchAdvantage``."""
@@ -219,11 +231,22 @@ def _discounted(rewards: npt.NDArray[np.float64], discount: float) -> npt.NDArra
 
 
 def checked_worth(advantage: Advantage, rewards: Any, groups: Any) -> npt.NDArray[np.float64]:
-    """What an ``Advantage`` says.
+    """What an ``Advantage`` says: of all groups at once, or, of a plain function, of one after the other.
 
     Raises:
         DataError: It does not give a finite number for each.
     """
+    if hasattr(advantage, "compares"):
+        return _finite(advantage, rewards, groups)
+    worth = np.empty(len(rewards))
+    order = np.argsort(groups, kind="stable")
+    ends = np.flatnonzero(np.diff(groups[order])) + 1
+    for rows in np.split(order, ends) if len(order) else ():
+        worth[rows] = _finite(advantage, rewards[rows], np.zeros(len(rows), np.int64))
+    return worth
+
+
+def _finite(advantage: Advantage, rewards: Any, groups: Any) -> npt.NDArray[np.float64]:
     worth = np.asarray(advantage(rewards, groups), np.float64)
     if worth.shape != rewards.shape or not np.isfinite(worth).all():
         raise DataError(
@@ -239,7 +262,7 @@ def compared(advantage: Advantage) -> str:
     Raises:
         ConfigError: It says something else.
     """
-    said: str = getattr(advantage, "compares", COMPARES[0])
+    said: str = getattr(advantage, "compares", "nothing")
     if said not in COMPARES:
         raise ConfigError(f"advantage: expected compares to be one of {list(COMPARES)}, found {said!r:.80}")
     return said
