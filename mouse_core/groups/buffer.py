@@ -53,7 +53,8 @@ class RolloutBuffer(StoredInBuffer):
         batch_maker: What batches are made by; without, there are none.
         capacity: The most rollouts that may wait for their groups; with more, the oldest groups are sealed as they are.
         columns: What rollouts may have beside what all have; None: what was declared for the folder. More may be
-            declared when it is opened again; groups that are sealed by then do not wait for them.
+            declared when it is opened again; groups that are sealed by then do not wait for them, so late ones have a
+            ``fill``.
         max_ahead: How many rollouts may wait for their groups, for late columns or to be drawn, where producers are to
             be held back; see ``add_rollouts``. None: any number. The batch maker then says how many are ``available``.
         memory_bytes: About how much memory rollouts may take that wait for their groups or, in a ``GrpoBatchMaker``, to

@@ -38,6 +38,7 @@ from mouse_core.groups import (
         ({"dtype": "uint8", "fill": 256}, "expected fill as a value of uint8, found 256"),
         ({"dtype": "uint8", "fill": "a"}, "expected fill as a value of uint8"),
         ({"dtype": "bool", "fill": 1.5}, "expected fill as a value of bool"),
+        ({"name": "reward", "per": "example", "late": True, "finite": False}, "'reward': expected finite=True"),
     ],
 )
 def test_columns_that_cannot_be(options: dict[str, Any], wanted: str) -> None:
@@ -59,6 +60,18 @@ def test_columns_that_cannot_be(options: dict[str, Any], wanted: str) -> None:
 def test_values_that_a_column_does_not_have(column: RolloutColumn, given: Any, count: int | None, wanted: str) -> None:
     with pytest.raises(DataError, match=wanted):
         column.values(given, count, "turn 1")
+
+
+def test_values_are_finite_unless_a_column_says_otherwise() -> None:
+    given = np.array([[0.0, np.nan], [np.inf, 1.0]])
+    with pytest.raises(DataError, match=r"turn 1: expected column 'x' as finite numbers, found nan at \[0, 1\]"):
+        RolloutColumn("x", shape=(2,)).taken(given, 2, "turn 1")
+    np.testing.assert_array_equal(RolloutColumn("x", shape=(2,), finite=False).taken(given, 2, ""), given)
+    # Where none was given there may be NaN, and such a column is the same one when it is declared again.
+    one, other = (RolloutColumn("x", fill=float("nan")) for _ in range(2))
+    assert {one: 1} == {other: 1}
+    assert np.isnan(one.filled(2)).all()
+    assert RolloutColumn("x") == RolloutColumn("x", fill=0) != RolloutColumn("x", fill=1)
 
 
 def test_values_are_a_columns_own() -> None:
@@ -124,7 +137,7 @@ def some_rollout(seed: int, uid: str) -> RolloutRecord:
 def told(rollout: RolloutRecord, name: str) -> Any:
     """What an example made of a rollout has of a column, one value after the other."""
     column = next(column for column in COLUMNS if column.name == name)
-    fill = np.full(column.shape, column.fill, column.dtype)
+    fill = np.full(column.shape, column.padding, column.dtype)
     if column.per == "example":
         return rollout.columns.get(name, fill)
     values = []
@@ -247,21 +260,25 @@ def test_what_is_not_declared_is_refused(tmp_path: Path) -> None:
 
 
 def test_declarations_of_a_folder(tmp_path: Path) -> None:
-    first = [RolloutColumn("x"), RolloutColumn("y", "example", "int64")]
+    first = [RolloutColumn("x"), RolloutColumn("y", "example", "int64"), RolloutColumn("z", "example")]
     with RolloutBuffer(tmp_path, columns=first) as buffer:
         for columns, wanted in (
             ({"y": 0.5}, r"'u': expected column 'y' as int64, found float64 \[0.5\]"),
             ({"y": [1]}, r"'u': expected column 'y' as one value, \[\], found shape \[1\]"),
+            ({"z": np.nan}, "'u': expected column 'z' as finite numbers, found nan"),
         ):
             with pytest.raises(DataError, match=wanted):
                 buffer.add_rollout(RolloutRecord("e", "1", 1, "u", [Turn("", "user", [1])], 1.0, columns=columns))
+        turn = Turn("", "user", [1, 2], columns={"x": [np.inf, 1.0]})
+        with pytest.raises(DataError, match=r"'u', turn 0: expected column 'x' as finite numbers, found inf at \[0\]"):
+            buffer.add_rollout(RolloutRecord("e", "1", 1, "u", [turn], 1.0))
         turn = Turn("", "user", [1, 2], columns={"x": [1.0]})
         with pytest.raises(DataError, match="'u', turn 0: expected column 'x' as a value for each of 2 tokens"):
             buffer.add_rollout(RolloutRecord("e", "1", 1, "u", [turn], 1.0))
         assert not len(buffer)
     for columns, wanted in (
         ([RolloutColumn("x", dtype="int8")], "expected 'x' as the folder has it, .*float32.*, found .*int8"),
-        ([RolloutColumn("z"), RolloutColumn("z")], "expected each name once"),
+        ([RolloutColumn("a"), RolloutColumn("a")], "expected each name once"),
         (["z"], "expected RolloutColumn"),
         ("z", "expected a list of RolloutColumn, found 'z'"),
     ):
@@ -272,8 +289,8 @@ def test_declarations_of_a_folder(tmp_path: Path) -> None:
         buffer.add_rollout(known)
         buffer.flush()
     note = tmp_path / ".state" / "columns.json"
-    note.write_text(note.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(DataError, match="expected columns of version 1 or older, found 2: a newer release wrote it"):
+    note.write_text(note.read_text().replace('"version": 2', '"version": 3'))
+    with pytest.raises(DataError, match="expected columns of version 2 or older, found 3: a newer release wrote it"):
         RolloutBuffer(tmp_path)
     note.write_text("{}")
     with pytest.raises(DataError, match="expected the columns of rollouts, found"):

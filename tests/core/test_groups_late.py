@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core.errors import DataError, MissingRowError, TimedOutError
+from mouse_core.errors import ConfigError, DataError, MissingRowError, TimedOutError
 from mouse_core.files.log import Log
 from mouse_core.groups import (
     GrpoBatchMaker,
@@ -128,7 +128,16 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
             ("reward", 5, "expected a dict of values by uid, found 5"),
             ("reward", None, "expected a dict of values by uid, found None"),
             ("reward", {"r0": 1.0, "nobody": 2.0}, "uids of rollouts that are there, found 'nobody'"),
-            ("reward", {"r0": 1.0, "r1": float("nan")}, "rollout 'r1': expected a finite number, found nan"),
+            (
+                "reward",
+                {"r0": 1.0, "r1": float("nan")},
+                "rollout 'r1': expected column 'reward' as finite numbers, found",
+            ),
+            (
+                "reference",
+                {"r1": [0.0, -np.inf, 0, 0]},
+                r"'r1': expected column 'reference' as finite .* -inf at \[1\]",
+            ),
             ("reward", {"r0": 1.0, "r1": "good"}, "rollout 'r1'"),
             ("reward", {"r2": 0.75}, "rollout 'r2': expected the one that it came with, 0.5, found 0.75"),
             ("reference", {"r1": [1.0, 2.0]}, r"rollout 'r1': expected column .* \[4\], found shape \[2\]"),
@@ -157,7 +166,13 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
 def test_a_folder_waits_for_what_was_declared_when_its_groups_were_sealed(tmp_path: Path) -> None:
     with opened(tmp_path, batch_maker=InOrder()) as buffer:
         buffer.add_rollouts([rollout(n, reward=1.0) for n in range(3)])
-    with opened(tmp_path, [RolloutColumn("reference", late=True), *REWARD], batch_maker=InOrder()) as buffer:
+    # One group is sealed, and would have zeros that nobody said; rewards are with their rollouts.
+    with pytest.raises(ConfigError, match=r"expected a fill for the late column 'reference', as groups .* are sealed"):
+        opened(tmp_path, [RolloutColumn("reference", late=True), *REWARD])
+    reference = RolloutColumn("reference", late=True, fill=float("nan"))
+    for _ in range(2):
+        opened(tmp_path, [reference, *REWARD]).close()
+    with opened(tmp_path, batch_maker=InOrder()) as buffer:
         buffer.add_rollout(rollout(3, reward=1.0))
         assert drawn(buffer) == ["r0", "r1"]
         assert buffer.waiting_for()["reference"].uids == ("r2", "r3")
@@ -384,7 +399,7 @@ def test_an_index_without_lengths_is_made_anew(tmp_path: Path) -> None:
         assert buffer.waiting_for() == before
         with pytest.raises(DataError, match=r"\[5\], found shape \[4\]"):
             buffer.add_column("reference", {"r5": np.zeros(4)})
-    assert json.loads((tmp_path / ".state" / "columns.json").read_text())["version"] == 1
+    assert json.loads((tmp_path / ".state" / "columns.json").read_text())["version"] == 2
 
 
 def test_producers_a_judge_and_trainers_at_once(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_client_is_as_the_buffer_itself(buffer: RolloutBuffer) -> None:
         with pytest.raises(DataError, match="expected a version up to '1'"):
             client.add_rollout(rollout(8, version=2))
         assert (client.give_up(["s4"]), client.flush()) == (1, 2)
-        assert client.summary() == buffer.summary()
+        assert str(client.summary()) == str(buffer.summary())  # some are NaN
         assert client.columns.keys() == buffer.columns.keys()
     with pytest.raises(StorageError, match="expected an answer of"):
         RolloutClient(buffer.root_path, timeout_s=0.05)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mouse_core.errors import ConfigError
@@ -33,7 +33,8 @@ def declare(root: Path, columns: Iterable[RolloutColumn] | None, *, sync: bool) 
     """Note which columns a folder has, and which they are then; None: those that it has. For the folder's one writer.
 
     Raises:
-        ConfigError: Something else than columns, or one that the folder has otherwise; nothing is changed.
+        ConfigError: Something else than columns, one that the folder has otherwise, or a new late one without a fill
+            where groups are sealed, which do not wait for it; nothing is changed.
         DataError: The note is damaged, or a newer release wrote it.
         StorageError: It cannot be read or written.
     """
@@ -45,5 +46,17 @@ def declare(root: Path, columns: Iterable[RolloutColumn] | None, *, sync: bool) 
         raise ConfigError(f"columns: expected a list of RolloutColumn, found {columns!r}")
     wanted = there.with_more(Columns(columns))
     if wanted != there:
+        _refuse_unfilled(root, [column for column in wanted.late if column.name not in there])
         write_file(root / STATE / _NOTE, wanted.to_json().encode(), sync=sync)
     return wanted
+
+
+def _refuse_unfilled(root: Path, late: Sequence[RolloutColumn]) -> None:
+    """Raise ConfigError where groups that are sealed would get values of late columns that nobody gave or chose."""
+    unfilled = [column.name for column in late if column.fill is None and column.name != "reward"]
+    with storing(f"folder {root}"):
+        if unfilled and next(root.glob("[!.]*/part-*.parquet"), None) is not None:
+            raise ConfigError(
+                f"columns: expected a fill for the late column {unfilled[0]!r}, as groups of the folder are sealed and "
+                "do not wait for it, found none; fill=float('nan') shows where no value came"
+            )

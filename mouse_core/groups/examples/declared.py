@@ -111,7 +111,7 @@ def place_columns(
     for name, column in declared.items():
         own = [example.columns[name] for example in examples]
         if column.per == "token":
-            arrays[name] = place(own, column.fill)
+            arrays[name] = place(own, column.padding)
         elif column.per == "turn":
             slots = np.arange(int(turns.sum())) + np.repeat(begins - (np.cumsum(turns) - turns), turns)
             arrays[name] = _in_slots(
@@ -139,7 +139,7 @@ def concatenate_columns(examples: Sequence[RLExample], total: int, max_turns: in
     for name, column in declared.items():
         own = [example.columns[name] for example in examples]
         arrays[name] = np.stack(own) if column.per == "example" else np.concatenate(own)
-    for name, fill in [("turn_ids", -1), *((column.name, column.fill) for column in declared.of("token"))]:
+    for name, fill in [("turn_ids", -1), *((column.name, column.padding) for column in declared.of("token"))]:
         if name in arrays and len(arrays[name]) < total:
             more = np.full((total - len(arrays[name]), *arrays[name].shape[1:]), fill, arrays[name].dtype)
             arrays[name] = np.concatenate([arrays[name], more])

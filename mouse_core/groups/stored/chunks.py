@@ -203,7 +203,8 @@ def checked_chunk(column: RolloutColumn, given: Any, counts: Sequence[int] | Non
         counts: How many tokens or turns each of the rollouts has; None where there is one value for a rollout.
 
     Raises:
-        DataError: Another shape or type, or values that the dtype does not have; the message names the rollout.
+        DataError: Another shape or type, or values that the dtype or the column does not have; the message names the
+            rollout.
     """
     uids, items = list(given), list(given.values())
     where = f"add_column {column.name!r}"
@@ -212,19 +213,15 @@ def checked_chunk(column: RolloutColumn, given: Any, counts: Sequence[int] | Non
     try:
         if flat is None:
             raise DataError(f"{where}: expected values by uid")
-        flat = column.values(flat, total, where)
+        flat = column.taken(flat, total, where)
     except DataError:
         # One of them is not as it should be: which one?
         own: Sequence[int | None] = [None] * len(uids) if counts is None else counts
         each = [
-            column.values(item, count, f"{where}, rollout {uid!r}")
+            column.taken(item, count, f"{where}, rollout {uid!r}")
             for uid, item, count in zip(uids, items, own, strict=True)
         ]
         flat = np.concatenate([value[None] if counts is None else value for value in each])
-    if column.name == "reward":
-        wrong = np.flatnonzero(~np.isfinite(flat))
-        if len(wrong):
-            raise DataError(f"{where}, rollout {uids[wrong[0]]!r}: expected a finite number, found {flat[wrong[0]]}")
     kind = late_schema(column).field(1).type
     values = pa.array(flat.reshape(-1))
     if pa.types.is_list(kind):

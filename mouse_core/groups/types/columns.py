@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
 
-_VERSION = 1
+_VERSION = 2
 PER = ("token", "turn", "example")
 """What a column may have a value for each of."""
 
@@ -32,7 +32,7 @@ _OF_CONCATENATED = ("cu_seqlens", "position", "sequence_id")
 _OWN = {*_OF_ROLLOUTS, *_OF_PARTS, *_OF_BATCHES, *_OF_CONCATENATED, "turn_ids", "staleness"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RolloutColumn:
     """A column that rollouts have beside those that all have.
 
@@ -42,7 +42,9 @@ class RolloutColumn:
         dtype: Of the values: bool, an integer or a float of NumPy's.
         shape: Of one value; () is a number, (64, 64, 3) an image.
         late: Whether it is written after the rollout was added; a group waits until all its rollouts have it.
-        fill: The value where none was given, and where batches are filled up.
+        fill: The value where none was given, and where batches are filled up, which may be NaN; None: 0. A late column
+            that is declared for a folder whose groups are sealed wants one, as these do not wait for it.
+        finite: Whether values of floats that are NaN or infinite are refused where they are taken in.
 
     Raises:
         ConfigError: One of them cannot be used.
@@ -53,7 +55,8 @@ class RolloutColumn:
     dtype: str = "float32"
     shape: tuple[int, ...] = ()
     late: bool = False
-    fill: float = 0
+    fill: float | None = None
+    finite: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier() or not self.name.isascii():
@@ -77,15 +80,56 @@ class RolloutColumn:
         object.__setattr__(self, "shape", tuple(map(int, shape)))
         if self.name == "reward" and (shape or kind.kind == "b"):
             raise ConfigError(f"column 'reward': expected one number, found {kind.name} of shape {list(shape)}")
-        object.__setattr__(self, "late", bool(self.late))
-        if kind.kind == "b" and self.fill in (0, 1):
-            object.__setattr__(self, "fill", bool(self.fill))
-        if not isinstance(self.fill, bool | int | float | np.generic) or _converted(self.fill, kind) is None:
-            raise ConfigError(f"column {self.name!r}: expected fill as a value of {kind.name}, found {self.fill!r:.80}")
+        for name in ("late", "finite"):
+            object.__setattr__(self, name, bool(getattr(self, name)))
+        if self.name == "reward" and not self.finite:
+            raise ConfigError(
+                "column 'reward': expected finite=True, as nothing can be learnt from others, found False"
+            )
+        self._check_fill(kind)
+
+    def _check_fill(self, kind: np.dtype[Any]) -> None:
+        fill = self.fill
+        if kind.kind == "b" and fill in (0, 1):
+            object.__setattr__(self, "fill", bool(fill))
+        elif fill is not None and (
+            not isinstance(fill, bool | int | float | np.generic) or _converted(fill, kind) is None
+        ):
+            raise ConfigError(f"column {self.name!r}: expected fill as a value of {kind.name}, found {fill!r:.80}")
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        # NaN is equal to itself here, and a fill that was not said to 0.
+        fill = repr(np.asarray(self.padding, self.dtype).item())
+        return self.name, self.per, self.dtype, self.shape, self.late, fill, self.finite
+
+    def __eq__(self, other: object) -> bool:
+        return self._key == other._key if isinstance(other, RolloutColumn) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def padding(self) -> float:
+        """The fill, 0 where none was said."""
+        return 0 if self.fill is None else self.fill
 
     def filled(self, *counts: int) -> npt.NDArray[Any]:
         """``[*counts, *shape]`` of the fill."""
-        return np.full((*counts, *self.shape), self.fill, self.dtype)
+        return np.full((*counts, *self.shape), self.padding, self.dtype)
+
+    def taken(self, given: Any, count: int | None, where: str) -> npt.NDArray[Any]:
+        """``values`` that are taken in.
+
+        Raises:
+            DataError: As there, or NaN or infinity, unless ``finite=False``.
+        """
+        values = self.values(given, count, where)
+        if self.finite and values.dtype.kind == "f" and not (good := np.isfinite(values)).all():
+            place = tuple(np.argwhere(~good)[0].tolist())
+            at = f" at {list(place)}" if place else ""
+            raise DataError(f"{where}: expected column {self.name!r} as finite numbers, found {values[place]}{at}")
+        return values
 
     def values(self, given: Any, count: int | None, where: str) -> npt.NDArray[Any]:
         """Values as an array of this column's dtype that cannot be written to.

@@ -214,7 +214,7 @@ def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
             declared.refuse_others(turn.columns, ("token", "turn"), where)
     if not declared:
         return rollout
-    own = {name: declared[name].values(given, None, where) for name, given in rollout.columns.items()}
+    own = {name: declared[name].taken(given, None, where) for name, given in rollout.columns.items()}
     turns = tuple(
         [
             _with(turn, columns=_of_turn(turn, declared, f"{where}, turn {place}")) if turn.columns else turn
@@ -269,7 +269,7 @@ def with_late(rollout: RolloutRecord, late: Mapping[str, npt.NDArray[Any]], decl
 def _of_turn(turn: Turn, declared: Columns, where: str) -> dict[str, npt.NDArray[Any]]:
     counts = {"token": len(turn.tokens), "turn": None}
     columns = ((declared[name], given) for name, given in turn.columns.items())
-    return {column.name: column.values(given, counts[column.per], where) for column, given in columns}
+    return {column.name: column.taken(given, counts[column.per], where) for column, given in columns}
 
 
 def _with(item: Any, **changed: Any) -> Any:
