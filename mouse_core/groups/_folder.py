@@ -25,7 +25,7 @@ from mouse_core.groups._files.kept import Kept
 from mouse_core.groups._files.parts import Part, read_groups
 from mouse_core.groups._files.waiting import Plan, Rules, Waiting
 from mouse_core.groups._files.writing import write_groups
-from mouse_core.groups._given import GivenColumns
+from mouse_core.groups._given import Given
 from mouse_core.groups.examples.batches import examples_digest
 from mouse_core.groups.making.feeding import Making
 from mouse_core.groups.stored.arriving import LateStore
@@ -99,7 +99,7 @@ class Folder:
         for version in index.told:
             self.versions.tell(version)
         self.given_up = index.given_up
-        self._given = GivenColumns(declared, self.uids, self.parts, self.waiting)
+        self._given = Given(root, declared, self.uids, self.parts, self.waiting)
         self.waiting.tidy()
         self._store = LateStore(root, declared, compression=compression, sync=sync)
         self._late = LateColumns(root, self._store.places)
@@ -139,16 +139,10 @@ class Folder:
             How many of each were new, and what was done for them, if anything was.
 
         Raises:
-            StorageError: They cannot be written; nothing was added.
+            DataError: One that is there with other content, or a damaged file; nothing was added.
+            StorageError: They cannot be written, or one that is there cannot be read; nothing was added.
         """
-        new: dict[str, RolloutRecord] = {}
-        counts = []
-        for given in requests:
-            before = len(new)
-            for rollout in given:
-                if rollout.rollout_uid not in self.uids:
-                    new.setdefault(rollout.rollout_uid, rollout)
-            counts.append(len(new) - before)
+        new, counts = self._given.rollouts(requests)
         if not new:
             return counts, None
         plan = self.waiting.plan(list(new.values()), time.time())

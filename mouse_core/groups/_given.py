@@ -1,31 +1,74 @@
-"""Values of late columns as they are given to a buffer."""
+"""Rollouts, and values of late columns, as they are given to a buffer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mouse_core.errors import DataError
-from mouse_core.groups._files.parts import Part
+from mouse_core.groups._files.parts import Part, read_groups
 from mouse_core.groups._files.waiting import Waiting
 from mouse_core.groups.stored.chunks import Chunk, checked_chunk
 from mouse_core.groups.types.columns import Columns
+from mouse_core.groups.types.records import RolloutRecord, same_values
 
 
-class GivenColumns:
-    """Looks at values against the rollouts that they are of.
+class Given:
+    """Looks at rollouts against those that are there, and at values against the rollouts that they are of.
 
     Args:
+        root: The folder.
         declared: The folder's columns.
         uids: Of all rollouts, with the places of their groups in ``parts``, -1 for those that are not sealed.
         parts: The files of the sealed groups.
         waiting: The rollouts that are not sealed.
     """
 
-    def __init__(self, declared: Columns, uids: Mapping[str, int], parts: Sequence[Part], waiting: Waiting) -> None:
-        self._declared, self._uids, self._parts, self._waiting = declared, uids, parts, waiting
+    def __init__(
+        self, root: Path, declared: Columns, uids: Mapping[str, int], parts: Sequence[Part], waiting: Waiting
+    ) -> None:
+        self._root, self._declared, self._uids, self._parts, self._waiting = root, declared, uids, parts, waiting
+
+    def rollouts(self, requests: Sequence[Sequence[RolloutRecord]]) -> tuple[dict[str, RolloutRecord], list[int]]:
+        """Those that are new, by uid, and how many of each request these are.
+
+        Others are compared with what is there; files of sealed groups are read for that, and one that is gone is not
+        compared with.
+
+        Raises:
+            DataError: One that is there with other content, or a damaged file.
+            StorageError: A file cannot be read.
+        """
+        new: dict[str, RolloutRecord] = {}
+        again: dict[int, list[RolloutRecord]] = {}
+        counts = []
+        for given in requests:
+            before = len(new)
+            for rollout in given:
+                place = self._uids.get(rollout.rollout_uid)
+                if place is not None:
+                    again.setdefault(place, []).append(rollout)
+                else:
+                    _refuse_other(rollout, new.setdefault(rollout.rollout_uid, rollout))
+            counts.append(len(new) - before)
+        for place, rollouts in again.items():
+            there = self._there(place, [rollout.rollout_uid for rollout in rollouts])
+            for rollout in rollouts if there else ():
+                _refuse_other(rollout, there[rollout.rollout_uid])
+        return new, counts
+
+    def _there(self, place: int, uids: Sequence[str]) -> dict[str, RolloutRecord]:
+        """Rollouts of a group, or of those that wait, as they came; empty where the file of the group is gone."""
+        if place < 0:
+            (found,) = self._waiting.load([[self._waiting.by_uid[uid] for uid in uids]])
+        elif self._parts[place].path(self._root).exists():
+            (found,) = read_groups([self._parts[place]], self._root)
+        else:
+            return {}
+        return {rollout.rollout_uid: rollout for rollout in found}
 
     def chunk(self, name: str, given: Any) -> Chunk | None:
         """Values by uid as they are stored, if there are any; rewards that came with their rollouts are left out.
@@ -83,3 +126,33 @@ class GivenColumns:
             return self._waiting.by_uid[uid].reward
         part = self._parts[place]
         return part.rewards[part.uids.index(uid)]
+
+
+def _refuse_other(rollout: RolloutRecord, there: RolloutRecord) -> None:
+    """Raise DataError where two rollouts of one uid are not the same, whoever sampled them and when."""
+    if rollout is there:
+        return
+    one, other = _content(rollout), _content(there)
+    differing = [name for name in one if not same_values(one[name], other[name])]
+    if differing:
+        raise DataError(
+            f"add_rollouts, rollout {rollout.rollout_uid!r}: expected what was added with this uid before, "
+            f"found other {', '.join(differing)}"
+        )
+
+
+def _content(rollout: RolloutRecord) -> dict[str, Any]:
+    return {
+        **rollout.key._asdict(),
+        "turns": [
+            (turn.message, turn.role, turn.tokens, turn.logprobs, turn.reward, turn.metadata, _by_name(turn.columns))
+            for turn in rollout.turns
+        ],
+        "reward": rollout.reward,
+        "metadata": rollout.metadata,
+        "columns": _by_name(rollout.columns),
+    }
+
+
+def _by_name(columns: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(sorted(columns.items()))

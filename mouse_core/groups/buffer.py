@@ -53,8 +53,7 @@ class RolloutBuffer(StoredInBuffer):
         batch_maker: What batches are made by; without, there are none.
         capacity: The most rollouts that may wait for their groups; with more, the oldest groups are sealed as they are.
         columns: What rollouts may have beside what all have; None: what was declared for the folder. More may be
-            declared when it is opened again; groups that are sealed by then do not wait for them, so late ones have a
-            ``fill``.
+            declared when it is opened again; groups that are sealed do not wait for them, so late ones have a ``fill``.
         max_ahead: How many rollouts may wait for their groups, for late columns or to be drawn, where producers are to
             be held back; see ``add_rollouts``. None: any number. The batch maker then says how many are ``available``.
         memory_bytes: About how much memory rollouts may take that wait for their groups or, in a ``GrpoBatchMaker``, to
@@ -151,12 +150,12 @@ class RolloutBuffer(StoredInBuffer):
     def add_rollouts(self, rollouts: Iterable[RolloutRecord], *, timeout: float | None = None) -> int:
         """Add rollouts; when this returns, they are on the disk.
 
-        A rollout whose uid has been added before is left out, so a call that failed, or whose answer was lost, can be
-        repeated. Calls of several threads at once share their waiting for the disk.
+        A rollout whose uid has been added before is left out, so a call whose answer was lost can be repeated. With
+        other content (but ``created`` and ``replica_id``) it is refused, unless the file that has it is gone. Calls of
+        several threads at once share their waiting for the disk.
 
         With ``max_ahead`` a call waits while there are so many ahead (``num_ahead``), and is then carried out whole.
-        After a batch that was asked for and could not be made nobody waits, until one is made, unless as many wait for
-        late columns.
+        After a batch that could not be made nobody waits until one is made, unless as many wait for late columns.
 
         Args:
             rollouts: What to add.
@@ -166,9 +165,9 @@ class RolloutBuffer(StoredInBuffer):
             How many were new.
 
         Raises:
-            DataError: Something else than a rollout, text that is not Unicode, a column that was not declared or has
-                other values, a version beyond the one that ``set_policy_version`` told, or what the batch maker
-                refuses; nothing was added.
+            DataError: No rollout, text that is not Unicode, a column that was not declared or has other values, a
+                version beyond what ``set_policy_version`` told, a uid that was added with other content, or what the
+                batch maker refuses; nothing was added.
             StorageError: They cannot be written. Those that were there before are still there; nothing was added.
             TimedOutError: There was no room in time; nothing was added.
             ClosedError, ForkError: The buffer is closed, or this is a forked child.

@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import ClosedError, ConfigError, DataError, ForkError, MissingFieldError, StorageError
-from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, open_rollouts
+from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutColumn, RolloutRecord, open_rollouts
 from tests.core.groups_cases import METADATA, group, rollout
 
 Make = Callable[..., RolloutBuffer]
@@ -113,6 +114,36 @@ def test_adding_again_changes_nothing(make: Make) -> None:
     assert uids(buffer) == ["r0", "r1", "r2", "r3"]
     assert "r2" in buffer
     assert "r9" not in buffer
+
+
+def test_a_uid_names_one_rollout(make: Make, tmp_path: Path) -> None:
+    """Sealed or waiting, whoever has it in memory; when it was made and by whom is not what it is."""
+    columns = [RolloutColumn("b", "example"), RolloutColumn("a", "example")]
+    own = {"a": np.float32(1), "b": np.float32(2)}
+    known = [replace(item, columns=own, metadata=METADATA) for item in group(0, 5)]
+    make(columns=columns).add_rollouts(known)  # four are sealed
+    buffer = make()
+    again = [replace(item, columns=own, metadata=METADATA, created=9.0, replica_id="x") for item in group(0, 5)]
+    assert buffer.add_rollouts([*again, *group(5, 1), *group(5, 1)]) == 1
+    turns = (known[0].turns[0], replace(known[0].turns[1], logprobs=[-0.5] * 5))
+    for changed, found in (
+        ({"turns": turns}, "turns"),
+        ({"reward": 9.0, "metadata": {}}, "reward, metadata"),
+        ({"columns": {"a": 1.0}}, "columns"),
+        ({"example_id": "b", "policy_version": 7}, "example_id, policy_version"),
+    ):
+        for place in (0, 4):
+            other = replace(known[place], **changed)  # type: ignore[arg-type]
+            if place == 4 and found == "turns":
+                other = replace(other, turns=known[3].turns)
+            with pytest.raises(DataError, match=f"rollout 'r{place}': expected what was added .* found other {found}$"):
+                buffer.add_rollouts([rollout(9), other])
+    with pytest.raises(DataError, match=r"rollout 'r8': expected what was added .* found other reward"):
+        buffer.add_rollouts([rollout(8), rollout(8, reward=1.0)])
+    assert len(buffer) == 6, "nothing of these calls was added"
+    for path in buffer.root_path.glob("math/part-*"):
+        path.unlink()
+    assert buffer.add_rollout(replace(known[0], columns=own, reward=9.0)) == 0, "what is gone cannot be compared"
 
 
 def test_more_than_a_group_at_once(make: Make) -> None:
@@ -421,19 +452,19 @@ def test_many_threads_add(make: Make) -> None:
         for number in range(0, 40, 2):
             first = 1000 * thread + number
             buffer.add_rollouts([rollout(first, example=str(number)), rollout(first + 1, example=str(number))])
-            buffer.add_rollout(rollout(number, environment="shared"))
+            buffer.add_rollout(rollout(5000 + number, environment="shared"))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(buffer) == 160 + 0
+    assert len(buffer) == 160 + 20
     buffer.flush()
     assert sorted(uids(buffer)) == sorted(set(uids(buffer)))
-    assert len(buffer.rollouts()) == 160
+    assert len(buffer.rollouts()) == 180
     buffer.close()
-    assert len(make(group_size=8)) == 160
+    assert len(make(group_size=8)) == 180
 
 
 def four_at_once(
