@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core import ConfigError, DataError
+from mouse_core import ConfigError, DataError, MissingFieldError
 from mouse_core.groups import (
     GrpoBatchMaker,
     Lengths,
@@ -247,6 +247,44 @@ def test_what_is_kept_is_what_was_said() -> None:
     same = [item for version in range(1, 5) for item in group(10 * version, 2, version=version)]
     assert len(everything(fed(same, retention=lambda rows: rows.staleness <= 2))) == 6
     assert len(everything(fed(same))) == 2
+
+
+def test_what_is_kept_may_depend_on_columns_of_ones_own(tmp_path: Path) -> None:
+    """The same whether rollouts are in memory, in files, or read again without the note of what is in these."""
+    columns = [
+        RolloutColumn("truncated", "example", "bool"),
+        RolloutColumn("score", "example", fill=7.5),
+        RolloutColumn("judged", "example", "int8", late=True),
+        RolloutColumn("place", "example", shape=(2,)),
+    ]
+    given: list[dict[str, Any]] = [{"truncated": True, "score": 0.1}, {}, {"place": [1, 2]}, {"score": 3}]
+    items = [
+        replace(one, columns={name: np.asarray(value) for name, value in own.items()})
+        for one, own in zip(group(0, 4), given, strict=True)
+    ]
+
+    def seen(rows: Any) -> Any:
+        assert list(rows.columns) == ["truncated", "score", "judged"]
+        assert rows.columns["truncated"].tolist() == [True, False, False, False]
+        assert rows.columns["score"].tolist() == [np.float32(0.1), 7.5, 7.5, 3.0]
+        assert (rows.columns["judged"].dtype, rows.columns["judged"].tolist()) == (np.int8, [-4, 1, 2, 3])
+        with pytest.raises(
+            MissingFieldError, match=r"one number per example, \['truncated', 'score', 'judged'\], found"
+        ):
+            rows.columns["place"]
+        return ~rows.columns["truncated"] & (rows.columns["judged"] != 2)
+
+    for available in (2, 1):
+        maker = GrpoBatchMaker(retention=seen)
+        with RolloutBuffer(tmp_path, 4, batch_maker=maker, columns=columns, sync=False) as buffer:
+            if not len(buffer):
+                buffer.add_rollouts(items)
+                buffer.add_column("judged", {"r0": -4, "r1": 1, "r2": 2, "r3": 3})
+                whole = list(buffer.rollouts())
+            assert maker.available == available
+            assert buffer.create_and_store_batch(1) is not None
+        (tmp_path / ".state" / "index.log").unlink()
+    assert everything(fed(whole, retention=seen)).keys() == {"r1", "r3"}
 
 
 def test_newer_rollouts_are_drawn_more_often() -> None:

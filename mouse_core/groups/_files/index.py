@@ -50,6 +50,7 @@ _PARTS = pa.schema(
         "nbytes": pa.int64(),
         "untrained": pa.list_(pa.int64()),
         "earned": pa.list_(pa.int64()),
+        "columns": pa.string(),
     }
 )
 _GIVEN_UP = pa.schema({"uid": pa.string()})
@@ -79,7 +80,7 @@ def encode_parts(parts: Sequence[Part]) -> bytes:
     """A record of the log that says that groups were sealed."""
     columns: list[Sequence[Any]] = [*zip(*(part.key for part in parts), strict=True)]
     columns += [[getattr(part, name) for part in parts] for name in _PARTS.names[3:]]
-    return b"S" + _encoded(columns, _PARTS)
+    return b"C" + _encoded(columns, _PARTS)
 
 
 def encode_ready(parts: Sequence[Part]) -> bytes:
@@ -141,7 +142,7 @@ def _decode(records: Sequence[bytes]) -> Index:
     index = Index()
     for record in records:
         kind = record[:1]
-        if kind == b"S":
+        if kind == b"C":
             environments, examples, versions, *others = _columns(record, _PARTS)
             index.parts += map(Part, map(GroupKey, environments, examples, versions), *others)
         elif kind == b"R":
@@ -152,7 +153,7 @@ def _decode(records: Sequence[bytes]) -> Index:
             index.told.append(record[1:].decode())
         elif kind == b"U":
             index.given_up.update(_columns(record, _GIVEN_UP)[0])
-        elif kind not in (b"P", b"G"):  # groups as earlier releases noted them: their files are read once more
+        elif kind not in (b"P", b"G", b"S"):  # groups as earlier releases noted them: their files are read once more
             raise DataError(f"index: expected a record of groups or of batches, found one of kind {kind!r}")
     return index
 

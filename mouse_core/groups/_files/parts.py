@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ class Part:
         nbytes: About how much memory its rollouts take.
         untrained: Which of them have no token that belongs into the loss, by their places.
         earned: What the turns of each earned, as ``earned_of`` says it; empty where no turn has a reward.
+        columns: What the rollouts have of columns of one number per example, as JSON: by name one for each, null where
+            a rollout has none; empty where none has any.
     """
 
     key: GroupKey
@@ -65,6 +68,12 @@ class Part:
     nbytes: int
     untrained: tuple[int, ...]
     earned: tuple[int, ...]
+    columns: str
+
+    def column(self, name: str) -> list[float | None]:
+        """What the rollouts have of a column that came with them, one for each."""
+        found: dict[str, list[float | None]] = json.loads(self.columns) if self.columns else {}
+        return found.get(name, [None] * len(self.uids))
 
     @property
     def place(self) -> str:
@@ -94,7 +103,16 @@ def part_of(rollouts: Sequence[RolloutRecord], *, name: str = "", number: int = 
         nbytes=sum(map(nbytes_of, rollouts)),
         untrained=tuple([place for place, some in enumerate(trained) if not some]),
         earned=earned if any(earned) else (),
+        columns=_numbers_of(rollouts),
     )
+
+
+def _numbers_of(rollouts: Sequence[RolloutRecord]) -> str:
+    names = {name for rollout in rollouts for name, value in rollout.columns.items() if not value.ndim}
+    each = {name: [rollout.columns.get(name) for rollout in rollouts] for name in sorted(names)}
+    if not each:
+        return ""
+    return json.dumps({name: [None if one is None else one.item() for one in own] for name, own in each.items()})
 
 
 def check_codec(compression: str) -> str:

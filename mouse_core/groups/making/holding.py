@@ -11,7 +11,7 @@ import numpy as np
 from mouse_core.errors import ConfigError
 from mouse_core.groups.making.functions.retention import Retention, Rows, name_of, weights_of
 from mouse_core.groups.making.functions.scoring import Advantage
-from mouse_core.groups.making.members import OLDER_GROUPS, Members, Piece, WantedGroups
+from mouse_core.groups.making.members import OLDER_GROUPS, Members, NumbersOfRows, Piece, WantedGroups
 from mouse_core.groups.making.pool import Pool
 from mouse_core.groups.making.tally import Tally
 from mouse_core.groups.types.versions import Versions
@@ -175,6 +175,8 @@ class Holding:
     def weigh(self, retentions: Sequence[Retention]) -> None:
         """Weigh all rows; what has no weight leaves."""
         rows = self.rows()
+        if not len(rows):
+            return
         weights = np.ones(len(rows))
         for retention in retentions:
             weights *= weights_of(retention, rows)
@@ -224,6 +226,7 @@ class Holding:
             newer=arrived[column("environment")] - 1 - column("arrival"),
             tokens=column("tokens"),
             uses=column("uses"),
+            columns=NumbersOfRows(column("piece"), column("place")),
         )
 
     def summary(self) -> dict[str, float]:

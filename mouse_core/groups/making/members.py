@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.memo import memo
+from mouse_core.errors import MissingFieldError
 from mouse_core.groups._files.parts import Part, part_of
 from mouse_core.groups.stored.reading import StoredGroup
+from mouse_core.groups.types.columns import NO_COLUMNS, Columns, RolloutColumn
 from mouse_core.groups.types.records import RolloutRecord, check_rewarded
 from mouse_core.groups.types.versions import version_order
 
@@ -48,11 +55,13 @@ class Piece:
     members: Members | None = None
     uses: dict[int, int] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
+    _declared: Columns = NO_COLUMNS
+    _numbers: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     @classmethod
     def of_rollout(cls, rollout: RolloutRecord) -> Piece:
         """A rollout that is in no file."""
-        return cls(part_of([rollout]), (0,), (check_rewarded(rollout),), record=rollout)
+        return cls(part_of([rollout]), (0,), (check_rewarded(rollout),), record=rollout, _declared=rollout.declared)
 
     @classmethod
     def of_group(cls, group: StoredGroup) -> Piece:
@@ -61,6 +70,26 @@ class Piece:
         if group.given_up:
             places = [place for place in places if group.uids[place] not in group.given_up]
         return cls(group.part, places, group.rewards, group)
+
+    @property
+    def declared(self) -> Columns:
+        """The columns that were declared for them."""
+        return self._declared if self.group is None else self.group.late.declared
+
+    def numbers(self, column: RolloutColumn) -> npt.NDArray[Any]:
+        """What all have of a column of one number per example, by their places."""
+        if column.name in self._numbers:
+            return self._numbers[column.name]
+        late = column.late and self.group is not None
+        values: Sequence[Any] = (
+            self.group.late.values(column.name, self.part.uids)  # type: ignore[union-attr]
+            if late
+            else self.part.column(column.name)
+        )
+        found = np.array([column.padding if value is None else value for value in values], column.dtype)
+        if not late or not any(value is None for value in values):  # what is late may come
+            self._numbers[column.name] = found
+        return found
 
     @property
     def present(self) -> list[int]:
@@ -79,6 +108,52 @@ class Piece:
         if self.group is not None and self.group.kept is not None:
             uids = self.part.uids
             self.group.kept.drop(uids if places is None else [uids[place] for place in places])
+
+
+class NumbersOfRows(Mapping[str, npt.NDArray[Any]]):
+    """The columns of one number per example of several rollouts, by name, each made when it is asked for.
+
+    Args:
+        pieces: What each rollout is a part of, ``[n]``.
+        places: Where in it, ``[n]``.
+    """
+
+    def __init__(self, pieces: npt.NDArray[Any], places: npt.NDArray[np.int64]) -> None:
+        self._pieces, self._places = pieces, places
+        self._made: dict[str, npt.NDArray[Any]] = {}
+
+    @memo
+    def _bounds(self) -> list[int]:
+        """Where rollouts of another piece begin, and how many there are."""
+        begins = np.flatnonzero(self._pieces[1:] != self._pieces[:-1]) + 1
+        return [0, *begins.tolist(), len(self._pieces)] if len(self._pieces) else []
+
+    @memo
+    def _declared(self) -> dict[str, RolloutColumn]:
+        declared = {id(one): one for one in (self._pieces[begin].declared for begin in self._bounds[:-1])}
+        columns = (column for one in declared.values() for column in one.of("example"))
+        return {column.name: column for column in columns if not column.shape and column.name != "reward"}
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """A column, ``[n]`` of its dtype.
+
+        Raises:
+            MissingFieldError: It is not declared, or not one number per example.
+        """
+        if name not in self._made:
+            column = self._declared.get(name)
+            if column is None:
+                known = list(self._declared)
+                raise MissingFieldError(f"rows: expected a column of one number per example, {known}, found {name!r}")
+            runs = [self._pieces[a].numbers(column)[self._places[a:b]] for a, b in pairwise(self._bounds)]
+            self._made[name] = np.concatenate(runs)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._declared)
+
+    def __len__(self) -> int:
+        return len(self._declared)
 
 
 @dataclass(slots=True, eq=False)

@@ -163,6 +163,18 @@ class LateColumns:
         with self._lock:
             return self._known().rewards(part)
 
+    @property
+    def declared(self) -> Columns:
+        """The folder's columns; errors as those of ``fill``."""
+        with self._lock:
+            return self._known().declared
+
+    def values(self, name: str, uids: Sequence[str]) -> list[npt.NDArray[Any] | None]:
+        """A column of some rollouts, None where it has not come; errors as those of ``fill``."""
+        with self._lock:
+            places = self._known()
+            return [places.value(name, uid) for uid in uids]
+
     def _known(self) -> LatePlaces:
         if self._places is None:
             declared = read_declared(self._root)

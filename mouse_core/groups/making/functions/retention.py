@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ class Rows:
         newer: How many rollouts of its environment came behind it, int64 ``[n]``.
         tokens: How long each is, int64 ``[n]``.
         uses: How many batches have had it, int64 ``[n]``.
+        columns: By name what was declared as one number per example, ``[n]`` of its dtype; what a rollout lacks is the
+            column's fill. Another name is a ``MissingFieldError``.
     """
 
     present: npt.NDArray[np.bool_]
@@ -44,6 +46,7 @@ class Rows:
     newer: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
     uses: npt.NDArray[np.int64]
+    columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -51,7 +54,7 @@ class Rows:
 
 Retention = Callable[[Rows], npt.ArrayLike]
 """Which rollouts are kept, and how likely each is drawn: of ``Rows`` a weight for each, ``[n]``, at least 0; bools are
-1 and 0. What has weight 0 leaves for good, so it must stay 0 whatever comes later."""
+1 and 0. What has weight 0 leaves for good, so it must stay 0 whatever comes later. It is asked where n is 1 or more."""
 
 
 @dataclass(frozen=True)
