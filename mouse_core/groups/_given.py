@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from mouse_core.groups._files.waiting import Waiting
 from mouse_core.groups.stored.chunks import Chunk, checked_chunk
 from mouse_core.groups.types.columns import Columns
 from mouse_core.groups.types.records import RolloutRecord, same_values
+
+# Files that are read in one go.
+_TOGETHER = 32
 
 
 class Given:
@@ -43,32 +46,31 @@ class Given:
             StorageError: A file cannot be read.
         """
         new: dict[str, RolloutRecord] = {}
-        again: dict[int, list[RolloutRecord]] = {}
+        again: dict[int, dict[str, list[RolloutRecord]]] = {}
         counts = []
         for given in requests:
             before = len(new)
             for rollout in given:
                 place = self._uids.get(rollout.rollout_uid)
                 if place is not None:
-                    again.setdefault(place, []).append(rollout)
+                    again.setdefault(place, {}).setdefault(rollout.rollout_uid, []).append(rollout)
                 else:
                     _refuse_other(rollout, new.setdefault(rollout.rollout_uid, rollout))
             counts.append(len(new) - before)
-        for place, rollouts in again.items():
-            there = self._there(place, [rollout.rollout_uid for rollout in rollouts])
-            for rollout in rollouts if there else ():
-                _refuse_other(rollout, there[rollout.rollout_uid])
+        for there in self._there(again):
+            for rollout in again.get(self._uids[there.rollout_uid], {}).pop(there.rollout_uid, ()):
+                _refuse_other(rollout, there)
         return new, counts
 
-    def _there(self, place: int, uids: Sequence[str]) -> dict[str, RolloutRecord]:
-        """Rollouts of a group, or of those that wait, as they came; empty where the file of the group is gone."""
-        if place < 0:
-            (found,) = self._waiting.load([[self._waiting.by_uid[uid] for uid in uids]])
-        elif self._parts[place].path(self._root).exists():
-            (found,) = read_groups([self._parts[place]], self._root)
-        else:
-            return {}
-        return {rollout.rollout_uid: rollout for rollout in found}
+    def _there(self, again: Mapping[int, Mapping[str, Any]]) -> Iterator[RolloutRecord]:
+        """The rollouts of some groups, by their places, and of those that wait some by uid, as they came."""
+        if waiting := again.get(-1):
+            yield from self._waiting.load([[self._waiting.by_uid[uid] for uid in waiting]])[0]
+        parts = [self._parts[place] for place in again if place >= 0]
+        sealed = [part for part in parts if part.path(self._root).exists()]
+        for first in range(0, len(sealed), _TOGETHER):
+            for rollouts in read_groups(sealed[first : first + _TOGETHER], self._root):
+                yield from rollouts
 
     def chunk(self, name: str, given: Any) -> Chunk | None:
         """Values by uid as they are stored, if there are any; rewards that came with their rollouts are left out.
