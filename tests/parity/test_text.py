@@ -31,7 +31,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "a share of texts": (text.Texts(max_length=8, pad_id=PAD), {**ROWS, "shard": (1, 2)}),
     "windows": (text.Tokens(eos_id=EOS), {"sequence_length": 8, "batch_size": 4}),
     "chats": (chat.Chats(template=template(TOOLS), max_length=64, pad_id=PAD), ROWS),
-    "pairs of chats": (chat.Preferences(template=template(TOOLS), max_length=64, pad_id=PAD), ROWS),
+    "pairs of chats": (chat.Preferences(template=template(TOOLS), max_length=256, pad_id=PAD), ROWS),
     "packed chats": (
         chat.ChatTokens(template=template(TOOLS)),
         {"sequence_length": 24, "batch_size": 4, "boundary": "episode", "packed": 96},
