@@ -114,13 +114,12 @@ def run_page(page: Path, text: str, folder: Path) -> subprocess.CompletedProcess
 WITH_PYTHON = [page for page in PAGES if program(page.read_text(encoding="utf-8")).strip()]
 # Pages that need what only a lane of its own has, and those that take many seconds.
 GUIDES = ROOT / "docs" / "guides"
-IN_LANES = {
-    GUIDES / "in-your-trainer.md": pytest.mark.trainers,
-    GUIDES / "on-the-device.md": pytest.mark.slow,
-    GUIDES / "ray.md": pytest.mark.slow,
-    GUIDES / "rollouts.md": pytest.mark.slow,
-    GUIDES / "studies.md": pytest.mark.slow,
-    GUIDES / "where-two-implementations-part.md": pytest.mark.slow,
+SLOW = (
+    *("chat", "formats", "jax", "many-processes", "minari", "on-the-device", "ray", "rollouts", "speed", "studies"),
+    *("trees", "video", "where-two-implementations-part", "writing-an-adapter"),
+)
+IN_LANES = {GUIDES / "in-your-trainer.md": pytest.mark.trainers} | {
+    GUIDES / f"{name}.md": pytest.mark.slow for name in SLOW
 }
 
 

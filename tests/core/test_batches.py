@@ -55,7 +55,7 @@ def assert_starts(source: BatchSource, index: int, rows: int, drop_last: bool, s
     return starts
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data(), world=worlds(), wanted=parts())
 def test_any_store_gives_what_the_oracle_says(data: st.DataObject, world: World, wanted: list[Part]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -292,6 +292,7 @@ STEP = "document.querySelector('input.number').value"
 SAID = "document.querySelector('#said')"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_a_browser_shows_it_and_asks_nobody(page: str, tmp_path: Path) -> None:
     file = tmp_path / "page.html"

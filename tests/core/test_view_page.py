@@ -156,6 +156,7 @@ def test_batches_show_windows(page: Tab) -> None:
 
 
 def test_findings_are_links_to_their_steps_and_mark_episodes(page: Tab) -> None:
+    page.until("document.querySelectorAll('.pane').length > 0")
     page.run("location.hash = '#d=odd&e=0&s=0&t=findings'")
     page.until("document.querySelector('.tabs .chosen')?.textContent === 'findings'")
     assert page.run("document.querySelectorAll('li.finding').length") == 0
@@ -169,7 +170,7 @@ def test_findings_are_links_to_their_steps_and_mark_episodes(page: Tab) -> None:
     # The list has a column of them; sorted by it, the largest first, an episode that has some comes first.
     page.until("[...document.querySelectorAll('.header button')].some(b => b.textContent === 'warnings')")
     page.run("[...document.querySelectorAll('.header button')].find(b => b.textContent === 'warnings').click()")
-    page.until(f"{ROWS}.join() === '2,0,1'")
+    page.until(f"{ROWS}.join() === '1,2,0'")
 
     # A finding leads to its step, which is marked in the curve of its dimension; the episode names it, too.
     link = (
@@ -178,7 +179,7 @@ def test_findings_are_links_to_their_steps_and_mark_episodes(page: Tab) -> None:
     assert page.run(f"{link}.getAttribute('href')") == "#d=odd&e=2&s=15"
     page.run(f"{link}.click()")
     page.until(f"{SHOWN} === 'Episode 2' && {STEP} === '15'")
-    page.until("document.querySelector('.warned button')?.textContent === 'outlier'")
+    page.until("[...document.querySelectorAll('.warned button')].some(b => b.textContent === 'outlier')")
     shapes = "[...document.querySelectorAll('.chart .plot')].map(p => p.layout?.shapes.length ?? 0).join()"
     page.until(f"{shapes} === '0,0,0,1,0,0,0,0'")
     names = "[...document.querySelectorAll('.chart .name')].map(n => n.textContent)"

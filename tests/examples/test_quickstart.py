@@ -60,6 +60,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return run(tmp_path_factory.mktemp("quickstart") / "new" / "folder", *LITTLE)
 
 
+@pytest.mark.slow
 def test_the_script_prints_its_figures(printed: dict[str, str]) -> None:
     assert list(printed) == NAMES
     assert printed["episodes recorded"] == "4"
@@ -69,6 +70,7 @@ def test_the_script_prints_its_figures(printed: dict[str, str]) -> None:
     assert np.isfinite([number(printed[name]) for name in NAMES if name.startswith("return")]).all()
 
 
+@pytest.mark.slow
 def test_the_script_leaves_the_dataset_and_the_plot(printed: dict[str, str]) -> None:
     dataset = datasets.load_from_disk(printed["dataset"])
     assert len(dataset) == number(printed["steps recorded"])

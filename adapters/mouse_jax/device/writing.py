@@ -76,7 +76,7 @@ def init(
         ConfigError: An argument out of range, a transform that is not for a device, or a pad that a field cannot hold.
         SchemaError: A field that is no array of numbers, or that has a name that batches need.
         MissingFieldError: Slices of rows that do not say where episodes end.
-        What transforms raise of a batch of such rows, for which they are traced once.
+        MouseError: What transforms raise of a batch of such rows, for which they are traced once.
 
     Example:
         >>> import jax

@@ -65,7 +65,7 @@ class Replay(Kept):
             that a field cannot hold.
         SchemaError: A field that is no tensor of numbers, or that has a name that batches need.
         MissingFieldError: Slices of rows that do not say where episodes end.
-        What transforms of ``mouse_core.replay`` raise of a batch of such rows.
+        MouseError: What transforms of ``mouse_core.replay`` raise of a batch of such rows.
 
     Example:
         >>> import torch
