@@ -36,6 +36,7 @@ def run(*arguments: object) -> int:
 # ---------------------------------------------------------------------- reports
 
 
+@pytest.mark.slow
 def test_a_report_has_every_way_to_get_batches(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +150,7 @@ def test_all_frameworks_that_are_installed_take_part(folder: Path, tmp_path: Pat
     assert set(report["first"]) == {"numpy", "torch", "jax"}
 
 
+@pytest.mark.slow
 def test_encoded_images_show_as_decoding(tmp_path: Path) -> None:
     kind = generate.png_images(84, 84, colour=False)
     folder = generate.write(kind, tmp_path / "png", 40)

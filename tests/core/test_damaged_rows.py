@@ -78,7 +78,7 @@ def test_ted_folders(layout: str, tmp_path: Path) -> None:
     assert described["refused"] > 15
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ted_in_hdf5(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     write_ted(recording(texts=False), tmp_path / "source.h5", layout="flat")

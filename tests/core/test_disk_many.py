@@ -46,7 +46,7 @@ def filled(folder: Path, files: int) -> None:
     [
         ("numbers", None, True, "columns"),
         ("numbers", None, False, "windows"),
-        ("numbers", 1_200, True, "columns"),
+        pytest.param("numbers", 1_200, True, "columns", marks=pytest.mark.slow),
         pytest.param("mixed", 1_200, False, "windows", marks=pytest.mark.slow),
     ],
 )

@@ -29,11 +29,11 @@ def test_a_kill_at_some_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_kill_at_every_step(tmp_path: Path) -> None:
     assert kills(tmp_path, 1, 1) > 60
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_kill_at_some_steps_of_who_writes_late_columns(tmp_path: Path) -> None:
     assert kills(tmp_path, 3, 9, "tests.core.groups_late_crash") > 20

@@ -81,7 +81,7 @@ def everything(n: int) -> tuple[dict[str, Any], datasets.Features]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("streaming", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_every_value_survives(hub: HubServer, tmp_path: Path, streaming: bool) -> None:
     columns, features = everything(23)
     stored = datasets.Dataset.from_dict(columns, features=features)

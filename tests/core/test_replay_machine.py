@@ -313,6 +313,6 @@ def test_buffers_do_what_the_model_does() -> None:
     run_state_machine_as_test(BufferMachine, settings=settings(max_examples=30, stateful_step_count=20, deadline=None))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_buffers_do_what_the_model_does_at_length() -> None:
     run_state_machine_as_test(BufferMachine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None))

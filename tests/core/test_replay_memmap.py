@@ -76,7 +76,6 @@ def test_two_processes_write_and_one_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_two_processes_write_and_one_samples_for_long(tmp_path: Path) -> None:
     write_and_sample(tmp_path / "m", 10_000)
 
@@ -106,6 +105,7 @@ def test_writers_that_are_killed_leave_whole_rows(tmp_path: Path) -> None:
     kill_writers(tmp_path / "m", 4)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_many_writers_that_are_killed_leave_whole_rows(tmp_path: Path) -> None:
     kill_writers(tmp_path / "m", 25)

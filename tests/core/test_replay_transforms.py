@@ -84,7 +84,7 @@ def episodes(batch: dict[str, np.ndarray]) -> list[list[tuple[int, int]]]:
 # ---------------------------------------------------------------------- n steps
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(batch=slices(), n=st.integers(1, 9), discount=st.sampled_from([0.0, 0.5, 0.97, 1.0]))
 def test_n_step_is_the_loop(batch: dict[str, Any], n: int, discount: float) -> None:
     batch["next"] = {"obs": np.random.default_rng(0).normal(size=batch["obs"].shape)}

@@ -553,7 +553,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=30, stateful_step_count=20)
+TestStoreMachine.settings = settings(max_examples=20, stateful_step_count=20)
 
 
 # ---------------------------------------------------------------------- encode_hf_rows

@@ -19,10 +19,13 @@ import pytest
 
 from mouse_core import DatasetStore, StorageError
 from tests.core.damaged_files import damaged_copies
-from tests.core.disk_cases import KINDS, leftovers, numbers_in, row_of, rows_of, table_of
+from tests.core.disk_cases import leftovers, numbers_in, row_of, rows_of, table_of
 from tests.core.power_cut import Disk
 
 ROOT = Path(__file__).resolve().parents[2]
+
+# Numbers, and for long the columns that have all kinds of values.
+FIRST_KINDS = ("numbers", pytest.param("mixed", marks=pytest.mark.long))
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs fork, and files told by descriptors")
 
@@ -103,7 +106,7 @@ def life(folder: Path, kind: str, sync: str, disk: Disk) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", ["none", "flush", "append"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FIRST_KINDS)
 def test_power_cuts(kind: str, sync: str, tmp_path: Path) -> None:
     """Cut after every call that syncs or changes names: what was promised is there, and nothing is torn."""
     root = tmp_path / "disk"
@@ -313,7 +316,7 @@ def make(folder: Path, kind: str, *, closed: bool, **options: Any) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FIRST_KINDS)
 @pytest.mark.parametrize("closed", [True, False])
 def test_damaged_copies(kind: str, closed: bool, tmp_path: Path) -> None:
     rows = make(tmp_path / "store", kind, closed=closed, layout="windows" if closed else "columns")
@@ -345,7 +348,7 @@ def test_damaged_copies(kind: str, closed: bool, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- a writer and readers
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_writer_and_readers() -> None:
     found = json.loads(program("store_together", "--seconds", "10"))
     assert found["kills"] >= 2

@@ -13,7 +13,7 @@ from tests.core.text_cases import examples, tokenizer_file
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_kill_at_some_steps(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "tests.core.text_crash", str(tmp_path), "1", "5"],

@@ -53,7 +53,7 @@ def trained(folder: Path, rank: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("}\n")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
     running, deadline = start(tmp_path, 100_000), time.monotonic() + 240
     while len(trained(tmp_path, 0)) < 5:

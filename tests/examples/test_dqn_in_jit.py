@@ -48,7 +48,7 @@ def test_the_pole_is_that_of_gymnasium(example: ModuleType) -> None:
     assert int(step(late, jnp.int32(0), key)[1]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_seed_trains_as_it_would_alone(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a buffer on the host that is given the rows draws what the training drew."""
     for name, value in (("CAPACITY", 400), ("BATCH_SIZE", 16), ("LEARNING_STARTS", 20), ("SIZES", (4, 16, 2))):

@@ -43,7 +43,7 @@ def example(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 # ---------------------------------------------------------------------- compare_frameworks
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_study_compares_frameworks_and_nothing_else(tmp_path: Path) -> None:
     printed = run("compare_frameworks.py", tmp_path / "new", "--episodes", "3", "--steps", "100", "--seed", "3")
     assert printed["same data"] == "proven"

@@ -56,7 +56,7 @@ def draw_for(config: AugmentTokensConfig, seed: int = 0) -> Draws:
     return draw(config, Key(seed, Purpose.AUGMENT), (3, 4), image_shape=IMAGE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=30)
 @given(config=configs(), seed=st.integers(0, 2**64 - 1), wide=st.booleans())
 def test_eager_jax_gives_the_bits_of_numpy(config: AugmentTokensConfig, seed: int, wide: bool) -> None:

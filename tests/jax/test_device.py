@@ -301,6 +301,7 @@ def test_a_sample_that_cannot_be_is_refused() -> None:
             device.sample(filled_rows(), index)
 
 
+@pytest.mark.slow
 def test_what_is_of_one_replay_refuses_several(tmp_path: Path) -> None:
     several = jax.vmap(lambda seed: init(seed=seed, priorities=Priorities()))(jnp.arange(3))
     calls: list[Callable[[], Any]] = [

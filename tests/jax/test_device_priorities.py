@@ -145,7 +145,7 @@ def test_the_tree_is_written_in_place() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slices", [None, Slices(sequence_length=3)])
+@pytest.mark.parametrize("slices", [None, pytest.param(Slices(sequence_length=3), marks=pytest.mark.long)])
 def test_priorities_move_to_the_host_and_back(slices: Any, tmp_path: Any) -> None:
     replay = device.add(device.add(made(30, slices=slices, seed=9), rows_of(0, 20, None)), rows_of(20, 20, None))
     replay = device.set_priorities(replay, np.arange(30), np.arange(30) / 7)

@@ -63,7 +63,7 @@ SAMPLERS: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["queue", "whole slices"])
+@pytest.mark.parametrize("name", ["queue", pytest.param("whole slices", marks=pytest.mark.long)])
 def test_what_comes_is_what_comes_on_the_host(name: str) -> None:
     """A ring of 6 time steps is filled and goes round, and is drawn from as often as there is a batch."""
     options, sampler, given = SAMPLERS[name]

@@ -345,7 +345,11 @@ def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", [LEFT_OPEN, IN_THE_MAKING, ERROR], ids=["left open", "in the making", "error"])
+@pytest.mark.parametrize(
+    "ending",
+    [LEFT_OPEN, *(pytest.param(one, marks=pytest.mark.long) for one in (IN_THE_MAKING, ERROR))],
+    ids=["left open", "in the making", "error"],
+)
 def test_the_interpreter_ends_in_silence(ending: str, tmp_path: Path) -> None:
     run(SCRIPT.format(ending=ending), tmp_path)
 

@@ -146,6 +146,7 @@ def test_a_rollout_is_that_of_numpy(jit: bool) -> None:
     assert rollout.layout.spec.alignment == "outgoing"
 
 
+@pytest.mark.slow
 def test_mini_batches_are_those_of_numpy() -> None:
     storage, rollout = expected_storage(), full()
     for parts, drop_last in ((4, False), (2, True)):

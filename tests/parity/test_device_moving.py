@@ -136,6 +136,7 @@ def test_what_numpy_has_not_is_saved_as_numbers(tmp_path: Path) -> None:
     assert (other["four"].numpy() == other["index"].numpy() - 3).all()
 
 
+@pytest.mark.slow
 def test_orbax_saves_and_restores_the_pytree(tmp_path: Path) -> None:
     """With random keys among the fields, priorities of few rows, and one replay for each of two seeds."""
     one = {"key": jax.random.key(0), "reward": 0.0}

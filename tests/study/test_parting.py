@@ -52,6 +52,7 @@ def test_two_that_are_the_same_agree_in_everything() -> None:
     assert len(found.of("gradients")) == len(found.of("update")) == 1 + 2 * (2 * 2 + 8 + 2 * 2) + 2
 
 
+@pytest.mark.long
 def test_initialization() -> None:
     found = compare(FlaxModel(), same=False)
     assert found.first is not None

@@ -101,6 +101,7 @@ def follow(expected: ReplayBuffer, step: Callable[[int], Any], steps: int = STEP
 
 
 ON_CUDA = pytest.mark.cuda
+LATER = {"slices": pytest.mark.long}
 
 
 @pytest.mark.slow
@@ -108,7 +109,7 @@ ON_CUDA = pytest.mark.cuda
     ("on", "backend", "kind"),
     [
         *(("cpu", "aot_eager", kind) for kind in KINDS),
-        *(("cpu", "inductor", kind) for kind in THROUGH_INDUCTOR),
+        *(pytest.param("cpu", "inductor", kind, marks=LATER.get(kind, ())) for kind in THROUGH_INDUCTOR),
         *(pytest.param("cuda", "inductor", kind, marks=ON_CUDA) for kind in KINDS),
     ],
 )

@@ -16,7 +16,7 @@ from tests.core.formats.test_tfds import as_tfrecord, features_of, write
 LENGTHS = (20, -15, 1, 8)
 # Another process reads an HDF5 file, which has to be started for each: 0.2 s of processor time.
 COUNTS = [pytest.param(30, id="some"), pytest.param(100, id="hundred", marks=pytest.mark.slow)]
-HDF5 = [pytest.param(3, id="some"), pytest.param(10, id="ten", marks=pytest.mark.slow)]
+HDF5 = [pytest.param(3, id="some"), pytest.param(10, id="ten", marks=pytest.mark.long)]
 
 
 def folder_of(tmp_path: Path) -> Path:
