@@ -19,6 +19,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -112,20 +113,17 @@ def run_page(page: Path, text: str, folder: Path) -> subprocess.CompletedProcess
 
 
 WITH_PYTHON = [page for page in PAGES if program(page.read_text(encoding="utf-8")).strip()]
-# Pages that need what only a lane of its own has, and those that take many seconds.
 GUIDES = ROOT / "docs" / "guides"
-SLOW = (
-    *("chat", "formats", "jax", "many-processes", "minari", "on-the-device", "ray", "rollouts", "speed", "studies"),
-    *("trees", "video", "where-two-implementations-part", "writing-an-adapter"),
-)
-IN_LANES = {GUIDES / "in-your-trainer.md": pytest.mark.trainers} | {
-    GUIDES / f"{name}.md": pytest.mark.slow for name in SLOW
-}
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=IN_LANES.get(page, ()), id=named(page)) for page in WITH_PYTHON]
-)
+def lane(page: Path) -> Any:
+    """Guides, which take seconds together, and what needs other people's trainers, have lanes of their own."""
+    if page == GUIDES / "in-your-trainer.md":
+        return pytest.mark.trainers
+    return pytest.mark.slow if page.is_relative_to(GUIDES) else ()
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=lane(page), id=named(page)) for page in WITH_PYTHON])
 def test_code_runs(page: Path, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()

@@ -237,6 +237,7 @@ def test_inspect_shows_what_the_data_say(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out)["about"] == json.loads(about.to_json())
 
 
+@pytest.mark.slow
 def test_bench_takes_rows_as_they_say(tmp_path: Path) -> None:
     outgoing().save_to_disk(str(tmp_path / "saved"))
     arguments = ["--seconds", "0.01", "--frameworks", "numpy", "--sequence-length", "4", "--batch-size", "2"]

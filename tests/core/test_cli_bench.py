@@ -193,6 +193,7 @@ def nothing(store):
 """
 
 
+@pytest.mark.slow
 def test_a_run_of_ones_own_is_measured_as_it_is_made(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

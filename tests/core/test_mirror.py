@@ -203,6 +203,7 @@ def test_what_is_asked_for_and_never_read_is_forgotten(monkeypatch: pytest.Monke
     assert again[0] > 3 * 64
 
 
+@pytest.mark.slow
 def test_batches_of_a_store_are_known_far_enough_ahead(tmp_path: Path) -> None:
     """A cache of half the data has more than three in four pages that exact random windows read."""
     rows = 30_000

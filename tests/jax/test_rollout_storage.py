@@ -135,7 +135,7 @@ def test_orders_are_those_of_numpy() -> None:
 # ---------------------------------------------------------------------- the storage
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_rollout_is_that_of_numpy(jit: bool) -> None:
     storage, rollout = expected_storage(), full(jit=jit)
     for name in storage.spec:
