@@ -299,7 +299,7 @@ def test_kills_at_random_moments(tmp_path: Path) -> None:
     kills(tmp_path, 20)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_kills_at_random_moments(tmp_path: Path) -> None:
     kills(tmp_path, 40)
 

@@ -89,7 +89,7 @@ def follows_the_host(steps: int, envs: int | None, options: dict[str, Any], coun
     ("steps", "envs", "count", "options"),
     [
         (11, None, 1, {}),
-        (300, None, 5, {"sequence_length": 1}),
+        pytest.param(300, None, 5, {"sequence_length": 1}, marks=pytest.mark.long),
         (300, None, 11, {"sequence_length": 3, "pad": False}),
         (23, 3, 1, {"sequence_length": 5, "pad": 0}),
     ],
@@ -170,7 +170,7 @@ def test_a_few_units_are_drawn_exactly() -> None:
     np.testing.assert_array_equal(drawn["index"], buffer.sample()["index"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_beta_may_change_with_each_sample() -> None:
     replay = device.set_priorities(device.add(made(), rows_of(0, 2, None)), [0, 1], [1.0, 4.0])
     for beta in (0.0, 0.5):
@@ -226,7 +226,7 @@ def test_what_nobody_can_draw_by_is_left_out_or_refused() -> None:
         device.init({"priority_weight": 0.0}, 4, batch_size=2, priorities=Priorities())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_are_the_same_with_64_bits() -> None:
     with jax.enable_x64(True):
         follows_the_host(45, 2, {"sequence_length": 4}, 13, 3)

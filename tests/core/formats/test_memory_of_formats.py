@@ -70,7 +70,7 @@ def test_d4rl_and_minari(episode: int, tmp_path: Path) -> None:
     convert(tmp_path / "again-v0", tmp_path / "last")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_dopamine(tmp_path: Path) -> None:
     steps = 40_000
     for store, array in (
