@@ -32,13 +32,15 @@ from tests.core.hub_client import (
 )
 from tests.core.hub_server import WRITE_TOKEN, HubServer
 
+# Together they take many seconds.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def hub() -> Iterator[HubServer]:
     yield from checked_hub()
 
 
-@pytest.mark.slow
 def test_stale_files_go_in_the_commit_that_replaces_them(hub: HubServer, tmp_path: Path) -> None:
     hub.page_size = 2
     first = push(hub, {"train": make_store(30), "eval": make_store(10)}, max_rows_per_shard=10)
@@ -68,7 +70,6 @@ def test_stale_files_go_in_the_commit_that_replaces_them(hub: HubServer, tmp_pat
     assert {split: len(rows) for split, rows in before.items()} == {"train": 30, "eval": 10}
 
 
-@pytest.mark.slow
 def test_what_others_named_and_wrote_is_left_alone(hub: HubServer, tmp_path: Path) -> None:
     hub.create(REPO)
     old_card = (
@@ -233,7 +234,6 @@ def test_a_push_that_fails_leaves_the_old_dataset(hub: HubServer, method: str, p
     assert head(hub).oid == result.oid
 
 
-@pytest.mark.slow
 def test_the_old_dataset_loads_after_a_push_that_failed(hub: HubServer, tmp_path: Path) -> None:
     push(hub, {"train": make_store(30)}, max_rows_per_shard=10)
     hub.fail("PUT", "^/upload/", 400)

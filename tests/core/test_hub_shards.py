@@ -22,6 +22,9 @@ from mouse_core.hub import _shards
 from mouse_core.hub._arguments import collect_parts
 from mouse_core.hub._schema import fit_table, unify_features
 
+# Together they take many seconds.
+pytestmark = pytest.mark.slow
+
 V = datasets.Value
 # Columns that fit together, each with ways to store it; the values suit every way.
 WAYS: dict[str, Sequence[Any]] = {

@@ -42,13 +42,13 @@ def our_threads() -> list[threading.Thread]:
 
 def left_threads() -> bool:
     """Whether there are threads that do not end; what is garbage ends when it is collected, and then what that held."""
-
-    def ended() -> bool:
-        if our_threads():
-            gc.collect()
-        return not our_threads()
-
-    return not wait_until(ended)
+    for seconds in (0.5, 1, 2, 60):
+        if not our_threads():
+            return False
+        gc.collect()
+        if wait_until(lambda: not our_threads(), seconds):
+            return False
+    return True
 
 
 @pytest.fixture(autouse=True)

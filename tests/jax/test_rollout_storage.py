@@ -19,6 +19,9 @@ from mouse_jax import _philox, returns, rollout_storage
 from tests.core import rollout_cases as oracle
 from tests.core.rollout_cases import MOTION, motion_transition, random_case
 
+# Together they take many seconds.
+pytestmark = pytest.mark.slow
+
 STEPS, ENVS = 6, 5
 LAYOUT: dict[str, Any] = {**MOTION, "apply_dagger_actions": True, "rnd_state_shape": (6,)}
 
@@ -146,7 +149,6 @@ def test_a_rollout_is_that_of_numpy(jit: bool) -> None:
     assert rollout.layout.spec.alignment == "outgoing"
 
 
-@pytest.mark.slow
 def test_mini_batches_are_those_of_numpy() -> None:
     storage, rollout = expected_storage(), full()
     for parts, drop_last in ((4, False), (2, True)):
@@ -166,7 +168,6 @@ def test_mini_batches_are_those_of_numpy() -> None:
         rollout = after
 
 
-@pytest.mark.slow
 def test_recurrent_mini_batches_are_those_of_numpy() -> None:
     storage, rollout = expected_storage(), full()
     for parts, shuffle in ((1, False), (1, True)):
@@ -344,7 +345,6 @@ def trained(seed: Any, rewards: jax.Array) -> Any:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.uint8])
 def test_seeds_may_be_traced(dtype: Any) -> None:
     seeds = np.array([0, 1, 7, 200], dtype)
@@ -360,7 +360,6 @@ def test_seeds_may_be_traced(dtype: Any) -> None:
     assert len(orders) == 4
 
 
-@pytest.mark.slow
 def test_traced_seeds_of_64_bits() -> None:
     seeds = [2**63 + 5, 2**40 + 1, 3]
     alone = [rollout_storage.permutation(rollout_storage.init(2, 3, FEW, seed)) for seed in seeds]
@@ -371,7 +370,6 @@ def test_traced_seeds_of_64_bits() -> None:
         same(many, np.stack(alone))
 
 
-@pytest.mark.slow
 def test_a_whole_vmapped_function_returns_mini_batches() -> None:
     """Under ``jax.vmap`` over seeds only the seed is traced, and what is returned must be a pytree all the same."""
 

@@ -21,6 +21,9 @@ from mouse_study import Results, Run, table_of
 from tests.browser import BROWSER, in_browser
 from tests.study.planted import NASTY, planted
 
+# Together they take many seconds.
+pytestmark = pytest.mark.slow
+
 
 class Page(HTMLParser):
     """All elements with their attributes, texts, and the cells of tables by section."""
@@ -117,7 +120,6 @@ def test_the_page_says_where_time_went(tmp_path: Path) -> None:
     assert page.row("costs", "default", "torch")[-3] == "–"
 
 
-@pytest.mark.slow
 def test_single_runs_get_no_band_and_the_page_says_so(tmp_path: Path) -> None:
     _, page = shown(planted(seeds=1), tmp_path)
     assert "One seed: no band." in page.text
@@ -303,7 +305,6 @@ frame.onload = async () => {
 </script></body>"""
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize(("width", "nasty"), [(1280, False), (390, False), (390, True)])
 def test_a_browser_shows_it(width: int, nasty: bool, tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ from tests.core.formats.recording import Counting, record, rlds_episode
 from tests.core.formats.test_flat_files import atari, flat, logged, write_d4rl, write_dopamine, write_ogbench
 from tests.core.formats.test_tfds import as_tfrecord, features_of, write
 
+# Together they take many seconds.
+pytestmark = pytest.mark.slow
+
 LENGTHS = (20, -15, 1, 8)
 # Another process reads an HDF5 file, which has to be started for each: 0.2 s of processor time.
 COUNTS = [pytest.param(30, id="some"), pytest.param(100, id="hundred", marks=pytest.mark.slow)]
