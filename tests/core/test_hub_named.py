@@ -21,12 +21,12 @@ from mouse_core.mixtures import Mixture
 from tests.core.hub_client import REPO, card_of, checked_hub, head, make_store, push, shards
 from tests.core.hub_server import READ_TOKEN, WRITE_TOKEN, HubServer
 
+# Together they take many seconds.
+pytestmark = pytest.mark.slow
+
 READ = """
 import json, sys
 from mouse_core.hub import from_hub
-
-# Together they take many seconds.
-pytestmark = pytest.mark.slow
 stores = from_hub(sys.argv[1], token=sys.argv[2])
 print(json.dumps({name: [len(store), store.alignment, store[0]["action"], store[-1]["action"]]
                   for name, store in stores.items()}))
