@@ -38,6 +38,7 @@ __all__ = ["read_rllib"]
 _OBSERVATION, _NEXT, _ACTION, _REWARD = "obs", "new_obs", "actions", "rewards"
 _ENDS = ("terminateds", "truncateds", "dones")
 _PLACES = ("eps_id", "agent_index", "t")
+_STEP = (_OBSERVATION, _NEXT, _ACTION, _REWARD, *_ENDS, *_PLACES)
 # What says nothing of a step: of what it was a part, what the environment said in words, other columns once more.
 _OTHERS = ("type", "unroll_id", "infos", "prev_actions", "prev_rewards", "seq_lens")
 # Of a line, of what a column is when it is unpacked.
@@ -176,7 +177,7 @@ def _unpacked(text: str, where: str) -> bytes:
 
 
 def _is_left_out(key: str, columns: Mapping[str, Any]) -> bool:
-    if key in (_OBSERVATION, _NEXT, _ACTION, _REWARD, *_ENDS, *_PLACES):
+    if key in _STEP:
         return False
     values = columns[key]
     numbers = isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
@@ -205,14 +206,7 @@ def _rows(batches: Iterator[dict[str, Any]], final: str | None, where: str) -> I
             arriving = {**named_action(columns[_ACTION]), "reward": one_each(columns, _REWARD), "done": done}
             beside: Columns = {}
             for key in columns:
-                if not _is_left_out(key, columns) and key not in (
-                    _OBSERVATION,
-                    _NEXT,
-                    _ACTION,
-                    _REWARD,
-                    *_ENDS,
-                    *_PLACES,
-                ):
+                if key not in _STEP and not _is_left_out(key, columns):
                     (arriving if travels_with_action(key) else beside)[f"metadata_{key}"] = columns[key]
             following = named_observation(columns[_NEXT]) if _NEXT in columns else None
             yield named_observation(columns[_OBSERVATION]), arriving, begins, following, beside
