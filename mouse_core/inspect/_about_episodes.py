@@ -22,9 +22,14 @@ _CHANCE = 0.01
 _MANY_AGAIN = 0.2
 
 
+def _observations(columns: Sequence[ColumnReport]) -> list[ColumnReport]:
+    """What is seen, without what a reader says of rows that lack it."""
+    return [column for column in columns if column.name.startswith("observation") and column.name != MISSING]
+
+
 def are_states(columns: Sequence[ColumnReport]) -> bool:
     """Whether all that is seen is numbers of states, which come again, as whole episodes of them do."""
-    seen = [column for column in columns if column.name.startswith("observation") and column.name != MISSING]
+    seen = _observations(columns)
     return bool(seen) and all(
         isinstance(column.shape, list)
         and (not column.shape or (len(column.shape) == 1 and column.shape[0] <= _WIDEST_STATE))
@@ -35,7 +40,7 @@ def are_states(columns: Sequence[ColumnReport]) -> bool:
 
 def same_again(columns: Sequence[ColumnReport], actions: ActionsReport | None) -> float:
     """How likely two steps from the same state are the same: in a world of whole numbers, when the actions are."""
-    seen = [column for column in columns if column.name.startswith("observation") and column.name != MISSING]
+    seen = _observations(columns)
     whole = all(column.whole or column.dtype.startswith(("int", "uint", "bool")) for column in seen)
     if actions is None or not actions.counts or not whole:
         return 0.0
@@ -117,7 +122,7 @@ def about_alignment(episodes: EpisodesReport, *, arrived: bool) -> Iterator[Find
 
 
 def about_observations(columns: Sequence[ColumnReport], episodes: EpisodesReport) -> Iterator[Finding]:
-    seen = [column for column in columns if column.name.startswith("observation") and column.name != MISSING]
+    seen = _observations(columns)
     if not seen or all(column.constant for column in seen):
         return
     vectors = any(column.dtype in ("float16", "float32", "float64") and not column.whole for column in seen)
