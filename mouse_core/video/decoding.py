@@ -6,9 +6,11 @@ import hashlib
 import os
 import platform
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,8 +24,6 @@ from mouse_core.video._feeding import Decoders, decode_group, lines
 from mouse_core.video.index import VideoIndex
 
 _NO_FRAME = -1
-# Of the tasks of a call each thread takes about so many shares, lest all wait for the longest.
-_SHARES = 6
 Crop = tuple[int, int, int, int]
 # What is decoded together: a video, frames of it in order, and the rows that each of them goes to.
 _Task = tuple[VideoIndex, list[int], list[list[int]]]
@@ -100,7 +100,7 @@ class FrameDecoder:
     It may be used by several threads at once, and goes to other processes as its options.
 
     Args:
-        threads: How many decode the frames of a call; with 1 it is the one that calls.
+        threads: How many decode the frames of a call, of which one is the one that calls.
 
     Raises:
         ConfigError: ``threads`` is below 1.
@@ -153,22 +153,20 @@ class FrameDecoder:
         tasks = list(_tasks(videos, which, frames))
         for index in {id(index): index for index, _, _ in tasks}.values():
             _check_size(index, out, crop, resize=resize)
-        if self.threads == 1 or len(tasks) < 2:
-            self._work(out, crop, tasks)
-            return
-        # Handing a task to a thread takes a tenth of the time that a small one does.
-        step = max(1, len(tasks) // (_SHARES * self.threads))
-        some = [tasks[first : first + step] for first in range(0, len(tasks), step)]
-        futures = [self._threads().submit(self._work, out, crop, share) for share in some]
+        # Whoever is free takes the longest that is left, lest all wait for one that was begun last.
+        left = deque(sorted(tasks, key=_packets, reverse=True) if self.threads > 1 else tasks)
+        failed: list[tuple[tuple[str, int], Exception]] = []
+        work = partial(self._work, out, crop, left, failed)
+        helpers = min(self.threads, len(tasks)) - 1
+        futures = [self._threads().submit(work) for _ in range(helpers)]
         try:
-            for future in futures:
-                future.result()
+            work()
         finally:
-            for future in futures:
-                future.cancel()
-            for future in futures:  # until nobody writes to it any more
-                if not future.cancelled():
-                    future.exception()
+            left.clear()  # of an interrupt nothing more is begun
+            for future in futures:  # until nobody writes to ``out`` any more
+                future.cancel() or future.exception()
+        if failed:
+            raise min(failed, key=itemgetter(0))[1]
 
     def close(self) -> None:
         """End the threads and let the decoders go; they are made anew when they are needed."""
@@ -188,21 +186,41 @@ class FrameDecoder:
             if self._owner != os.getpid():  # the parent's threads are not in a forked child
                 self._forget()
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.threads, "mouse-video")
+                self._pool = ThreadPoolExecutor(self.threads - 1, "mouse-video")
             return self._pool
 
-    def _work(self, out: npt.NDArray[Any], crop: Crop | None, tasks: Sequence[_Task]) -> None:
+    def _work(
+        self,
+        out: npt.NDArray[Any],
+        crop: Crop | None,
+        left: deque[_Task],
+        failed: list[tuple[tuple[str, int], Exception]],
+    ) -> None:
+        """Decode what is left, until nothing is, and note what fails."""
         decoders = getattr(self._here, "decoders", None)
         if decoders is None or self._here.owner != os.getpid():
             decoders = self._here.decoders = Decoders()
             self._here.owner = os.getpid()
-        for index, frames, rows in tasks:
+        while left:
+            try:
+                index, frames, rows = left.popleft()
+            except IndexError:  # another thread took it
+                return
 
             def take(place: int, pixels: npt.NDArray[Any], rows: Sequence[list[int]] = rows) -> None:
                 for row in rows[place]:
                     out[row] = pixels
 
-            decode_group(decoders, index, frames, take, out, crop)
+            try:
+                decode_group(decoders, index, frames, take, out, crop)
+            except Exception as error:
+                failed.append(((index.path, frames[0]), error))
+
+
+def _packets(task: _Task) -> int:
+    """About how many packets are decoded for it."""
+    index, frames, _ = task
+    return int(index.packet[frames[-1]] - index.start[index.packet[frames[0]]])
 
 
 def undecodable(index: VideoIndex) -> dict[int, str]:
