@@ -214,6 +214,7 @@ class VideoWriter:
     ) -> None:
         self.path, self.codec, self.shape, self.dtype = os.fspath(path), codec, shape, np.dtype(dtype)
         self.pixel_format = codec.pixel_format(shape, dtype)
+        self._reformatter = pyav().video.reformatter.VideoReformatter()  # a frame's own is made anew for each
         self._largest = (1 << pyav().VideoFormat(self.pixel_format, 16, 16).components[0].bits) - 1
         rate = Fraction(frames_per_second).limit_denominator(1001)
         #: How many frames were written, and how many bytes of them lie in the file by now.
@@ -278,7 +279,9 @@ class VideoWriter:
         if self.dtype == np.uint8:
             plain = np.ascontiguousarray(pixels[:, :, 0] if channels == 1 else pixels)
             frame = av.VideoFrame.from_ndarray(plain, format="gray" if channels == 1 else "rgb24")
-            return frame if frame.format.name == self.pixel_format else frame.reformat(format=self.pixel_format)
+            if frame.format.name == self.pixel_format:
+                return frame
+            return self._reformatter.reformat(frame, format=self.pixel_format)
         # Converting would scale the numbers.
         frame = av.VideoFrame(width, height, self.pixel_format)
         plane = frame.planes[0]
