@@ -61,6 +61,7 @@ bench-scale: $(VENV)/.installed-bench  ## the same on 100 million steps, which n
 
 bench-video: $(VENV)/.installed-bench $(LEROBOT_VENV)/.installed  ## frames of videos beside LeRobot's reader and torchcodec
 	$(PY) -m tests.bench.video out/bench-video --peers $(LEROBOT_VENV) $(ARGS)
+	$(PY) -m tests.bench.video_folders out/bench-video --peers $(LEROBOT_VENV)
 
 lint: $(VENV)/.installed-dev  ## check style and formatting
 	$(PY) -m ruff check .

@@ -61,15 +61,15 @@ def pictures(seed: int, size: tuple[int, int], count: int) -> np.ndarray:
     return np.stack([large[top : top + height, left : left + width] for top, left in places])
 
 
-def rows(size: tuple[int, int], episodes: int, cameras: tuple[str, ...]) -> RowStream:
+def rows(size: tuple[int, int], episodes: int, cameras: tuple[str, ...], frames: int = FRAMES) -> RowStream:
     """What was recorded, an episode at a time."""
 
-    def batch(episode: int, count: int = FRAMES + 1) -> pa.RecordBatch:
+    def batch(episode: int, count: int = frames + 1) -> pa.RecordBatch:
         step = np.arange(count)
         columns: dict[str, Any] = {
             "action": np.zeros((count, 6), np.float32),
             "reward": np.zeros(count, np.float32),
-            "done": np.where(step == FRAMES, 2, 0),
+            "done": np.where(step == frames, 2, 0),
             "episode_step": step,
             "observation": np.zeros((count, 6), np.float32),
         }
@@ -141,7 +141,7 @@ def asked(environment: Path | None, folder: Path) -> Iterator[dict[str, Callable
             questions.flush()
             return float(answers.readline()), 0.0
 
-        yield {name: lambda name=name: ask(name) for name in ("lerobot", "torchcodec")}  # type: ignore[misc]
+        yield {name: lambda name=name: ask(name) for name in ("lerobot", "torchcodec", "memory")}  # type: ignore[misc]
         questions.close()
 
 
@@ -235,7 +235,8 @@ def measure(folder: Path, name: str, environment: Path | None) -> str:
             for way, work in ways.items():
                 found.setdefault(way, []).append(rate(work))
             for way, ask in {**others, "processes": processes}.items():
-                found.setdefault(way, []).append(ask())
+                if way != "memory":
+                    found.setdefault(way, []).append(ask())
     cpu = {way: statistics.median(one for one, _ in rates[1:]) for way, rates in found.items()}
     wall = {way: statistics.median(one for _, one in rates[1:]) for way, rates in found.items()}
     shown = [f"{cpu['ours']:,.0f}"]
