@@ -115,7 +115,9 @@ def decode_group(
             if take is not None:
                 take(place, _pixels(decoders, index, frame, like, crop))
     except DataError as error:
-        raise error if index.path in str(error) else named(fed, error) from error
+        if index.path in str(error):
+            raise
+        raise named(fed, error) from error
     except pyav().error.FFmpegError as error:
         raise named(min(places, default=fed), f"cannot be decoded: {error}") from error
     if places:

@@ -166,7 +166,10 @@ class FrameDecoder:
             for future in futures:  # until nobody writes to ``out`` any more
                 future.cancel() or future.exception()
         if failed:
-            raise min(failed, key=itemgetter(0))[1]
+            try:
+                raise min(failed, key=itemgetter(0))[1]
+            finally:
+                failed.clear()  # whose frames hold it
 
     def close(self) -> None:
         """End the threads and let the decoders go; they are made anew when they are needed."""

@@ -123,7 +123,9 @@ class RecordFiles(DecodedFiles):
         except DataError as error:
             record = int(self._record[chunk])
             path = self.records.files[int(self.records.shard[record])]
-            raise error if str(path) in str(error) else DataError(f"{self.records.where(record)}: {error}") from error
+            if str(path) in str(error):
+                raise
+            raise DataError(f"{self.records.where(record)}: {error}") from error
 
     def decode(self, chunk: int, name: str) -> pa.Array:
         """See ``DecodedFiles``."""

@@ -251,7 +251,9 @@ class Files:
         try:
             return (yield from reader)
         except DataError as error:
-            raise error if where in str(error) else DataError(f"{where}: {error}") from error
+            if where in str(error):
+                raise
+            raise DataError(f"{where}: {error}") from error
 
     def place(self, chunk: int, name: str) -> Asking[ColumnPlace | None]:
         """Where a column of a record batch lies; None: only Arrow can read it."""

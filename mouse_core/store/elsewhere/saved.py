@@ -225,7 +225,9 @@ def _named(where: str, reader: Asking[Index]) -> Asking[Index]:
     try:
         return (yield from reader)
     except DataError as error:
-        raise error if where in str(error) else DataError(f"{where}: {error}") from error
+        if where in str(error):
+            raise
+        raise DataError(f"{where}: {error}") from error
 
 
 def _index_of(number: int, size: int) -> Asking[Index]:
