@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import read_json_object
-from mouse_core.formats.preprocessing.function import digest_of
+from mouse_core.formats.preprocessing.function import digest_of, in_words
 
 # What a tokenizer of the package tokenizers was told about truncation and padding stands before this in its JSON. A
 # recipe says how long rows are, and tokenizers of transformers change it whenever they are called.
@@ -50,7 +50,7 @@ class _OfTokenizers:
     """A tokenizer of the package ``tokenizers``: a copy, as truncation is one of its settings."""
 
     def __init__(self, tokenizer: Any, said: Mapping[str, Any] | None = None) -> None:
-        made = type(tokenizer).from_str(tokenizer.to_str())
+        made = _copied(tokenizer)
         padding, truncation = made.padding, made.truncation
         self._tokenizer = made
         self._direction = truncation["direction"] if truncation else "right"
@@ -107,6 +107,19 @@ class _OfTransformers:
         return with_offsets(self._tokenizer, texts, add_special_tokens)
 
 
+def _copied(tokenizer: Any) -> Any:
+    """A tokenizer of the package ``tokenizers`` once more, with what its JSON leaves out."""
+    made = type(tokenizer).from_str(tokenizer.to_str())
+    if _splits_special(tokenizer):
+        made.encode_special_tokens = True
+    return made
+
+
+def _splits_special(tokenizer: Any) -> bool:
+    """Whether special tokens that stand in texts are texts as any others."""
+    return bool(getattr(tokenizer, "encode_special_tokens", False))
+
+
 def with_offsets(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[Any, Any]]:
     """Ids and offsets of each text, by any tokenizer that tells offsets, or by an encoder.
 
@@ -126,7 +139,7 @@ def with_offsets(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool)
         return told
     if hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str"):
         if tokenizer.truncation is not None or tokenizer.padding is not None:
-            tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+            tokenizer = _copied(tokenizer)
             tokenizer.no_truncation()
             tokenizer.no_padding()
         made = tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
@@ -210,15 +223,18 @@ def _used(tokenizer: Any) -> str:
     """Of what a tokenizer was told about truncation and padding, that which counts, where it is not as always."""
     padding, truncation = tokenizer.padding, tokenizer.truncation
     pad_id, side = padding and padding["pad_id"], truncation["direction"] if truncation else "right"
-    return "" if pad_id is None and side == "right" else f" {pad_id} {side}"
+    said = "" if pad_id is None and side == "right" else f" {pad_id} {side}"
+    return f"{said} splits special tokens" if _splits_special(tokenizer) else said
 
 
 def _of_object(tokenizer: Any, version: str) -> str:
     """A digest of what decides about ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None and hasattr(backend, "to_str"):
-        sides = [getattr(tokenizer, name, None) for name in ("truncation_side", "pad_token_id", "eos_token_id")]
-        return _of_json(backend.to_str()) + hashlib.sha256(repr(sides).encode()).hexdigest()[:16]
+        names = ("truncation_side", "pad_token_id", "eos_token_id", "split_special_tokens")
+        said = repr([getattr(tokenizer, name, None) for name in names])
+        said += in_words(type(tokenizer)) if not version else ""
+        return _of_json(backend.to_str()) + hashlib.sha256(said.encode()).hexdigest()[:16]
     return digest_of(tokenizer, version, "tokenizer")
 
 

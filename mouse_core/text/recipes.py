@@ -120,7 +120,8 @@ class Prompts:
     """Every prompt with its answer a row, as ``PromptData`` of TorchRL: ``prompt_rindex`` is where the prompt ends.
 
     A row is the tokens of ``prompt + separator + label``; ``prompt_rindex``, int64 ``[B]``, is the index of the last
-    token of the prompt tokenised alone; ``labels`` are ``input_ids`` by another name, and take no room.
+    token of the prompt tokenised alone, without what the tokenizer puts behind every text; ``labels`` are ``input_ids``
+    by another name, and take no room.
 
     Args:
         max_length: L, the tokens of a row.
@@ -175,11 +176,11 @@ class Prompts:
         """A row for each prompt whose answer ends within it."""
         prompts, labels = texts[self.prompt].to_pylist(), texts[self.label].to_pylist()
         options: dict[str, Any] = {"max_length": self.max_length, "add_special_tokens": self.add_special_tokens}
-        last = np.array([len(ids) - 1 for ids in encode(prompts, **options)], np.int32)
         both = [f"{prompt}{self.separator}{label}" for prompt, label in zip(prompts, labels, strict=True)]
         ids = encode(both, **options)
+        last = np.array([*map(_last_of_prompt, encode(prompts, **options), ids, encode([""], **options) * len(ids))])
         eos_id = encode.eos_id if self.eos_id is None else self.eos_id
-        made = [*padded(ids, self.max_length, padding_of(self.pad_id, encode), "right"), pa.array(last)]
+        made = [*padded(ids, self.max_length, padding_of(self.pad_id, encode), "right"), pa.array(last, pa.int32())]
         found = batch_of(self.schema, [*made, *kept(texts, self.keep)])
         if not self.only_whole:
             return found
@@ -272,7 +273,7 @@ class Tokens:
     Args:
         text: The column of the texts.
         max_length: Longer texts are truncated, as the tokenizer does it; None: none is.
-        eos_id: What is added behind every text; by default nothing.
+        eos_id: What is added behind every text that does not end in it already; by default nothing.
         add_special_tokens: Whether the tokenizer adds those that it puts around texts.
 
     Raises:
@@ -310,12 +311,22 @@ class Tokens:
             texts[self.text].to_pylist(), max_length=self.max_length, add_special_tokens=self.add_special_tokens
         )
         if self.eos_id is not None:
-            found = [[*ids, self.eos_id] for ids in found]
+            found = [ids if ids[-1:] == [self.eos_id] else [*ids, self.eos_id] for ids in found]
         flat, lengths = flat_of(found)
         return batch_of(self.schema, [pa.array(flat), pa.array(ended(lengths))])
 
 
 _SIDES = ("chosen_data.", "rejected_data.")
+
+
+def _last_of_prompt(alone: Sequence[int], whole: Sequence[int], empty: Sequence[int]) -> int:
+    """Where a prompt ends in a text: where it ends alone, but for what the tokenizer puts behind every text.
+
+    Of a prompt alone ``[bos, 3, eos]``, a text ``[bos, 3, 4, eos]`` and an empty one ``[bos, eos]``: 1.
+    """
+    end = len(alone) - 1
+    is_added = end > 0 and empty[-1:] == [alone[end]] and (len(whole) <= end + 1 or whole[end] != alone[end])
+    return end - is_added
 
 
 def fields_of(recipe: Recipe) -> list[Field]:

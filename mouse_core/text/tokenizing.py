@@ -20,6 +20,7 @@ from mouse_core.files.writing import make_folder, remove, storing, write_file
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.digest import RowDigest
 from mouse_core.formats.converting import convert
+from mouse_core.formats.preprocessing.function import digest_of
 from mouse_core.spec import check_count
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.text._sources import Source, source_of
@@ -28,7 +29,7 @@ from mouse_core.text.encoding import Encoder, known
 from mouse_core.text.recipes import Recipe, fields_of
 
 # Of what lies in a folder: stores of another version have other names, and are never taken for those of this one.
-_VERSION = 2
+_VERSION = 3
 _SHARD_BYTES = 64 << 20
 
 
@@ -94,10 +95,11 @@ def tokenize(
         split: Of files that have some, the one to read; by default all.
         num_workers: Processes that tokenise; 0: a thread of this one. They are started afresh, so a script needs
             ``if __name__ == "__main__":``.
-        version: A text that is part of the digest, for what is not seen otherwise. A function is known by its text, its
-            defaults, what it closes over and what it reads of its module, functions as well; an object by
-            the text of its class and what it is pickled as. Of classes that are called the names count, and of
-            functions of installed packages the texts. What cannot be pickled, as a lock or a file, needs a version.
+        version: A text that is part of the digest, for what is not seen otherwise. A function is known by its code, its
+            defaults, what it closes over and what it reads of its module, functions and classes as well; an object by
+            its class, with all that its functions read, and by what it is pickled as; a recipe of one's own by its
+            class and its ``repr``. Of installed packages the code of functions counts, and the names of classes; what
+            is imported by a call does not. What cannot be pickled, as a lock or a file, needs a version.
         progress: Whether a bar shows how far it is.
 
     Returns:
@@ -126,7 +128,7 @@ def tokenize(
         "version": _VERSION,
         "texts": digest,
         "tokenizer": identity,
-        "recipe": f"{type(recipe).__module__}.{recipe!r}",
+        "recipe": f"{type(recipe).__module__}.{recipe!r}{_of_ones_own(recipe, version)}",
         "said": version,
     }
     name = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:32]
@@ -145,6 +147,12 @@ def tokenize(
         left_out = max(count - (store.episodes.num_rows if "done" in recipe.schema.names else len(store)), 0)
         write_file(beside, json.dumps({**made_of, "source": texts.name, "left out": left_out}, indent=1).encode())
     return Tokenized(str(target), len(store), count, reopened, left_out)
+
+
+def _of_ones_own(recipe: Recipe, version: str) -> str:
+    """Of a recipe that is not of this library a digest of its class."""
+    kind = type(recipe)
+    return "" if kind.__module__.startswith("mouse_core.") else f" {digest_of(kind, version, 'recipe')}"
 
 
 def _said_left_out(beside: Path) -> int | None:

@@ -16,12 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import processors
 
 from mouse_core import BatchSource, DatasetStore, text
 from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.text.encoding import known
-from tests.core.text_cases import EOS, PAD, SEEN, Called, Rereadable, examples, tokenizer, tokenizer_file
+from tests.core import text_cases
+from tests.core.text_cases import EOS, PAD, UNKNOWN, Called, Rereadable, examples, tokenizer, tokenizer_file
 
 DATA = examples()
 
@@ -75,6 +77,19 @@ def test_prompts_know_where_they_end(tmp_path: Path, only_whole: bool) -> None:
         assert alone["attention_mask"][row].sum() == end
     with pytest.raises(MissingFieldError, match="prompt_rindex"):
         text.mask_label({"input_ids": ids}, pad_id=PAD)
+
+
+def test_what_a_tokenizer_puts_around_every_text_is_no_prompt_and_there_once(tmp_path: Path) -> None:
+    used = tokenizer()
+    around = [("<unk>", UNKNOWN), ("</s>", EOS)]
+    used.post_processor = processors.TemplateProcessing(single="<unk> $A </s>", special_tokens=around)
+    data = [{"prompt": one["prompt"], "label": one["label"]} for one in DATA]
+    batch = stored(text.tokenize(data, used, tmp_path, text.Prompts(max_length=50, pad_id=PAD)))
+    alone = [used.encode(one["prompt"], add_special_tokens=False).ids for one in data]
+    assert batch["prompt_rindex"].tolist() == [len(ids) for ids in alone]
+    assert [ids[1 : 1 + len(one)].tolist() for ids, one in zip(batch["input_ids"], alone, strict=True)] == alone
+    rows = stored(text.tokenize(["king", "is"], used, tmp_path, text.Tokens(eos_id=EOS)))
+    assert rows["input_ids"].tolist().count(EOS) == 2
 
 
 def test_a_full_row_that_ends_is_whole(tmp_path: Path) -> None:
@@ -277,15 +292,15 @@ def test_options_and_tokenizers_that_are_none(tmp_path: Path) -> None:
 
 def test_the_same_is_made_once_and_another_beside_it(tmp_path: Path) -> None:
     recipe, data = text.Texts(max_length=4), [one["text"] for one in DATA]
-    begun = len(SEEN)
+    begun = len(text_cases.SEEN)
     first = text.tokenize(data, Called(), tmp_path, recipe)
     assert not first.reopened
-    assert sum(SEEN[begun:]) == len(data)
-    begun = len(SEEN)
+    assert sum(text_cases.SEEN[begun:]) == len(data)
+    begun = len(text_cases.SEEN)
     assert text.tokenize(list(data), Called(), tmp_path, text.Texts(max_length=4)) == text.Tokenized(
         first.path, len(data), len(data), reopened=True
     )
-    assert SEEN[begun:] == []
+    assert text_cases.SEEN[begun:] == ()
     others = [
         ([*data[:-1], "other"], Called(), recipe, {}),
         (data[:-1], Called(), recipe, {}),
@@ -335,10 +350,31 @@ def closing(number: Any, kind: str = "plain") -> Any:
         def words(self, texts: Any, **_: Any) -> Any:
             return plain(texts)
 
-    return {"plain": plain, "wrapped": loud(plain), "method": Bound().words, "locked": locked}[kind]
+    def by_class(texts: Any, **_: Any) -> Any:
+        return Words(number)(texts)
+
+    made = {"plain": plain, "wrapped": loud(plain), "method": Bound().words, "locked": locked, "class": by_class}
+    return made.get(kind) or Words(number)
 
 
-@pytest.mark.parametrize("kind", ["plain", "wrapped", "method", "partial"])
+class Base:
+    BEGIN = (1,)
+
+    def words(self, texts: Any) -> Any:
+        return [[*self.BEGIN, helped(len(text)), text_cases.sentence(1, 2)] for text in texts]
+
+
+class Words(Base):
+    """One whose own text is the same, whatever its functions read."""
+
+    def __init__(self, number: Any) -> None:
+        self.number = number
+
+    def __call__(self, texts: Any, **_: Any) -> Any:
+        return {"input_ids": self.words(texts)}
+
+
+@pytest.mark.parametrize("kind", ["plain", "wrapped", "method", "partial", "object", "class"])
 def test_functions_are_known_by_what_they_close_over_and_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def said(number: Any) -> str:
         made = functools.partial(closing(number), truncation=False) if kind == "partial" else closing(number, kind)
@@ -351,8 +387,37 @@ def test_functions_are_known_by_what_they_close_over_and_read(kind: str, monkeyp
     for module_of, changed in (("OFFSET", {"a": [1, (2.5, 1)]}), ("helped", abs)):
         monkeypatch.setattr(sys.modules[__name__], module_of, changed)
         assert said(0) not in before
-    monkeypatch.undo()
+        monkeypatch.undo()
+    if kind in ("object", "class"):
+        for there, name, other in (
+            (Base, "BEGIN", ()),
+            (Base, "words", Words.__call__),
+            (text_cases, "sentence", abs),
+            (text_cases, "WORDS", []),
+        ):
+            monkeypatch.setattr(there, name, other)
+            assert said(0) not in before
+            monkeypatch.undo()
     assert [said(one) for one in numbers] == before
+
+
+def test_functions_are_known_by_what_runs_and_not_by_the_text_of_their_file(tmp_path: Path) -> None:
+    both = [
+        lambda texts, **_: {"input_ids": [[1] for _ in texts]},
+        lambda texts, **_: {"input_ids": [[2] for _ in texts]},
+    ]
+    assert known(both[0], "")[0] != known(both[1], "")[0]
+
+
+def test_a_recipe_of_ones_own_is_known_by_its_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(text.Texts):
+        def rows(self, texts: Any, encode: Any) -> Any:
+            return super().rows(texts, encode)
+
+    recipe = Own(max_length=4, pad_id=PAD)
+    made = [text.tokenize(["a"], tokenizer(), tmp_path, recipe).reopened for _ in range(2)]
+    monkeypatch.setattr(Own, "rows", lambda self, texts, encode: text.Texts.rows(self, texts, encode))
+    assert [*made, text.tokenize(["a"], tokenizer(), tmp_path, recipe).reopened] == [False, True, False]
 
 
 def test_a_function_that_closes_over_something_else_makes_another_store(tmp_path: Path) -> None:
@@ -378,6 +443,16 @@ def test_settings_of_a_tokenizer_change_nothing(tmp_path: Path) -> None:
     used.add_tokens(["nowhere"])
     assert text.tokenize(DATA, used, tmp_path, recipe).path != first.path
     assert used.truncation["max_length"] == 2
+
+
+def test_special_tokens_in_texts_are_texts_where_the_tokenizer_says_so(tmp_path: Path) -> None:
+    used, recipe = tokenizer(), text.Texts(max_length=6, pad_id=PAD)
+    made = []
+    for used.encode_special_tokens in (False, True):
+        made.append(stored(text.tokenize(["is </s>"], used, tmp_path, recipe))["input_ids"][0].tolist())
+        assert made[-1][: len(used.encode("is </s>").ids)] == used.encode("is </s>").ids
+    assert EOS in made[0]
+    assert EOS not in made[1]
 
 
 def test_what_a_tokenizer_pads_with_and_which_side_it_cuts_off_is_another_store(tmp_path: Path) -> None:
@@ -482,7 +557,7 @@ FAILS: list[bool] = []
 
 
 def test_several_at_once_make_one_store(tmp_path: Path) -> None:
-    begun, found = len(SEEN), []
+    begun, found = len(text_cases.SEEN), []
 
     def work() -> None:
         found.append(text.tokenize(["some words"] * 3000, Called(), tmp_path, text.Texts(max_length=4)))
@@ -494,7 +569,7 @@ def test_several_at_once_make_one_store(tmp_path: Path) -> None:
         thread.join()
     assert len({one.path for one in found}) == 1
     assert sorted(one.reopened for one in found) == [False, True, True, True]
-    assert sum(SEEN[begun:]) == 3000
+    assert sum(text_cases.SEEN[begun:]) == 3000
 
 
 @pytest.mark.slow

@@ -8,12 +8,13 @@ import hashlib
 import inspect
 import os
 import pickle
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from types import CodeType
+from types import CodeType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,10 @@ from mouse_core.errors import ConfigError
 
 # What folders of packages are called, and Debian's.
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
+# This library, which may be installed as a folder of somebody's.
+_OWN = str(Path(__file__).parents[2])
+# What Python puts into classes by itself.
+_OF_PYTHON = (MemberDescriptorType, GetSetDescriptorType)
 
 
 def pickled(function: Callable[..., Any]) -> bytes:
@@ -43,7 +48,7 @@ def pickled(function: Callable[..., Any]) -> bytes:
 
 
 def identity(function: Callable[..., Any], version: str) -> dict[str, str]:
-    """What says whether a function is the same: its name, a digest of its text and of what it holds, and a version.
+    """What says whether a function is the same: its name, a digest of its code and of what it holds, and a version.
 
     Args:
         function: One that can be pickled; see ``pickled``.
@@ -53,7 +58,7 @@ def identity(function: Callable[..., Any], version: str) -> dict[str, str]:
         ConfigError: As ``digest_of``.
     """
     digest = digest_of(function, version, "function")
-    return {"function": _name(function), "text of the function": digest[:32], "version": version}
+    return {"function": _name(function), "code of the function": digest[:32], "version": version}
 
 
 def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
@@ -83,16 +88,18 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
         said = _text(innermost)
     if inspect.isclass(innermost):
         said += _text(innermost)
-    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
+    return _digest(said)
 
 
 def in_words(value: Any) -> str:
     """All that decides about a value, in the same words in every process, for any value that can be pickled.
 
     Not its pickle, in which sets stand in the order of the process's hashes, and which says of texts whether they are
-    one object. Functions are their texts, defaults and what they close over, and, but for those of installed packages,
-    what they read of their modules, functions as well; modules and classes are their names, and objects what they are
-    pickled as.
+    one object. Functions are their code as it was compiled (not the text of their file, which may have changed since),
+    defaults and what they close over, and what they read of their modules, and of modules that these name; classes are
+    their names, functions and attributes, with those of the classes that they inherit from; objects are their classes
+    and what they are pickled as; modules are their names. Of installed packages functions are their code, and classes
+    their names.
 
     Raises:
         ConfigError: A function holds or reads something that cannot be pickled.
@@ -102,10 +109,10 @@ def in_words(value: Any) -> str:
 
 
 class _Words:
-    """Words of a value and of its parts; a function that is met again is not looked at again."""
+    """Words of a value and of its parts; a function or a class that is met again is not looked at again."""
 
     def __init__(self) -> None:
-        self._functions: dict[int, str] = {}
+        self._known: dict[int, str] = {}
 
     def of(self, value: Any, within: tuple[Any, ...]) -> str:
         """Those of a value that is a part of others, outermost first."""
@@ -121,7 +128,7 @@ class _Words:
         if inspect.ismethod(value):
             return f"{self.of(value.__func__, within)} of {self.of(value.__self__, within)}"
         if inspect.isclass(value):
-            return _name(value)
+            return self._of_class(value, (*within, value))
         if inspect.ismodule(value):
             return f"module {value.__name__}"
         if type(value) in (dict, set, frozenset, tuple, list):
@@ -144,15 +151,24 @@ class _Words:
             wrapped = f" {self.of(value.__wrapped__, within)}" if hasattr(value, "__wrapped__") else ""
             return f"{_name(type(value))} {parts}{wrapped}"
         listed = [list(part) if isinstance(part, Iterator) else part for part in parts]
-        return f"{_name(type(value))}({[self.of(part, within) for part in listed]})"
+        return f"{self.of(type(value), within)}({[self.of(part, within) for part in listed]})"
+
+    def _of_class(self, kind: type, within: tuple[Any, ...]) -> str:
+        if id(kind) not in self._known:
+            own = [one for one in kind.__mro__ if not _is_of_package(sys.modules.get(one.__module__))]
+            parts = [(f"{one.__name__}.{name}", part) for one in own for name, part in _members_of(one)]
+            said = f"{[_name(one) for one in kind.__mro__]} {self._of_parts(parts, within)}"
+            self._known[id(kind)] = f"{_name(kind)} {_digest(said)}" if own else _name(kind)
+        return self._known[id(kind)]
 
     def _of_function(self, function: Any, within: tuple[Any, ...]) -> str:
-        found = self._functions.get(id(function))
-        if found is None:
-            parts = [f"{name} {self._of_part(name, part, within)}" for name, part in _parts_of(function)]
-            said = f"{_text(function)} {parts}"
-            found = self._functions[id(function)] = hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
-        return found
+        if id(function) not in self._known:
+            said = f"{_text(function)} {self._of_parts(_parts_of(function), within)}"
+            self._known[id(function)] = _digest(said)
+        return self._known[id(function)]
+
+    def _of_parts(self, parts: list[tuple[str, Any]], within: tuple[Any, ...]) -> list[str]:
+        return [f"{name} {self._of_part(name, part, within)}" for name, part in parts]
 
     def _of_part(self, name: str, part: Any, within: tuple[Any, ...]) -> str:
         try:
@@ -171,50 +187,98 @@ def _parts_of(function: Any) -> list[tuple[str, Any]]:
         with suppress(ValueError):  # nothing is in it yet
             parts.append((f"{name!r}", cell.cell_contents))
     if not _is_installed(code.co_filename):
-        of_module = function.__globals__
-        parts += [(f"{name!r}", of_module[name]) for name in sorted(_names_read(code)) if name in of_module]
+        of_module, (read, named) = function.__globals__, _names_read(code)
+        parts += [(f"{name!r}", of_module[name]) for name in sorted(read) if name in of_module]
+        for name, part in list(parts):
+            if inspect.ismodule(part):
+                parts += _read_of(part, name, named)
     return parts
 
 
-def _names_read(code: CodeType) -> set[str]:
-    """Names of a module that a function reads, in functions within it, too, but those that it sets itself."""
+def _read_of(module: ModuleType, called: str, names: set[str]) -> list[tuple[str, Any]]:
+    """Of a module that is nobody's package what stands in it by some names, and by the same in modules in it."""
+    parts: list[tuple[str, Any]] = []
+    todo, seen = [(called, module)], [module]
+    while todo:
+        where, one = todo.pop()
+        if _is_of_package(one):
+            continue
+        found = [(f"{where}.{name!r}", vars(one)[name]) for name in sorted(names & vars(one).keys())]
+        parts += found
+        todo += [(name, part) for name, part in found if inspect.ismodule(part) and part not in seen]
+        seen += [part for _, part in todo]
+    return parts
+
+
+def _members_of(kind: type) -> list[tuple[str, Any]]:
+    """What a class has by name: functions, also within what wraps them, and values that Python did not put there."""
+    found: list[tuple[str, Any]] = []
+    for name, member in sorted(vars(kind).items()):
+        if isinstance(member, staticmethod | classmethod):
+            found.append((name, member.__func__))
+        elif isinstance(member, property):
+            found += [(name, one) for one in (member.fget, member.fset, member.fdel)]
+        elif isinstance(member, cached_property):
+            found.append((name, member.func))
+        elif inspect.isfunction(member) or not (name.startswith(("__", "_abc_")) or isinstance(member, _OF_PYTHON)):
+            found.append((name, member))
+    return found
+
+
+def _names_read(code: CodeType) -> tuple[set[str], set[str]]:
+    """Names of a module that a function reads, in functions within it, too, but those that it sets itself; and all
+    names in it, attributes among them.
+    """
     found: dict[str, set[str]] = {"LOAD": set(), "STORE": set()}
+    named: set[str] = set()
     todo = [code]
     while todo:
         one = todo.pop()
+        named.update(one.co_names)
         todo += [constant for constant in one.co_consts if isinstance(constant, CodeType)]
         for step in dis.get_instructions(one):
             way, _, kind = step.opname.partition("_")
             if kind == "GLOBAL" and way in found:
                 found[way].add(step.argval)
-    return {name for name in found["LOAD"] - found["STORE"] if not name.startswith("__")}
+    read, named = ({name for name in some if not name.startswith("__")} for some in (found["LOAD"], named))
+    return read - found["STORE"], named
 
 
 def _is_installed(file: str) -> bool:
-    """Whether a function is of Python or of a package, which is known by its text alone."""
-    folders = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+    """Whether a function is of Python or of a package, which is known by its code alone."""
+    folders = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), _OWN)
     return file.startswith(("<frozen ", *(f"{one}{os.sep}" for one in folders))) or not _PACKAGES.isdisjoint(
         Path(file).parts
     )
 
 
+def _is_of_package(module: ModuleType | None) -> bool:
+    """The same of a module, and of what is in it."""
+    if module is None or module.__name__ in sys.builtin_module_names:
+        return module is not None
+    file = getattr(module, "__file__", None)
+    return _is_installed(file) if file else getattr(module.__spec__, "origin", None) == "frozen"
+
+
+def _digest(said: str) -> str:
+    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def _text(part: Any) -> str:
-    """The text that a function or a class stands in; what it was compiled to where that is not known."""
+    """What a function was compiled to; the text of a class, or what its functions were compiled to."""
     name = _name(part)
-    try:
-        # Of its code, as otherwise it is the text of what a function wraps.
-        return f"{name}: {inspect.getsource(part.__code__ if inspect.isfunction(part) else part)}"
-    except (OSError, TypeError):
-        pass
     if inspect.isfunction(part):
         return f"{name}: {_compiled(part.__code__)}"
+    with suppress(OSError, TypeError):
+        return f"{name}: {inspect.getsource(part)}"
     members = sorted((key, member) for key, member in vars(part).items() if inspect.isfunction(member))
     return f"{name}: {[_text(member) for _, member in members]}"
 
 
 def _compiled(code: CodeType) -> str:
     constants = [_compiled(one) if isinstance(one, CodeType) else in_words(one) for one in code.co_consts]
-    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
+    caught = getattr(code, "co_exceptiontable", b"").hex()
+    return f"{code.co_flags} {code.co_code.hex()} {caught} {code.co_names} {code.co_varnames} {constants}"
 
 
 def _name(function: Any) -> str:

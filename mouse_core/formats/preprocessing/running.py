@@ -85,8 +85,8 @@ def preprocess(
     was read back. After an interruption at any moment the same call goes on where it was, with any ``num_workers``.
     When all is there, and rows and function are the same, nothing is done; all rows are read to see that they are. Of
     images that rows name by path the path counts. The same function is one of the same name,
-    text and arguments, which reads the same of its module, functions as well. Of classes that it calls the names count,
-    and of functions of installed packages the texts: change ``version`` when they change.
+    code and arguments, which reads the same of its module, functions and classes as well. Of installed packages the
+    code of functions counts, and the names of classes: change ``version`` when they change.
 
     Args:
         rows: A store, a view of one or a snapshot; a ``RowStream``, or a path that ``formats.open`` opens; or a

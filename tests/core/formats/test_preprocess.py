@@ -144,8 +144,8 @@ def test_nothing_is_done_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"function": sums, "columns": ["reward", "episode_step"]}, "function, text of the function, columns"),
-        ({"function": partial(doubled, factor=3.0)}, "text of the function"),
+        ({"function": sums, "columns": ["reward", "episode_step"]}, "function, code of the function, columns"),
+        ({"function": partial(doubled, factor=3.0)}, "code of the function"),
         ({"version": "2"}, "version"),
         ({"rows": 200}, "rows"),
         ({"columns": ["observation", "reward"]}, "columns"),
@@ -245,7 +245,7 @@ def test_a_function_is_known_by_what_it_does_where_its_text_is_not(tmp_path: Pat
     assert [run(2, hashes)[0] for hashes in ("1", "2")] == ["False", "True"]
     out, error = run(3, "1")
     assert not out
-    assert "differs in text of the function" in error
+    assert "differs in code of the function" in error
 
 
 def named(rows: dict[str, Any], *, names: list[str]) -> dict[str, Any]:
