@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mouse_core import BatchSource, text
 from mouse_core.cli import main
@@ -131,6 +132,17 @@ def test_pairs_are_those_of_encode_preference_and_its_collation(side: Any, tmp_p
     again = text.tokenize([*same, *whole], tokenizer(), tmp_path, chat.Preferences(**options, prompt=None))
     assert (again.rows, again.left_out) == (2, 2)
     assert all(np.array_equal(values, rows[name]) for name, values in stored(again).items())
+    # One that is the beginning of the other keeps its last message.
+    more = [{"role": "user", "content": "more"}, {"role": "assistant", "content": "of it"}]
+    longer = {"chosen": whole[0]["chosen"], "rejected": whole[0]["chosen"] + more}
+    said = {"prompt": PAIRS[0]["prompt"], "chosen": PAIRS[0]["chosen"], "rejected": PAIRS[0]["chosen"] + more}
+    for turned in (lambda row: row, lambda row: {**row, "chosen": row["rejected"], "rejected": row["chosen"]}):
+        options["max_length"] = 90
+        found, wanted = (
+            stored(text.tokenize([turned(row)], tokenizer(), tmp_path, chat.Preferences(**options, prompt=prompt)))
+            for row, prompt in ((longer, None), (said, "prompt"))
+        )
+        assert all(np.array_equal(values, wanted[name]) for name, values in found.items())
     apart = [{name: one[name] for name in ("chosen", "rejected")} for one in PAIRS]
     with pytest.raises(ConfigError, match="keep: expected names of columns other than"):
         chat.Preferences(**options, keep={"rejected_data.completion_mask": "int8"})
@@ -142,7 +154,7 @@ def test_pairs_are_those_of_encode_preference_and_its_collation(side: Any, tmp_p
 
 def test_plain_texts_are_pairs_as_in_the_standard_format_of_trl(tmp_path: Path) -> None:
     data = [
-        {"prompt": "[1, 2]", "chosen": " of<|im_end|>", "rejected": " {} of"},
+        {"prompt": "[1, 2]", "chosen": " of<|im_end|>", "rejected": "{} of"},
         {"prompt": "a", "chosen": "b", "rejected": ""},
     ]
     options: dict[str, Any] = {"template": template(CHATML), "max_length": 16, "pad_id": PAD}
@@ -160,6 +172,26 @@ def test_plain_texts_are_pairs_as_in_the_standard_format_of_trl(tmp_path: Path) 
     again = stored(text.tokenize(whole, tokenizer(), tmp_path, chat.Preferences(**options, prompt=None)))
     for name, values in text.as_pairs(again).items():
         assert all(np.array_equal(of[0], rows[name][field][0]) for field, of in values.items())
+
+
+def test_texts_part_where_their_tokens_do_and_both_have_one(tmp_path: Path) -> None:
+    words = Tokenizer(
+        models.WordLevel({"<pad>": 0, "a": 1, "cat": 2, "car": 3, "sat": 4, "<end>": 5}, unk_token="<pad>")
+    )
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.add_special_tokens(["<pad>", "<end>"])
+    data = [{"chosen": one, "rejected": two} for one, two in (("a cat", "a car"), ("a cat", "a cat sat"), ("a", "a"))]
+    for end, prompts, left in (("<end>", [1, 2], 1), ("", [1], 2)):
+        recipe = chat.Preferences(template=template(CHATML, end), max_length=5, pad_id=PAD, prompt=None)
+        made = text.tokenize(data, words, tmp_path, recipe)
+        rows = text.as_pairs(stored(made))
+        assert made.left_out == left
+        for side in ("chosen", "rejected"):
+            wanted = [words.encode(one[side] + end).ids for one in data[: 3 - left]]
+            for place, (ids, prompt) in enumerate(zip(wanted, prompts, strict=True)):
+                found = {name: values[place].tolist() for name, values in rows[f"{side}_data"].items()}
+                assert found["input_ids"][: len(ids)] == ids
+                assert found["completion_mask"] == [int(prompt <= at < len(ids)) for at in range(5)]
 
 
 def test_a_text_is_a_chat_where_it_is_the_json_of_messages_alone(tmp_path: Path) -> None:

@@ -211,13 +211,13 @@ class Preferences:
     All three may be plain texts in place of chats, as in TRL's standard format: then no template is used, and an answer
     ends in the template's variable ``eos_token``, where that is one. A text is one unless it is the JSON of messages:
     of one or more dicts that have a ``role``, or ``from``, each, alone or as ``conversations``. Pairs of two equal
-    answers are left out, and those that are equal when they are truncated.
+    answers are left out, and those that are equal when they are truncated, or of which one has no token.
 
     Args:
         template: The template. One that tells the time of day needs ``now``.
         max_length: L, the tokens of a row; longer ones are truncated.
-        prompt: The column of the chats up to the answers; None: there is none, and the prompt is the messages, or the
-            text, with which both answers begin.
+        prompt: The column of the chats up to the answers; None: there is none, and the prompt is the messages with
+            which both begin, but for the last one where a chat is the beginning of the other; of texts the tokens.
         chosen: The column of the messages that were preferred.
         rejected: The column of the others.
         tools, truncation_side, pad_id, padding_side, keep: As in ``Chats``.
@@ -272,23 +272,25 @@ class Preferences:
         return [*made, *kept_fields(self.keep)]
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """A row for each pair that differs."""
+        """A row for each pair that differs, and of which both answers have a token."""
         names = (self.prompt, self.chosen, self.rejected, self.tools)
         given = [values_of(texts, name, may_be_text=True) for name in names[:3]]
         given.append(values_of(texts, self.tools, may_be_none=True))
         said = each(self._texts, zip(*given, strict=True))
         found = iter(ids for ids, _ in tokens_of(encode, [one for three in said for one in three], False))
-        pairs = each(preference_of, zip(found, found, found, strict=True))
+        pairs = each(self._pair, zip(found, found, found, strict=True))
         pad_id, cut = padding_of(self.pad_id, encode), kept_of(self.max_length, self.truncation_side)
         ids = [[np.concatenate([one["prompt_ids"], one[f"{side}_ids"]])[cut] for one in pairs] for side in _ANSWERS]
         differ = [not np.array_equal(chosen, rejected) for chosen, rejected in zip(*ids, strict=True)]
+        said_both = [bool(len(one["chosen_ids"]) and len(one["rejected_ids"])) for one in pairs]
+        wanted = pa.array(np.logical_and(differ, said_both), pa.bool_())
         made: list[pa.Array] = []
         for side, of_side in zip(_ANSWERS, ids, strict=True):
             lengths = [[len(one["prompt_ids"]), len(one[f"{side}_ids"])] for one in pairs]
             masks = [np.repeat(np.array([0, 1], np.int64), both)[cut] for both in lengths]
             made += padded(of_side, self.max_length, pad_id, self.padding_side)
             made.append(_masks(masks, self.max_length, self.padding_side))
-        return batch_of(self.schema, [*made, *kept(texts, self.keep)]).filter(pa.array(differ, pa.bool_()))
+        return batch_of(self.schema, [*made, *kept(texts, self.keep)]).filter(wanted)
 
     def _texts(self, row: tuple[Any, Any, Any, Any]) -> tuple[str, str, str]:
         prompt, chosen, rejected, tools = row
@@ -300,14 +302,24 @@ class Preferences:
         if chosen == rejected:
             return "", "", ""  # of no tokens, and so left out as all that are equal
         if self.prompt is None:
-            same = next((at for at, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other), 0)
-            if are_texts and same and chosen[same - 1] == " ":
-                same -= 1  # it belongs to the answers, as it is the beginning of tokens
-            prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
-            if not prompt:
+            shorter = min(len(chosen), len(rejected)) - (not are_texts)  # a message is left of each answer
+            both = zip(chosen, rejected, strict=False)
+            same = next((at for at, (one, other) in enumerate(both) if one != other or at == shorter), shorter)
+            if same < 1:
                 names = f"columns {self.chosen!r} and {self.rejected!r}"
                 raise DataError(f"{names}: expected chats that begin alike, found others")
+            # Of texts it is the tokens that are compared, as one of them may be across the place where they part.
+            same = 0 if are_texts else same
+            prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
         return preference_texts(self.template, prompt, chosen, rejected, tools)
+
+    def _pair(self, ids: tuple[Ids, Ids, Ids]) -> dict[str, Ids]:
+        """Ids of a prompt and of both answers."""
+        prompt, chosen, rejected = ids
+        if self.prompt is None and not len(prompt):
+            size = min(len(chosen), len(rejected))
+            prompt = chosen[: int(np.argmin([*(chosen[:size] == rejected[:size]), False]))]
+        return preference_of((prompt, chosen, rejected))
 
 
 def _check_template(template: Any) -> None:
