@@ -13,7 +13,8 @@ from mouse_core.groups._files.parts import Part, read_groups
 from mouse_core.groups._files.waiting import Waiting
 from mouse_core.groups.stored.chunks import Chunk, checked_chunk
 from mouse_core.groups.types.columns import Columns
-from mouse_core.groups.types.records import RolloutRecord, same_values
+from mouse_core.groups.types.records import RolloutRecord
+from mouse_core.groups.types.same import refuse_other
 
 # Files that are read in one go.
 _TOGETHER = 32
@@ -55,11 +56,11 @@ class Given:
                 if place is not None:
                     again.setdefault(place, {}).setdefault(rollout.rollout_uid, []).append(rollout)
                 else:
-                    _refuse_other(rollout, new.setdefault(rollout.rollout_uid, rollout))
+                    refuse_other(rollout, new.setdefault(rollout.rollout_uid, rollout), "add_rollouts")
             counts.append(len(new) - before)
         for there in self._there(again):
             for rollout in again.get(self._uids[there.rollout_uid], {}).pop(there.rollout_uid, ()):
-                _refuse_other(rollout, there)
+                refuse_other(rollout, there, "add_rollouts")
         return new, counts
 
     def _there(self, again: Mapping[int, Mapping[str, Any]]) -> Iterator[RolloutRecord]:
@@ -128,33 +129,3 @@ class Given:
             return self._waiting.by_uid[uid].reward
         part = self._parts[place]
         return part.rewards[part.uids.index(uid)]
-
-
-def _refuse_other(rollout: RolloutRecord, there: RolloutRecord) -> None:
-    """Raise DataError where two rollouts of one uid are not the same, whoever sampled them and when."""
-    if rollout is there:
-        return
-    one, other = _content(rollout), _content(there)
-    differing = [name for name in one if not same_values(one[name], other[name])]
-    if differing:
-        raise DataError(
-            f"add_rollouts, rollout {rollout.rollout_uid!r}: expected what was added with this uid before, "
-            f"found other {', '.join(differing)}"
-        )
-
-
-def _content(rollout: RolloutRecord) -> dict[str, Any]:
-    return {
-        **rollout.key._asdict(),
-        "turns": [
-            (turn.message, turn.role, turn.tokens, turn.logprobs, turn.reward, turn.metadata, _by_name(turn.columns))
-            for turn in rollout.turns
-        ],
-        "reward": rollout.reward,
-        "metadata": rollout.metadata,
-        "columns": _by_name(rollout.columns),
-    }
-
-
-def _by_name(columns: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(sorted(columns.items()))

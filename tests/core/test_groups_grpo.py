@@ -574,6 +574,24 @@ def test_bad_calls() -> None:
         make_examples([rollout(0)], [math.nan])
 
 
+def test_a_uid_names_one_rollout_of_a_maker_too() -> None:
+    maker = GrpoBatchMaker()
+    for number in (0, 1, 0):
+        maker.add_rollout(rollout(number))
+    others = {"metadata": {"metadata": {"a": 1}}, "reward": {"reward": 2.0}, "example_id": {"example": "other"}}
+    for drawn in (False, True):
+        assert maker.available == (0 if drawn else 2)
+        for name, changed in others.items():
+            if name == "metadata" and drawn:
+                continue  # which is forgotten
+            found = "group" if name == "example_id" and drawn else name
+            with pytest.raises(DataError, match=f"add_rollout, rollout 'r0': .* before, found other {found}"):
+                maker.add_rollout(rollout(0, **changed))  # type: ignore[arg-type]
+        maker.create_batch(2)
+    maker.add_rollout(rollout(0))
+    assert maker.available == 0
+
+
 # ---------------------------------------------------------------------- with a buffer
 
 

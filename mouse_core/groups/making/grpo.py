@@ -107,13 +107,15 @@ class GrpoBatchMaker:
     # ------------------------------------------------------------------ rollouts
 
     def check_rollout(self, rollout: RolloutRecord) -> None:
-        """Raise DataError for a rollout that ``add_rollout`` would refuse: one of a version that is not there yet.
+        """Raise DataError for a rollout that ``add_rollout`` would refuse: one of a version that is not there yet, or
+        of the uid of another one that was added.
 
         A ``RolloutBuffer`` asks before it stores one.
         """
         if not isinstance(rollout, RolloutRecord):
             raise DataError(f"add_rollout: expected a RolloutRecord, found {rollout!r:.100}")
         self._holding.versions.refuse_ahead(rollout.policy_version, rollout.rollout_uid)
+        self._holding.refuse_other(rollout)
 
     def add_rollout(self, rollout: RolloutRecord) -> None:
         """Take a rollout, unless it is of another environment, has been taken, is stale, or of an older version.
@@ -121,8 +123,9 @@ class GrpoBatchMaker:
         ``older_groups`` says whether a rollout of an older version than others of its problem is taken.
 
         Raises:
-            DataError: Not a rollout, one without a reward, one with columns that were not declared, or one of a version
-                beyond the one that ``set_policy_version`` was told.
+            DataError: Not a rollout, one without a reward, one with columns that were not declared, one of a version
+                beyond the one that ``set_policy_version`` was told, or one that came before with other content (of one
+                that was drawn or has left, as far as that is known: group, rewards, lengths).
         """
         self.check_rollout(rollout)
         refuse_undeclared(rollout)

@@ -9,11 +9,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mouse_core.errors import ConfigError
+from mouse_core.groups._files.parts import part_of
 from mouse_core.groups.making.functions.retention import Retention, Rows, name_of, weights_of
 from mouse_core.groups.making.functions.scoring import Advantage
 from mouse_core.groups.making.members import OLDER_GROUPS, Members, NumbersOfRows, Piece, WantedGroups
 from mouse_core.groups.making.pool import Pool
 from mouse_core.groups.making.tally import Tally
+from mouse_core.groups.types.records import RolloutRecord
+from mouse_core.groups.types.same import other_one, refuse_other
 from mouse_core.groups.types.versions import Versions
 
 
@@ -65,7 +68,7 @@ class Holding:
         self._serial = self._nbytes = 0
         self._newest = -math.inf
         self._in_capacity: deque[Piece] = deque()
-        self._alone: set[str] = set()  # uids of rollouts that are in no file
+        self._alone: dict[str, Piece] = {}  # rollouts that are in no file, by their uids
 
     @property
     def environments(self) -> list[str]:
@@ -74,12 +77,35 @@ class Holding:
 
     # ------------------------------------------------------------------ coming
 
+    def refuse_other(self, rollout: RolloutRecord) -> None:
+        """Raise DataError for a rollout that came with other content before.
+
+        Of one that has left, as one that was drawn, it is compared what is still known.
+        """
+        before = self._alone.get(rollout.rollout_uid)
+        if before is None:
+            return
+        if before.record is not None:
+            refuse_other(rollout, before.record, "add_rollout")
+            return
+        part, other = part_of([rollout]), before.part
+        known = {
+            "key": "group",
+            "rewards": "reward",
+            "tokens": "tokens",
+            "turns": "turns",
+            "earned": "rewards of turns",
+        }
+        differing = [called for name, called in known.items() if getattr(part, name) != getattr(other, name)]
+        if differing:
+            raise other_one(rollout.rollout_uid, differing, "add_rollout")
+
     def come(self, piece: Piece) -> None:
         """Let rollouts come. One that is in no file comes once; of those in files somebody else sees to it."""
         if piece.group is None:
             if piece.part.uids[0] in self._alone:
                 return
-            self._alone.update(piece.part.uids)
+            self._alone[piece.part.uids[0]] = piece
         self._arrive(piece)
         members = self._count_in(piece)
         if members is None:
@@ -170,7 +196,7 @@ class Holding:
             for piece in members.pieces:
                 piece.forget()
                 if piece.group is None:
-                    self._alone.difference_update(piece.part.uids)
+                    self._alone.pop(piece.part.uids[0], None)
 
     def weigh(self, retentions: Sequence[Retention]) -> None:
         """Weigh all rows; what has no weight leaves."""

@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.digest import StreamDigest
+from mouse_core.errors import DataError
 from mouse_core.groups.examples.batches import examples_digest
 from mouse_core.groups.examples.declared import Arrays
 from mouse_core.groups.streams.balance import MicroBatch, plan
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.example import RLExample
+from mouse_core.groups.types.versions import version_number
 
 
 class BatchShare:
@@ -33,7 +35,8 @@ class BatchShare:
         report: Of the whole batch, the same on every rank: "index", "batch_id", "examples", "tokens", "loss_tokens" (to
             divide a loss by that ranks add up), "skipped" (how many examples nobody trains on, as they are longer than
             a row; the numbers before it are of the others), "micro_batches", "rank_tokens" (a list), "staleness_mean"
-            and "staleness_max" (None where nothing is known).
+            and "staleness_max" (None where nothing is known), and with ``token_versions`` "token_staleness_mean" and
+            "token_staleness_max" of the tokens in the loss.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class BatchShare:
         deliver: Callable[[Arrays, Columns], Any],
         *,
         skip_longer: bool = False,
+        token_versions: str | None = None,
     ) -> None:
         self.index, self.batch_id, self.first = index, batch_id, first
         self._deliver = deliver
@@ -61,7 +65,9 @@ class BatchShare:
         self._kind, self._micro = kind, [[batch[place] for place in places] for places in own]
         self.staleness = staleness[self.places]
         self._empty = _empty(batch)
-        known = staleness[~np.isnan(staleness)]
+        behind = {"staleness": staleness[~np.isnan(staleness)]}
+        if token_versions is not None:
+            behind["token_staleness"] = _by_token([batch[place] for place in kept], batch, staleness, token_versions)
         self.report: Mapping[str, Any] = {
             "index": index,
             "batch_id": batch_id,
@@ -71,8 +77,10 @@ class BatchShare:
             "skipped": len(batch) - len(kept),
             "micro_batches": len(self._micro),
             "rank_tokens": [sum(sizes[place] for places in one for place in places) for one in ranks],
-            "staleness_mean": float(known.mean()) if len(known) else None,
-            "staleness_max": float(known.max()) if len(known) else None,
+        } | {
+            f"{name}_{what}": float(getattr(known, what)()) if len(known) else None
+            for name, known in behind.items()
+            for what in ("mean", "max")
         }
 
     def __repr__(self) -> str:
@@ -97,6 +105,30 @@ class BatchShare:
         """
         each = zip(self.places.tolist(), self.examples, strict=True)
         return sum((examples_digest(self.index, [example], place) for place, example in each), StreamDigest())
+
+
+def _by_token(
+    kept: Sequence[RLExample], batch: Sequence[RLExample], staleness: npt.NDArray[np.float64], name: str
+) -> npt.NDArray[np.float64]:
+    """How many versions behind the newest each token in the loss is whose version is known.
+
+    Version 7 of a rollout that is 2 behind says that the newest is 9: tokens of 7, 7, 8 are 2, 2, 1 behind.
+
+    Raises:
+        DataError: There is no such column.
+    """
+    declared = batch[0].declared if batch else NO_COLUMNS
+    column = declared.get(name)
+    if column is None or column.per != "token" or column.shape or np.dtype(column.dtype).kind not in "iu":
+        known = [one.name for one in declared.of("token") if not one.shape and np.dtype(one.dtype).kind in "iu"]
+        raise DataError(f"token_versions: expected a column of one integer per token, one of {known}, found {name!r}")
+    numbers = [version_number(example.policy_version) for example in batch]
+    newest = [float(one) + behind for one, behind in zip(numbers, staleness.tolist(), strict=True) if one is not None]
+    own = np.concatenate([np.zeros(0), *(one.columns[name][one.loss_mask] for one in kept)])
+    own = own[own != column.fill] if column.fill is not None else own
+    if not newest or np.isnan(newest).all():
+        return np.zeros(0)
+    return max(float(np.nanmax(newest)), own.max(initial=-np.inf)) - own
 
 
 def _empty(batch: Sequence[RLExample]) -> RLExample:

@@ -45,6 +45,9 @@ class RolloutStream:
             ``report``; otherwise a batch that has one is an error. ``Lengths`` as a maker's ``retention`` keeps them
             out of batches.
         timeout: Seconds to wait for a batch.
+        token_versions: The name of a column of integers per token that says which version of the policy sampled it, as
+            where weights change in flight: a share's ``report`` says then how stale tokens are, too. Tokens that have
+            the column's ``fill``, if one was said, are left out.
 
     Raises:
         ConfigError: An argument that cannot be used.
@@ -72,13 +75,16 @@ class RolloutStream:
         max_turns: int | None = None,
         skip_longer: bool = False,
         timeout: float = 600.0,
+        token_versions: str | None = None,
     ) -> None:
         ranks = ranks_of(shard)
         self.shard = check_shard(shard if ranks is None else ranks.shard, 0, "pad")
         self._kind = MicroBatch(max_tokens, collate, length, max_examples, int(pad_token), max_turns)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
             raise ConfigError(f"timeout: expected seconds, at least 0, found {timeout!r}")
-        self._timeout, self._skip_longer = float(timeout), bool(skip_longer)
+        if token_versions is not None and not isinstance(token_versions, str):
+            raise ConfigError(f"token_versions: expected the name of a column or None, found {token_versions!r:.80}")
+        self._timeout, self._skip_longer, self._token_versions = float(timeout), bool(skip_longer), token_versions
         self._batches = _feed(batches, batch_size)
         # Where the next batch stands, the micro-batch to begin with, and the id of the batch before it.
         self._next, self._first, self._after = 0, 0, ""
@@ -97,8 +103,8 @@ class RolloutStream:
         Raises:
             TimedOutError: It was not made in time; the next call waits for it again.
             StateError: The batch before it is another one than that of the state that was loaded.
-            DataError: Its file is damaged, or it has an example longer than a micro-batch's row; ``skip_longer`` passes
-                over such examples.
+            DataError: Its file is damaged, it has no column as ``token_versions`` says, or it has an example longer
+                than a micro-batch's row; ``skip_longer`` passes over such examples.
             StorageError: It cannot be read.
         """
         index = self._next
@@ -117,6 +123,7 @@ class RolloutStream:
             self._first,
             self._deliver,
             skip_longer=self._skip_longer,
+            token_versions=self._token_versions,
         )
         self._last = index, self._after, len(share)
         self._next, self._first, self._after = index + 1, 0, batch_id
