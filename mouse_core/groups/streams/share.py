@@ -128,7 +128,8 @@ def _by_token(
     own = own[own != column.fill] if column.fill is not None else own
     if not newest or np.isnan(newest).all():
         return np.zeros(0)
-    return max(float(np.nanmax(newest)), own.max(initial=-np.inf)) - own
+    behind: npt.NDArray[np.float64] = max(float(np.nanmax(newest)), own.max(initial=-np.inf)) - own
+    return behind
 
 
 def _empty(batch: Sequence[RLExample]) -> RLExample:

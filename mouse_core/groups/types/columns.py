@@ -40,7 +40,8 @@ class RolloutColumn:
         name: Of letters, digits and "_", and none that rollouts, examples or batches have already.
         per: "token": a value for each token; "turn": one a turn; "example": one a rollout.
         dtype: Of the values: bool, an integer or a float of NumPy's.
-        shape: Of one value; () is a number, (64, 64, 3) an image.
+        shape: Of one value; () is a number, (64, 64, 3) an image. All values have it: what differs in size is filled up
+            to the largest, with its size in a column of its own, such as ``shape=(2,)``.
         late: Whether it is written after the rollout was added; a group waits until all its rollouts have it.
         fill: The value where none was given, and where batches are filled up, which may be NaN; None: 0. A late column
             that is declared for a folder whose groups are sealed wants one, as these do not wait for it.
@@ -76,7 +77,10 @@ class RolloutColumn:
         object.__setattr__(self, "dtype", kind.name)
         shape = tuple(self.shape) if isinstance(self.shape, Iterable) else (self.shape,)
         if not all(isinstance(size, int | np.integer) and size > 0 for size in shape):
-            raise ConfigError(f"column {self.name!r}: expected a shape of sizes from 1, found {self.shape!r:.80}")
+            raise ConfigError(
+                f"column {self.name!r}: expected a shape of sizes from 1, found {self.shape!r:.80}; what differs in "
+                "size, as images, is filled up to the largest, with its size in a column of its own"
+            )
         object.__setattr__(self, "shape", tuple(map(int, shape)))
         if self.name == "reward" and (shape or kind.kind == "b"):
             raise ConfigError(f"column 'reward': expected one number, found {kind.name} of shape {list(shape)}")
