@@ -83,6 +83,9 @@ def test_memory_that_nobody_writes_to_is_shared() -> None:
         ({"logprobs": [-1.0, math.nan]}, "expected logprobs as finite float32 numbers, found nan at 1"),
         ({"logprobs": [-1.0, -math.inf]}, "found -inf at 1"),
         ({"logprobs": ["a", "b"]}, "expected logprobs as numbers"),
+        ({"logprobs": [-0.2, 0.9]}, "expected logprobs as logarithms of probabilities, at most 0, found 0.89.* at 1"),
+        ({"logprobs": [[-1.0], [-1.0, -2.0]]}, r"expected logprobs as an array, found \[\[-1.0\], .*inhomogeneous"),
+        ({"columns": {"a": [[1], [1, 2]]}}, "expected column 'a' as an array"),
         ({"reward": math.nan}, "expected reward as a finite number, found nan"),
         ({"reward": "high"}, "expected reward as a number, found 'high'"),
         ({"message": 3}, "expected message as a str, found 3"),
@@ -194,7 +197,7 @@ metadata = st.dictionaries(texts, values, max_size=3)
 @st.composite
 def turns(draw: st.DrawFn) -> Turn:
     tokens = draw(st.lists(st.integers(0, 2**31 - 1), max_size=4))
-    logprobs = draw(st.none() | st.just([-0.25 * token % 7 for token in tokens]))
+    logprobs = draw(st.none() | st.just([-(0.25 * token % 7) for token in tokens]))
     reward = draw(st.none() | st.floats(allow_nan=False, allow_infinity=False))
     return Turn(draw(texts), draw(texts), tokens, logprobs, reward, draw(metadata))
 

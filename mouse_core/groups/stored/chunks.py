@@ -245,7 +245,7 @@ def _flat(column: RolloutColumn, items: Sequence[Any], counts: Sequence[int] | N
             if len({array.dtype for array in arrays}) > 1:
                 return None
             flat = np.concatenate(arrays)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RuntimeError):
         return None
     flat.flags.writeable = False  # nobody else has it, so it need not be copied
     return flat

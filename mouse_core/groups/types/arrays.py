@@ -7,14 +7,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.dtypes import is_ml_float, widened
 from mouse_core.errors import DataError
 
 _MAX_TOKEN = 2**31 - 1
+# Log-probabilities are at most 0; what is computed in 16 bits may be a little above.
+_MOST_LOGPROB = 0.125
+
+
+def array_of(values: Any, where: str) -> npt.NDArray[Any]:
+    """Values as NumPy has them: tensors wherever they lie, with gradients or without, and narrow floats as float32.
+
+    Raises:
+        DataError: They are no array; ``where`` begins the message.
+    """
+    try:
+        array = np.asarray(widened(values.detach()).cpu() if hasattr(values, "detach") else values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{where} as an array, found {values!r:.80}: {error}") from error
+    return widened(array) if is_ml_float(array.dtype) else array
 
 
 def tokens_of(values: Any) -> npt.NDArray[np.int32]:
     """Token ids as int32 ``[n]``; DataError: they are not."""
-    tokens = np.asarray(values)
+    tokens = array_of(values, "tokens: expected integers [n]")
     if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
         raise DataError(f"tokens: expected integers [n], found {tokens.dtype} {list(tokens.shape)}")
     if tokens.size and (tokens.min() < 0 or tokens.max() > _MAX_TOKEN):
@@ -25,7 +41,7 @@ def tokens_of(values: Any) -> npt.NDArray[np.int32]:
 
 def floats_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
     """Finite numbers as float32 ``[length]``; DataError, whose message ``where`` begins: they are not."""
-    floats = np.asarray(values)
+    floats = array_of(values, where)
     if floats.shape != (length,):
         raise DataError(f"{where} for each of {length} tokens, found shape {list(floats.shape)}")
     if floats.size and floats.dtype.kind not in "iuf":
@@ -36,6 +52,15 @@ def floats_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
         wrong = int(np.flatnonzero(~finite)[0])
         raise DataError(f"{where} as finite float32 numbers, found {floats[wrong]} at {wrong}")
     return narrow
+
+
+def logprobs_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
+    """Log-probabilities as float32 ``[length]``; DataError, whose message ``where`` begins: they are none."""
+    logprobs = floats_of(values, length, where)
+    if length and logprobs.max() > _MOST_LOGPROB:
+        wrong = int(logprobs.argmax())
+        raise DataError(f"{where} as logarithms of probabilities, at most 0, found {logprobs[wrong]} at {wrong}")
+    return logprobs
 
 
 def own_array(values: npt.NDArray[Any], dtype: Any, given: Any) -> npt.NDArray[Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.groups.types.arrays import array_of
 
 _VERSION = 2
 PER = ("token", "turn", "example")
@@ -146,7 +147,8 @@ class RolloutColumn:
         Raises:
             DataError: Another shape or type, or values that the dtype does not have.
         """
-        array, shape = np.asarray(given), self.shape if count is None else (count, *self.shape)
+        array = array_of(given, f"{where}: expected column {self.name!r}")
+        shape = self.shape if count is None else (count, *self.shape)
         if array.shape != shape:
             what = "one value" if count is None else f"a value for each of {count} {self.per}s"
             raise DataError(
@@ -175,10 +177,10 @@ def checked_columns(values: Any, where: str) -> dict[str, npt.NDArray[Any]]:
         raise DataError(f"{where}: expected columns as a dict, found {values!r:.100}")
     own: dict[str, npt.NDArray[Any]] = {}
     for name, given in values.items():
-        array = np.asarray(given)
+        array = array_of(given, f"{where}: expected column {name!r:.80}")
         if not isinstance(name, str) or (array.size and array.dtype.kind not in "biuf"):
             raise DataError(f"{where}: expected columns of numbers by name, found {name!r:.80}: {given!r:.80}")
-        if array.flags.writeable and isinstance(given, np.ndarray):
+        if array.flags.writeable and not isinstance(given, list | tuple):
             array = array.copy()
         array.flags.writeable = False
         own[name] = array

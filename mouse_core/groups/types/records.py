@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError
-from mouse_core.groups.types.arrays import floats_of, tokens_of
+from mouse_core.groups.types.arrays import logprobs_of, tokens_of
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns, checked_columns
 from mouse_core.groups.types.metadata import checked_metadata
 
@@ -61,7 +61,8 @@ class Turn(ByValue):
         columns: By name what a ``RolloutColumn`` declares for each token, ``[n, *shape]``, or for each turn, ``shape``.
 
     Raises:
-        DataError: Another type; tokens or logprobs out of range; logprobs of another length than tokens; NaN.
+        DataError: Another type; tokens or logprobs out of range (these are at most 0); logprobs of another length than
+            tokens; NaN.
     """
 
     message: str
@@ -78,7 +79,7 @@ class Turn(ByValue):
                 raise DataError(f"turn: expected {name} as a str, found {getattr(self, name)!r:.100}")
         object.__setattr__(self, "tokens", tokens_of(self.tokens))
         if self.logprobs is not None:
-            logprobs = floats_of(self.logprobs, len(self.tokens), "turn: expected logprobs")
+            logprobs = logprobs_of(self.logprobs, len(self.tokens), "turn: expected logprobs")
             object.__setattr__(self, "logprobs", logprobs)
         if self.reward is not None:
             object.__setattr__(self, "reward", _finite(self.reward, "turn: expected reward"))
