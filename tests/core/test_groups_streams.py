@@ -267,7 +267,7 @@ def test_going_on_within_a_batch(root: Path) -> None:
 
 
 def test_states_of_others_are_refused(root: Path, tmp_path: Path) -> None:
-    stream = RolloutStream(root, 50)
+    stream = RolloutStream(root, 50, timeout=20)
     next(stream)
     state = stream.state_dict()
     for wrong, wanted in [
@@ -281,6 +281,11 @@ def test_states_of_others_are_refused(root: Path, tmp_path: Path) -> None:
     assert stream.state_dict() == state
     stream.load_state_dict({**state, "after": "another"})
     with pytest.raises(StateError, match="batch 0: expected 'another'"):
+        next(stream)
+    # Nor is the next batch waited for first.
+    last = sum(1 for _ in (root / "batches").iterdir())
+    stream.load_state_dict({**state, "batch": last, "after": "another"})
+    with pytest.raises(StateError, match=f"batch {last - 1}: expected 'another'"):
         next(stream)
     # No batch is made for a state that other batches belong to.
     with filled(tmp_path / "other", batches=0) as buffer:

@@ -109,10 +109,7 @@ class RolloutStream:
         """
         index = self._next
         batch_id = self._wait(index)
-        if index and (before := self._batches.batch_at(index - 1)) != self._after:
-            raise StateError(
-                f"batch {index - 1}: expected {self._after!r}, as when the state was saved, found {before!r}"
-            )
+        self._check_before(index)
         share = BatchShare(
             index,
             batch_id,
@@ -137,6 +134,7 @@ class RolloutStream:
         """The id of a batch, once it is there."""
         deadline, pause = time.monotonic() + self._timeout, _FIRST_PAUSE
         while (batch_id := self._batches.batch_at(index)) is None:
+            self._check_before(index, may_come=True)
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimedOutError(
@@ -146,6 +144,14 @@ class RolloutStream:
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
         return batch_id
+
+    def _check_before(self, index: int, *, may_come: bool = False) -> None:
+        """Raise StateError where another batch stands before one than when the state was saved."""
+        before = self._batches.batch_at(index - 1) if index else ""
+        if before != self._after and not (may_come and before is None):
+            raise StateError(
+                f"batch {index - 1}: expected {self._after!r}, as when the state was saved, found {before!r}"
+            )
 
     # ------------------------------------------------------------------ state
 
