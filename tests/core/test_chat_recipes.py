@@ -192,6 +192,18 @@ def test_texts_part_where_their_tokens_do_and_both_have_one(tmp_path: Path) -> N
                 found = {name: values[place].tolist() for name, values in rows[f"{side}_data"].items()}
                 assert found["input_ids"][: len(ids)] == ids
                 assert found["completion_mask"] == [int(prompt <= at < len(ids)) for at in range(5)]
+    # Of a prompt that ends within a token the answers begin with that token.
+    parted = [{"prompt": "a ca", "chosen": "t", "rejected": "r"}]
+    recipe = chat.Preferences(template=template(CHATML, "<end>"), max_length=3, pad_id=PAD)
+    row = text.as_pairs(stored(text.tokenize(parted, words, tmp_path, recipe)))
+    assert [row[f"{side}_data"]["input_ids"].tolist() for side in ("chosen", "rejected")] == [[[1, 2, 5]], [[1, 3, 5]]]
+    assert row["chosen_data"]["completion_mask"].tolist() == [[0, 1, 1]]
+    with pytest.raises(
+        DataError, match="row 0: chosen: expected tokens that begin with those of the prompt, found one"
+    ):
+        text.tokenize(parted, words, tmp_path, replace(recipe, straddling="refuse"))
+    with pytest.raises(ConfigError, match="straddling: expected one of 'include', 'refuse', found 'exclude'"):
+        replace(recipe, straddling="exclude")  # type: ignore[arg-type]
 
 
 def test_a_text_is_a_chat_where_it_is_the_json_of_messages_alone(tmp_path: Path) -> None:

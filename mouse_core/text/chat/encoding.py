@@ -86,6 +86,7 @@ def encode_preference(
     tokenizer: Any,
     *,
     tools: Iterable[Mapping[str, Any]] | None = None,
+    straddling: str = "include",
 ) -> dict[str, Ids]:
     """A prompt with two answers as tokens, as ``collate_preferences`` takes them.
 
@@ -95,18 +96,21 @@ def encode_preference(
         chosen, rejected: The messages that follow. All three may be plain texts: then no template is used, and an
             answer ends in the template's variable ``eos_token``, where that is one, as in TRL's standard format.
         tokenizer, tools: As in ``encode_chat``.
+        straddling: What becomes of tokens that stand for characters of the prompt and of an answer, as where a prompt
+            ends in a space: "include" has both answers begin with the first of them, "refuse" is an error.
 
     Returns:
         ``prompt_ids`` with the generation prompt at the end, ``chosen_ids`` and ``rejected_ids``, each int64 ``[L]``.
 
     Raises:
         ConfigError: As ``encode_chat``.
-        DataError: As ``ChatTemplate.render``; the text of the prompt, or its tokens, are not those with which a
-            whole chat begins.
+        DataError: As ``ChatTemplate.render``; the text of the prompt is not that with which a whole chat begins; a
+            token that straddles, where that is refused.
     """
+    check_word("straddling", straddling, ("include", "refuse"))
     texts = preference_texts(template, prompt, chosen, rejected, tools)
     ids = [ids for ids, _ in tokens_of(tokenizer, texts, False)]
-    return preference_of(ids)
+    return preference_of(ids, straddling)
 
 
 def preference_texts(
@@ -135,19 +139,25 @@ def preference_texts(
     return made[0], made[1], made[2]
 
 
-def preference_of(ids: Sequence[Ids]) -> dict[str, Ids]:
+def preference_of(ids: Sequence[Ids], straddling: str) -> dict[str, Ids]:
     """Of the ids of a prompt and of both chats, those of the prompt and of the two answers.
 
     Raises:
         DataError: As ``encode_preference``.
     """
     prompt, *wholes = ids
-    made = {"prompt_ids": prompt}
-    for name, found in zip(("chosen", "rejected"), wholes, strict=True):
-        if not np.array_equal(found[: len(prompt)], prompt):
-            raise DataError(f"{name}: expected tokens that begin with those of the prompt, found one across its end")
-        made[f"{name}_ids"] = found[len(prompt) :]
-    return made
+    alike = [_alike(prompt, whole) for whole in wholes]
+    end = min(alike)
+    if straddling == "refuse" and end < len(prompt):
+        name = ("chosen", "rejected")[alike.index(end)]
+        raise DataError(f"{name}: expected tokens that begin with those of the prompt, found one across its end")
+    return {"prompt_ids": prompt[:end], "chosen_ids": wholes[0][end:], "rejected_ids": wholes[1][end:]}
+
+
+def _alike(one: Ids, other: Ids) -> int:
+    """With how many ids both begin."""
+    size = min(len(one), len(other))
+    return int(np.argmin([*(one[:size] == other[:size]), False]))
 
 
 def tokens_of(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[Ids, Ids]]:

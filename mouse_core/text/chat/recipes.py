@@ -221,6 +221,7 @@ class Preferences:
         chosen: The column of the messages that were preferred.
         rejected: The column of the others.
         tools, truncation_side, pad_id, padding_side, keep: As in ``Chats``.
+        straddling: As in ``encode_preference``.
 
     Raises:
         ConfigError: As ``Chats``.
@@ -233,6 +234,7 @@ class Preferences:
     rejected: str = "rejected"
     tools: str | None = None
     truncation_side: _Side = "right"
+    straddling: Literal["include", "refuse"] = "include"
     pad_id: int | None = None
     padding_side: _Side = "right"
     keep: Mapping[str, str] = field(default_factory=dict)
@@ -242,6 +244,7 @@ class Preferences:
         check_length(self.max_length)
         check_cut(self.max_length, self.truncation_side)
         check_word("padding_side", self.padding_side, ("right", "left"))
+        check_word("straddling", self.straddling, ("include", "refuse"))
         check_id("pad_id", self.pad_id)
         fields = ("input_ids", "attention_mask", "completion_mask")
         taken = [f"{side}_data.{name}" for side in _ANSWERS for name in fields]
@@ -314,12 +317,10 @@ class Preferences:
         return preference_texts(self.template, prompt, chosen, rejected, tools)
 
     def _pair(self, ids: tuple[Ids, Ids, Ids]) -> dict[str, Ids]:
-        """Ids of a prompt and of both answers."""
         prompt, chosen, rejected = ids
         if self.prompt is None and not len(prompt):
-            size = min(len(chosen), len(rejected))
-            prompt = chosen[: int(np.argmin([*(chosen[:size] == rejected[:size]), False]))]
-        return preference_of((prompt, chosen, rejected))
+            return preference_of((chosen, chosen, rejected), "include")
+        return preference_of(ids, self.straddling)
 
 
 def _check_template(template: Any) -> None:
