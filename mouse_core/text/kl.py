@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.dtypes import kind_of, namespace
+from mouse_core.digest.values import host_array
+from mouse_core.dtypes import kind_of, namespace, widened
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.spec import check_count
 
@@ -195,14 +196,14 @@ class AdaptiveKLController:
 
         Args:
             kl: Their divergences in nats, one for each answer (the sum over its tokens, as a rule), or the mean of
-                them.
+                them; also tensors on any device, with gradients or without.
             count: How many answers that is; None: as many as there are numbers.
 
         Raises:
             ConfigError: No number, one that is not finite, or a ``count`` that is below 1, or five horizons or more,
                 after which nothing might be left of the coefficient.
         """
-        found = np.asarray(kl, np.float64)
+        found = np.asarray(host_array(widened(kl)), np.float64)
         if not found.size or not np.isfinite(found).all():
             raise ConfigError(f"kl: expected one or more finite numbers, found {kl!r:.100}")
         number = found.size if count is None else check_count("AdaptiveKLController.update: count", count)

@@ -50,6 +50,14 @@ def test_gradients_are_numbers_also_where_nothing_was_sampled() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_divergences_of_a_loss_are_taken_as_they_are() -> None:
+    controller = AdaptiveKLController(0.2, target=6.0, horizon=100)
+    wanted = controller.update([8.0, 5.0])
+    for dtype in (torch.float32, torch.bfloat16):
+        assert controller.update(torch.tensor([8.0, 5.0], dtype=dtype, requires_grad=True)) == wanted
+    assert controller.update(jnp.array([8.0, 5.0], jnp.bfloat16)) == wanted
+
+
 def test_coefficients_are_those_of_torchrl() -> None:
     theirs = pytest.importorskip("torchrl.data.llm.utils")
     ours = AdaptiveKLController(0.2, target=6.0, horizon=100)
