@@ -155,18 +155,18 @@ def padding_of(told: int | None, encode: Encoder) -> int:
 
 def flat_of(ids: Sequence[Ids]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
     """All ids one behind the other, and how many each text has."""
-    lengths = np.array([len(one) for one in ids], np.int64)
-    flat = np.empty(int(lengths.sum()), np.int64)
-    begin = 0
     try:
-        for one in ids:
-            flat[begin : begin + len(one)] = one
-            begin += len(one)
+        arrays = [np.asarray(one) for one in ids]
+        lengths = np.array([len(one) for one in arrays], np.int64)
+        wrong = next((one for one in arrays if len(one) and one.dtype.kind not in "iu"), None)
+        flat = np.concatenate([np.zeros(0, np.int64), *(one for one in arrays if len(one))])
     except (OverflowError, TypeError, ValueError) as error:
-        raise DataError(f"tokenizer: expected ids that 32 bits hold, found others: {error}") from error
+        raise DataError(f"tokenizer: expected integers of each text, found others: {error}") from error
+    if wrong is not None:
+        raise DataError(f"tokenizer: expected integers of each text, found {wrong.dtype}, {wrong.tolist()!r:.80}")
     narrow = flat.astype(np.int32)
-    if not np.array_equal(narrow, flat):
-        raise DataError(f"tokenizer: expected ids that 32 bits hold, found {flat[narrow != flat][0]}")
+    if (bad := (narrow != flat) | (narrow < 0)).any():
+        raise DataError(f"tokenizer: expected ids from 0 that 32 bits hold, found {flat[bad][0]}")
     return narrow, lengths
 
 

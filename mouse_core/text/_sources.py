@@ -237,7 +237,8 @@ def _array_of(values: list[Any], wanted: pa.DataType) -> pa.Array:
     if wanted == JSON:
         said = [None if one is None else json.dumps(one, ensure_ascii=False) for one in values]
         return pa.array(said, pa.string()).cast(JSON)
-    return pa.array(values, wanted)
+    # Of integers the detour refuses fractions, which would be cut off.
+    return pa.array(values).cast(wanted) if pa.types.is_integer(wanted) else pa.array(values, wanted)
 
 
 def _of_objects(name: str, columns: _Columns, objects: Iterable[Any]) -> Iterator[pa.RecordBatch]:

@@ -269,9 +269,12 @@ def test_options_and_tokenizers_that_are_none(tmp_path: Path) -> None:
                 recipe_of(max_length=1, pad_id=wrong_id)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="eos_id: expected"):
         text.Tokens(eos_id=-1)
-    for wrong_ids in ([[1] * 9], [[1 << 40]], [[None]], [[1], [1]], "ids"):
+    for wrong_ids in ([[1] * 9], [[1 << 40]], [[None]], [None], [[1.5]], [[-1]], [[1], [1]], "ids"):
         with pytest.raises(DataError, match="tokenizer"):
             text.tokenize(["a"], lambda _, **__: {"input_ids": wrong_ids}, tmp_path, text.Texts(max_length=4, pad_id=1))  # noqa: B023
+    kept = text.Texts(max_length=1, pad_id=1, keep={"score": "int8"})
+    with pytest.raises(DataError, match=r"rows 0..1: Float value 1.5.* was truncated"):
+        text.tokenize([{"text": "a", "score": score} for score in (1, 1.5)], tokenizer(), tmp_path, kept)
     (tmp_path / "lines.jsonl").write_text('{"text": "a"}\n{"text\n')
     for wrong, source, more, says in [
         (3, ["a"], {}, "tokenizer"),
