@@ -167,6 +167,8 @@ def test_advantages_are_exact_where_that_matters() -> None:
     for wrong in (([1, "x"], None), ([1, 2], [0]), ([[1]], [0]), ([1, 2], [0, 0.5]), ([1, [2]], None)):
         with pytest.raises(DataError, match="rewards: expected numbers"):
             advantages(*wrong)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="rewards: expected finite numbers, found nan"):
+        advantages([1.0, math.nan])
     large = advantages([1e9, 1e9 + 1e-3])
     np.testing.assert_allclose(large, [-(1e9 + 1e-3 - 1e9), 1e9 + 1e-3 - 1e9], rtol=1e-12)
     options = {"baseline": "leave_one_out", "eps": 0, "std_floor": 1.0}

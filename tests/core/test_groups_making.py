@@ -219,8 +219,12 @@ def test_an_advantage_of_ones_own() -> None:
 
     found = {uid: example.advantage[-1] for uid, example in everything(fed(group(0, 4), advantage=above_two)).items()}
     assert found == {"r0": -2.0, "r1": -1.0, "r2": 0.0, "r3": 1.0}
-    for wrong in (lambda rewards, groups: rewards[:-1], lambda rewards, groups: rewards * np.nan):
-        with pytest.raises(DataError, match="advantage: expected a finite number for each of 4 rollouts"):
+    for wrong in (
+        lambda rewards, groups: rewards[:-1],
+        lambda rewards, groups: rewards * np.nan,
+        lambda rewards, groups: rewards * 1e39,
+    ):
+        with pytest.raises(DataError, match="advantage: expected a finite float32 for each of 4 rollouts"):
             fed(group(0, 4), advantage=wrong).create_batch(1)
 
 

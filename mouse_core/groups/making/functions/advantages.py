@@ -58,7 +58,7 @@ def advantages(
 
     Raises:
         ConfigError: An option that cannot be used.
-        DataError: No numbers, or not one group for each.
+        DataError: No finite numbers, or not one group for each.
     """
     baseline, ddof, eps, std_floor = check_options(normalize_std, baseline, ddof, eps, std_floor)
     reward, group = _arrays(rewards, groups)
@@ -100,6 +100,8 @@ def _arrays(rewards: Any, groups: Any) -> tuple[npt.NDArray[np.float64], npt.NDA
             f"rewards: expected numbers [n], and an integer for each as its group, found {list(reward.shape)}, and "
             f"{group.dtype} {list(group.shape)}"
         )
+    if not np.isfinite(reward).all():
+        raise DataError(f"rewards: expected finite numbers, found {reward[~np.isfinite(reward)][0]}")
     return reward, _numbered(group.astype(np.int64)) if group.size else np.zeros(0, np.int64)
 
 

@@ -248,9 +248,11 @@ def checked_worth(advantage: Advantage, rewards: Any, groups: Any) -> npt.NDArra
 
 def _finite(advantage: Advantage, rewards: Any, groups: Any) -> npt.NDArray[np.float64]:
     worth = np.asarray(advantage(rewards, groups), np.float64)
-    if worth.shape != rewards.shape or not np.isfinite(worth).all():
+    with np.errstate(over="ignore"):  # examples have float32
+        fits = np.isfinite(worth.astype(np.float32)).all()
+    if worth.shape != rewards.shape or not fits:
         raise DataError(
-            f"advantage: expected a finite number for each of {len(rewards)} rollouts, found shape {list(worth.shape)}"
+            f"advantage: expected a finite float32 for each of {len(rewards)} rollouts, found shape {list(worth.shape)}"
             + (" with others" if worth.shape == rewards.shape else "")
         )
     return worth
