@@ -412,6 +412,24 @@ def test_functions_are_known_by_what_runs_and_not_by_the_text_of_their_file(tmp_
     assert known(both[0], "")[0] != known(both[1], "")[0]
 
 
+def test_what_is_made_of_a_fast_tokenizer_is_known_by_its_class_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fast:
+        split_special_tokens = False
+
+        def __init__(self) -> None:
+            self.backend_tokenizer = tokenizer()
+
+        def __call__(self, texts: Any, **_: Any) -> Any:
+            return {"input_ids": [self.backend_tokenizer.encode(one.lower()).ids for one in texts]}
+
+    before = known(Fast(), "")[0]
+    for name, changed in (("split_special_tokens", True), ("__call__", lambda self, texts, **_: {"input_ids": []})):
+        assert known(Fast(), "")[0] == before
+        monkeypatch.setattr(Fast, name, changed)
+        assert known(Fast(), "")[0] != before
+        monkeypatch.undo()
+
+
 def test_a_recipe_of_ones_own_is_known_by_its_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Own(text.Texts):
         def rows(self, texts: Any, encode: Any) -> Any:
