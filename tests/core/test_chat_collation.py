@@ -125,6 +125,12 @@ def test_labels_are_what_the_assistant_generated() -> None:
         ([3], {}, DataError, "example 0: expected a dict"),
         ([*EXAMPLES, {"prompt_ids": [1]}], {}, DataError, "example 2: expected chosen_ids as token ids, found None"),
         ([{**EXAMPLES[0], "prompt_ids": [0.5]}], {}, DataError, "example 0: expected prompt_ids as token ids"),
+        (
+            [{**EXAMPLES[0], "chosen_ids": [1, -100]}],
+            {},
+            DataError,
+            "example 0: expected chosen_ids as token ids, found",
+        ),
         ([{**EXAMPLES[0], "ref_chosen_logps": 1.0}, EXAMPLES[1]], {}, DataError, "example 1: expected a number ref_ch"),
         (EXAMPLES, {"padding_side": "top"}, ConfigError, "padding_side"),
         (EXAMPLES, {"truncation_mode": "keep"}, ConfigError, "truncation_mode"),

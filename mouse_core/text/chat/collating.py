@@ -161,7 +161,7 @@ def _ids(examples: Sequence[Mapping[str, Any]], name: str) -> list[npt.NDArray[n
         values = np.asarray(example.get(name))
         if values.size == 0 and values.ndim == 1:
             values = values.astype(np.int64)
-        if values.ndim != 1 or values.dtype.kind not in "iu":
+        if values.ndim != 1 or values.dtype.kind not in "iu" or values.min(initial=0) < 0:
             raise DataError(f"example {place}: expected {name} as token ids, found {example.get(name)!r:.80}")
         found.append(values.astype(np.int64))
     return found

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.digest.values import host_array
+from mouse_core.dtypes import widened
 from mouse_core.errors import DataError
 from mouse_core.groups import Turn
 from mouse_core.text.chat.dicts import from_openai, to_openai
@@ -38,7 +40,7 @@ def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tup
         DataError: Another number of log-probabilities; a chat in which answers and what was generated are not as many.
     """
     messages = chat.rendered.messages
-    values = None if logprobs is None else np.asarray(logprobs)
+    values = None if logprobs is None else host_array(widened(logprobs))
     if values is not None and values.shape != chat.input_ids.shape:
         raise DataError(f"to_turns: expected logprobs {chat.input_ids.shape}, found {values.shape}")
     answers = [place for place, message in enumerate(messages) if message.role == "assistant"]
