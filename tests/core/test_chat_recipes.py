@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from mouse_core import BatchSource, text
 from mouse_core.cli import main
@@ -192,6 +192,23 @@ def test_texts_part_where_their_tokens_do_and_both_have_one(tmp_path: Path) -> N
                 found = {name: values[place].tolist() for name, values in rows[f"{side}_data"].items()}
                 assert found["input_ids"][: len(ids)] == ids
                 assert found["completion_mask"] == [int(prompt <= at < len(ids)) for at in range(5)]
+    # What the tokenizer puts before texts is before plain ones, and not before chats, whose template writes it.
+    before = Tokenizer.from_str(words.to_str())
+    before.post_processor = processors.TemplateProcessing(single="<pad> $A", special_tokens=[("<pad>", 0)])
+    plain = {"prompt": "a ", "chosen": "cat", "rejected": "car"}
+    as_chat = {name: [{"role": "user", "content": text}] for name, text in plain.items()}
+    recipe = chat.Preferences(
+        template=chat.ChatTemplate("{% for m in messages %} {{ m.content }}{% endfor %}"), max_length=3
+    )
+    both = stored(text.tokenize([plain, as_chat], before, tmp_path, replace(recipe, pad_id=5)))
+    assert both["chosen_data.input_ids"].tolist() == [[0, 1, 2], [1, 2, 5]]
+    assert both["rejected_data.completion_mask"].tolist() == [[0, 0, 1], [0, 1, 0]]
+    pair = chat.encode_preference(recipe.template, **plain, tokenizer=before)
+    assert {name: ids.tolist() for name, ids in pair.items()} == {
+        "prompt_ids": [0, 1],
+        "chosen_ids": [2],
+        "rejected_ids": [3],
+    }
     # Of a prompt that ends within a token the answers begin with that token.
     parted = [{"prompt": "a ca", "chosen": "t", "rejected": "r"}]
     recipe = chat.Preferences(template=template(CHATML, "<end>"), max_length=3, pad_id=PAD)

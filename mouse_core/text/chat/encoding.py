@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -93,8 +93,9 @@ def encode_preference(
     Args:
         template: The template.
         prompt: The chat up to the answers.
-        chosen, rejected: The messages that follow. All three may be plain texts: then no template is used, and an
-            answer ends in the template's variable ``eos_token``, where that is one, as in TRL's standard format.
+        chosen, rejected: The messages that follow. All three may be plain texts: then no template is used, an answer
+            ends in the template's variable ``eos_token``, where that is one, and the tokenizer adds the special tokens
+            that it puts around texts, as TRL does with its standard format.
         tokenizer, tools: As in ``encode_chat``.
         straddling: What becomes of tokens that stand for characters of the prompt and of an answer, as where a prompt
             ends in a space: "include" has both answers begin with the first of them, "refuse" is an error.
@@ -109,8 +110,21 @@ def encode_preference(
     """
     check_word("straddling", straddling, ("include", "refuse"))
     texts = preference_texts(template, prompt, chosen, rejected, tools)
-    ids = [ids for ids, _ in tokens_of(tokenizer, texts, False)]
-    return preference_of(ids, straddling)
+    return preference_of(tokens_of_pairs(tokenizer, [texts])[0], straddling)
+
+
+class PairTexts(NamedTuple):
+    """The texts of a prompt, and of both chats that begin with it.
+
+    Args:
+        prompt, chosen, rejected: They.
+        are_plain: Whether no template made them, which writes special tokens itself.
+    """
+
+    prompt: str
+    chosen: str
+    rejected: str
+    are_plain: bool
 
 
 def preference_texts(
@@ -119,7 +133,7 @@ def preference_texts(
     chosen: Iterable[Any] | str,
     rejected: Iterable[Any] | str,
     tools: Any,
-) -> tuple[str, str, str]:
+) -> PairTexts:
     """The texts of a prompt, and of both chats that begin with it.
 
     Raises:
@@ -127,7 +141,9 @@ def preference_texts(
     """
     if isinstance(prompt, str) and isinstance(chosen, str) and isinstance(rejected, str):
         end = str(template.variables.get("eos_token") or "")
-        return prompt, prompt + chosen.removesuffix(end) + end, prompt + rejected.removesuffix(end) + end
+        return PairTexts(
+            prompt, prompt + chosen.removesuffix(end) + end, prompt + rejected.removesuffix(end) + end, True
+        )
     asked, listed = messages_of(prompt), None if tools is None else list(tools)
     text = template.render(asked, tools=listed, add_generation_prompt=True)
     made = [text]
@@ -136,7 +152,7 @@ def preference_texts(
         if not whole.startswith(text):
             raise DataError(f"{name}: expected a text that begins with that of the prompt, found {whole!r:.200}")
         made.append(whole)
-    return made[0], made[1], made[2]
+    return PairTexts(made[0], made[1], made[2], False)
 
 
 def preference_of(ids: Sequence[Ids], straddling: str) -> dict[str, Ids]:
@@ -158,6 +174,21 @@ def _alike(one: Ids, other: Ids) -> int:
     """With how many ids both begin."""
     size = min(len(one), len(other))
     return int(np.argmin([*(one[:size] == other[:size]), False]))
+
+
+def tokens_of_pairs(tokenizer: Any, pairs: Sequence[PairTexts]) -> list[tuple[Ids, Ids, Ids]]:
+    """Ids of the three texts of each, of plain ones with the special tokens that the tokenizer puts around texts.
+
+    Raises:
+        ConfigError, DataError: As ``tokens_of``.
+    """
+    made: dict[int, tuple[Ids, Ids, Ids]] = {}
+    for are_plain in (False, True):
+        places = [place for place, one in enumerate(pairs) if one.are_plain == are_plain]
+        texts = [text for place in places for text in pairs[place][:3]]
+        found = iter([ids for ids, _ in tokens_of(tokenizer, texts, are_plain)] if texts else [])
+        made.update(zip(places, zip(found, found, found, strict=True), strict=True))
+    return [made[place] for place in range(len(pairs))]
 
 
 def tokens_of(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[Ids, Ids]]:

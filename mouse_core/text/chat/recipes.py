@@ -34,6 +34,7 @@ from mouse_core.text.chat.dicts import from_openai, from_sharegpt
 from mouse_core.text.chat.encoding import (
     STRADDLING,
     Ids,
+    PairTexts,
     check_cut,
     check_word,
     kept_of,
@@ -41,6 +42,7 @@ from mouse_core.text.chat.encoding import (
     preference_of,
     preference_texts,
     tokens_of,
+    tokens_of_pairs,
 )
 from mouse_core.text.chat.messages import Message
 from mouse_core.text.chat.spans import render_chat
@@ -208,9 +210,10 @@ class Preferences:
     of ``rejected_data``, int64 ``[B, L]``; ``as_pairs`` of ``mouse_core.text`` nests them. Tokens and masks are those
     of ``encode_preference`` and ``collate_preferences``: the completion is all that follows the prompt.
 
-    All three may be plain texts in place of chats, as in TRL's standard format: then no template is used, and an answer
-    ends in the template's variable ``eos_token``, where that is one. A text is one unless it is the JSON of messages:
-    of one or more dicts that have a ``role``, or ``from``, each, alone or as ``conversations``. Pairs of two equal
+    All three may be plain texts in place of chats, as in TRL's standard format: then no template is used, an answer
+    ends in the template's variable ``eos_token``, where that is one, and the tokenizer adds its special tokens. A text
+    is one unless it is the JSON of messages: of one or more dicts that have a ``role``, or ``from``, each, alone or as
+    ``conversations``. Pairs of two equal
     answers are left out, and those that are equal when they are truncated, or of which one has no token.
 
     Args:
@@ -280,8 +283,7 @@ class Preferences:
         given = [values_of(texts, name, may_be_text=True) for name in names[:3]]
         given.append(values_of(texts, self.tools, may_be_none=True))
         said = each(self._texts, zip(*given, strict=True))
-        found = iter(ids for ids, _ in tokens_of(encode, [one for three in said for one in three], False))
-        pairs = each(self._pair, zip(found, found, found, strict=True))
+        pairs = each(self._pair, zip(said, tokens_of_pairs(encode, said), strict=True))
         pad_id, cut = padding_of(self.pad_id, encode), kept_of(self.max_length, self.truncation_side)
         ids = [[np.concatenate([one["prompt_ids"], one[f"{side}_ids"]])[cut] for one in pairs] for side in _ANSWERS]
         differ = [not np.array_equal(chosen, rejected) for chosen, rejected in zip(*ids, strict=True)]
@@ -295,7 +297,7 @@ class Preferences:
             made.append(_masks(masks, self.max_length, self.padding_side))
         return batch_of(self.schema, [*made, *kept(texts, self.keep)]).filter(wanted)
 
-    def _texts(self, row: tuple[Any, Any, Any, Any]) -> tuple[str, str, str]:
+    def _texts(self, row: tuple[Any, Any, Any, Any]) -> PairTexts:
         prompt, chosen, rejected, tools = row
         given = (chosen, rejected) if self.prompt is None else (prompt, chosen, rejected)
         are_texts = all(isinstance(one, str) for one in given)
@@ -303,7 +305,7 @@ class Preferences:
             chosen, rejected = _messages(chosen, self.chosen), _messages(rejected, self.rejected)
             prompt = None if self.prompt is None else _messages(prompt, self.prompt)
         if chosen == rejected:
-            return "", "", ""  # of no tokens, and so left out as all that are equal
+            return PairTexts("", "", "", are_texts)  # left out as all that are equal
         if self.prompt is None:
             shorter = min(len(chosen), len(rejected)) - (not are_texts)  # a message is left of each answer
             both = zip(chosen, rejected, strict=False)
@@ -316,11 +318,11 @@ class Preferences:
             prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
         return preference_texts(self.template, prompt, chosen, rejected, tools)
 
-    def _pair(self, ids: tuple[Ids, Ids, Ids]) -> dict[str, Ids]:
-        prompt, chosen, rejected = ids
-        if self.prompt is None and not len(prompt):
+    def _pair(self, pair: tuple[PairTexts, tuple[Ids, Ids, Ids]]) -> dict[str, Ids]:
+        said, (prompt, chosen, rejected) = pair
+        if self.prompt is None and said.are_plain:
             return preference_of((chosen, chosen, rejected), "include")
-        return preference_of(ids, self.straddling)
+        return preference_of((prompt, chosen, rejected), self.straddling)
 
 
 def _check_template(template: Any) -> None:
