@@ -453,6 +453,28 @@ def test_chats_are_turns_of_rollouts_and_back() -> None:
         to_turns(chat, logprobs=[0.0])
 
 
+@pytest.mark.parametrize("source", [CHATML, TOOLS])
+def test_answers_of_no_weight_are_not_learned(source: str) -> None:
+    said = to_openai(TALK)
+    places = [place for place, message in enumerate(TALK) if message.role == "assistant"]
+    whole = encode_chat(template(source), said, tokenizer())
+    for weights in ((0, 1), (1, 0), (0, 0), (1, 1)):
+        for place, weight in zip(places, weights, strict=True):
+            said[place]["weight"] = weight
+        found = encode_chat(template(source), said, tokenizer())
+        kept = [span for span, weight in zip(whole.rendered.spans, weights, strict=True) if weight]
+        assert (found.rendered.text, list(found.rendered.spans)) == (whole.rendered.text, kept)
+        turns = to_turns(found, logprobs=np.zeros(len(found.input_ids)))
+        assert [turn.is_trained for turn in turns if turn.role == "assistant"] == list(map(bool, weights))
+        assert np.concatenate([turn.tokens for turn in turns]).tolist() == found.input_ids.tolist()
+        assert to_openai(from_turns(turns)) == said
+    twice = ChatTemplate("{% for m in messages %}{% generation %}a{% endgeneration %};{% endfor %}")
+    with pytest.raises(
+        DataError, match="once for each of 2 messages of an assistant, as some have weight 0, found it 4"
+    ):
+        encode_chat(twice, [{**one, "weight": 0} for one in said], tokenizer())
+
+
 def test_a_preference_is_a_prompt_and_what_follows() -> None:
     made = encode_preference(template(LLAMA, "<|eot|>"), TALK[:1], TALK[1:2], TALK[3:], tokenizer())
     prompt = "<s><|start|>user<|end|>\n\nwho is there?<|eot|><|start|>assistant<|end|>\n\n"

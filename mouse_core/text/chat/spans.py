@@ -47,6 +47,8 @@ def render_chat(
     to the end of turn, where the template writes one. That holds for templates whose text only grows with the messages,
     which is checked for every answer.
 
+    An answer of ``weight`` 0, as OpenAI's data for fine-tuning have it, does not count as generated.
+
     Args:
         template: The template.
         messages, tools, documents: As ``ChatTemplate.render`` takes them.
@@ -58,12 +60,26 @@ def render_chat(
     """
     renderings = Renderings(template, messages, tools, documents)
     text = renderings(renderings.messages)
+    answers = [place for place, message in enumerate(renderings.messages) if is_learned(message)]
     if template.has_generation:
-        return RenderedChat(text, _of_generation(renderings, text), renderings.messages)
+        spans = _of_generation(renderings, text)
+        own = [place for place, message in enumerate(renderings.messages) if message.role == "assistant"]
+        if len(answers) < len(own):
+            if len(spans) != len(own):
+                raise DataError(
+                    f"chat template: expected {{% generation %}} once for each of {len(own)} messages of an assistant, "
+                    f"as some have weight 0, found it {len(spans)} times"
+                )
+            spans = tuple(span for span, place in zip(spans, own, strict=True) if place in answers)
+        return RenderedChat(text, spans, renderings.messages)
     end = template.variables.get("eos_token") if end_of_turn is None else end_of_turn
-    answers = [place for place, message in enumerate(renderings.messages) if message.role == "assistant"]
     spans = tuple(_of_answer(renderings, text, place, end or "") for place in answers)
     return RenderedChat(text, spans, renderings.messages)
+
+
+def is_learned(message: Message) -> bool:
+    """Whether a message is an assistant's and counts: OpenAI's key ``weight`` says 0 where it does not."""
+    return message.role == "assistant" and message.extra.get("weight") != 0
 
 
 def _of_generation(renderings: Renderings, text: str) -> tuple[tuple[int, int], ...]:

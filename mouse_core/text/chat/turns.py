@@ -15,6 +15,7 @@ from mouse_core.groups import Turn
 from mouse_core.text.chat.dicts import from_openai, to_openai
 from mouse_core.text.chat.encoding import EncodedChat
 from mouse_core.text.chat.messages import Message
+from mouse_core.text.chat.spans import is_learned
 
 # The role of turns that are no message: tokens that the template wrote behind an answer, or before the first message.
 _TEMPLATE = "template"
@@ -26,7 +27,7 @@ def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tup
     A turn of an assistant has the tokens that it generated, and no others. What stands between answers belongs to the
     last message between them, generation prompt included; the other messages there have no tokens. Where no message
     stands there, as behind the last answer, it is a turn of role "template". What a turn has no place for, as calls of
-    tools, is kept in its metadata.
+    tools, is kept in its metadata. An answer of ``weight`` 0 has no log-probabilities, and so is not trained.
 
     Args:
         chat: As ``encode_chat`` makes it. Of one that was truncated all turns are there, with the tokens that are left.
@@ -43,7 +44,7 @@ def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tup
     values = None if logprobs is None else host_array(widened(logprobs))
     if values is not None and values.shape != chat.input_ids.shape:
         raise DataError(f"to_turns: expected logprobs {chat.input_ids.shape}, found {values.shape}")
-    answers = [place for place, message in enumerate(messages) if message.role == "assistant"]
+    answers = [place for place, message in enumerate(messages) if is_learned(message)]
     runs = _runs(chat)
     if len(runs) != len(answers):
         raise DataError(
