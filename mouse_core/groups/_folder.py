@@ -22,7 +22,8 @@ from mouse_core.groups._files.index import (
     open_index,
 )
 from mouse_core.groups._files.kept import Kept
-from mouse_core.groups._files.parts import Part, read_groups
+from mouse_core.groups._files.part import Part
+from mouse_core.groups._files.parts import read_groups
 from mouse_core.groups._files.waiting import Plan, Rules, Waiting
 from mouse_core.groups._files.writing import write_groups
 from mouse_core.groups._given import Given

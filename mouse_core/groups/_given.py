@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from mouse_core.errors import DataError
-from mouse_core.groups._files.parts import Part, read_groups
+from mouse_core.groups._files.part import Part
+from mouse_core.groups._files.parts import read_groups
 from mouse_core.groups._files.waiting import Waiting
 from mouse_core.groups.stored.chunks import Chunk, checked_chunk
 from mouse_core.groups.types.columns import Columns

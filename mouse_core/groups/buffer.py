@@ -36,10 +36,10 @@ _RETRY_SECONDS = 5.0
 class RolloutBuffer(StoredInBuffer):
     """Rollouts on disk, group by group, and batches made of them.
 
-    A group is the rollouts of one policy version on one problem. It is sealed, which means written to a Parquet file of
-    its own, when it is full, when it is older than a time-out, or on ``flush()``. What ``add_rollouts`` has returned
-    for is on the disk: a buffer that is made again for the same folder, also after a crash, has every such rollout
-    once, and gives none to a batch that a stored batch has had.
+    A group is the rollouts of one policy version on one problem. It is sealed, which means written to a Parquet file,
+    when it is full, when it is older than a time-out, or on ``flush()``; groups that are sealed together share files.
+    What ``add_rollouts`` has returned for is on the disk: a buffer that is made again for the same folder, also after a
+    crash, has every such rollout once, and gives none to a batch that a stored batch has had.
 
     A folder has one buffer at a time. Making another one, in this process or elsewhere, takes the folder over, and the
     one before raises ``ClosedError``. Threads may share a buffer.

@@ -269,7 +269,7 @@ def _group_goals() -> Iterator[Goal]:
 
     def share(results: Results) -> float | None:
         ours = seconds("groups-write", "mouse add_rollouts", results)
-        disk = seconds("groups-write", "the same files written, synced and renamed", results)
+        disk = seconds("groups-write", "the same bytes in a file a group, synced and renamed", results)
         return max(4096 / 20_000, disk) / ours if ours and disk else None
 
     def milliseconds(results: Results) -> float | None:

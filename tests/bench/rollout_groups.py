@@ -8,6 +8,7 @@ import shutil
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,22 +38,27 @@ _PROMPT = 128
 _AT_ONCE = 4096
 
 
-def make_rollouts(count: int) -> list[RolloutRecord]:
-    """Rollouts of 512 tokens, eight for each problem; their tokens are shared, to spare memory."""
+def make_rollouts(count: int, answers: int = 64) -> list[RolloutRecord]:
+    """Rollouts of 512 tokens, eight for each problem, with so many different answers; others are shared."""
     random = np.random.default_rng(0)
     prompts = [Turn("What is it?", "user", random.integers(0, 50_000, _PROMPT)) for _ in range(64)]
-    answers = [
+    given = [
         Turn(
             "An answer. " * 40,
             "assistant",
             random.integers(0, 50_000, TOKENS - _PROMPT),
             -random.random(TOKENS - _PROMPT),
         )
-        for _ in range(64)
+        for _ in range(answers)
     ]
     return [
         RolloutRecord(
-            "math", str(number // GROUP), "1", f"r{number}", (prompts[number % 64], answers[number % 64]), number % 3
+            "math",
+            str(number // GROUP),
+            "1",
+            f"r{number}",
+            (prompts[number // GROUP % 64], given[number % answers]),
+            number % 3,
         )
         for number in range(count)
     ]
@@ -91,7 +97,7 @@ def figures(settings: Settings) -> list[Figure]:
 
 
 def _writing(settings: Settings) -> Table:
-    rollouts = make_rollouts(_AT_ONCE)
+    rollouts = make_rollouts(_AT_ONCE, answers=_AT_ONCE)
     folder = settings.folder / "rollout-groups"
     folders = (folder / str(number) for number in itertools.count())
 
@@ -105,23 +111,30 @@ def _writing(settings: Settings) -> Table:
 
     with RolloutBuffer(next(folders), GROUP) as made:
         made.add_rollouts(rollouts)
-        paths = [stored.path for stored in made.rollouts().groups]
+        paths = list(dict.fromkeys(stored.path for stored in made.rollouts().groups))
     contents = [path.read_bytes() for path in paths]
     encoded = [pq.ParquetFile(path).read() for path in paths]
+    whole, groups = b"".join(contents), _AT_ONCE // GROUP
+    a_group = [whole[len(whole) * n // groups : len(whole) * (n + 1) // groups] for n in range(groups)]
     options = writing_options(encoded[0].schema, "zstd")
     threads = ThreadPoolExecutor(settings.cores)
 
     def encode(number: int) -> None:
         list(threads.map(lambda rows: encode_table(rows, options), encoded))
 
-    def files(number: int) -> None:
+    def files(contents: list[bytes], number: int) -> None:
         root = next(folders)
         root.mkdir(parents=True)
         _plain_files(root, contents)
 
     timings = interleave(
         [
-            Contender("the same files written, synced and renamed", files, "floor", wall=True),
+            Contender(
+                "the same bytes in a file a group, synced and renamed", partial(files, a_group), "floor", wall=True
+            ),
+            Contender(
+                f"the same bytes in {len(contents)} files, as mouse writes them", partial(files, contents), wall=True
+            ),
             Contender(f"pyarrow encoding the same files, {settings.cores} threads", encode, wall=True),
             Contender("mouse add_rollouts", buffer(sync=True), "ours", wall=True),
             Contender("mouse add_rollouts, sync=False", buffer(sync=False), "ours", wall=True),
@@ -134,7 +147,7 @@ def _writing(settings: Settings) -> Table:
     shutil.rmtree(folder, ignore_errors=True)
     return table_of(
         "groups-write",
-        f"Rollout groups: {_AT_ONCE:,} rollouts of {TOKENS} tokens added, sealed and written, {GROUP} a file",
+        f"Rollout groups: {_AT_ONCE:,} rollouts of {TOKENS} tokens added, sealed and written, {GROUP} a group",
         timings,
         units=_AT_ONCE,
         unit="rollouts",
@@ -182,7 +195,7 @@ def _opening(settings: Settings) -> Table:
     folder = settings.folder / "rollout-groups-opened"
     with RolloutBuffer(folder, GROUP, sync=False) as made:
         made.add_rollouts(make_rollouts(_AT_ONCE))
-        paths = [stored.path for stored in made.rollouts().groups]
+        paths = list(dict.fromkeys(stored.path for stored in made.rollouts().groups))
 
     def files(number: int) -> None:
         for path in paths:
@@ -205,7 +218,7 @@ def _opening(settings: Settings) -> Table:
     shutil.rmtree(folder)
     return table_of(
         "groups-open",
-        f"Rollout groups: a folder of {_AT_ONCE:,} rollouts of {TOKENS} tokens, {GROUP} a file, opened again",
+        f"Rollout groups: a folder of {_AT_ONCE:,} rollouts of {TOKENS} tokens, {GROUP} a group, opened again",
         timings,
         units=_AT_ONCE,
         unit="rollouts",

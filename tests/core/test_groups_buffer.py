@@ -21,10 +21,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import ClosedError, ConfigError, DataError, ForkError, MissingFieldError, StorageError
+from mouse_core.files.log import Log, read_log
 from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutColumn, RolloutRecord, open_rollouts
 from tests.core.groups_cases import METADATA, group, rollout
 
 Make = Callable[..., RolloutBuffer]
+_TEXTS = dict.fromkeys(["environment", "example_id", "policy_version", "name"], pa.string())
+_INTS, _FLOATS = pa.list_(pa.int64()), pa.list_(pa.float64())
+_LISTS = {"uids": pa.list_(pa.string()), "created": _FLOATS, "rewards": _FLOATS, "tokens": _INTS, "turns": _INTS}
+_OTHERS = {"declared": pa.int64(), "nbytes": pa.int64(), "untrained": _INTS, "earned": _INTS, "columns": pa.string()}
+NOTED = pa.schema({**_TEXTS, "number": pa.int64(), **_LISTS, **_OTHERS, "first": pa.int64()})
+"""How groups are noted in the log."""
 
 
 @pytest.fixture
@@ -339,16 +346,48 @@ def test_everything_is_there_again(make: Make) -> None:
     assert list(again.rollouts()) == group(0, 8)
 
 
-def test_a_folder_without_its_log_is_read(make: Make) -> None:
+def test_groups_of_a_call_share_files(make: Make) -> None:
     buffer = make()
-    buffer.add_rollouts([*group(0, 8), *group(20, 4, environment="code")])
+    given = [item for n in range(40) for item in group(4 * n, environment=("math", "code")[n % 2], example=str(n // 4))]
+    buffer.add_rollouts(given)
+    files = [stored.path for stored in buffer.rollouts().groups]
+    assert [len(set(files[first::2])) for first in (0, 1)] == [2, 2], "20 groups of an environment, 16 a file at most"
+    assert list(buffer.rollouts()) == given
+    assert [stored.read().rollouts for stored in buffer.rollouts().groups] == [
+        tuple(given[4 * n : 4 * n + 4]) for n in range(40)
+    ]
+    assert buffer.rollout("r37") == given[37]
+
+
+@pytest.mark.parametrize("by", ["files", "another tool's files", "an earlier release's log"])
+def test_a_folder_is_read_without_its_log(make: Make, by: str) -> None:
+    buffer = make()
+    given = [*group(0, 4), *group(20, 4, environment="code"), *group(4, 8)]
+    for some in [given] if by == "files" else [given[n : n + 4] for n in range(0, 16, 4)]:
+        buffer.add_rollouts(some)
     buffer.close()
-    (buffer.root_path / ".state" / "index.log").unlink()
+    path = buffer.root_path / ".state" / "index.log"
+    log = read_log(path)
+    path.unlink()
+    if by == "an earlier release's log":
+        rows = [pa.ipc.read_record_batch(pa.py_buffer(record[1:]), NOTED) for record in log]
+        earlier = Log(path)
+        for row in rows:
+            earlier.append(b"C" + row.drop_columns(["first"]).serialize(), sync=False)
+        earlier.close()
+    if by == "another tool's files":
+        paths = [stored.path for stored in buffer.rollouts(environment="math").groups]
+        table = pa.concat_tables(map(pq.read_table, paths)).replace_schema_metadata(None)
+        for one in paths:
+            one.unlink()
+        pq.write_table(table, paths[0].with_name("part-1.parquet"))
     again = make()
-    assert list(again.rollouts()) == list(buffer.rollouts())
-    assert again.add_rollouts(group(0, 8)) == 0
+    assert again.num_groups == (2 if by == "another tool's files" else 4)
+    assert sorted(uids(again)) == sorted(one.rollout_uid for one in given)
+    assert by == "another tool's files" or list(again.rollouts()) == given
+    assert again.add_rollouts(given) == 0
     again.close()
-    assert len(open_rollouts(buffer.root_path)) == 12
+    assert len(open_rollouts(buffer.root_path)) == 16
 
 
 def test_files_with_columns_for_metadata_that_no_rollout_has(make: Make) -> None:
@@ -372,7 +411,8 @@ def test_other_tools_read_files_of_differing_columns(make: Make, bare_first: boo
     full = rollout(1, metadata={"a": 1})
     turns = [replace(turn, reward=None, metadata={}) for turn in full.turns]
     bare = replace(full, rollout_uid="bare", turns=turns, replica_id="", metadata={})  # type: ignore[arg-type]
-    buffer.add_rollouts([full, bare])
+    for item in (full, bare):
+        buffer.add_rollout(item)
     files = {len(pq.read_schema(path)): str(path) for path in buffer.root_path.glob("*/part-*.parquet")}
     assert sorted(files) == [7, 9]
     turn = pa.struct([("message", pa.string()), ("reward", pa.float64())])
@@ -387,7 +427,8 @@ def test_other_tools_read_files_of_differing_columns(make: Make, bare_first: boo
 def test_a_file_of_another_tool_is_believed(make: Make) -> None:
     """Its name promises nothing about its content, so what the log says of it may be old."""
     buffer = make(group_size=2)
-    buffer.add_rollouts([*group(0, 2), *group(2, 2)])
+    for first in (0, 2):
+        buffer.add_rollouts(group(first, 2))
     buffer.close()
     path, other = (stored.path for stored in buffer.rollouts().groups)
     table = pq.read_table(path)
@@ -404,7 +445,8 @@ def test_a_file_of_another_tool_is_believed(make: Make) -> None:
 
 def test_files_that_were_taken_away_are_gone(make: Make) -> None:
     buffer = make()
-    buffer.add_rollouts(group(0, 8))
+    for first in (0, 4):
+        buffer.add_rollouts(group(first, 4))
     buffer.close()
     buffer.rollouts().groups[0].path.unlink()
     again = make()
@@ -611,7 +653,7 @@ def test_many_files_are_on_the_disk_before_they_count(
     monkeypatch.setattr(ctypes, "CDLL", Library)
     for name, call in [("write", noting_write), ("replace", noting_replace), ("fsync", noting_fsync)]:
         monkeypatch.setattr(os, name, call)
-    buffer.add_rollouts([item for n in range(70) for item in group(2 * n, 2, example=str(n))])
+    buffer.add_rollouts([item for n in range(70) for item in group(2 * n, 2, environment=str(n))])
     assert len(parts(buffer)) == 70
     # The index can be made again from the files.
     assert dirty <= {str(buffer.root_path / ".state" / "index.log")}
@@ -662,7 +704,8 @@ def test_the_time_out_tries_again_after_a_full_disk(make: Make, monkeypatch: pyt
 
 def test_a_damaged_file_is_named(make: Make) -> None:
     buffer = make(batch_maker=GrpoBatchMaker())
-    buffer.add_rollouts(group(0, 8))
+    for first in (0, 4):
+        buffer.add_rollouts(group(first, 4))
     damaged, other = (stored.path for stored in buffer.rollouts().groups)
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 4

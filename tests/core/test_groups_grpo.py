@@ -785,7 +785,7 @@ def test_a_restart_reads_only_what_is_drawn(tmp_path: Path, monkeypatch: pytest.
     assert again.num_ahead == 60
     assert again.create_and_store_batch(7) is not None
     drawn = {example.rollout_uid for example in again.read_batch(again.batches[-1])}
-    of = sorted(item.path for item in again.rollouts().groups if drawn.intersection(item.uids))
+    of = sorted({item.path for item in again.rollouts().groups if drawn.intersection(item.uids)})
     read_for_it = [path for path in opened if path.suffix == ".parquet" and path.parent.name != "batches"]
     assert sorted(read_for_it) == of, "each once"
 

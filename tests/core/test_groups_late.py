@@ -369,7 +369,8 @@ def test_newer_formats_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_rollouts_are_found_by_uid_and_by_problem_without_opening_other_files(tmp_path: Path) -> None:
     with opened(tmp_path) as buffer:
-        buffer.add_rollouts(rollout(n, reward=1.0) for n in range(7))
+        for n in range(7):
+            buffer.add_rollout(rollout(n, reward=1.0))
         for part in open_rollouts(tmp_path, example_id=2).groups:
             part.path.write_bytes(b"damaged")
         assert buffer.rollout("r1") == rollout(1, reward=1.0)

@@ -241,7 +241,7 @@ def test_every_field_comes_back_exactly(given_: list[RolloutRecord], compression
 
 
 def test_columns_that_say_nothing_are_left_out(tmp_path: Path) -> None:
-    """Of the groups that have none of it, whatever the others have."""
+    """Of the files that have none of it, whatever the others have."""
 
     def bare(first: int, turn: dict[str, Any], **own: Any) -> list[RolloutRecord]:
         turns = (Turn("?", "user"), replace(rollout(first).turns[1], **{"reward": None, **turn}))
@@ -256,7 +256,8 @@ def test_columns_that_say_nothing_are_left_out(tmp_path: Path) -> None:
         "turns.metadata": bare(8, {"metadata": {"b": [2]}}),
     }
     with RolloutBuffer(tmp_path, group_size=2) as buffer:
-        buffer.add_rollouts([item for some in cases.values() for item in some])
+        for some in cases.values():
+            buffer.add_rollouts(some)
         files = {one.example_id: one.path for one in buffer.rollouts().groups}
         assert list(buffer.rollouts()) == [item for some in cases.values() for item in some]
     always = ["environment", "example_id", "policy_version", "rollout_uid", "turns", "reward", "created"]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from mouse_core.files.writing import remove_leftovers, storing
 from mouse_core.groups._files.arrow.examples import EXAMPLES
 from mouse_core.groups._files.declared import read_declared
 from mouse_core.groups._files.names import BATCHES, STATE, folder_name
-from mouse_core.groups._files.parts import Part, find_part, read_metadata, read_part, read_table
+from mouse_core.groups._files.part import Part
+from mouse_core.groups._files.parts import find_parts, read_metadata, read_part, read_table
 from mouse_core.groups.types.records import GroupKey
 
 USED = b"mouse_batch_rollouts"
@@ -51,6 +52,7 @@ _PARTS = pa.schema(
         "untrained": pa.list_(pa.int64()),
         "earned": pa.list_(pa.int64()),
         "columns": pa.string(),
+        "first": pa.int64(),
     }
 )
 _GIVEN_UP = pa.schema({"uid": pa.string()})
@@ -80,7 +82,7 @@ def encode_parts(parts: Sequence[Part]) -> bytes:
     """A record of the log that says that groups were sealed."""
     columns: list[Sequence[Any]] = [*zip(*(part.key for part in parts), strict=True)]
     columns += [[getattr(part, name) for part in parts] for name in _PARTS.names[3:]]
-    return b"C" + _encoded(columns, _PARTS)
+    return b"D" + _encoded(columns, _PARTS)
 
 
 def encode_ready(parts: Sequence[Part]) -> bytes:
@@ -124,7 +126,7 @@ class Index:
     """What is noted of a folder.
 
     Args:
-        parts: Of the groups whose files are there, in the order they were sealed.
+        parts: The groups whose files are there, in the order they were sealed.
         batches: In the order they were stored, those included whose files were deleted.
         ready: Places of the files of groups that had waited for columns and have them, in the order they became ready.
         told: The versions that were said to be the latest, in order.
@@ -142,8 +144,9 @@ def _decode(records: Sequence[bytes]) -> Index:
     index = Index()
     for record in records:
         kind = record[:1]
-        if kind == b"C":
-            environments, examples, versions, *others = _columns(record, _PARTS)
+        if kind in (b"C", b"D"):  # in "C", of earlier releases, each group has a file of its own
+            schema = _PARTS if kind == b"D" else _PARTS.remove(_PARTS.get_field_index("first"))
+            environments, examples, versions, *others = _columns(record, schema)
             index.parts += map(Part, map(GroupKey, environments, examples, versions), *others)
         elif kind == b"R":
             index.ready += _columns(record, _READY)[0]
@@ -212,13 +215,13 @@ def _compare(root: Path, records: Sequence[bytes], *, clean: bool) -> tuple[Inde
         files = _files(root, clean=clean)
         stored = files.pop(BATCHES, [])
     there = {(folder, name) for folder, names in files.items() for name in names if name.startswith("part-")}
-    by_place = {(folder_name(part.key.environment), part.name): part for part in index.parts}
-    parts = [part for place, part in by_place.items() if place in there]
-    unknown = sorted(there - by_place.keys())
-    find = partial(find_part, declared=read_declared(root)) if unknown else find_part
+    by_place = {(folder_name(part.key.environment), part.name, part.first): part for part in index.parts}
+    parts = [part for place, part in by_place.items() if place[:2] in there]
+    unknown = sorted(there.difference(place[:2] for place in by_place))
+    find = partial(find_parts, declared=read_declared(root)) if unknown else find_parts
     with ThreadPoolExecutor(THREADS) as pool:
-        found = list(in_order(pool, find, [root / folder / name for folder, name in unknown]))
-    found.sort(key=lambda part: (part.number, part.name))
+        groups = in_order(pool, find, [root / folder / name for folder, name in unknown])
+        found = sorted(chain.from_iterable(groups), key=lambda part: (part.number, part.name, part.first))
     # What was written last before a crash may be in a file and not yet in the log.
     parts = sorted([*parts, *found], key=lambda part: part.number) if found else parts
     names = {batch.name for batch in index.batches}

@@ -1,13 +1,12 @@
-"""Parquet files of one group or one batch each: encoding, and reading what is certain to be what was written."""
+"""Parquet files of groups or of one batch: encoding, and reading what is certain to be what was written."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, groupby, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,101 +17,23 @@ from mouse_core.files.writing import storing
 from mouse_core.groups._files.arrow.declared import stored
 from mouse_core.groups._files.arrow.rollouts import ROLLOUTS, rollout_schema, table_to_rollouts
 from mouse_core.groups._files.declared import read_declared
-from mouse_core.groups._files.names import folder_name
+from mouse_core.groups._files.part import Part, parts_of
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import GroupKey, RolloutRecord
-from mouse_core.groups.types.sizes import earned_of, nbytes_of
 
-NUMBER = b"mouse_group_number"
-"""In a group's file how many groups were sealed before it."""
+PLACES = b"mouse_group_number"
+"""In a file of groups how many were sealed before each."""
+
+ROWS = b"mouse_group_rollouts"
+"""In a file of groups how many rollouts each has; earlier releases wrote one group, and not this."""
 
 DECLARED = b"mouse_group_columns"
-"""In a group's file how many columns had been declared when it was sealed, if any."""
+"""In a file of groups how many columns had been declared when these were sealed, if any."""
 
 _NUMBERS = frozenset({"tokens", "logprobs", "advantage", "generator_log_probs"})
 _LARGE = _NUMBERS | {"message", "loss_mask", "text", "data"}
 CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 """How pages can be compressed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What is known of a group's file without opening it.
-
-    Args:
-        key: The group.
-        name: The file's name, in the folder of its environment.
-        number: How many groups were sealed before it.
-        uids: Of its rollouts.
-        created: When they were, in seconds since 1970.
-        rewards: What they earned; None: that comes later.
-        tokens: How many each has, over all turns.
-        turns: How many each has.
-        declared: How many columns had been declared when it was sealed; the late ones of them are what it waits for.
-        nbytes: About how much memory its rollouts take.
-        untrained: Which of them have no token that belongs into the loss, by their places.
-        earned: What the turns of each earned, as ``earned_of`` says it; empty where no turn has a reward.
-        columns: What the rollouts have of columns of one number per example, as JSON: by name one for each, null where
-            a rollout has none; empty where none has any.
-    """
-
-    key: GroupKey
-    name: str
-    number: int
-    uids: tuple[str, ...]
-    created: tuple[float, ...]
-    rewards: tuple[float | None, ...]
-    tokens: tuple[int, ...]
-    turns: tuple[int, ...]
-    declared: int
-    nbytes: int
-    untrained: tuple[int, ...]
-    earned: tuple[int, ...]
-    columns: str
-
-    def column(self, name: str) -> list[float | None]:
-        """What the rollouts have of a column that came with them, one for each."""
-        found: dict[str, list[float | None]] = json.loads(self.columns) if self.columns else {}
-        return found.get(name, [None] * len(self.uids))
-
-    @property
-    def place(self) -> str:
-        """Where the file is, in the buffer's folder."""
-        return f"{folder_name(self.key.environment)}/{self.name}"
-
-    def path(self, root: Path) -> Path:
-        """Where the file is."""
-        return root / folder_name(self.key.environment) / self.name
-
-
-def part_of(rollouts: Sequence[RolloutRecord], *, name: str = "", number: int = 0, declared: int = 0) -> Part:
-    """What is to be known of a group, from its rollouts; the rest as in ``Part``."""
-    sizes = [[len(turn.tokens) for turn in rollout.turns] for rollout in rollouts]
-    trained = [any(turn.is_trained and len(turn.tokens) for turn in rollout.turns) for rollout in rollouts]
-    earned = tuple(map(earned_of, rollouts))
-    return Part(
-        key=rollouts[0].key,
-        name=name,
-        number=number,
-        uids=tuple([rollout.rollout_uid for rollout in rollouts]),
-        created=tuple([rollout.created for rollout in rollouts]),
-        rewards=tuple([rollout.reward for rollout in rollouts]),
-        tokens=tuple(map(sum, sizes)),
-        turns=tuple(map(len, sizes)),
-        declared=declared,
-        nbytes=sum(map(nbytes_of, rollouts)),
-        untrained=tuple([place for place, some in enumerate(trained) if not some]),
-        earned=earned if any(earned) else (),
-        columns=_numbers_of(rollouts),
-    )
-
-
-def _numbers_of(rollouts: Sequence[RolloutRecord]) -> str:
-    names = {name for rollout in rollouts for name, value in rollout.columns.items() if not value.ndim}
-    each = {name: [rollout.columns.get(name) for rollout in rollouts] for name in sorted(names)}
-    if not each:
-        return ""
-    return json.dumps({name: [None if one is None else one.item() for one in own] for name, own in each.items()})
 
 
 def check_codec(compression: str) -> str:
@@ -125,7 +46,7 @@ def check_codec(compression: str) -> str:
 def writing_options(schema: pa.Schema, compression: str, declared: Columns = NO_COLUMNS) -> dict[str, Any]:
     """How a file of these columns is written, some of which were declared.
 
-    A file is a few rows: dictionaries, statistics, and compressing what is short, would cost more than they save. The
+    A file has few rows: dictionaries, statistics, and compressing what is short, would cost more than they save. The
     first bytes of numbers beside each other, then the second ones, and so on, are smaller and faster to compress.
     """
     columns = _columns(schema)
@@ -254,9 +175,10 @@ def read_groups(parts: Sequence[Part], root: Path) -> list[list[RolloutRecord]]:
     """
     paths = [part.path(root) for part in parts]
     declared = read_declared(root)
-    tables = [_read_unknown(part, path, declared) for part, path in zip(parts, paths, strict=True)]
+    files = {path: _read_unknown(path, declared) for path in dict.fromkeys(paths)}
+    tables = [_rows_of(files[path], part, path) for part, path in zip(parts, paths, strict=True)]
     try:
-        # Most of the time goes into calls, and one for all columns of several files is as long as one of a file.
+        # Most of the time goes into calls, and one for all columns of several groups is as long as one of a group.
         whole = table_to_rollouts(pa.concat_tables(tables).combine_chunks(), _known(parts), declared)
     except (pa.ArrowException, DataError):
         return [_rollouts_of(*item, declared) for item in zip(tables, parts, paths, strict=True)]
@@ -264,14 +186,21 @@ def read_groups(parts: Sequence[Part], root: Path) -> list[list[RolloutRecord]]:
     return [whole[begin:end] for begin, end in pairwise(ends)]
 
 
-def _read_unknown(part: Part, path: Path, declared: Columns) -> pa.Table:
-    """The columns of a group's file that ``part`` does not have."""
+def _read_unknown(path: Path, declared: Columns) -> pa.Table:
+    """The columns of a file of groups that parts do not have."""
     # If the name promises the content, it is that which the part was made of. Else all of it could have been replaced.
     unknown = [*_UNKNOWN, *(column.name for column in stored(declared, "example"))]
-    table = read_table(path, ROLLOUTS, columns=unknown if _promised(path) else None, declared=declared)
-    if table.num_rows != len(part.uids) and _promised(path):
-        raise DataError(f"part file {path}: expected {len(part.uids)} rollouts, found {table.num_rows}")
-    return table
+    return read_table(path, ROLLOUTS, columns=unknown if _promised(path) else None, declared=declared)
+
+
+def _rows_of(table: pa.Table, part: Part, path: Path) -> pa.Table:
+    """The rows of a group, of those of its file."""
+    rows = table.slice(part.first, len(part.uids))
+    if rows.num_rows < len(part.uids):
+        raise DataError(
+            f"part file {path}: expected {len(part.uids)} rollouts from {part.first} on, found {rows.num_rows}"
+        )
+    return rows
 
 
 _UNKNOWN = ["turns", "replica_id", "metadata"]
@@ -295,15 +224,15 @@ def _rollouts_of(table: pa.Table, part: Part, path: Path, declared: Columns) -> 
         raise DataError(f"part file {path}: expected rollouts, found: {error}") from error
 
 
-def find_part(path: Path, declared: Columns = NO_COLUMNS) -> Part:
-    """What is to be known of a file, from the file.
+def find_parts(path: Path, declared: Columns = NO_COLUMNS) -> list[Part]:
+    """What is to be known of the groups in a file, from the file.
 
     Args:
         path: The file.
         declared: Columns that its rollouts may have beside those of all.
 
     Raises:
-        DataError: The file is not one of a group.
+        DataError: The file is not one of groups.
         StorageError: It cannot be read.
     """
     content = read_part(path)
@@ -312,12 +241,16 @@ def find_part(path: Path, declared: Columns = NO_COLUMNS) -> Part:
         rollouts = table_to_rollouts(table, declared=declared)
     except (pa.ArrowException, DataError) as error:
         raise DataError(f"part file {path}: expected rollouts, found: {error}") from error
-    keys = {rollout.key for rollout in rollouts}
-    if len(keys) != 1:
-        raise DataError(f"part file {path}: expected the rollouts of one group, found {len(keys)} groups")
     noted = read_metadata(path, content)
-    number, known = int(noted.get(NUMBER, b"0")), int(noted.get(DECLARED, b"0"))
-    return part_of(rollouts, name=path.name, number=number, declared=known)
+    numbers, sizes = ([int(one) for one in noted.get(name, b"").split()] for name in (PLACES, ROWS))
+    if sum(sizes) != len(rollouts):  # an earlier release wrote it, or another tool
+        sizes = [len(list(own)) for _, own in groupby(rollouts, attrgetter("key"))]
+    if len(numbers) != len(sizes):
+        numbers = (numbers or [0])[:1] * len(sizes)
+    found = [rollouts[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
+    if any(len({rollout.key for rollout in own}) != 1 for own in found):
+        raise DataError(f"part file {path}: expected rollouts group by group, {sizes} of each, found others")
+    return parts_of(found, name=path.name, numbers=numbers, declared=int(noted.get(DECLARED, b"0")))
 
 
 def read_metadata(path: Path, content: bytes | None = None) -> dict[bytes, bytes]:

@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import accumulate, chain, count
+from itertools import accumulate, chain, pairwise
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -25,20 +26,32 @@ from mouse_core.files.writing import (
 )
 from mouse_core.groups._files.arrow.rollouts import rollouts_to_table, rollouts_with, split_rows
 from mouse_core.groups._files.names import folder_name
-from mouse_core.groups._files.parts import DECLARED, NUMBER, Part, digest_of, encode_table, part_of, writing_options
+from mouse_core.groups._files.part import Part, parts_of
+from mouse_core.groups._files.parts import DECLARED, PLACES, ROWS, digest_of, encode_table, writing_options
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import GroupKey, RolloutRecord
 
-# Groups whose columns are made together, and whose files are synced together: enough to spread what that costs, few
-# enough for the disk to be at work while the next ones are encoded.
-_TOGETHER = 128
-# Groups that a thread writes at a time.
-_PIECE = 16
-# Fewer groups than these are not worth a thread.
-_FEW = 4
+# The most groups that share a file: of a file of one group most of the time goes into what every file takes, and of one
+# of many all is read where one of them is wanted.
+_SHARING = 16
+# Files whose columns are made together, and that are synced together: enough to spread what that costs, few enough for
+# the disk to be at work while the next ones are encoded.
+_TOGETHER = 8
 
-_Group = tuple[int, list[RolloutRecord], pa.Table]
-_Written = tuple[Part, str]
+
+class _File(NamedTuple):
+    """Groups of one environment on their way into a file."""
+
+    numbers: list[int]
+    groups: list[list[RolloutRecord]]
+    rows: pa.Table
+
+
+class _Written(NamedTuple):
+    """Groups that are in a file, and where this belongs."""
+
+    parts: list[Part]
+    path: str
 
 
 def write_groups(
@@ -51,7 +64,7 @@ def write_groups(
     sync: bool,
     declared: Columns = NO_COLUMNS,
 ) -> list[Part]:
-    """Write every group to a file of its own, all of them or none.
+    """Write groups to files, those of an environment together, all of them or none; in the order they were given.
 
     Args:
         root: The buffer's folder.
@@ -75,64 +88,61 @@ def write_groups(
             made = [folder for folder in folders.values() if not os.path.isdir(folder)]
             for folder in made:
                 os.makedirs(folder, exist_ok=True)
-            pieces = _pieces([group for _, group in groups], load, number, declared)
-            _write_all(write, pieces, len(groups), written, sync=sync)
+            _write_all(write, _files(groups, load, number, declared), len(groups), written, sync=sync)
             # From here on the rollouts are stored: readers see the files, and a restart finds them.
-            publish(path for _, path in written)
+            publish(file.path for file in written)
             if sync:
                 sync_folders([*([root] if made else []), *folders.values()])
         except BaseException:
-            for _, path in written:
-                remove(path)
+            for file in written:
+                remove(file.path)
             for folder in folders.values():
                 remove_leftovers(folder, only_writer=True)
             raise
-    return [part for part, _ in written]
+    return sorted(chain.from_iterable(file.parts for file in written), key=attrgetter("number"))
 
 
-def _pieces(
-    groups: Sequence[Sequence[Any]],
+def _files(
+    groups: Sequence[tuple[GroupKey, Sequence[Any]]],
     load: Callable[[Sequence[Sequence[Any]]], list[list[RolloutRecord]]],
     number: int,
     declared: Columns,
-) -> Iterator[list[_Group]]:
-    """The groups with their numbers and columns, some at a time."""
-    times = -(-len(groups) // _TOGETHER)
-    for turn in range(times):
-        begin, end = (len(groups) * place // times for place in (turn, turn + 1))
-        together = load(groups[begin:end])
-        rows = rollouts_to_table(list(chain.from_iterable(together)), declared)
-        split = split_rows(rows, list(accumulate(map(len, together), initial=0)), declared)
-        numbered = list(zip(count(number + begin), together, split, strict=False))
-        for first in range(0, len(numbered), _PIECE):
-            yield numbered[first : first + _PIECE]
+) -> Iterator[_File]:
+    """The groups with their numbers and columns, file by file."""
+    by_environment: dict[str, list[tuple[int, Sequence[Any]]]] = {}
+    for place, (key, group) in enumerate(groups, number):
+        by_environment.setdefault(key.environment, []).append((place, group))
+    shared = [own[at : at + _SHARING] for own in by_environment.values() for at in range(0, len(own), _SHARING)]
+    for together in (shared[at : at + _TOGETHER] for at in range(0, len(shared), _TOGETHER)):
+        loaded = load([group for file in together for _, group in file])
+        cuts = list(accumulate(map(len, together), initial=0))
+        ends = list(accumulate(map(len, loaded), initial=0))
+        rows = rollouts_to_table(list(chain.from_iterable(loaded)), declared)
+        tables = split_rows(rows, [ends[cut] for cut in cuts], declared)
+        for file, table, (begin, end) in zip(together, tables, pairwise(cuts), strict=True):
+            yield _File([place for place, _ in file], loaded[begin:end], table)
 
 
 def _write_all(
-    write: Callable[[list[_Group]], list[_Written]],
-    pieces: Iterator[list[_Group]],
-    groups: int,
-    written: list[_Written],
-    *,
-    sync: bool,
+    write: Callable[[_File], _Written], files: Iterator[_File], groups: int, written: list[_Written], *, sync: bool
 ) -> None:
-    """Write groups beside where they belong; many in threads, and what has been written reaches the disk meanwhile."""
-    if groups < _FEW:
-        written += chain.from_iterable(map(write, pieces))
+    """Write files beside where they belong; many in threads, and what has been written reaches the disk meanwhile."""
+    if groups <= _SHARING:
+        written += map(write, files)
         if sync:
-            sync_files([beside(path) for _, path in written])
+            sync_files([beside(file.path) for file in written])
         return
     syncing: list[Future[None]] = []
 
     def sync_from(place: int) -> int:
         if sync and place < len(written):
-            syncing.append(disk.submit(sync_files, [beside(path) for _, path in written[place:]]))
+            syncing.append(disk.submit(sync_files, [beside(file.path) for file in written[place:]]))
         return len(written)
 
     with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(1) as disk:
         synced = 0
-        for some in in_order(pool, write, pieces):
-            written += some
+        for file in in_order(pool, write, files):
+            written.append(file)
             if len(written) - synced >= _TOGETHER:
                 synced = sync_from(synced)
         sync_from(synced)
@@ -140,18 +150,14 @@ def _write_all(
         future.result()
 
 
-def _write(
-    groups: list[_Group], *, folders: Mapping[str, str], options: Mapping[str, Any], declared: int
-) -> list[_Written]:
-    """Write some groups beside where they belong."""
-    written = []
-    for number, group, rows in groups:
-        noted = {NUMBER: str(number).encode()}
-        if declared:
-            noted[DECLARED] = str(declared).encode()
-        content = encode_table(rows, options, noted)
-        part = part_of(group, name=f"part-{digest_of(content)}.parquet", number=number, declared=declared)
-        path = os.path.join(folders[part.key.environment], part.name)
-        write_partial(path, content)
-        written.append((part, path))
-    return written
+def _write(file: _File, *, folders: Mapping[str, str], options: Mapping[str, Any], declared: int) -> _Written:
+    """Write a file beside where it belongs."""
+    sizes = map(len, file.groups)
+    noted = {PLACES: " ".join(map(str, file.numbers)).encode(), ROWS: " ".join(map(str, sizes)).encode()}
+    if declared:
+        noted[DECLARED] = str(declared).encode()
+    content = encode_table(file.rows, options, noted)
+    parts = parts_of(file.groups, name=f"part-{digest_of(content)}.parquet", numbers=file.numbers, declared=declared)
+    path = os.path.join(folders[parts[0].key.environment], parts[0].name)
+    write_partial(path, content)
+    return _Written(parts, path)

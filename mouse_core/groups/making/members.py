@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mouse_core._base.memo import memo
 from mouse_core.errors import MissingFieldError
-from mouse_core.groups._files.parts import Part, part_of
+from mouse_core.groups._files.part import Part, part_of
 from mouse_core.groups.stored.reading import StoredGroup
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns, RolloutColumn
 from mouse_core.groups.types.records import RolloutRecord, check_rewarded

@@ -13,7 +13,7 @@ from mouse_core._base.locks import ProcessLock
 from mouse_core.files.log import read_log
 from mouse_core.groups._files.declared import read_declared
 from mouse_core.groups._files.names import STATE
-from mouse_core.groups._files.parts import Part
+from mouse_core.groups._files.part import Part
 from mouse_core.groups.stored.chunks import Chunk, decode_record, late_paths, read_uids, read_values, values_of
 from mouse_core.groups.types.columns import Columns, RolloutColumn
 from mouse_core.groups.types.records import RolloutRecord, with_late

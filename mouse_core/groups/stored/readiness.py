@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.groups._files.parts import Part
+from mouse_core.groups._files.part import Part
 from mouse_core.groups._files.waiting import Unsealed
 from mouse_core.groups.stored.late import LatePlaces
 

@@ -16,7 +16,8 @@ from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import ConfigError, MissingFieldError, MissingRowError
 from mouse_core.groups._files.index import read_index
 from mouse_core.groups._files.kept import Kept
-from mouse_core.groups._files.parts import Part, read_groups
+from mouse_core.groups._files.part import Part
+from mouse_core.groups._files.parts import read_groups
 from mouse_core.groups.stored.late import LateColumns
 from mouse_core.groups.types.records import RolloutGroup, RolloutRecord
 from mouse_core.groups.types.versions import version_order
@@ -63,7 +64,7 @@ class StoredGroup:
 
     @property
     def path(self) -> Path:
-        """The Parquet file."""
+        """The Parquet file, which others may share that were sealed by the same call."""
         return self.part.path(self.root)
 
     def read(self) -> RolloutGroup:
@@ -123,6 +124,7 @@ def read_wanted(wanted: Sequence[Wanted]) -> list[list[RolloutRecord]]:
         found.append(one.group.late.fill(known) if len(known) == len(one.places) else [])
         if len(known) < len(one.places):
             missing.append(number)
+    missing.sort(key=lambda number: wanted[number].group.part.place)  # those of a file are read together
     for number, rollouts in zip(missing, read_ahead([wanted[number].group for number in missing]), strict=True):
         one = wanted[number]
         found[number] = [rollouts[place] for place in one.places]
@@ -202,7 +204,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
         self._parts = [part for part, chosen in zip(parts, rows, strict=True) if chosen]
         self._rows = [chosen for chosen in rows if chosen]
         self._ends = np.cumsum([len(chosen) for chosen in self._rows], dtype=np.int64)
-        self._last: tuple[int, list[RolloutRecord]] | None = None
+        self._last: dict[int, list[RolloutRecord]] = {}
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -230,10 +232,11 @@ class StoredRollouts(Sequence[RolloutRecord]):
         number = int(np.searchsorted(self._ends, row, side="right"))
         chosen = self._rows[number]
         last = self._last
-        if last is None or last[0] != number:
-            read = read_groups([self._parts[number]], self._root)[0]
-            self._last = last = (number, self._late.fill(read))
-        return last[1][chosen[row - (int(self._ends[number]) - len(chosen))]]
+        if number not in last:
+            numbers = self._by_file[self._parts[number].path(self._root)]
+            read = read_groups([self._parts[other] for other in numbers], self._root)
+            self._last = last = dict(zip(numbers, map(self._late.fill, read), strict=True))
+        return last[number][chosen[row - (int(self._ends[number]) - len(chosen))]]
 
     def __iter__(self) -> Iterator[RolloutRecord]:
         return (self[row] for row in range(len(self)))
@@ -248,6 +251,13 @@ class StoredRollouts(Sequence[RolloutRecord]):
         if rollout_uid not in self._by_uid:
             raise MissingRowError(f"rollouts: expected the uid of one of {len(self)}, found {rollout_uid!r:.100}")
         return self[self._by_uid[rollout_uid]]
+
+    @memo
+    def _by_file(self) -> dict[Path, list[int]]:
+        found: dict[Path, list[int]] = {}
+        for number, part in enumerate(self._parts):
+            found.setdefault(part.path(self._root), []).append(number)
+        return found
 
     @memo
     def _by_uid(self) -> dict[str, int]:

@@ -16,7 +16,9 @@ _ROLLOUT, _TURN, _VALUE = 300, 450, 64
 
 def nbytes_of(rollout: RolloutRecord) -> int:
     """About how many bytes a rollout takes in memory, with its columns and metadata, which may well be most of it."""
-    total = _ROLLOUT + _held(rollout.columns) + _held(rollout.metadata)
+    total = _ROLLOUT
+    if rollout.columns or rollout.metadata:
+        total += _held(rollout.columns) + _held(rollout.metadata)
     for turn in rollout.turns:
         total += _TURN + 8 * len(turn.tokens) + len(turn.message)
         if turn.columns or turn.metadata:

@@ -113,9 +113,7 @@ def columns_of(objects: Sequence[Any], fields: Iterable[pa.Field], declared: Col
     """Some fields of rollouts, turns or examples, a row for each."""
     given = list(fields)
     own = [field.name for field in given if field.name not in declared or declared[field.name].late]
-    # All attributes of an object at once.
-    rows = zip(*map(attrgetter(*own), objects), strict=True) if objects else ((),) * len(own)
-    values = dict(zip(own, rows, strict=True))
+    values = {name: list(map(attrgetter(name), objects)) for name in own}
     return [
         _column(field, values[field.name], declared)
         if field.name in values
