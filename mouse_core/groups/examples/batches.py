@@ -18,7 +18,7 @@ from mouse_core.groups.examples.declared import (
     place_columns,
     turn_ids_of,
 )
-from mouse_core.groups.examples.placing import FIELDS, Layout, best_fit, side_by_side
+from mouse_core.groups.examples.placing import FIELDS, Fields, Layout, best_fit, fields_of, side_by_side
 from mouse_core.groups.types.columns import common_columns
 from mouse_core.groups.types.example import RLExample
 from mouse_core.groups.types.records import RolloutRecord, refuse_undeclared, unchecked
@@ -138,14 +138,14 @@ def pad(
         ConfigError: ``length``, ``pad_to_multiple_of`` or ``max_turns`` is below 1.
         DataError: No examples, something else, or one that is longer than ``length`` or has more than ``max_turns``.
     """
-    sizes = _sizes(examples)
+    fields = _fields(examples)
+    sizes = _sizes(fields)
     longest = _length(sizes, length, truncate)
     taken = np.minimum(sizes, longest)
     longest = _multiple(longest, pad_to_multiple_of)
     rows = np.arange(len(examples))
     layout = Layout((len(examples), longest), rows, np.zeros_like(rows), taken, cut=bool((taken < sizes).any()))
-    arrays = layout.place_all(examples, pad_token)
-    arrays["mask"] = np.arange(longest) < taken[:, None]
+    arrays = layout.place_all(fields, pad_token)
     return arrays | place_columns(examples, layout.place, len(examples), rows, max_turns=max_turns)
 
 
@@ -183,19 +183,19 @@ def pack(
         ConfigError: ``length``, ``num_rows``, ``pad_to_multiple_of``, ``max_turns`` or ``max_examples`` is below 1.
         DataError: As ``pad``; more rows, or places, are needed than there are to be.
     """
-    sizes = _sizes(examples)
+    fields = _fields(examples)
+    sizes = _sizes(fields)
     taken = np.minimum(sizes, _length(sizes, check_count("length", length), truncate))
     length = _multiple(length, pad_to_multiple_of)
-    row_of, begin_of, segment_of = best_fit(taken, length)
+    row_of, begin_of = best_fit(taken, length)
     needed = int(row_of.max()) + 1
     rows = needed if num_rows is None else check_count("num_rows", num_rows)
     if rows < needed:
         raise DataError(f"num_rows: expected at least {needed} rows of {length} for these examples, found {rows}")
     layout = Layout((rows, length), row_of, begin_of, taken, cut=bool((taken < sizes).any()))
-    arrays = layout.place_all(examples, pad_token)
-    arrays["segment_ids"] = layout.repeat(segment_of)
+    arrays = layout.place_all(fields, pad_token)
+    segment_of, arrays["segment_ids"] = layout.segments()
     arrays["positions"] = layout.positions(begin_of)
-    arrays["mask"] = arrays["segment_ids"] > 0
     most = {"max_turns": max_turns, "max_examples": max_examples}
     return arrays | place_columns(examples, layout.place, rows, row_of, segment_of - 1, **most)
 
@@ -234,13 +234,14 @@ def concatenate(
         >>> packed["tokens"].tolist(), packed["cu_seqlens"].tolist()
         ([3, 3, 3, 1, 2, 2], [0, 3, 4, 6])
     """
-    where = sequence_fields(_sizes(examples), None if capacity is None else check_count("capacity", capacity))
+    fields = _fields(examples)
+    where = sequence_fields(_sizes(fields), None if capacity is None else check_count("capacity", capacity))
     total = int(where["cu_seqlens"][-1])
     arrays: Arrays = {}
     for name, dtype in FIELDS.items():
-        values = [getattr(example, name) for example in examples]
+        values = fields[name]
         if total < len(where["position"]):
-            values.append(np.full(len(where["position"]) - total, pad_token if name == "tokens" else 0, dtype))
+            values = [*values, np.full(len(where["position"]) - total, pad_token if name == "tokens" else 0, dtype)]
         arrays[name] = side_by_side(values, len(where["position"]) * np.dtype(dtype).itemsize)
     return arrays | where | concatenate_columns(examples, len(where["position"]), max_turns)
 
@@ -265,14 +266,18 @@ def examples_digest(index: int, examples: Sequence[RLExample], first_row: int = 
     return sum(digests, StreamDigest())
 
 
-def _sizes(examples: Sequence[RLExample]) -> npt.NDArray[np.int64]:
+def _fields(examples: Sequence[RLExample]) -> Fields:
     if not examples:
         raise DataError("examples: expected at least one, found none")
     if set(map(type, examples)) != {RLExample}:
         for number, example in enumerate(examples):
             if not isinstance(example, RLExample):
                 raise DataError(f"examples: expected an RLExample at {number}, found {example!r:.100}")
-    return np.fromiter([len(example.tokens) for example in examples], np.int64, len(examples))
+    return fields_of(examples)
+
+
+def _sizes(fields: Fields) -> npt.NDArray[np.int64]:
+    return np.array(list(map(len, fields["tokens"])), np.int64)
 
 
 def _length(sizes: npt.NDArray[np.int64], length: int | None, truncate: bool) -> int:

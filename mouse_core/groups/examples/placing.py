@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ FIELDS: dict[str, type[np.generic]] = {
     "generator_log_probs": np.float32,
 }
 """What every example has, by name."""
+
+Fields = dict[str, Sequence[npt.NDArray[Any]]]
 
 # Bytes of what packed rows have for each token.
 _BYTES = 22
@@ -48,22 +50,24 @@ class Layout:
     ) -> None:
         self._shape = shape
         begins = row_of * shape[1] + begin_of
-        order = np.argsort(2 * begins + (taken > 0))  # where one without tokens stands, another may begin
-        ends = begins + taken
-        self._order, self._taken = order, taken
-        following = np.append(begins[order][1:], shape[0] * shape[1])
-        gaps = following - ends[order]
-        self._gaps, self._widest = gaps, int(gaps.max())
-        behind = np.flatnonzero(gaps)
-        self._filled: list[int] = gaps[behind].tolist()
-        self._gap_begins: list[int] = ends[order][behind].tolist()
-        # The examples in their order, and the gaps behind them, which are numbered on from there: [1, 2, 0, 3] are of
-        # two examples the second, a gap, the first, and another gap.
-        sequence = np.empty(len(order) + len(behind), np.int64)
-        is_gap = np.zeros(len(sequence), np.bool_)
-        is_gap[behind + 1 + np.arange(len(behind))] = True
-        sequence[is_gap], sequence[~is_gap] = len(order) + np.arange(len(behind)), order
-        self._pick = itemgetter(*sequence.tolist()) if len(sequence) > 1 else tuple
+        # Where one without tokens stands, another may begin.
+        order = np.argsort(2 * begins + (taken > 0), kind="stable")
+        begins = begins[order]
+        # Of each example in this order its tokens, and how much is to be filled behind it.
+        counts = np.empty((len(order), 2), np.int64)
+        counts[:, 0] = taken[order]
+        ends = begins + counts[:, 0]
+        counts[:-1, 1], counts[-1, 1] = begins[1:], shape[0] * shape[1]
+        counts[:, 1] -= ends
+        behind = counts[:, 1] > 0
+        self._filled: list[int] = counts[behind, 1].tolist()
+        self._gap_begins: list[int] = ends[behind].tolist()
+        # What stands where: examples by their numbers, and the gaps, which are numbered on from there.
+        sequence = np.empty(counts.shape, np.int64)
+        sequence[:, 0], sequence[:, 1] = order, len(order) - 1 + np.cumsum(behind)
+        pieces = sequence[counts > 0].tolist()
+        self._pick = itemgetter(*pieces) if len(pieces) > 1 else tuple
+        self._order, self._counts, self._taken, self._row_of = order, counts.reshape(-1), taken, row_of
         self._nothing: dict[tuple[Any, ...], list[npt.NDArray[Any]]] = {}
         self._cut = cut
 
@@ -86,37 +90,49 @@ class Layout:
         key = (inner, dtype, float(fill))
         found = self._nothing.get(key)
         if found is None:
-            widest = np.full((self._widest, *inner), fill, dtype)
+            widest = np.full((max(self._filled, default=0), *inner), fill, dtype)
             self._nothing[key] = found = [widest[:gap] for gap in self._filled]
         return found
 
-    def place_all(self, examples: Sequence[RLExample], pad_token: int) -> Arrays:
-        """What every example has where it stands."""
+    def place_all(self, fields: Fields, pad_token: int) -> Arrays:
+        """What every example has where it stands, and where there is something."""
         # Memory that the system has just given costs as much as the copy. What has been given back once in one piece
         # malloc keeps: so the next batch takes up that of this one.
         np.empty(math.prod(self._shape) * _BYTES, np.uint8)
-        columns = zip(FIELDS, zip(*map(_fields_of, examples), strict=True), strict=True)
-        return {name: self.place(values, pad_token if name == "tokens" else 0) for name, values in columns}
+        arrays = {name: self.place(values, pad_token if name == "tokens" else 0) for name, values in fields.items()}
+        return arrays | {"mask": self._repeat(np.ones_like(self._taken), np.bool_)}
 
-    def repeat(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """One number of each example for each of its tokens, and 0 elsewhere, int32."""
-        counts = np.empty(2 * len(self._gaps), np.int64)
-        counts[::2], counts[1::2] = self._taken[self._order], self._gaps
-        each = np.zeros(len(counts), np.int32)
-        each[::2] = numbers[self._order]
-        return np.repeat(each, counts).reshape(self._shape)
+    def segments(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """The number of each example among those of its row, from 1, ``[n]``, and that of each token, 0 elsewhere."""
+        rows = self._row_of[self._order]
+        numbers = np.empty_like(rows)
+        numbers[self._order] = np.arange(1, len(rows) + 1) - np.searchsorted(rows, rows)
+        return numbers, self._repeat(numbers, np.int32)
 
     def positions(self, begin_of: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """The place of each token in its example, and 0 elsewhere, int32."""
-        begins = self.repeat(begin_of)
-        positions = np.subtract(np.arange(self._shape[1], dtype=np.int32), begins, out=begins)
-        flat = positions.reshape(-1)
-        for end, gap in zip(self._gap_begins, self._filled, strict=True):
-            flat[end : end + gap] = 0
-        return positions
+        places = self._repeat(begin_of, np.int32)
+        np.subtract(np.arange(self._shape[1], dtype=np.int32), places, out=places)
+        flat = places.reshape(-1)
+        for begin, gap in zip(self._gap_begins, self._filled, strict=True):
+            flat[begin : begin + gap] = 0
+        return places
+
+    def _repeat(self, numbers: npt.NDArray[np.int64], dtype: type[np.generic]) -> npt.NDArray[Any]:
+        """One number of each example for each of its tokens, and 0 elsewhere."""
+        each = np.zeros(len(self._counts), dtype)
+        each[::2] = numbers[self._order]
+        return np.repeat(each, self._counts).reshape(self._shape)
 
 
-_fields_of = attrgetter(*FIELDS)
+def fields_of(examples: Sequence[RLExample]) -> Fields:
+    """What every example has: by name that of each."""
+    return {  # each attribute by its name, as that takes a third of what ``getattr`` does
+        "tokens": [example.tokens for example in examples],
+        "loss_mask": [example.loss_mask for example in examples],
+        "advantage": [example.advantage for example in examples],
+        "generator_log_probs": [example.generator_log_probs for example in examples],
+    }
 
 
 def side_by_side(arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> npt.NDArray[Any]:
@@ -137,27 +153,31 @@ def side_by_side(arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> npt.NDArray
     return np.concatenate(arrays)
 
 
-def best_fit(
-    sizes: npt.NDArray[np.int64], length: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """For each example its row, where it begins there, and its number in the row from 1, each ``[n]``."""
+def best_fit(sizes: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """For each example its row, and where it begins there, each ``[n]``; those of a row by size, then in order."""
     order = np.argsort(-sizes, kind="stable")
-    fresh = length << 32
-    rooms = [fresh]  # what is left in each row, times 2**32, and the row's number, in order; the last one is new
+    bits = len(sizes).bit_length()
+    # What is left in each row, times 2**bits, and the row's number: the most of all, the others in order, and before
+    # them what is too little for all. As examples become shorter it is mostly the most that takes one.
+    most, rooms, fresh = -1, [-2], length << bits
     taken = []
-    for needed in (sizes[order] << 32).tolist():
-        room = rooms.pop(bisect_left(rooms, needed))
-        if room == fresh:
+    needs = (sizes[order] << bits).tolist()
+    for needed in needs:
+        if most < needed:
+            room = fresh
             fresh += 1
-            rooms.append(fresh)
+        elif rooms[-1] < needed:
+            room = most
+            most = rooms.pop()
+        else:
+            room = rooms.pop(bisect_left(rooms, needed))
         taken.append(room)
-        insort(rooms, room - needed)
-    held = np.array(taken, np.int64)
-    row_of, begin_of = held & 0xFFFFFFFF, length - (held >> 32)
-    by_row = np.argsort(row_of, kind="stable")
-    counts = np.bincount(row_of)
-    segment_of = np.empty_like(row_of)
-    segment_of[by_row] = np.arange(1, len(order) + 1) - np.repeat(np.cumsum(counts) - counts, counts)
-    placed = np.empty((3, len(order)), np.int64)
-    placed[:, order] = row_of, begin_of, segment_of
-    return placed[0], placed[1], placed[2]
+        room -= needed
+        if room > most:
+            rooms.append(most)
+            most = room
+        elif room >= needs[-1]:
+            insort(rooms, room)
+    held = np.empty_like(sizes)
+    held[order] = np.fromiter(taken, np.int64, len(taken))
+    return held & ((1 << bits) - 1), length - (held >> bits)
