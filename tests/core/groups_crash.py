@@ -38,7 +38,7 @@ def script() -> Iterator[tuple[str, Any]]:
     yield "add", group(32, 2, example="d")
     yield "batch", 5
     # So many groups at once that threads write them.
-    yield "add", [item for number in range(5) for item in group(50 + 4 * number, 4, example=f"e{number}")]
+    yield "add", [item for number in range(5) for item in group(50 + 4 * number, 4, environment=f"e{number}")]
     yield "batch", 8
 
 

@@ -346,12 +346,16 @@ def test_everything_is_there_again(make: Make) -> None:
     assert list(again.rollouts()) == group(0, 8)
 
 
-def test_groups_of_a_call_share_files(make: Make) -> None:
+@pytest.mark.parametrize(("tokens", "files_of_each"), [(2**17, 2), (100, 7), (1, 20)])
+def test_groups_of_a_call_share_files(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tokens: int, files_of_each: int
+) -> None:
+    monkeypatch.setattr("mouse_core.groups._files.writing._TOKENS", tokens)
     buffer = make()
     given = [item for n in range(40) for item in group(4 * n, environment=("math", "code")[n % 2], example=str(n // 4))]
     buffer.add_rollouts(given)
     files = [stored.path for stored in buffer.rollouts().groups]
-    assert [len(set(files[first::2])) for first in (0, 1)] == [2, 2], "20 groups of an environment, 16 a file at most"
+    assert [len(set(files[first::2])) for first in (0, 1)] == [files_of_each] * 2, "of 20 groups, 16 a file at most"
     assert list(buffer.rollouts()) == given
     assert [stored.read().rollouts for stored in buffer.rollouts().groups] == [
         tuple(given[4 * n : 4 * n + 4]) for n in range(40)

@@ -28,15 +28,19 @@ from mouse_core.groups._files.arrow.rollouts import rollouts_to_table, rollouts_
 from mouse_core.groups._files.names import folder_name
 from mouse_core.groups._files.part import Part, parts_of
 from mouse_core.groups._files.parts import DECLARED, PLACES, ROWS, digest_of, encode_table, writing_options
+from mouse_core.groups._files.waiting import Unsealed
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import GroupKey, RolloutRecord
 
-# The most groups that share a file: of a file of one group most of the time goes into what every file takes, and of one
-# of many all is read where one of them is wanted.
+# The most groups that share a file, and the most tokens of those that do: of a small file most of the time goes into
+# what every file takes, and of a large one all is read where one group is wanted.
 _SHARING = 16
+_TOKENS = 2**17
 # Files whose columns are made together, and that are synced together: enough to spread what that costs, few enough for
 # the disk to be at work while the next ones are encoded.
 _TOGETHER = 8
+
+_Numbered = tuple[int, Sequence[Unsealed]]
 
 
 class _File(NamedTuple):
@@ -56,8 +60,8 @@ class _Written(NamedTuple):
 
 def write_groups(
     root: Path,
-    groups: Sequence[tuple[GroupKey, Sequence[Any]]],
-    load: Callable[[Sequence[Sequence[Any]]], list[list[RolloutRecord]]],
+    groups: Sequence[tuple[GroupKey, Sequence[Unsealed]]],
+    load: Callable[[Sequence[Sequence[Unsealed]]], list[list[RolloutRecord]]],
     *,
     number: int,
     compression: str,
@@ -68,7 +72,7 @@ def write_groups(
 
     Args:
         root: The buffer's folder.
-        groups: Which ones, and what ``load`` takes for the rollouts of each.
+        groups: Which ones, and their rollouts.
         load: Gives the rollouts of some groups, which are in memory while they are written.
         number: Of the first group.
         compression: Of the pages.
@@ -88,7 +92,8 @@ def write_groups(
             made = [folder for folder in folders.values() if not os.path.isdir(folder)]
             for folder in made:
                 os.makedirs(folder, exist_ok=True)
-            _write_all(write, _files(groups, load, number, declared), len(groups), written, sync=sync)
+            shared = _shared(groups, number)
+            _write_all(write, _files(shared, load, declared), len(shared), written, sync=sync)
             # From here on the rollouts are stored: readers see the files, and a restart finds them.
             publish(file.path for file in written)
             if sync:
@@ -102,17 +107,27 @@ def write_groups(
     return sorted(chain.from_iterable(file.parts for file in written), key=attrgetter("number"))
 
 
+def _shared(groups: Sequence[tuple[GroupKey, Sequence[Unsealed]]], number: int) -> list[list[_Numbered]]:
+    """Which groups share a file, with their numbers, of which the first one is given."""
+    files: list[list[_Numbered]] = []
+    last: dict[str, tuple[list[_Numbered], int]] = {}
+    for place, (key, group) in enumerate(groups, number):
+        file, held = last.get(key.environment, ([], 0))
+        tokens = sum([one.tokens for one in group])
+        if not file or len(file) == _SHARING or held + tokens > _TOKENS:
+            file, held = [], 0
+            files.append(file)
+        file.append((place, group))
+        last[key.environment] = file, held + tokens
+    return files
+
+
 def _files(
-    groups: Sequence[tuple[GroupKey, Sequence[Any]]],
-    load: Callable[[Sequence[Sequence[Any]]], list[list[RolloutRecord]]],
-    number: int,
+    shared: Sequence[list[_Numbered]],
+    load: Callable[[Sequence[Sequence[Unsealed]]], list[list[RolloutRecord]]],
     declared: Columns,
 ) -> Iterator[_File]:
-    """The groups with their numbers and columns, file by file."""
-    by_environment: dict[str, list[tuple[int, Sequence[Any]]]] = {}
-    for place, (key, group) in enumerate(groups, number):
-        by_environment.setdefault(key.environment, []).append((place, group))
-    shared = [own[at : at + _SHARING] for own in by_environment.values() for at in range(0, len(own), _SHARING)]
+    """The files with the rollouts and columns of their groups, one after the other."""
     for together in (shared[at : at + _TOGETHER] for at in range(0, len(shared), _TOGETHER)):
         loaded = load([group for file in together for _, group in file])
         cuts = list(accumulate(map(len, together), initial=0))
@@ -124,10 +139,10 @@ def _files(
 
 
 def _write_all(
-    write: Callable[[_File], _Written], files: Iterator[_File], groups: int, written: list[_Written], *, sync: bool
+    write: Callable[[_File], _Written], files: Iterator[_File], count: int, written: list[_Written], *, sync: bool
 ) -> None:
-    """Write files beside where they belong; many in threads, and what has been written reaches the disk meanwhile."""
-    if groups <= _SHARING:
+    """Write files beside where they belong, in threads; what has been written reaches the disk meanwhile."""
+    if count == 1:
         written += map(write, files)
         if sync:
             sync_files([beside(file.path) for file in written])
