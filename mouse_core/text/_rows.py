@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -156,18 +157,27 @@ def padding_of(told: int | None, encode: Encoder) -> int:
 def flat_of(ids: Sequence[Ids]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
     """All ids one behind the other, and how many each text has."""
     try:
-        arrays = [np.asarray(one) for one in ids]
-        lengths = np.array([len(one) for one in arrays], np.int64)
-        wrong = next((one for one in arrays if len(one) and one.dtype.kind not in "iu"), None)
-        flat = np.concatenate([np.zeros(0, np.int64), *(one for one in arrays if len(one))])
+        wide = _joined(ids)
     except (OverflowError, TypeError, ValueError) as error:
-        raise DataError(f"tokenizer: expected integers of each text, found others: {error}") from error
-    if wrong is not None:
-        raise DataError(f"tokenizer: expected integers of each text, found {wrong.dtype}, {wrong.tolist()!r:.80}")
-    narrow = flat.astype(np.int32)
-    if (bad := (narrow != flat) | (narrow < 0)).any():
-        raise DataError(f"tokenizer: expected ids from 0 that 32 bits hold, found {flat[bad][0]}")
+        raise DataError(f"tokenizer: expected integers [n] of each text, found others: {error}") from error
+    narrow = wide.astype(np.int32)
+    if (bad := (narrow != wide) | (narrow < 0)).any():
+        raise DataError(f"tokenizer: expected ids from 0 that 32 bits hold, found {wide[bad][0]}")
+    lengths = np.array([len(one) for one in ids], np.int64)
     return narrow, lengths
+
+
+def _joined(ids: Sequence[Ids]) -> npt.NDArray[np.int64]:
+    if all(isinstance(one, list) for one in ids):
+        flat = array("q")
+        for one in ids:
+            flat.fromlist(one)  # type: ignore[arg-type]  # which takes integers only
+        return np.array(flat, np.int64)
+    arrays = [np.asarray(one) for one in ids]
+    for one in arrays:
+        if one.ndim != 1 or (one.size and one.dtype.kind not in "iu"):
+            raise TypeError(f"{one.dtype} {list(one.shape)}")
+    return np.concatenate([np.zeros(0, np.int64), *(one.astype(np.int64, copy=False) for one in arrays)])
 
 
 def ended(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
