@@ -30,6 +30,12 @@ def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
         help="what to do where the observation that an episode ends in was not stored: leave out the transition that "
         "leads to it, or mark it as missing",
     )
+    parser.add_argument(
+        "--last-step",
+        choices=("observation", "transition"),
+        help="of RLDS (TFDS, Open X): whether the last step of an episode holds only an observation, as RLDS says, or an "
+        "action and a reward that count, too",
+    )
     parser.add_argument("--split", action="append", metavar="NAME", help="only this split; may be given several times")
     parser.add_argument(
         "--image-root",
@@ -103,18 +109,19 @@ def add_alignment(parser: argparse.ArgumentParser) -> None:
 
 def how_to_read(chosen: argparse.Namespace) -> dict[str, Any]:
     """What ``add_source`` declares beside the source, as ``formats.open`` takes it."""
-    return {
+    said = {
         "format": chosen.format,
         "final": chosen.final,
         "splits": chosen.split,
         "image_roots": chosen.image_root,
     }
+    return said if chosen.last_step is None else said | {"last_step": chosen.last_step}
 
 
 def viewer_of(chosen: argparse.Namespace) -> list[str]:
     """The command that shows the data that a command was asked for, read as it read them, word by word."""
     words = ["mouse", "view", chosen.source]
-    for name in ("format", "final", "split", "alignment", "image_root"):
+    for name in ("format", "final", "last_step", "split", "alignment", "image_root"):
         given = getattr(chosen, name) or []
         for value in [given] if isinstance(given, str) else given:
             words += [f"--{name.replace('_', '-')}", value]

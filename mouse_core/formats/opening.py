@@ -139,8 +139,10 @@ def open(
         raise ConfigError(f"{root}: splits: {found.name} data have none, found {list(splits)}")
     options |= {"splits": splits} if splits is not None else {}
     options |= {"final": final} if final is not None and "final" in takes else {}
-    if "skip_broken" in options and "skip_broken" not in takes:
-        raise ConfigError(f"{root}: skip_broken (--skip-broken): expected a LeRobotDataset, found {found.name} data")
+    for option, of in (("skip_broken", "a LeRobotDataset"), ("last_step", "RLDS, as TFDS keeps it")):
+        if option in options and option not in takes:
+            flag = f"--{option.replace('_', '-')}"
+            raise ConfigError(f"{root}: {option} ({flag}): expected {of}, found {found.name} data")
     try:
         opened: RowStream = reader(root, batch_rows=batch_rows, **options)
     except TypeError as error:

@@ -1,7 +1,8 @@
 """RLDS: episodes of steps, as rows, as trajectories, and back.
 
 A step holds the action that is taken on its observation, and what that brought; the last step of an episode holds only
-an observation. So N steps are N rows, and an action moves to the row after its step.
+an observation. So N steps are N rows, and an action moves to the row after its step. Much of Open X has an action and a
+reward in the last step, too, and no observation that they led to: ``last_step="transition"``.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def read_rlds(
     episodes: Iterable[Any] | Callable[[], Iterable[Any]],
     *,
     final: str | None = None,
+    last_step: str = "observation",
     batch_rows: int = BATCH_ROWS,
     path: str = "RLDS episodes",
 ) -> RowStream:
@@ -62,32 +64,64 @@ def read_rlds(
             What a generator gives, episodes or steps, can be read only once.
         final: What happens where an episode's steps end without ``is_last``, so that the observation its last action
             led to is missing: "drop" leaves that action out, "mark" adds a row of zeros. By default an error.
+        last_step: What a step that ``is_last`` holds: "observation", as RLDS says, so that its action and reward mean
+            nothing and are left out; or "transition", as in much of Open X and DROID, so that they count, and the
+            observation that they led to is missing in every episode: ``final`` says what becomes of it.
         batch_rows: At most how many rows a batch has.
         path: What messages call the source.
 
     Raises:
-        ConfigError: Not an iterable, or an unknown ``final``.
+        ConfigError: Not an iterable, an unknown ``final`` or ``last_step``, or no ``final`` for transitions.
         DataError: There are no steps; values that do not fit together. While iterating: an episode whose steps
             contradict each other (EpisodeError), or whose last observation is missing (ConfigError).
         MissingFieldError: Steps lack features.
     """
-    check_final(final, where=path, needed=False)
+    check_last_step(last_step, final, where=path)
     check_batch_rows(batch_rows)
     if not callable(episodes):
         check_episodes(episodes)
-    first, fresh = _peek(episodes, batch_rows, final, path)
+    first, notes, fresh = _peek(episodes, batch_rows, final, last_step, path)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for columns, where in stack_rows(stacks(fresh(), batch_rows, path), final=final, path=path):
+        pieces = stacks(fresh(), batch_rows, path)
+        for columns, where in stack_rows(pieces, final=final, path=path, last_step=last_step):
             yield to_batch(columns, first.schema, where=where)
 
-    return RowStream(path, "rlds", first.schema, batches, about=About("arrived"))
+    return RowStream(path, "rlds", first.schema, batches, notes=notes, about=About("arrived"))
+
+
+def check_last_step(last_step: str, final: str | None, *, where: str) -> None:
+    """Raise ConfigError for an unknown ``last_step`` or ``final``, or for transitions without ``final``."""
+    if last_step not in ("observation", "transition"):
+        raise ConfigError(f"last_step: expected 'observation' or 'transition', found {last_step!r}")
+    check_final(final, where=where, needed=last_step == "transition")
+
+
+def last_step_notes(pieces: Iterator[Stack]) -> tuple[str, ...]:
+    """What is to be said of the last step of the first episode, where it holds more than RLDS gives a meaning to.
+
+    Args:
+        pieces: Of which those of one episode are taken, with flags, actions and rewards.
+    """
+    for piece in pieces:
+        if piece.last:
+            last = {name: np.asarray(value)[-1] for name, value in flatten("", piece.values).items()}
+            brought = [name for name in last if name == "_reward" or f"{name}_".startswith("_action_")]
+            holds = any(last[name].dtype.kind in "biuf" and np.any(last[name]) for name in brought)
+            if not holds or not np.any(last["_is_last"]):
+                return ()
+            return (
+                f"The last step of the first episode holds the reward {np.sum(last['_reward']):g} and an action, to "
+                "which RLDS gives no meaning: in every episode they are left out. In much of Open X and DROID they have "
+                "one, and last_step='transition' (--last-step) keeps them.",
+            )
+    return ()
 
 
 def _peek(
-    given: Iterable[Any] | Callable[[], Iterable[Any]], batch_rows: int, final: str | None, path: str
-) -> tuple[pa.RecordBatch, Callable[[], Iterable[Any]]]:
-    """The first batch, and a function that gives the episodes from the start."""
+    given: Iterable[Any] | Callable[[], Iterable[Any]], batch_rows: int, final: str | None, last_step: str, path: str
+) -> tuple[pa.RecordBatch, tuple[str, ...], Callable[[], Iterable[Any]]]:
+    """The first batch, what is to be said of it, and a function that gives the episodes from the start."""
     seen: list[Any] = []
 
     def noted(episodes: Iterator[Any]) -> Iterator[Any]:
@@ -97,7 +131,10 @@ def _peek(
 
     iterator = iter(given() if callable(given) else given)
     once = not callable(given) and isinstance(given, Iterator)
-    batch = first_batch(stacks(noted(iterator), batch_rows, path), final=final, path=path)
+    first = next(stacks(noted(iterator), batch_rows, path), None)
+    pieces = [] if first is None else [first]
+    batch = first_batch(iter(pieces), final=final, path=path, last_step=last_step)
+    notes = last_step_notes(iter(pieces)) if last_step == "observation" else ()
     left: list[Iterable[Any]] = [chain(seen, iterator)]
 
     def fresh() -> Iterable[Any]:
@@ -109,7 +146,7 @@ def _peek(
             raise ConfigError(f"{path}: a generator can be read once; pass a list, or a function that makes one")
         return _whole(given, path)
 
-    return batch, fresh
+    return batch, notes, fresh
 
 
 def _whole(episodes: Iterable[Any], path: str) -> Iterator[Any]:
@@ -134,14 +171,17 @@ def _kept(episode: Any) -> Any:
     return {**episode, "steps": list(episode["steps"])} if isinstance(episode, Mapping) else list(episode)
 
 
-def first_batch(pieces: Iterator[Stack], *, final: str | None, path: str) -> pa.RecordBatch:
+def first_batch(
+    pieces: Iterator[Stack], *, final: str | None, path: str, last_step: str = "observation"
+) -> pa.RecordBatch:
     """The first rows there are, to know the columns by.
 
     Raises:
         DataError: There are none.
     """
     # Whether an episode is complete is asked while rows are read.
-    columns, where = next(stack_rows(pieces, final=final or "mark", path=path), (None, path))
+    rows = stack_rows(pieces, final=final or "mark", path=path, last_step=last_step)
+    columns, where = next(rows, (None, path))
     if columns is None:
         raise DataError(f"{path}: expected episodes with steps, found none")
     if final != "mark":
@@ -149,12 +189,14 @@ def first_batch(pieces: Iterator[Stack], *, final: str | None, path: str) -> pa.
     return to_batch(columns, None, where=where)
 
 
-def stack_rows(pieces: Iterator[Stack], *, final: str | None, path: str) -> Iterator[tuple[Columns, str]]:
+def stack_rows(
+    pieces: Iterator[Stack], *, final: str | None, path: str, last_step: str = "observation"
+) -> Iterator[tuple[Columns, str]]:
     """Rows for pieces of episodes, and what a message calls each.
 
     Args:
         pieces: As ``stacks`` gives them.
-        final: As in ``read_rlds``.
+        final, last_step: As in ``read_rlds``.
         path: What messages call the source.
     """
     before: Columns = {}
@@ -176,7 +218,7 @@ def stack_rows(pieces: Iterator[Stack], *, final: str | None, path: str) -> Iter
             columns["episode_step"] = piece.first + np.arange(piece.count)
             if final == "mark":
                 columns[MISSING] = np.zeros(piece.count, np.int64)
-            if piece.last and not flags["is_last"][-1]:
+            if piece.last and (last_step == "transition" or not flags["is_last"][-1]):
                 check_final(final, where=where)
                 columns = _ended(columns, before, staying, final)
         yield ordered(columns), where
@@ -184,14 +226,15 @@ def stack_rows(pieces: Iterator[Stack], *, final: str | None, path: str) -> Iter
 
 def _ended(columns: Columns, before: Columns, staying: Columns, final: str | None) -> Columns:
     """The end of an episode whose last action led to an observation that is missing."""
+    code = int(columns["done"][-1])  # what its last step says; 0 where that is no last one
     if final == "drop":
-        if len(columns["done"]) > 1 or columns["episode_step"][0]:
-            columns["done"][-1] = 2
+        columns["done"][-1] = 2 if len(columns["done"]) > 1 or columns["episode_step"][0] else 0
         return columns
+    columns["done"][-1] = 0
     more = dict(before)
     for name, values in staying.items():
         more[name] = values[-1:] if name.startswith("metadata_episode_") else placeholder(values)
-    more |= {"done": np.zeros(1, np.int64), "episode_step": columns["episode_step"][-1:] + 1}
+    more |= {"done": np.array([code]), "episode_step": columns["episode_step"][-1:] + 1}
     more[MISSING] = np.ones(1, np.int64)
     return {name: np.concatenate([values, more[name]]) for name, values in columns.items()}
 

@@ -141,7 +141,7 @@ def _floats(data: bytes, start: int, stop: int) -> npt.NDArray[np.float32]:
         if (last - first) % 4:
             raise DataError(f"expected floats of 4 bytes, found {last - first} bytes")
         parts.append(np.frombuffer(data, "<f4", (last - first) // 4, first))
-    return np.concatenate(parts) if len(parts) != 1 else parts[0] if parts else np.zeros(0, np.float32)
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.float32), *parts])
 
 
 def _integers(data: bytes, start: int, stop: int) -> npt.NDArray[np.int64]:

@@ -83,7 +83,7 @@ class RecordFiles(DecodedFiles):
         records: Where they are.
         leaves: Their features.
         schema: The columns, of which pictures are ``ENCODED``.
-        final: As for ``read_tfds``.
+        final, last_step: As for ``read_tfds``.
         verify: Whether the CRC of a record is compared when its rows are first read, for which all of it is read.
 
     Raises:
@@ -91,14 +91,23 @@ class RecordFiles(DecodedFiles):
     """
 
     def __init__(
-        self, records: Records, leaves: Mapping[str, Leaf], schema: pa.Schema, final: str | None, verify: bool
+        self,
+        records: Records,
+        leaves: Mapping[str, Leaf],
+        schema: pa.Schema,
+        final: str | None,
+        last_step: str,
+        verify: bool,
     ) -> None:
-        self._again = records, leaves, schema, final, verify
+        self._again = records, leaves, schema, final, last_step, verify
+        self._last_step = last_step
         self.records, self._leaves, self._final, self._verify = records, leaves, final, verify
         self._images = image_columns(leaves)
         self._numbers = {name: leaf for name, leaf in leaves.items() if name not in self._images.values()}
         is_open = records.steps <= OPEN
         steps = np.where(is_open, OPEN - records.steps, records.steps)
+        if last_step == "transition":
+            is_open = steps > 0
         if is_open.any() and final is None:
             check_final(None, where=records.where(int(is_open.argmax())))
         # Those without steps have no rows.
@@ -145,7 +154,7 @@ class RecordFiles(DecodedFiles):
             schema = pa.schema([field for field in self.schema if field.name not in self._images])
             made = [
                 to_batch(columns, schema, where=where)
-                for columns, _ in stack_rows(iter(pieces), final=self._final, path=where)
+                for columns, _ in stack_rows(iter(pieces), final=self._final, path=where, last_step=self._last_step)
             ]
         whole = {one: pa.concat_arrays([batch.column(one) for batch in made]) for one in schema.names}
         for other in schema.names:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,8 +26,7 @@ from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import check_batch_rows
 from mouse_core.formats.columns.named import is_image, to_batch
 from mouse_core.formats.columns.steps import Stack, rlds_steps
-from mouse_core.formats.columns.transitions import check_final
-from mouse_core.formats.rlds.reading import first_batch, stack_rows
+from mouse_core.formats.rlds.reading import check_last_step, first_batch, last_step_notes, stack_rows
 from mouse_core.formats.sources import episodes_of
 from mouse_core.formats.tfds._episodes import STEPS, episode_pieces, is_column, is_encoded, is_of_step, repeatable
 from mouse_core.formats.tfds._example import parse_example
@@ -37,12 +37,16 @@ from mouse_core.store.dataset_store import DatasetStore
 
 __all__ = ["read_tfds", "write_tfds"]
 
+# What is looked at to see whether a last step holds a transition.
+_BROUGHT = re.compile(r"steps/(is_first|is_last|reward|action(/.*)?)$")
+
 
 def read_tfds(
     path: str | os.PathLike[str],
     *,
     splits: str | Sequence[str] | None = None,
     final: str | None = None,
+    last_step: str = "observation",
     batch_rows: int = BATCH_ROWS,
 ) -> RowStream:
     """An RLDS dataset of TFDS as rows; columns as in ``mouse_core.formats.rlds.read_rlds``.
@@ -56,7 +60,8 @@ def read_tfds(
     Args:
         path: The folder with ``features.json``, or one above it that leads to no other dataset.
         splits: Names of the splits to read, in this order; by default all, one after the other.
-        final: As in ``read_rlds``: only needed for episodes whose steps end without ``is_last``.
+        final: As in ``read_rlds``: only needed for episodes whose steps end without ``is_last``, and for transitions.
+        last_step: As in ``read_rlds``: "transition" where the action and the reward of an episode's last step count.
         batch_rows: At most how many rows a batch has.
 
     Returns:
@@ -67,17 +72,20 @@ def read_tfds(
         DataError: A damaged file; the message names it and the record.
         ImportError: The files are ArrayRecord and its package is not installed.
     """
-    check_final(final, where=os.fspath(path), needed=False)
+    check_last_step(last_step, final, where=os.fspath(path))
     check_batch_rows(batch_rows)
     folder, described, leaves, info, kind, chosen = _described(path, splits)
 
-    def pieces() -> Iterator[Stack]:
+    def pieces(leaves: Mapping[str, Leaf] = leaves) -> Iterator[Stack]:
         return _pieces(chosen, kind, leaves, batch_rows)
 
-    schema = first_batch(pieces(), final=final, path=str(folder)).schema
+    schema = first_batch(pieces(), final=final, path=str(folder), last_step=last_step).schema
+    notes = _notes(described, str(info.get("name", "")))
+    if last_step == "observation":
+        notes += last_step_notes(pieces({name: leaf for name, leaf in leaves.items() if _BROUGHT.match(name)}))
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for columns, where in stack_rows(pieces(), final=final, path=str(folder)):
+        for columns, where in stack_rows(pieces(), final=final, path=str(folder), last_step=last_step):
             yield to_batch(columns, schema, where=where)
 
     lengths = [length for split in chosen for length in (split.lengths or (-1,))]
@@ -87,9 +95,9 @@ def read_tfds(
         schema,
         batches,
         episodes=None if -1 in lengths else sum(lengths),
-        notes=_notes(described, str(info.get("name", ""))),
+        notes=notes,
         metadata=info,
-        opened=partial(store_of, path, splits=splits, final=final) if kind == "tfrecord" else None,
+        opened=partial(store_of, path, splits=splits, final=final, last_step=last_step) if kind == "tfrecord" else None,
         about=About("arrived"),
     )
 
@@ -99,6 +107,7 @@ def store_of(
     *,
     splits: str | Sequence[str] | None = None,
     final: str | None = None,
+    last_step: str = "observation",
     verify: bool = True,
     make: Callable[..., DatasetStore] = DatasetStore,
     **options: Any,
@@ -106,7 +115,7 @@ def store_of(
     """A store of a dataset whose rows stay in its TFRecord shards; see ``read_tfds``.
 
     Args:
-        path, splits, final: As for ``read_tfds``.
+        path, splits, final, last_step: As for ``read_tfds``.
         verify: Whether the CRC of a record is compared when its rows are first read; that reads all of it once.
         make: Makes the store.
         **options: Of the store.
@@ -123,11 +132,11 @@ def store_of(
             f"{folder}: expected TFRecord files, whose rows can stay where they are, found {kind}; formats.open reads "
             "them, and mouse convert makes a store of them"
         )
-    schema = read_tfds(path, splits=splits, final=final).schema
+    schema = read_tfds(path, splits=splits, final=final, last_step=last_step).schema
     pictures = image_columns(leaves)
     schema = pa.schema([pa.field(one.name, ENCODED) if one.name in pictures else one for one in schema])
     store = make(**options)
-    files = RecordFiles(index_records(folder, chosen), leaves, schema, final, verify)
+    files = RecordFiles(index_records(folder, chosen), leaves, schema, final, last_step, verify)
     store._rows = RecordRows(str(folder), store._rows.schema, store._rows.budget, files)
     return store
 

@@ -63,6 +63,13 @@ def opened(
         from mouse_core.formats.tfds.reading import store_of as store_of_records
 
         return store_of_records(path, make=make, verify=verify is not False, **options)
+    reading = [f"{name}=" for name in ("final", "splits", "skip_broken", "last_step") if name in options]
+    if reading:
+        found = "another folder" if os.path.isdir(path) else "a file" if os.path.exists(path) else "nothing"
+        raise ConfigError(
+            f"{os.fspath(path)}: {' and '.join(reading)}: expected the folder of a LeRobotDataset (with meta/info.json) "
+            f"or of a dataset of TFDS (with features.json), found {found}; formats.open(...).to_store() reads others"
+        )
     misplaced = [f"{name}=" for name in Reaching.__dataclass_fields__ if name in options]
     if misplaced:
         raise ConfigError(

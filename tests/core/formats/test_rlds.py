@@ -105,6 +105,27 @@ def test_an_episode_without_its_last_observation(final: str) -> None:
         assert not any(step["is_last"] for episode in back for step in episode["steps"])
 
 
+@pytest.mark.parametrize("final", ["drop", "mark"])
+def test_a_last_step_that_is_a_transition(final: str) -> None:
+    """As Open X has them: the step that is last holds an action and what it brought."""
+    logs = list(record(Counting((4, -1, 3)), 3))
+    episodes = [rlds_episode(log, complete=False) for log in logs]
+    for log, episode in zip(logs, episodes, strict=True):
+        episode["steps"][-1] |= {"is_last": True, "is_terminal": log.done == 1}
+    for size in (1, 2, 100):
+        stream = read_rlds(episodes, final=final, last_step="transition", batch_rows=size)
+        check_rows(stream.to_table(), logs, final=final)
+        assert not stream.notes
+    (note,) = read_rlds(episodes).notes
+    assert f"holds the reward {logs[0].rewards[-1]:g} and an action" in note
+    nothing = {"action": np.zeros(2), "reward": 0.0}
+    assert not read_rlds([{"steps": [*episodes[0]["steps"][:-1], episodes[0]["steps"][-1] | nothing]}]).notes
+    with pytest.raises(ConfigError, match=r"final='drop'.*final='mark'"):
+        read_rlds(episodes, last_step="transition")
+    with pytest.raises(ConfigError, match="last_step: expected 'observation' or 'transition', found 'action'"):
+        read_rlds(episodes, last_step="action")
+
+
 def test_more_features_of_steps_and_episodes() -> None:
     (log,) = record(Counting((3,)), 1)
     episode = rlds_episode(log)

@@ -178,7 +178,7 @@ def test_features_of_episodes_and_more_of_steps(tmp_path: Path) -> None:
     inner["sound"] = {"pythonClassName": "tensorflow_datasets.core.features.audio_feature.Audio", "audio": {}}
     (tmp_path / "x" / "features.json").write_text(json.dumps(described))
     stream = read_tfds(tmp_path / "x")
-    (note,) = stream.notes
+    note, _ = stream.notes
     assert note.startswith("['steps/sound'] cannot be columns")
     table = stream.to_table()
     assert not [name for name in table.column_names if "sound" in name]
@@ -245,6 +245,8 @@ def test_examples_of_every_wire_form() -> None:
     floats = field(2, b"\x0d" + struct.pack("<f", 1.5) + b"\x0d" + struct.pack("<f", -2.0))
     texts = field(1, field(1, b"ab") + field(1, b""))
     data = field(1, entry("packed", packed) + entry("single", single) + entry("floats", floats) + entry("texts", texts))
+    none = parse_example(field(1, entry("floats", field(2, b"")) + entry("packed", field(3, b""))))  # without steps
+    assert [np.asarray(none[name]).tolist() for name in ("floats", "packed")] == [[], []]
     found = parse_example(data)
     assert np.asarray(found["packed"]).tolist() == [5, 128, -1]
     assert np.asarray(found["single"]).tolist() == [5, 128]

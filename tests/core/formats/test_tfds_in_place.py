@@ -54,6 +54,11 @@ def test_batches_are_those_of_rows_in_memory(kind: str, tmp_path: Path) -> None:
     same_batches(formats.open(path, splits=["val"]).to_store(), in_memory(path, splits=["val"]))
     same_batches(DatasetStore.open(path, splits=["val", "train"]), in_memory(path, splits=["val", "train"]))
     same_batches(pickle.loads(pickle.dumps(store)), store)
+    for final in ("drop", "mark"):
+        how = {"last_step": "transition", "final": final}
+        transitions = DatasetStore.open(path, **how)
+        assert len(transitions) == len(store) + 6 * (final == "mark")
+        same_batches(pickle.loads(pickle.dumps(transitions)), in_memory(path, **how))
     # A store of rows as they are: what is in it, and what converting it gives.
     assert formats.open(path).to_store().to_dataset().features["reward"] is not None
     if kind == "image":
