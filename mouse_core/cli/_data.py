@@ -33,8 +33,8 @@ def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
     parser.add_argument(
         "--last-step",
         choices=("observation", "transition"),
-        help="of RLDS (TFDS, Open X): whether the last step of an episode holds only an observation, as RLDS says, or an "
-        "action and a reward that count, too",
+        help="of RLDS (TFDS, Open X): whether the last step of an episode holds only an observation, as RLDS says, or "
+        "an action and a reward that count, too",
     )
     parser.add_argument("--split", action="append", metavar="NAME", help="only this split; may be given several times")
     parser.add_argument(

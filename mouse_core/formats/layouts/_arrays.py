@@ -35,6 +35,7 @@ class Tree(Protocol):
 
 
 _SEEN = ("observation", "next_observation")
+_PICTURE_BYTES = 1 << 20  # of one of any size, about
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def arrays_of(file: Tree, layout: TreeLayout, stars: Sequence[str]) -> list[list
     named = [(role, name, path) for role, paths in layout.roles().items() for name, path in paths.items()]
     asked = [[_plain(path).replace("*", star) for _, _, path in named] for star in stars]
     found = iter(file.find([path for paths in asked for path in paths]))
-    return [_arrays(file, named, paths, [next(found) for _ in paths]) for paths in asked]
+    return [_arrays(file, layout, named, paths, [next(found) for _ in paths]) for paths in asked]
 
 
 def _plain(path: str) -> str:
@@ -84,7 +85,7 @@ def _plain(path: str) -> str:
 
 
 def _arrays(
-    file: Tree, named: Sequence[tuple[str, str, str]], paths: Sequence[str], trees: Sequence[Any]
+    file: Tree, layout: TreeLayout, named: Sequence[tuple[str, str, str]], paths: Sequence[str], trees: Sequence[Any]
 ) -> list[Array]:
     found: list[Array] = []
     for (role, name, written), path, tree in zip(named, paths, trees, strict=True):
@@ -96,7 +97,7 @@ def _arrays(
         if role == "metadata" and not name and tree["kind"] != "group":
             name = path.split("/")[-1]
         if tree["kind"] != "group":
-            found.append(_array(file.path, path, role, name.replace("/", "_"), tree))
+            found.append(_array(file.path, path, role, name.replace("/", "_"), tree, layout))
             continue
         if role in ("reward", "terminated", "truncated"):
             raise damaged(file.path, f"{path}: expected an array for {role}, found a group of {[*tree['items']][:8]}")
@@ -104,7 +105,7 @@ def _arrays(
             below = "/".join((path, *keys))
             if below not in paths:
                 parts = (name, *keys) if name else keys
-                found.append(_array(file.path, below, role, "_".join(parts).replace("/", "_"), part))
+                found.append(_array(file.path, below, role, "_".join(parts).replace("/", "_"), part, layout))
     wanted = [path for (role, _, _), path in zip(named, paths, strict=True) if role == "observation"]
     if wanted and not any(array.role == "observation" for array in found):
         raise damaged(file.path, f"expected observations in {' or '.join(wanted[:3])}, found none")
@@ -118,16 +119,20 @@ def _arrays(
     return found
 
 
-def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any]) -> Array:
-    wanted = ("number", "text") if role in ("observation", "next_observation", "metadata", "action") else ("number",)
-    if part["kind"] not in wanted:
+def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any], layout: TreeLayout) -> Array:
+    wanted = ("number", "text") if role in (*_SEEN, "metadata", "action") else ("number",)
+    files = role in _SEEN and layout.may_be_files(path)
+    ragged = files and part["kind"] == "ragged" and part["dtype"] == "uint8"
+    if part["kind"] not in wanted and not ragged:
         raise damaged(
             where, f"{path}: expected numbers for {role}, found {part['kind']} {part['dtype']} of shape {part['shape']}"
         )
     shape = part["shape"]
     # A text may be of any length.
     width = np.dtype(part["dtype"]).itemsize if part["kind"] == "number" else 256
-    if role == "observation" and part["dtype"] == "|u1" and len(shape) == 2:
+    if files and part["kind"] != "number":
+        width = _PICTURE_BYTES
+    elif role in _SEEN and part["dtype"] == "|u1" and len(shape) == 2:
         width *= 20  # pictures that are encoded, maybe
     return Array(path, role, name, shape[0] if shape else -1, math.prod(shape[1:]) * width)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -53,7 +54,8 @@ class TreeLayout:
         one_a_file: Whether each file is an episode.
         files: Which files of a folder are read, as ``"episode_*.hdf5"``, in the order of the numbers in their names.
         pictures: An array, or a group of arrays, of observations that may be encoded: bytes ``[T, L]`` are PNG or JPEG
-            files, with zeros behind them, whose pixels are read; ``[T, H, W, C]`` are pixels.
+            files, with zeros behind them, whose pixels are read, and so are ``[T]`` strings of bytes of any length;
+            ``[T, H, W, C]`` are pixels.
         alignment: Whether a row's action, reward and flags leave the observation beside them ("outgoing") or led to it
             ("arrived"); or which, by ``action``, ``reward``, ``terminated`` and ``truncated``.
         ending: What the end of an episode is where no flag says it, "truncated" (done 2) or "terminal" (done 1).
@@ -143,6 +145,11 @@ class TreeLayout:
         if isinstance(self.alignment, Mapping):
             return frozenset(role for role, value in self.alignment.items() if value == "arrived")
         return frozenset(_MOVED if self.alignment == "arrived" else ())
+
+    def may_be_files(self, path: str) -> bool:
+        """Whether an array lies where ``pictures`` may be encoded."""
+        place = re.escape(self.pictures.removesuffix("?").strip("/")).replace(r"\*", "[^/]+") if self.pictures else None
+        return place is not None and re.match(f"{place}(/|$)", path.strip("/")) is not None
 
     @property
     def whole(self) -> bool:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import damaged, reading
-from mouse_core.formats._files.h5 import H5File
+from mouse_core.formats._files.h5 import H5File, leaves
 from mouse_core.formats._files.on_disk import is_zarr
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
@@ -87,8 +87,10 @@ def read_layouts(
         with reading(first.where):
             rows = TransitionRows(final=final, where=first.where)
             schema = schema_of(ordered(rows.add(*next(_parts(file, first, said, 1)))))
-        absent = file.notes if isinstance(file, ZarrTree) else []
-    notes = [*absent]
+        notes = [*file.notes] if isinstance(file, ZarrTree) else []
+        if unnamed := _unnamed(file, said, first):
+            shown = f"{unnamed[:8]}" + (f" and {len(unnamed) - 8} others" if len(unnamed) > 8 else "")
+            notes.append(f"The layout does not name {shown}: left out.")
     if not any(array.role == "reward" for array in first.arrays):
         notes.append("There are no rewards: reward is 0.")
     if first.whole and not any(array.role in ("terminated", "truncated") for array in first.arrays):
@@ -99,6 +101,22 @@ def read_layouts(
 
     about = {"files": [str(file) for file in files]}
     return RowStream(str(root), name, schema, batches, notes=tuple(notes), metadata=about, about=About("arrived"))
+
+
+def _unnamed(file: Tree, layout: TreeLayout, first: Stretch) -> list[str]:
+    """The arrays beside those of the first episode that no path of the layout leads to."""
+    lead = next((path.split("/") for path in layout.leads() if "*" in path), None)
+    depth = 0 if lead is None else 1 + next(place for place, part in enumerate(lead) if "*" in part)
+    if lead is not None and depth == len(lead):
+        return []  # arrays of an episode have no group of their own
+    base = first.arrays[0].path.split("/")[:depth]
+    others = [layout.episode_ends, *(layout.ring or {}).values()]
+    named = {array.path for array in first.arrays} | {path.removesuffix("?") for path in others if path}
+    try:
+        (tree,) = file.find(["/" + "/".join(base)])
+    except DataError:  # of what lies elsewhere in the file, and is not read
+        return []
+    return sorted({"/".join((*base, *keys)) for keys, _ in leaves(tree or {})} - named)
 
 
 def _layout(layout: Any) -> tuple[str, TreeLayout]:
@@ -124,6 +142,7 @@ def _rows(
     files: Sequence[Path], layout: TreeLayout, like: Stretch, final: str | None, batch_rows: int
 ) -> Iterator[Columns]:
     wanted = _columns(like)
+    shapes: dict[str, tuple[int, ...]] = {}
     with closing(_trees(files)) as trees:
         for file in trees:
             rows = TransitionRows(final=final, where=file.path)
@@ -136,9 +155,19 @@ def _rows(
                 size = rows_at_once(sum(array.row_bytes for array in stretch.arrays), most=batch_rows)
                 with reading(stretch.where):
                     for part in _parts(file, stretch, layout, size):
-                        yield rows.add(*part)
+                        columns = rows.add(*part)
+                        _check_shapes(columns, shapes, stretch.where)
+                        yield columns
             if (rest := rows.finish()) is not None:
                 yield rest
+
+
+def _check_shapes(columns: Columns, known: dict[str, tuple[int, ...]], where: str) -> None:
+    for name, values in columns.items():
+        shape = known.setdefault(name, values.shape[1:])
+        if values.dtype != object and values.shape[1:] != shape:
+            found = f"{list(values.shape[1:])}; all episodes of a column have one"
+            raise damaged(where, f"column {name!r}: expected shape {list(shape)} a step, found {found}")
 
 
 def _trees(files: Sequence[Path]) -> Generator[Tree]:
@@ -208,18 +237,22 @@ def _read(file: Tree, stretch: Stretch, layout: TreeLayout, start: int, stop: in
 
 def _pixels(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.NDArray[Any]:
     """Observations that are pictures, with their pixels and the channels last; others as they are."""
-    if array.role not in ("observation", "next_observation") or values.dtype != np.uint8:
+    if array.role not in ("observation", "next_observation"):
+        return values
+    files = layout.may_be_files(array.path)
+    if values.dtype != np.uint8 and not (files and values.dtype == object):
         return values
     if values.ndim == 4 and values.shape[1] in (1, 3) and values.shape[3] > 4:
         return np.ascontiguousarray(np.moveaxis(values, 1, -1))
-    within = f"{array.path}/".startswith(f"{layout.pictures}/")
-    if values.ndim != 2 or not within:
+    if not files or values.ndim > 2:
         return values
     try:
         # What JPEG and PNG end with is no zero.
-        pixels = [decode_image(row.tobytes().rstrip(b"\0")) for row in values]
+        pixels = [decode_image(bytes(row).rstrip(b"\0")) for row in values]
     except ValueError as error:
         raise DataError(f"{array.path}: {error}") from error
+    if others := sorted({picture.shape for picture in pixels if picture.shape != pixels[0].shape}):
+        raise DataError(f"{array.path}: expected pictures of {list(pixels[0].shape)}, found {list(others[0])}")
     return np.stack(pixels) if pixels else np.zeros((0, 1, 1, 3), np.uint8)
 
 

@@ -112,8 +112,8 @@ def last_step_notes(pieces: Iterator[Stack]) -> tuple[str, ...]:
                 return ()
             return (
                 f"The last step of the first episode holds the reward {np.sum(last['_reward']):g} and an action, to "
-                "which RLDS gives no meaning: in every episode they are left out. In much of Open X and DROID they have "
-                "one, and last_step='transition' (--last-step) keeps them.",
+                "which RLDS gives no meaning: in every episode they are left out. In much of Open X and DROID they "
+                "have one, and last_step='transition' (--last-step) keeps them.",
             )
     return ()
 

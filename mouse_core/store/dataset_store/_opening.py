@@ -67,8 +67,8 @@ def opened(
     if reading:
         found = "another folder" if os.path.isdir(path) else "a file" if os.path.exists(path) else "nothing"
         raise ConfigError(
-            f"{os.fspath(path)}: {' and '.join(reading)}: expected the folder of a LeRobotDataset (with meta/info.json) "
-            f"or of a dataset of TFDS (with features.json), found {found}; formats.open(...).to_store() reads others"
+            f"{os.fspath(path)}: {' and '.join(reading)}: expected the folder of a LeRobotDataset (meta/info.json) or "
+            f"of a dataset of TFDS (features.json), found {found}; formats.open(...).to_store() reads others"
         )
     misplaced = [f"{name}=" for name in Reaching.__dataclass_fields__ if name in options]
     if misplaced:

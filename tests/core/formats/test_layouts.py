@@ -376,10 +376,58 @@ def test_pictures_that_are_encoded(tmp_path: Path) -> None:
     path = save(tmp_path / "x.npz", {"action": np.zeros((3, 2)), "observations/images/top": rows})
     table = read_layouts(path, layout="aloha", final="mark").to_table()
     assert table.column("observation_images_top").to_pylist()[:3] == pictures.tolist()
+    # In all paths * stands for an episode.
+    starred = {"observation": "run_*/cam", "action": "run_*/cmd", "pictures": "run_*/cam"}
+    arrays = {"run_0/cmd": np.zeros((3, 2)), "run_0/cam": rows, "run_0/more/time": np.zeros(3), "said": np.zeros(2)}
+    stream = read_layouts(save(tmp_path / "y.npz", arrays), layout=starred, final="mark")
+    assert stream.notes[0] == "The layout does not name ['run_0/more/time']: left out."
+    table = stream.to_table()
+    assert table.column("observation_image").to_pylist()[:3] == pictures.tolist()
     rows[1, 30:50] = 7
     save(path, {"action": np.zeros((3, 2)), "observations/images/top": rows})
     with pytest.raises(DataError, match="observations/images/top"):
         read_layouts(path, layout="aloha", final="mark").to_table()
+    # Of another size in one episode.
+    rows[1] = np.zeros_like(rows[1])
+    file = io.BytesIO()
+    image.fromarray(pictures[0, :5]).save(file, "png")
+    rows[1, : len(file.getvalue())] = np.frombuffer(file.getvalue(), np.uint8)
+    save(path, {"action": np.zeros((3, 2)), "observations/images/top": rows})
+    with pytest.raises(DataError, match=r"x.npz.*images/top: expected pictures of \[6, 7, 3\], found \[5, 7, 3\]"):
+        read_layouts(path, layout="aloha", final="mark").to_table()
+
+
+def test_pictures_in_strings_of_bytes(tmp_path: Path) -> None:
+    """As RoboTwin has them, of one length, and of lengths of their own."""
+    image = pytest.importorskip("PIL.Image")
+    pictures = np.random.default_rng(0).integers(0, 256, (3, 6, 7, 3), np.uint8)
+    encoded = []
+    for picture in pictures:
+        file = io.BytesIO()
+        image.fromarray(picture).save(file, "png")
+        encoded.append(file.getvalue())
+    with h5py.File(tmp_path / "episode_0.hdf5", "w") as file:
+        file["action"], file["observations/qpos"] = np.zeros((3, 2)), np.zeros((3, 2))
+        file["observations/images/one"], file["compress_len"] = np.array(encoded), np.zeros((2, 3))  # S
+        own = file.create_dataset("observations/images/own", (3,), h5py.vlen_dtype(np.uint8))
+        for step, content in enumerate(encoded):
+            own[step] = np.frombuffer(content, np.uint8)
+    stream = formats.open(tmp_path, final="mark")
+    assert stream.notes[0] == "The layout does not name ['compress_len']: left out."
+    table = stream.to_table()
+    for name in ("one", "own"):
+        assert table.column(f"observation_images_{name}").to_pylist()[:3] == pictures.tolist()
+
+
+def test_episodes_of_other_shapes_are_named(tmp_path: Path) -> None:
+    for number, side in enumerate((4, 4, 5)):
+        arrays = {"action": np.zeros((3, 2)), "seen": np.zeros((3, side, 4, 3), np.uint8)}
+        save(tmp_path / f"{number}.npz", arrays)
+    layout = {"observation": "seen", "action": "action", "one_a_file": True}
+    with pytest.raises(
+        DataError, match=r"2\.npz: column 'observation_image': expected shape \[4, 4, 3\] a step, found"
+    ):
+        read_layouts(tmp_path, layout=layout, final="drop").to_table()
 
 
 # ------------------------------------------------------------------------------------------------- layouts of one's own
