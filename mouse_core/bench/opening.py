@@ -39,7 +39,7 @@ class Opened:
         image_roots: Folders in which images may lie that rows name by path.
         costs: What the layout of the files costs, in sentences.
         folder: That of a store of many small record batches, which is read as it lies.
-        store: The rows of data elsewhere, which are no datasets, or of several.
+        store: The rows of data that are no datasets, as those elsewhere or with videos, or of several.
     """
 
     name: str
@@ -91,7 +91,8 @@ def opened(
 ) -> Iterator[Opened]:
     """Recorded data as datasets that are mapped from files, for as long as they are needed.
 
-    What does not lie on disk as ``datasets`` writes it is converted into a temporary folder.
+    A LeRobotDataset, and TFDS in TFRecord files, are read where they lie. What else does not lie on disk as ``datasets``
+    writes it is converted into a temporary folder.
 
     Args:
         path_or_name: A file or folder of any format, or ``namespace/name`` of a dataset on the Hub, which is looked for
@@ -122,6 +123,10 @@ def opened(
         # As a table it would take more memory than it does.
         seconds = time.perf_counter() - began
         yield Opened(path_or_name, {}, seconds, stream.alignment, stream.image_folders(), said, str(path))
+        return
+    if stream.mapped is None and stream.opened is not None:
+        store = stream.to_store()  # frames and records are read where they lie, as in training
+        yield Opened(path_or_name, {}, time.perf_counter() - began, store.alignment, costs=said, store=store)
         return
     with tempfile.TemporaryDirectory(prefix="mouse-") as folder:
         if stream.mapped is None:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, formats
+from mouse_core.bench.opening import opened as bench_opened
 from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.lerobot import read_lerobot
@@ -61,6 +62,8 @@ def test_frames_in_place_are_those_of_decoding_in_turn(
         str(kind) == "struct<video: int32, frame: int32>" for name, kind in store.columns.items() if "_image" in name
     )
     assert store.about.tasks == read_lerobot(root, final=final).about.tasks
+    with bench_opened(str(root), final=final) as found:  # by mouse bench and mouse stats, too
+        assert found.to_store().columns == store.columns
     (kept,) = (root / ".mouse").glob("*/*.arrow")  # where few rows of many files lie together
     assert len(list(pa.ipc.open_stream(kept.read_bytes()))) == 1
 
