@@ -91,8 +91,8 @@ def opened(
 ) -> Iterator[Opened]:
     """Recorded data as datasets that are mapped from files, for as long as they are needed.
 
-    A LeRobotDataset, and TFDS in TFRecord files, are read where they lie. What else does not lie on disk as ``datasets``
-    writes it is converted into a temporary folder.
+    A LeRobotDataset, and TFDS in TFRecord files, are read where they lie. What else does not lie on disk as
+    ``datasets`` writes it is converted into a temporary folder.
 
     Args:
         path_or_name: A file or folder of any format, or ``namespace/name`` of a dataset on the Hub, which is looked for

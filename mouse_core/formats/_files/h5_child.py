@@ -120,14 +120,32 @@ def _tree(h5py: Any, node: Any, depth: int = 0) -> dict[str, Any]:
     return found
 
 
+def _lacking_filters(h5py: Any, dataset: Any) -> list[str]:
+    """What packs a dataset's chunks and is not there, also where hdf5plugin is installed, which has most others."""
+    described = dataset.id.get_create_plist()
+    filters = [described.get_filter(number) for number in range(described.get_nfilters())]
+    lacking = [one for one in filters if not h5py.h5z.filter_avail(one[0])]
+    if lacking:
+        try:
+            import hdf5plugin  # type: ignore[import-not-found]  # noqa: F401
+        except ImportError:
+            pass
+        lacking = [one for one in lacking if not h5py.h5z.filter_avail(one[0])]
+    return [
+        f"filter {code} {name.decode('utf-8', 'replace').partition(';')[0]}".strip() for code, _, _, name in lacking
+    ]
+
+
 def _read(h5py: Any, np: Any, file: Any, path: str, start: int, stop: int) -> tuple[dict[str, Any], list[Any]]:
     dataset = _there(h5py, file, path)
     if not isinstance(dataset, h5py.Dataset):
         raise ValueError(f"{path}: expected values, found a group")
+    lacking = _lacking_filters(h5py, dataset)
     try:
         values = dataset[()] if not dataset.shape else dataset[start:stop]
     except (OSError, RuntimeError, ValueError) as error:
-        raise ValueError(f"{path}, rows {start}..{stop - 1}: {error}") from error
+        why = f"packed by {lacking}, which h5py does not have: pip install hdf5plugin" if lacking else error
+        raise ValueError(f"{path}, rows {start}..{stop - 1}: {why}") from error
     if dataset.dtype.kind not in "OSU":
         values = np.ascontiguousarray(values)
         return {"kind": "number", "dtype": values.dtype.str, "shape": list(np.shape(values))}, [values]

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from mouse_core import ConfigError, DataError, SchemaError, formats
+from mouse_core.formats._files.h5 import H5File
 from mouse_core.formats.layouts import LAYOUTS, TreeLayout, load_layout, read_layouts
 from tests.core.formats.recording import Episode, check_rows
 from tests.core.formats.test_flat_files import LENGTHS, flat, logged
@@ -136,6 +137,22 @@ def test_hdf5_is_read_and_recognised(tmp_path: Path) -> None:
     table = stream.to_table()
     assert stream.format == "robomimic"
     assert np.array_equal(table.column("observation_flat").to_pylist(), np.concatenate([seen(log) for log in logs]))
+
+
+def test_filters_that_are_not_there_are_named(tmp_path: Path) -> None:
+    """hdf5plugin, where it is installed, brings those of Blosc, Zstandard and LZ4, but none of the numbers for tests."""
+    with h5py.File(write_robomimic(tmp_path / "x.hdf5", logged()), "a") as file:
+        described = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        described.set_chunk((4,))
+        described.set_filter(305, h5py.h5z.FLAG_OPTIONAL, ())
+        space, kind = h5py.h5s.create_simple((4,)), h5py.h5t.py_create(np.dtype(np.float64))
+        made = h5py.h5d.create(file["data/demo_0/obs"].id, b"packed", kind, space, described)
+        made.write_direct_chunk((0,), bytes(32))
+    with (
+        H5File(tmp_path / "x.hdf5") as opened,
+        pytest.raises(DataError, match=r"packed by \['filter 305'\].*hdf5plugin"),
+    ):
+        opened.read([("/data/demo_0/obs/packed", 0, 4)])
 
 
 def test_what_lies_beside_stays_with_its_observation(tmp_path: Path) -> None:
