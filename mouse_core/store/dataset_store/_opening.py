@@ -65,10 +65,10 @@ def opened(
         return store_of_records(path, make=make, verify=verify is not False, **options)
     reading = [f"{name}=" for name in ("final", "splits", "skip_broken", "last_step") if name in options]
     if reading:
-        found = "another folder" if os.path.isdir(path) else "a file" if os.path.exists(path) else "nothing"
+        there = "another folder" if os.path.isdir(path) else "a file" if os.path.exists(path) else "nothing"
         raise ConfigError(
             f"{os.fspath(path)}: {' and '.join(reading)}: expected the folder of a LeRobotDataset (meta/info.json) or "
-            f"of a dataset of TFDS (features.json), found {found}; formats.open(...).to_store() reads others"
+            f"of a dataset of TFDS (features.json), found {there}; formats.open(...).to_store() reads others"
         )
     misplaced = [f"{name}=" for name in Reaching.__dataclass_fields__ if name in options]
     if misplaced:
