@@ -139,7 +139,7 @@ def test_hdf5_is_read_and_recognised(tmp_path: Path) -> None:
 
 
 def test_filters_that_are_not_there_are_named(tmp_path: Path) -> None:
-    """hdf5plugin, where it is installed, brings those of Blosc, Zstandard and LZ4, but none of the numbers for tests."""
+    """hdf5plugin, where it is installed, brings those of Blosc, Zstandard and LZ4, none of those for tests."""
     with h5py.File(tmp_path / "x.hdf5", "w") as file:
         file["act"] = np.zeros((4, 2))
         described = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
