@@ -6,7 +6,6 @@ import gc
 import io
 import pickle
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mouse_core import BatchSource, DatasetStore, Field, formats
+from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
 from mouse_core.about import About, with_about
 from mouse_core.bench.opening import opened
 from mouse_core.cli import main
@@ -25,6 +24,7 @@ from mouse_core.formats.verifying import verify
 from mouse_core.remote import Reaching
 from mouse_core.store.elsewhere import upload
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
+from tests.core.mirror_cases import is_left
 from tests.core.object_server import Fault, ObjectServer
 from tests.waiting import wait_until
 
@@ -321,9 +321,6 @@ def test_a_saved_dataset_is_read_like_its_folder(server, options, tmp_path):
     assert there.snapshot().fingerprint == here.snapshot().fingerprint
     assert there.snapshot().rows([0, ROWS, 4 * ROWS - 1]) == here.snapshot().rows([0, ROWS, 4 * ROWS - 1])
     same_batches(here, there)
-    del there
-    gc.collect()  # it reads no further ahead
-    assert wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "mouse-fetch"])
     server.asked.clear()
     DatasetStore.open("s3://data/saved", **options)
     assert server.sent("arrow$") == 0  # the index was kept
@@ -359,6 +356,35 @@ def test_parquet_files_are_read_row_group_by_row_group(server, options, tmp_path
     server.put("data/parquet/part-1.parquet", b"PAR1" * 9)
     with pytest.raises(DataError, match=r"part-1.parquet: expected a Parquet file"):
         DatasetStore.open("s3://data/parquet", **options)
+
+
+def test_what_is_elsewhere_ends_with_its_last_reference(server, options, written, tmp_path):
+    server.put_folder("data/runs", written)
+    table = pa.table({name: list(values) for name, values in rows(0).items()})
+    datasets.Dataset(table).save_to_disk(tmp_path / "saved")
+    pq.write_table(table, tmp_path / "part.parquet")
+    server.put_folder("data/saved", tmp_path / "saved")
+    server.put("data/parquet/part.parquet", (tmp_path / "part.parquet").read_bytes())
+    gc.collect()
+    gc.disable()
+    try:
+        for kind in ("runs", "saved", "parquet"):
+            there = DatasetStore.open(f"s3://data/{kind}", fields=FIELDS, **options)
+            with PrefetchBatchifier(there, 16, 8, num_workers=2) as loader:
+                assert next(iter(loader))["reward"].shape == (8, 16)
+            assert is_left(options["cache"])
+            del there, loader
+            assert wait_until(lambda: not is_left(options["cache"])), (kind, is_left(options["cache"]))
+        # Also where something went wrong.
+        there = DatasetStore.open("s3://data/runs", **options | {"cache": tmp_path / "other"})
+        for path in [path for path in server.objects if path.endswith(".arrow")]:
+            server.put(path, b"another one")
+        with pytest.raises(ChangedError):
+            there.snapshot().rows([0])
+        del there
+        assert wait_until(lambda: not is_left(tmp_path)), is_left(tmp_path)
+    finally:
+        gc.enable()
 
 
 # ---------------------------------------------------------------------- the command

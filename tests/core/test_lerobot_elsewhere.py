@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 
 import numpy as np
@@ -14,8 +15,10 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.lerobot import elsewhere
 from mouse_core.store.elsewhere import parquet
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
+from tests.core.mirror_cases import is_left
 from tests.core.object_server import ObjectServer
 from tests.core.test_lerobot import Robot
+from tests.waiting import wait_until
 
 pytest.importorskip("obstore")
 LENGTHS = (5, 3, 7, 4, 1, 9)
@@ -92,6 +95,20 @@ def test_videos_are_not_read_and_that_is_said(server, options, tmp_path):
     assert any("videos are not read elsewhere" in note for note in there.notes)
     assert "observation_image" not in there.columns
     assert there.digest() == formats.open(folder, final="drop", cameras=False).digest()
+
+
+def test_it_ends_with_its_last_reference(server, options, tmp_path):
+    server.put_folder("data/robot", Robot(LENGTHS).write(tmp_path / "set", files=FILES))
+    gc.collect()
+    gc.disable()
+    try:
+        there = DatasetStore.open("s3://data/robot", final="drop", **options)
+        assert BatchSource(there, 4, 8)[0]
+        assert is_left(options["cache"])
+        del there
+        assert wait_until(lambda: not is_left(options["cache"])), is_left(options["cache"])
+    finally:
+        gc.enable()
 
 
 def test_a_dataset_of_the_hub_is_read_where_it_lies(options, tmp_path):

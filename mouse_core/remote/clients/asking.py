@@ -103,6 +103,7 @@ class Asking:
         finally:
             waiting.discard(task)
             under_way.discard(task)
+            del task  # which knows what was raised, and that this frame
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Asking, (self._name,)

@@ -296,8 +296,12 @@ class FolderClient:
         except _Failed as failed:
             changed, asked = self._is_another(failed.path), partial(asked_as, self.url, self._options)
             failure = error_of(failed.error, self.shown(failed.path), changed, asked)
+            failed.__traceback__ = None  # in which are the tasks, which know it
         # Outside of the except block: what the client raised shows addresses as they were asked for.
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # which has this frame in its traceback, and so all that whoever asked had
 
 
 class _Failed(Exception):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mouse_core._base.locks import forks
-from mouse_core.errors import ClosedError, DataError
+from mouse_core.errors import ClosedError, DataError, MouseError
 from mouse_core.remote.mirror.counters import Counters
 from mouse_core.remote.mirror.getting import Getter
 from mouse_core.remote.mirror.keeping import Keeper, Limits, longer
@@ -167,7 +167,10 @@ class Fetcher:
             if error is not None:
                 for other in blocks.tolist():
                     self.errors.pop(other, None)
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # whose traceback has this frame
 
     def queued(self) -> int:
         """How many pages are asked for, and not there yet."""
@@ -274,6 +277,8 @@ class Fetcher:
                     # It is wrong with one of the objects; each by itself says with which.
                     self._push(task.blocks, task.masks, task.when, urgent=True, alone=True)
                 else:
+                    if isinstance(error, MouseError):
+                        error.__traceback__ = None  # it has this thread's frames, and they all that there is
                     self.errors.update(dict.fromkeys((held if len(held) else task.blocks).tolist(), error))
         finally:
             with self.changed:

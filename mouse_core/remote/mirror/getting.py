@@ -50,7 +50,10 @@ class Getter:
             tries += 1
             self._counters.add(damaged=1, retries=tries < _TRIES)
             if tries == _TRIES:
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error
 
     def _reached(self, wanted: Sequence[tuple[Placed, int, int]]) -> list[memoryview]:
         """The bytes of runs of pages, asked for again as long as that is of use."""

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,9 @@ class Mirror:
                 cache_bytes = max(_LEAST_BYTES, shutil.disk_usage(inside).free // 2 + self._table.pages * PAGE)
             self._limits = Limits(cache_bytes // PAGE, fail, patience, full)
             self._inside, self._lock, self._known = inside, ProcessLock(), Known()
-            self._maps: list[_Map] = []
+            # As long as somebody has it: it knows the mirror, which is to end with the last one who knows it.
+            self._memory: mmap.mmap | None = None
+            self._newest: Callable[[], _Map | None] = _no_map
             self._processes: dict[int, Process] = {}
             self._process().sharer.remove_dead()
         except OSError as error:
@@ -142,14 +144,22 @@ class Mirror:
                     one.client, one.error = client, None
                 self._known.add(placed)
                 last = max((one.end for one in placed), default=0)
-                if not self._maps or self._maps[-1].size < last:
-                    # The maps that there are stay: addresses in them were given away.
-                    self._maps.append(_Map(self, self._file.map()))
-                    for process in self._processes.values():
-                        process.keeper.memory = self._maps[-1].memory
+                found_map = self._map(last)
         except OSError as error:
             raise StorageError(f"cache {str(self.folder)!r}: expected room in it, found {error}") from error
-        return [MirrorObject(self, self._maps[-1], one) for one in placed]
+        return [MirrorObject(self, found_map, one) for one in placed]
+
+    def _map(self, size: int) -> _Map:
+        """A map of so many bytes at least; those that others have stay, as addresses in them were given away."""
+        if self._memory is None or len(self._memory) < size:
+            self._memory, self._newest = self._file.map(), _no_map
+            for process in self._processes.values():
+                process.keeper.memory = self._memory
+        found = self._newest()
+        if found is None:
+            found = _Map(self, self._memory)
+            self._newest = weakref.ref(found)
+        return found
 
     def counters(self) -> dict[str, float]:
         """What this process was given, and what it waited for: the sums of ``Counters``, the pages asked for that have
@@ -175,8 +185,7 @@ class Mirror:
             with self._lock:
                 found = self._processes.get(forks())
                 if found is None:
-                    memory = self._maps[-1].memory if self._maps else None
-                    found = Process(self._inside, self._table, self._file, memory, self._known, self._limits)
+                    found = Process(self._inside, self._table, self._file, self._memory, self._known, self._limits)
                     weakref.finalize(self, found.end)
                     self._processes = {forks(): found}
         return found
@@ -250,6 +259,10 @@ class Mirror:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _opened, (str(self.folder), self._options)
+
+
+def _no_map() -> None:
+    """What stands for a map as long as there is none."""
 
 
 def _opened(folder: str, options: dict[str, Any]) -> Mirror:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +44,8 @@ class ElsewhereSegment(Segment):
         self.num_rows = int(files.starts[-1])
         self._appended, self._named_roots = appended, image_roots
         self._parts, self._first_values = {}, {}
+        # The columns that were asked for, which know each other by it, and keep nobody alive.
+        self._asked: WeakValueDictionary[str, _PartElsewhere] = WeakValueDictionary()
         self.__dict__.update(chunk_starts=files.starts, _same_chunks=True, is_mapped=False)
 
     @memo
@@ -76,12 +79,9 @@ class ElsewhereSegment(Segment):
         if name not in self._parts and name in self.types:
             is_image = column_type(self.types[name]).is_encoded
             roots = self.image_roots if is_image else ()
-            self._parts.setdefault(name, _PartElsewhere(self.files, name, roots, self._lists))
+            part = self._parts.setdefault(name, _PartElsewhere(self.files, name, roots, self._asked))
+            self._asked[name] = part  # type: ignore[assignment]
         return super().part(name)
-
-    def _lists(self) -> list[_PartElsewhere]:
-        """The columns that were asked for."""
-        return [part for part in list(self._parts.values()) if isinstance(part, _PartElsewhere)]
 
     def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
         """See ``Segment``; what is known to be null throughout is not looked into."""
@@ -167,7 +167,7 @@ class _PartElsewhere(ColumnPart):
         files: The files.
         name: The column's.
         image_roots: See ``ColumnPart``.
-        others: The columns of the segment that were asked for, with whose heads this one's come.
+        asked: The columns of the segment that were asked for, with whose heads this one's come.
     """
 
     def __init__(
@@ -175,11 +175,11 @@ class _PartElsewhere(ColumnPart):
         files: Files,
         name: str,
         image_roots: tuple[str, ...],
-        others: Callable[[], Sequence[_PartElsewhere]],
+        asked: WeakValueDictionary[str, _PartElsewhere],
     ) -> None:
         super().__init__(_no_column, files.starts, same_chunks=True, image_roots=image_roots)
         self.backing: Backing | None = files.backing
-        self._files, self._name, self._others = files, name, others
+        self._files, self._name, self._asked = files, name, asked
         self._located: dict[int, tuple[int, tuple[int, ...]] | None] = {}
 
     def chunk(self, number: int) -> pa.Array:
@@ -212,7 +212,7 @@ class _PartElsewhere(ColumnPart):
         """Read what it takes to locate some chunks, of all columns that are read together."""
         readers, files = [], self._files
         numbers = list(dict.fromkeys(files.template(number)[0] for number in numbers))
-        for part in self._others():
+        for part in dict.fromkeys([self, *filter(None, (one() for one in self._asked.valuerefs()))]):
             missing = [number for number in numbers if number not in part._located]
             readers += [files.named(number, part._locate(number)) for number in missing]
         files.run(together(readers))
