@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from mouse_core.ahead.backing import Int64s
+from mouse_core.ahead.backing import Int64s, merged
 from mouse_core.ahead.depth import Depth
 from mouse_core.ahead.room import room_for_files
 
@@ -32,6 +32,11 @@ _PROCESS_MADVISE, _MOST_RANGES = 440, 1024
 _FAULTS, _BATCHES_WATCHED, _BATCHES_READ = 3, 16, 48
 # The room in memory is looked at again when so many bytes, and one in so many, have come since it was last.
 _MORE_BYTES, _MORE_SHARE = 64 << 20, 8
+# Where so many page faults a batch wait for a disk though all was asked for, what was there already goes before it is
+# read. It is asked for again then, for so many times as many batches.
+_FAULTS_EACH, _TIMES_AGAIN = 2, 16
+# Bytes that the kernel reads at once where nobody says how many: of a longer range it reads no more than that.
+_AT_ONCE = 128 << 10
 # Ranges are looked at so many at a time, and fewer at first.
 _TOGETHER, _TRIED = 64, 2
 
@@ -44,13 +49,18 @@ class Usage(NamedTuple):
 
 
 class Maps:
-    """What is mapped in this process, on Linux: addresses, and whether they are of a file, ``[maps]`` each."""
+    """What is mapped in this process, on Linux: addresses, whether it is a file, and bytes of it that are read at once.
+
+    All are ``[maps]``.
+    """
 
     def __init__(self) -> None:
         rows = [line.split(None, 5) for line in _lines("/proc/self/maps")]
         edges = [[int(edge, 16) for edge in row[0].split("-")] for row in rows]
         self.begins, self.ends = np.array(edges, np.uint64).reshape(-1, 2).astype(np.int64).T
         self.is_file = np.array([row[4] != "0" for row in rows], np.bool_)
+        disks = {row[3]: _read_at_once(row[3]) for row in rows}
+        self.at_once = np.array([disks[row[3]] for row in rows], np.int64)
 
     def of(self, addresses: Int64s) -> Int64s:
         """The map that each address is in, -1 for none."""
@@ -75,8 +85,10 @@ class LocalFiles:
     def __init__(self, begins: Int64s, sizes: Int64s, later: int = 0) -> None:
         self._advice = _Advice()
         self._since, self._batches = usage(), 0
-        # Seconds that copying stood still for pages since then, and when that was.
-        self._waited, self._looked = 0.0, perf_counter()
+        # Seconds that copying stood still for pages since then, for how many, and when that was.
+        self._waited, self._missed, self._looked = 0.0, 0, perf_counter()
+        # For how many times to look from now on what is read is asked for once more before it is.
+        self._again = 0
         self._bytes = int(sizes.sum()) + later
         self.is_on = self._is_short = self._exceed_room()
         self._maps: Maps | None = None
@@ -110,6 +122,8 @@ class LocalFiles:
         self._batches += batches
         if self.is_on:
             if self._batches >= _BATCHES_READ:
+                has_gone = self._is_short and self._missed >= _FAULTS_EACH * self._batches
+                self._again = _TIMES_AGAIN if has_gone else max(0, self._again - 1)
                 before, batches, waited, seconds = self._begin_anew()
                 self.is_on = self._since.blocks != before.blocks
                 self.depth.saw(batches, waited, seconds)
@@ -127,15 +141,23 @@ class LocalFiles:
         """Count from now on; the usage before, and the batches, the seconds of waiting and all seconds since."""
         now = perf_counter()
         found = self._since, self._batches, self._waited, now - self._looked
-        self._since, self._batches, self._waited, self._looked = usage(), 0, 0.0, now
+        self._since, self._batches, self._waited, self._missed, self._looked = usage(), 0, 0.0, 0, now
         return found
 
-    def watched(self, copy: Callable[[], Made]) -> Made:
-        """What ``copy()`` makes, where pages are asked for: how long it stands still for them says how far ahead."""
+    def watched(self, copy: Callable[[], Made], ranges: Callable[[], tuple[Int64s, Int64s]]) -> Made:
+        """What ``copy()`` makes of some ranges, where pages are asked for: how long it stands still says how far ahead.
+
+        What comes takes the room of what was not read for long, also of pages that were there when they were asked for:
+        these are missed one by one when they are read. Where there are many they are asked for again, together.
+        """
+        if self._again:
+            self.ask(*merged(*ranges(), self.gap), 0)
         faults, began, computed = _own_faults(), perf_counter(), thread_time()
         made = copy()
-        if _own_faults() > faults:
+        missed = _own_faults() - faults
+        if missed:
             self._waited += max(0.0, perf_counter() - began - (thread_time() - computed))
+            self._missed += missed
         return made
 
     def _exceed_room(self) -> bool:
@@ -154,8 +176,11 @@ class LocalFiles:
         if len(self._maps.begins):
             is_file = (found >= 0) & self._maps.is_file[found]
             found, begins, ends = found[is_file], begins[is_file], np.minimum(ends, self._maps.ends[found])[is_file]
+            most = self._maps.at_once[found]
+            if (ends - begins > most).any():
+                begins, ends = _cut(begins, ends, most)
         if self._is_short:
-            for number in set(np.unique(found).tolist()) - self._met:
+            for number in set(found.tolist()) - self._met:
                 self._met.add(number)
                 begin = self._maps.begins[number : number + 1]
                 self._advice.give(begin, self._maps.ends[number : number + 1] - begin, _RANDOM)
@@ -172,6 +197,22 @@ class LocalFiles:
     def still(self, token: object) -> bool:
         """See ``Backing``: what goes away comes back when it is read."""
         return True
+
+
+def _cut(begins: Int64s, ends: Int64s, most: Int64s) -> tuple[Int64s, Int64s]:
+    """Ranges in pieces of at most so many bytes each: of 0..10 and 20..25 with 4, 0..4, 4..8, 8..10, 20..24, 24..25."""
+    counts = -(-(ends - begins) // most)
+    number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    most = np.repeat(most, counts)
+    cut = np.repeat(begins, counts) + number * most
+    return cut, np.minimum(cut + most, np.repeat(ends, counts))
+
+
+def _read_at_once(disk: str) -> int:
+    """Bytes of a file that the kernel reads at once where it is asked to, by the disk in ``/proc/self/maps``."""
+    major, _, minor = disk.partition(":")
+    said = _lines(f"/sys/class/bdi/{int(major, 16)}:{int(minor, 16)}/read_ahead_kb")
+    return max(_AT_ONCE, int(said[0]) << 10) if said and said[0].isdigit() else _AT_ONCE
 
 
 def _files_of(segments: Sequence[Any]) -> tuple[Int64s, Int64s, int]:

@@ -19,9 +19,9 @@ from mouse_core.errors import DataError
 _FAR_BYTES, _AHEAD_BATCHES = 64 << 20, 64
 # Where what stays in a cache is chosen by what is read later, so many more are asked for with each that is copied.
 _FURTHER = 2
-# Of mapped files nothing is asked for while more than three in four bytes are left of what was: sorting the ranges of
+# Of mapped files nothing is asked for while more than half of the bytes are left of what was: sorting the ranges of
 # several batches takes hardly longer than those of one. So many batches are asked for together.
-_LEFT, _TOGETHER = 0.75, 16
+_LEFT, _TOGETHER = 0.5, 16
 # So many batches are planned together where pages come from a disk: what it takes to find them is read all at once.
 _PLANNED, _MANY = 64, 1 << 30
 # Who asks for batches before those that are asked for has gone back: by more than threads are ahead of each other, and
@@ -134,7 +134,7 @@ class ReadAhead(Generic[BlockT]):
         if not self.reach(block, first, count):
             return copy()
         if not self._always:  # the processor waits itself
-            return copy() if self._files is None else self._files.watched(copy)
+            return copy() if self._files is None else self._files.watched(copy, partial(views.ranges, first, count))
         return copied_when_there(self._backings, *views.ranges(first, count), copy)
 
     def reach(self, block: BlockT, first: int, count: int) -> bool:

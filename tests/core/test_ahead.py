@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import re
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -355,6 +357,37 @@ def test_batches_of_files_that_do_not_fit_are_the_same(
         monkeypatch.undo()
         monkeypatch.setattr(local, "room_for_files", lambda: 0)
     assert tried[0] or sys.platform != "linux"
+
+
+@takes_advice
+@pytest.mark.skipif(sys.platform != "linux", reason="maps are looked at on Linux")
+def test_what_goes_before_it_is_read_is_asked_for_again_and_no_more_than_the_kernel_reads_at_once(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "room_for_files", lambda: 0)
+    blocks = itertools.count()
+    monkeypatch.setattr(local, "usage", lambda: local.Usage(0, next(blocks)))
+    given: list[tuple[int, int]] = []
+
+    def give(self: Any, begins: Int64s, sizes: Int64s, advice: int) -> None:
+        given.extend(zip(begins.tolist(), sizes.tolist(), strict=True) if advice == local._WILL_NEED else ())
+
+    monkeypatch.setattr(local._Advice, "give", give)
+    store, found = formats.open(saved).to_store(**OPTIONS), []
+    for faults, most in ((1, 1 << 30), (1, 500), (3, 500)):
+        monkeypatch.setattr(local, "_own_faults", partial(next, itertools.count(step=faults)))
+        monkeypatch.setattr(local, "_read_at_once", lambda disk, most=most: most)
+        source = BatchSource(store, 30, 8, seed=4)
+        for index in range(49):
+            _ = source[index]
+        given.clear()
+        for index in range(49, 90):
+            _ = source[index]
+        assert all(0 < size <= most for _, size in given)
+        found.append((len(given), {begin + at for begin, size in given for at in range(size)}))
+    (whole, wanted), (cut, same), (again, more) = found
+    assert same == wanted <= more
+    assert whole < cut < again / 1.5
 
 
 @takes_advice
