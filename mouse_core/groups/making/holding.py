@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mouse_core.errors import ConfigError
-from mouse_core.groups._files.parts import part_of
+from mouse_core.groups._files.part import part_of
 from mouse_core.groups.making.functions.retention import Retention, Rows, name_of, weights_of
 from mouse_core.groups.making.functions.scoring import Advantage
 from mouse_core.groups.making.members import OLDER_GROUPS, Members, NumbersOfRows, Piece, WantedGroups
