@@ -266,8 +266,13 @@ def anchors_of(
     return EpisodeAnchors(length, batch_size, sampling, weighting, False, drop_last, before, behind), found
 
 
-def readers_around(readers: Readers, windows: FieldWindows) -> dict[str, Any]:
+def readers_around(readers: Readers, windows: FieldWindows, snapshot: Snapshot) -> dict[str, Any]:
     """The readers of a source whose fields have offsets, with the masks behind their fields.
+
+    Args:
+        readers: Of all fields that are delivered.
+        windows: The offsets.
+        snapshot: Has the columns of which fields could be made.
 
     Raises:
         MissingFieldError: A field with offsets that is not delivered.
@@ -277,7 +282,7 @@ def readers_around(readers: Readers, windows: FieldWindows) -> dict[str, Any]:
         if not isinstance(readers.get(name), FieldReader):
             raise MissingFieldError(
                 f"windows: expected fields that are delivered, among {list(readers)}, found {name!r}"
-                f"{meant_by(name, readers)}"
+                f"{meant_by(name, readers, snapshot.config.types)}"
             )
         if mask_of(name) in readers:
             raise ConfigError(f"windows: expected a store without a field {mask_of(name)!r}, which batches get")

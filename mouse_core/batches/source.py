@@ -156,7 +156,7 @@ class BatchSource:
         if around is not None:
             from mouse_core.batches._by_field import readers_around
 
-            readers = readers_around(readers, around)
+            readers = readers_around(readers, around, snapshot)
         ranks, own_shard = asked.ranks_and_shard(shard, sampler.batch_size, uneven)
         planner = Planner(
             sampler,

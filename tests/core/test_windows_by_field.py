@@ -449,6 +449,13 @@ def test_a_name_that_a_mask_needs_is_refused() -> None:
         BatchSource(store, batch_size=2, windows={"action": [0]})
 
 
+def test_columns_that_are_no_fields_are_named_with_how_to_make_them_some() -> None:
+    store = DatasetStore()
+    store.extend({**rows_of([5]), "gripper": np.ones(5)})
+    with pytest.raises(MissingFieldError, match=r"found 'gripper'; make a field .*fields=\[Field\('gripper'\)\]"):
+        BatchSource(store, batch_size=2, windows={"gripper": [0]})
+
+
 def test_masks_come_in_the_dtype_that_is_asked_for() -> None:
     source = BatchSource(example_store(), batch_size=4, windows={"action": range(8)}, dtypes={"action_mask": "float32"})
     assert source[0]["action_mask"].dtype == np.float32 == source.spec["action_mask"].dtype
