@@ -36,6 +36,7 @@ from mouse_core.store.disk.manifest import Manifest, Sealed, bare_schema, new_id
 from mouse_core.store.disk.sealed import write_segment
 from mouse_core.store.elsewhere.objects import name_of_sums, sums_as_bytes
 from tests.bench import streams
+from tests.bench.client import alone, ranges_asked
 from tests.bench.results import Figure
 
 _PART = 100_000
@@ -153,15 +154,19 @@ def measure(served: Storage, url: str, cache: Path, batches: int, **how: Any) ->
     opened = time.perf_counter() - began
     delivered = sum(values.nbytes for values in first.values())
     before, began, busy = served.sent(), time.perf_counter(), time.process_time()
-    for index in range(1, batches + 1):
-        source[index]
+    with ranges_asked() as calls:
+        for index in range(1, batches + 1):
+            source[index]
     seconds, busy = time.perf_counter() - began, time.process_time() - busy
     requests, count = (after - earlier for after, earlier in zip(served.sent(), before, strict=True))
+    alone_seconds, alone_busy = alone(url, served.options, calls)
     return {
         "first": opened,
         "batches": batches / seconds,
         "requests": requests / batches,
         "busy": busy / batches * 1e3,
+        "client-busy": alone_busy / batches * 1e3,
+        "of-client": alone_seconds / seconds,
         "sent": count / delivered / batches,
         "link": count / seconds / _BANDWIDTH,
     }
@@ -257,6 +262,8 @@ _UNITS = {
     "batches": ("batches a second", "batches/s"),
     "requests": ("requests a batch", ""),
     "busy": ("of the processor for a batch", "ms"),
+    "client-busy": ("of the processor for the requests of a batch, by obstore alone", "ms"),
+    "of-client": ("of how fast obstore alone gets the same ranges", ""),
     "sent": ("bytes sent for each delivered", ""),
     "link": ("of the link", ""),
     "hits": ("pages that were there", ""),

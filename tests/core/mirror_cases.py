@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,9 @@ def is_left(folder: Path) -> list[str]:
     """What this process has of mirrors in a folder (descriptors, and maps where the system says so), and threads."""
     found = [thread.name for thread in threading.enumerate() if thread.name in ("mouse-fetch", "mouse-remote")]
     if Path("/proc/self/maps").exists():
-        open_files = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
-        mapped = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-        found += [line for line in [*open_files, *mapped] if str(folder) in line]
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(OSError):  # it was closed meanwhile
+                lines.append(os.readlink(f"/proc/self/fd/{number}"))
+        found += [line for line in lines if str(folder) in line]
     return found

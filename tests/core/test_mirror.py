@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from mouse_core import BatchSource, DatasetStore
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError, StoreWarning
 from mouse_core.prefetch.report import counters_of
 from mouse_core.remote.mirror import Mirror, cache_folder
+from mouse_core.remote.mirror.fetching import Fetcher
 from mouse_core.remote.mirror.pace import Pace
 from mouse_core.remote.mirror.shared.table import Table
 from tests.core.mirror_cases import Objects, places, ranges, read_batches
+from tests.waiting import wait_until
 
 
 def on_disk(folder: Path) -> int:
@@ -190,6 +193,7 @@ def test_what_is_asked_for_and_never_read_is_forgotten(monkeypatch: pytest.Monke
     """Of loaders that were given up, and of batches that were passed over."""
     monkeypatch.setattr("mouse_core.remote.mirror.pace._MOST", 64)
     pace = Pace()
+    pace.choose()
     for batch in range(3 * 64):
         pace.ahead(batch, np.array([batch]), np.array([16 * batch, 1 << 40]), batch)
     assert len(pace._uses) <= 65
@@ -264,3 +268,25 @@ def test_a_cache_that_is_smaller_than_what_is_asked_for_ahead_does_not_thrash(tm
     read_batches(mirror, objects, seed=0, first=0, last=120, ahead=64)
     needed = sum(-(-end // 4096) - begin // 4096 for n in range(120) for _, begin, end in places(objects, 0, n)) * 4096
     assert objects.fetched < 1.5 * needed
+
+
+def test_what_is_read_later_is_begun_with_several_batches_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, push = [0], Fetcher._push
+
+    def counted(self: Fetcher, *asked: Any, **how: Any) -> None:
+        begun[0] += 1
+        push(self, *asked, **how)
+
+    monkeypatch.setattr(Fetcher, "_push", counted)
+    objects, mirror = Objects(size=8_000_001), Mirror(tmp_path)
+    there = mirror.add(objects, objects.infos())
+    for batch in range(64):
+        there[0].backing.ask(*ranges(there, places(objects, 1, batch)), batch)
+    assert begun == [36]  # each of the first 32, and eight at a time
+    assert wait_until(lambda: not mirror.counters()["queued"])
+    fetched = mirror.counters()["fetched"]
+    for batch in range(64):
+        there[0].backing.wait(*ranges(there, places(objects, 1, batch)))
+    assert mirror.counters()["fetched"] == fetched

@@ -316,7 +316,8 @@ async def _named(path: str, request: Callable[[], Awaitable[Any]]) -> Any:
     try:
         return await request()
     except Exception as error:
-        raise _Failed(path, error) from None
+        # The client's threads may hold on to it, and it would to all that whoever asked had.
+        raise _Failed(path, error.with_traceback(None)) from None
 
 
 def _again(kind: type[FolderClient], url: str, query: StorageOptions, options: StorageOptions) -> FolderClient:

@@ -9,22 +9,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from mouse_core._base.locks import forks
 from mouse_core.errors import ClosedError, DataError, MouseError
-from mouse_core.remote.mirror.counters import Counters
 from mouse_core.remote.mirror.getting import Getter
-from mouse_core.remote.mirror.keeping import Keeper, Limits, longer
-from mouse_core.remote.mirror.objects import Known
+from mouse_core.remote.mirror.keeping import Keeper, longer
 from mouse_core.remote.mirror.pace import Pace
-from mouse_core.remote.mirror.shared.pages import Int64s, pages_of, runs
-from mouse_core.remote.mirror.shared.sharers import Sharer
-from mouse_core.remote.mirror.shared.sparse import SparseFile
-from mouse_core.remote.mirror.shared.table import Table
+from mouse_core.remote.mirror.shared.pages import Int64s, joined, pages_of, runs
 
 # Most requests wait for the network, in which Python takes no part.
 _THREADS = 32
@@ -35,6 +27,8 @@ _MOST_BLOCKS = 64
 _AGAIN_SECONDS = 0.01
 # How far ahead things come where others must go for them, in the table's time.
 _FIRST_HORIZON, _LONGEST_HORIZON, _SHRINKING = 2.0, 4096.0, 0.95
+# What is read no sooner than that is begun with so many batches at a time, in the order in which it lies.
+_NEAR, _TOGETHER = 32, 8
 # What is begun with and not read yet is at most this part of all that is kept: as long as there is room, and then.
 _ROOM_PART, _AHEAD_PART = 2, 4
 
@@ -78,6 +72,7 @@ class Fetcher:
         self.errors: dict[int, Exception] = {}
         self._asked: list[tuple[int, int, Int64s, Int64s]] = []  # not begun with: when, number, blocks, masks
         self._begun: deque[tuple[int, int]] = deque()  # begun with and not read: when, pages
+        self._begun_pages = 0  # of all of them
         self._heap: list[Task] = []
         self._later: list[tuple[float, Task]] = []
         self._coming = np.zeros(0, np.int64)  # pages of each block that are queued
@@ -107,21 +102,34 @@ class Fetcher:
         with self.changed:
             is_full, until = self.keeper.is_full(), self._table.clock + self._horizon
             while self._begun and self._begun[0][0] <= self._table.clock:
-                self._begun.popleft()
+                self._begun_pages -= self._begun.popleft()[1]
             while self._asked and not self._is_begun_with(_ROOM_PART):
-                if is_full and (self._asked[0][0] > until or self._is_busy()):
+                when = self._asked[0][0]
+                if is_full and (when > until or self._is_busy()):
                     break
-                when, _, blocks, masks = heapq.heappop(self._asked)
-                if when <= self._table.clock and not self._pace.awaits(blocks):
-                    continue  # it was read meanwhile
-                self._begun.append((when, self.keeper.pages(blocks, masks)))
-                state = self._table.state[blocks]
-                wanted = masks & ~state & ~self._coming[blocks]
-                self._coming[blocks] |= wanted
-                some = wanted != 0
-                # What others brought is looked at, too, before it is read.
-                some[np.searchsorted(blocks, self.keeper.unverified(blocks, state, masks))] = True
-                self._push(blocks[some], masks[some], when)
+                is_far = not is_full and when > self._table.clock + _NEAR
+                if is_far and len(self._asked) < _TOGETHER:
+                    break  # fewer and fuller requests take less of the processor
+                self._begin(_TOGETHER if is_far else 1)
+
+    def _begin(self, count: int) -> None:
+        """Begin with so many of what was asked for, those that are read first; ``changed`` is held."""
+        first = [heapq.heappop(self._asked) for _ in range(count)]
+        # Without what was read meanwhile.
+        first = [one for one in first if one[0] > self._table.clock or self._pace.awaits(one[2])]
+        for when, _, blocks, masks in first:
+            self._begun.append((when, self.keeper.pages(blocks, masks)))
+            self._begun_pages += self._begun[-1][1]
+        if not first:
+            return
+        blocks, masks = joined([one[2:] for one in first])
+        state = self._table.state[blocks]
+        wanted = masks & ~state & ~self._coming[blocks]
+        self._coming[blocks] |= wanted
+        some = wanted != 0
+        # What others brought is looked at, too, before it is read.
+        some[np.searchsorted(blocks, self.keeper.unverified(blocks, state, masks))] = True
+        self._push(blocks[some], masks[some], first[0][0])
 
     def _is_busy(self) -> bool:
         """Whether enough is on its way, or asked for and not read yet."""
@@ -130,7 +138,7 @@ class Fetcher:
 
     def _is_begun_with(self, part: int) -> bool:
         """Whether more than one of so many parts of all that is kept is begun with and not read yet."""
-        return sum(pages for _, pages in self._begun) > self._limits.pages // part
+        return self._begun_pages > self._limits.pages // part
 
     def bring(self, blocks: Int64s, masks: Int64s) -> None:
         """Wait until pages of some blocks are there; raises what went wrong with them."""
@@ -319,20 +327,3 @@ def _work(reference: Callable[[], Fetcher | None]) -> None:
             return
         fetcher.run(task)
         del fetcher, task
-
-
-class Process:
-    """What a process that shares a mirror has of its own."""
-
-    def __init__(self, inside: Path, table: Table, file: SparseFile, memory: Any, known: Known, limits: Limits) -> None:
-        self.sharer, self.counters, self.pace = Sharer(inside / "sharers"), Counters(), Pace()
-        self.keeper = Keeper(table, file, memory, known, self.sharer, limits, self.counters)
-        self.fetcher = Fetcher(self.keeper, self.pace)
-        self._forks, self.together = forks(), 0  # how many blocks were read at once, at most
-
-    def end(self) -> None:
-        """Fetch nothing more, and share nothing; of a parent's, a forked child has nothing to end."""
-        if self._forks != forks():
-            return
-        self.fetcher.close()
-        self.sharer.leave()

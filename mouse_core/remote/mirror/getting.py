@@ -44,7 +44,14 @@ class Getter:
         tries = 0
         while True:
             arrivals = [Arrival(*run, content) for run, content in zip(wanted, self._reached(wanted), strict=True)]
-            error = next(filter(None, (one.placed.wrong(one.first, one.content) for one in arrivals)), None)
+            known = {placed: placed.known_sums() for placed in dict.fromkeys(placed for placed, _, _ in wanted)}
+            found = (known[one.placed] for one in arrivals)
+            looked = (
+                one.placed.wrong(sums, one.first, one.content)
+                for one, sums in zip(arrivals, found, strict=True)
+                if sums is not None
+            )
+            error = next(filter(None, looked), None)
             if error is None:
                 return arrivals
             tries += 1
@@ -65,7 +72,7 @@ class Getter:
                     raise copy.copy(placed.error)
             try:
                 for placed in objects:
-                    placed.know_sums()
+                    placed.known_sums()
                 return self._asked(wanted)
             except StorageError:
                 if self._limits.fail == "raise" and time.monotonic() + pause > until:

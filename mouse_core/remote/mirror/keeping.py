@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from mouse_core.errors import StorageError
 from mouse_core.remote.mirror.counters import Counters
@@ -188,23 +189,23 @@ class Keeper:
         """
         self._follow()
         before = self.table.state[held]
-        there = dict(zip(held.tolist(), before.tolist(), strict=True))
-        came, rows = dict.fromkeys(there, 0), {block: row for row, block in enumerate(there)}
-        checks = np.zeros((len(held), PAGES), np.uint32)
-        for placed, first, end, content in arrivals:
-            for block in range(first // PAGES, (end - 1) // PAGES + 1):
-                if block not in there:
-                    continue
-                # As much of the run as lies in this block.
-                begin, stop = max(first, block * PAGES), min(end, (block + 1) * PAGES)
-                self._write(content[(begin - first) * PAGE : (stop - first) * PAGE], begin * PAGE)
-                for page in range(begin, stop):
-                    bit = 1 << page % PAGES
-                    if not (there[block] | came[block]) & bit:
-                        found = placed.digest(content[(page - first) * PAGE : (page + 1 - first) * PAGE], page)
-                        checks[rows[block], page % PAGES] = found & _WORD
-                        came[block] |= bit
-        fresh = np.array(list(came.values()), np.int64)
+        # Of all pages at once, as most runs have few: the number of each, and the row of its block in ``held``.
+        counts = np.array([one.end - one.first for one in arrivals], np.int64)
+        ends = np.cumsum(counts)
+        pages = np.repeat(np.array([one.first for one in arrivals], np.int64) - (ends - counts), counts)
+        pages += np.arange(len(pages))
+        rows = np.minimum(np.searchsorted(held, pages // PAGES), len(held) - 1)
+        bits, is_held = 1 << pages % PAGES, held[rows] == pages // PAGES
+        is_new = is_held & (before[rows] & bits == 0)
+        digests: list[int] = []
+        for one, last in zip(arrivals, ends.tolist(), strict=True):
+            part = slice(last - (one.end - one.first), last)
+            for begin, stop in _together(is_held[part]):
+                self._write(one.content[begin * PAGE : stop * PAGE], (one.first + begin) * PAGE)
+            digests += one.placed.digests(one.content, one.first, np.flatnonzero(is_new[part]).tolist())
+        checks, fresh = np.zeros((len(held), PAGES), np.uint32), np.zeros(len(held), np.int64)
+        checks[rows[is_new], pages[is_new] % PAGES] = np.array(digests, np.uint64) & np.uint64(_WORD)
+        np.bitwise_or.at(fresh, rows[is_new], bits[is_new])
         with self.table.lock:
             after = self.table.arrived(self.sharer.number, held, fresh, checks)
             self.in_flight -= self.table.count(masks)
@@ -281,6 +282,14 @@ class Keeper:
                         return int(self.table.state[block]) & ALL_PAGES == 0
         self._verified[block] = state
         return True
+
+
+def _together(is_held: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The runs of those that are: of 1, 1, 0, 1 they are 0..2 and 3..4."""
+    if is_held.all():
+        return [(0, len(is_held))]
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_held, [False]]).astype(np.int8)))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 def longer(values: Int64s, size: int) -> Int64s:

@@ -18,9 +18,9 @@ from mouse_core._base.locks import ProcessLock, forks
 from mouse_core.errors import ConfigError, StorageError
 from mouse_core.files.writing import make_folder
 from mouse_core.remote.client import ObjectClient, ObjectInfo
-from mouse_core.remote.mirror.fetching import Process
 from mouse_core.remote.mirror.keeping import Fail, Full, Limits
 from mouse_core.remote.mirror.objects import Known, Placed, Places, key_of
+from mouse_core.remote.mirror.process import Process
 from mouse_core.remote.mirror.shared.pages import BLOCK, PAGE, PAGES, Int64s, ascending, pages_of, pieces, touched
 from mouse_core.remote.mirror.shared.sparse import SparseFile, address_of
 from mouse_core.remote.mirror.shared.table import Table, folder_of, same_pages
@@ -101,9 +101,9 @@ class Mirror:
                 cache_bytes = max(_LEAST_BYTES, shutil.disk_usage(inside).free // 2 + self._table.pages * PAGE)
             self._limits = Limits(cache_bytes // PAGE, fail, patience, full)
             self._inside, self._lock, self._known = inside, ProcessLock(), Known()
-            # As long as somebody has it: it knows the mirror, which is to end with the last one who knows it.
+            # The newest map as long as somebody has it: it knows the mirror, which is to end with its last user.
             self._memory: mmap.mmap | None = None
-            self._newest: Callable[[], _Map | None] = _no_map
+            self._newest: Callable[[], _Map | None] = _nothing
             self._processes: dict[int, Process] = {}
             self._process().sharer.remove_dead()
         except OSError as error:
@@ -152,7 +152,7 @@ class Mirror:
     def _map(self, size: int) -> _Map:
         """A map of so many bytes at least; those that others have stay, as addresses in them were given away."""
         if self._memory is None or len(self._memory) < size:
-            self._memory, self._newest = self._file.map(), _no_map
+            self._memory, self._newest = self._file.map(), _nothing
             for process in self._processes.values():
                 process.keeper.memory = self._memory
         found = self._newest()
@@ -166,10 +166,8 @@ class Mirror:
         not come yet as bytes (``queued``), and how many bytes the cache has (``kept``).
         """
         process = self._process()
-        return process.counters.said() | {
-            "queued": process.fetcher.queued() * PAGE,
-            "kept": self._table.pages * PAGE,
-        }
+        more = {"queued": process.fetcher.queued() * PAGE, "kept": self._table.pages * PAGE}
+        return process.counters.said() | more
 
     def close(self) -> None:
         """Fetch nothing more. What was mapped stays until nobody uses it."""
@@ -196,9 +194,11 @@ class Mirror:
         pages = pages_of(blocks, masks)
         when = process.pace.ahead(batch, blocks, pages, self._table.clock)
         self._table.ask(pages, when)
-        is_dense = process.pace.blocks_soon() > self._known.blocks * _DENSE
-        least = max(self._known.blocks * _KEPT, _TIMES * max(len(blocks), process.together))
-        process.keeper.whole = is_dense and self._limits.pages > PAGES * least
+        if process.keeper.is_full():
+            process.pace.choose()
+            is_dense = process.pace.blocks_soon() > self._known.blocks * _DENSE
+            least = max(self._known.blocks * _KEPT, _TIMES * max(len(blocks), process.together))
+            process.keeper.whole = is_dense and self._limits.pages > PAGES * least
         process.fetcher.ask(blocks, masks, when)
 
     def _looks_further(self) -> bool:
@@ -261,8 +261,8 @@ class Mirror:
         return _opened, (str(self.folder), self._options)
 
 
-def _no_map() -> None:
-    """What stands for a map as long as there is none."""
+def _nothing() -> None:
+    """No map."""
 
 
 def _opened(folder: str, options: dict[str, Any]) -> Mirror:

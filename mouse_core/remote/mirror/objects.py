@@ -17,7 +17,7 @@ from mouse_core.files.mapped import open_file
 from mouse_core.files.writing import write_all
 from mouse_core.remote.client import ObjectClient, ObjectInfo
 from mouse_core.remote.mirror.shared.pages import BLOCK, PAGE, PAGES, Int64s
-from mouse_core.remote.mirror.sums import PageSums, sums_of
+from mouse_core.remote.mirror.sums import PageSums, Sums, digests_of
 
 
 @dataclass(eq=False)
@@ -48,25 +48,28 @@ class Placed:
         """The digest of a page's bytes, which are fewer at the object's end."""
         return xxhash.xxh3_64_intdigest(content, (self.seed + page) & 0xFFFFFFFFFFFFFFFF)
 
+    def digests(self, content: memoryview, first: int, pages: Sequence[int]) -> list[int]:
+        """Digests of some pages of some bytes, counted from page ``first`` of the mirror on; see ``digest``."""
+        seed, digest = self.seed + first, xxhash.xxh3_64_intdigest
+        return [digest(content[page * PAGE : (page + 1) * PAGE], (seed + page) & 0xFFFFFFFFFFFFFFFF) for page in pages]
+
     def bytes_of(self, first: int, behind: int) -> tuple[int, int]:
         """Which of its own bytes lie in pages ``first .. behind - 1`` of the mirror: where they begin and end."""
         return first * PAGE - self.begin, min(behind * PAGE, self.end) - self.begin
 
-    def know_sums(self) -> None:
-        """Find the digests of its pages, where they are to be known; raises as ``PageSums``."""
-        if self.sums is not None:
-            self.sums()
+    def known_sums(self) -> Sums | None:
+        """The digests of its pages, where they are to be known; raises as ``PageSums``."""
+        return None if self.sums is None else self.sums()
 
-    def wrong(self, first: int, content: memoryview) -> DataError | None:
-        """What is wrong with pages that came, from page ``first`` of the mirror on; None: nothing that is known."""
-        if self.sums is None:
-            return None
+    def wrong(self, sums: Sums, first: int, content: memoryview) -> DataError | None:
+        """What is wrong with pages that came, from page ``first`` of the mirror on, by its ``sums``; None: nothing."""
         page = first - self.begin // PAGE
-        found = sums_of(content, page)
-        (others,) = np.nonzero(found != self.sums()[page : page + len(found)])
-        if not len(others):
+        found = digests_of(content, page)
+        if found == sums[page : page + len(found)].tolist():
             return None
-        begin = (page + int(others[0])) * PAGE
+        assert self.sums is not None
+        others = [number for number, (one, there) in enumerate(zip(found, sums[page:], strict=False)) if one != there]
+        begin = (page + others[0]) * PAGE
         end = min(begin + PAGE, self.info.size)
         return DataError(
             self.sums.named(f"expected the bytes {begin}..{end - 1} as were written, found others; it is damaged")

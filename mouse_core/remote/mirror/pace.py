@@ -21,12 +21,11 @@ _WEIGHT = 0.1
 
 
 class _Asked(NamedTuple):
-    """What was asked for: a batch's number, its blocks, by which it is known when it is read, its pages, and when it is
-    read.
-    """
+    """A batch's number, its blocks, by which it is known, the first of them, its pages, and when it is read."""
 
     batch: int
     blocks: Int64s
+    first: int
     pages: Int64s
     when: int
 
@@ -41,7 +40,8 @@ class Pace:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._asked: deque[_Asked] = deque()
-        self._uses: dict[int, list[int]] = {}  # by the page: when batches that are asked for read it
+        # By the page: when batches that are asked for read it. None as long as nothing has to go: it takes long.
+        self._uses: dict[int, list[int]] | None = None
         self._at: int | None = None
         self._ticks = 1.0
         self._last = 0
@@ -73,14 +73,27 @@ class Pace:
             if len(self._asked) == _MOST:
                 self._forget()
             when = now + max(1, round(min(max(batch - self._at, 1), _FAR) * self._ticks))
-            self._asked.append(_Asked(batch, blocks, pages, when))
+            first = int(blocks[0]) if len(blocks) else -1
+            self._asked.append(_Asked(batch, blocks, first, pages, when))
             self.pages_ahead += len(pages)
-            for page in pages.tolist():
-                uses = self._uses.setdefault(page, [])
-                while uses and uses[0] <= now:
-                    uses.pop(0)
-                uses.append(when)
+            if self._uses is not None:
+                for page in pages.tolist():
+                    uses = self._uses.setdefault(page, [])
+                    while uses and uses[0] <= now:
+                        uses.pop(0)
+                    uses.append(when)
             return when
+
+    def choose(self) -> None:
+        """From now on say when pages that are read will be read again."""
+        if self._uses is None:
+            with self._lock:
+                if self._uses is None:
+                    uses: dict[int, list[int]] = {}
+                    for asked in self._asked:
+                        for page in asked.pages.tolist():
+                            uses.setdefault(page, []).append(asked.when)
+                    self._uses = uses
 
     def awaits(self, blocks: Int64s) -> bool:
         """Whether a batch is still to be read that was asked for with this very array of blocks."""
@@ -93,12 +106,14 @@ class Pace:
         Returns:
             Of how many batches they are, as far as that is known, at least 1, and 0 of what was read just before:
             who waits again because something went meanwhile is no further; and when each page will be read again,
-            int64 ``[m]``: ``now`` where nobody asked for it.
+            int64 ``[m]``: ``now`` where nobody asked for it, or ``choose`` was not called.
         """
         with self._lock:
             is_new = self._read is None or not np.array_equal(blocks, self._read)
             count, self._read = self._arrive(blocks, now) if is_new else 0, blocks
             again = np.full(len(pages), now)
+            if self._uses is None:
+                return count, again
             for number, page in enumerate(pages.tolist()):
                 uses = self._uses.get(page)
                 if uses is None:
@@ -113,28 +128,30 @@ class Pace:
 
     def _forget(self) -> int:
         """Forget the batch that was asked for first, and when it was to be read; its number."""
-        batch, _, pages, when = self._asked.popleft()
+        batch, _, _, pages, when = self._asked.popleft()
         self.pages_ahead -= len(pages)
-        for page in pages.tolist():
-            uses = self._uses.get(page)
-            if uses is not None:
-                if when in uses:
-                    uses.remove(when)
-                if not uses:
-                    del self._uses[page]
+        if self._uses is not None:
+            for page in pages.tolist():
+                uses = self._uses.get(page)
+                if uses is not None:
+                    if when in uses:
+                        uses.remove(when)
+                    if not uses:
+                        del self._uses[page]
         return batch
 
     def _arrive(self, blocks: Int64s, now: int) -> int:
         """Find the batches that are read, and forget them, and those that were asked for before."""
         # What was asked for before the first of them is not read any more.
         there = set(blocks.tolist())
-        numbered = enumerate(self._asked)
-        skipped = next((number for number, asked in numbered if _has(blocks, asked.blocks, there)), None)
+        # Most are not by their first, and thousands may be asked for.
+        likely = [number for number, asked in enumerate(self._asked) if asked.first in there or asked.first < 0]
+        skipped = next((number for number in likely if _has(blocks, self._asked[number].blocks)), None)
         if skipped is None:
             return 1
         count = 0
         # Several batches may be read at once: 5, 6 and 7, if all three were asked for one after the other.
-        while skipped or (self._asked and _has(blocks, self._asked[0].blocks, there)):
+        while skipped or (self._asked and _has(blocks, self._asked[0].blocks)):
             self._at = self._forget()
             skipped, count = max(0, skipped - 1), count + (not skipped)
         if self._last:
@@ -143,9 +160,9 @@ class Pace:
         return count
 
 
-def _has(blocks: Int64s, some: Int64s, there: set[int]) -> bool:
-    """Whether some blocks are all among others, ``there``; both ascend, int64 ``[n]``."""
-    # Most are not by their first, and thousands may be asked for.
-    if len(some) > len(blocks) or (len(some) and int(some[0]) not in there):
+def _has(blocks: Int64s, some: Int64s) -> bool:
+    """Whether some blocks are all among others; both ascend, int64 ``[n]``."""
+    if len(some) > len(blocks):
         return False
-    return bool(np.isin(some, blocks, assume_unique=True).all())
+    place = np.searchsorted(blocks, some)
+    return bool((place < len(blocks)).all() and (blocks[place] == some).all())

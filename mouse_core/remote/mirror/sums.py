@@ -41,7 +41,12 @@ def sums_of(content: Any, first: int = 0) -> Sums:
         content: Their bytes, of the last maybe fewer.
         first: The number of the first, counted from the object's beginning.
     """
+    return np.array(digests_of(content, first), np.uint32)
+
+
+def digests_of(content: Any, first: int) -> list[int]:
+    """The same as numbers."""
+    digest = xxhash.xxh3_64_intdigest
     with memoryview(content) as view:
         begins = enumerate(range(0, len(view), PAGE), first)
-        found = [xxhash.xxh3_64_intdigest(view[begin : begin + PAGE], page) & _WORD for page, begin in begins]
-    return np.array(found, np.uint32)
+        return [digest(view[begin : begin + PAGE], page) & _WORD for page, begin in begins]

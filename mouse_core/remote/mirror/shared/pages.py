@@ -51,6 +51,17 @@ def by_block(pages: Int64s) -> tuple[Int64s, Int64s]:
     return blocks[heads], np.bitwise_or.reduceat(1 << (pages % PAGES), heads)
 
 
+def joined(parts: Sequence[tuple[Int64s, Int64s]]) -> tuple[Int64s, Int64s]:
+    """The blocks of several, ascending, and masks of the pages of any: 2, 0b1, and 2, 0b100 are 2 and 0b101."""
+    if len(parts) == 1:
+        return parts[0]
+    blocks, masks = (np.concatenate(some) for some in zip(*parts, strict=True))
+    order = np.argsort(blocks, kind="stable")
+    blocks, masks = blocks[order], masks[order]
+    heads = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1])[: len(blocks)])
+    return blocks[heads], np.bitwise_or.reduceat(masks, heads) if len(heads) else masks
+
+
 def pages_of(blocks: Int64s, masks: Int64s) -> Int64s:
     """The pages that masks name, ascending where blocks are: of block 2 and mask 0b101, pages 32 and 34."""
     position, page = np.nonzero(masks[:, None] >> np.arange(PAGES) & 1)
