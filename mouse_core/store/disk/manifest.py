@@ -275,6 +275,8 @@ def _checked(file: Path, text: bytes) -> dict[str, Any]:
 
 def copied(folder: Path) -> str:
     """What to do about a manifest that is lost or damaged."""
+    if "://" in str(folder):
+        return "mouse upload sends it again"
     return f"mouse repair {folder} puts the copy {COPY} in its place"
 
 
