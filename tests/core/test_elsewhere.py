@@ -204,7 +204,7 @@ def test_what_is_no_store_or_not_whole_is_said(server, options, written):
     with pytest.raises(DataError, match="expected an object, found none"):
         DatasetStore.open("s3://data/runs", **options)
     server.put("data/runs/manifest.json", b"{}")
-    with pytest.raises(DataError, match=r"s3://data/runs/manifest.json: expected the manifest of a store.*; mouse upload sends"):
+    with pytest.raises(DataError, match=r"s3://data/runs/manifest.json: expected the manifest .*; mouse upload"):
         DatasetStore.open("s3://data/runs", **options)
 
 
