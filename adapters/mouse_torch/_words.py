@@ -63,13 +63,13 @@ def permutation(seed: torch.Tensor, epoch: torch.Tensor, n: int) -> torch.Tensor
     return ordered & places
 
 
-def integers(seed: torch.Tensor, index: torch.Tensor, n: int, high: torch.Tensor) -> torch.Tensor:
-    """What ``Key(seed, Purpose.REPLAY, index).integers(high, n)`` gives, int64 ``[n]``; high is int64 ``[]``.
+def integers(seed: torch.Tensor, index: torch.Tensor, n: int, high: Any) -> Any:
+    """What ``Key(seed, Purpose.REPLAY, index).integers(high, n)`` gives, int64 ``[n]``.
 
-    Where high is 0 they are 0, too.
+    Of high as int64 ``[]`` they are a tensor, and 0 where that is 0; of an integer, where one may look, NumPy's.
     """
-    if is_known(index):
-        return torch.from_numpy(_key(seed, index, Purpose.REPLAY).integers(max(int(high.numpy()), 1), n))
+    if not isinstance(high, torch.Tensor):
+        return _key(seed, index, Purpose.REPLAY).integers(int(high), n)
     return scaled_integers(words(seed, index, n), high.clamp(min=1))
 
 

@@ -63,9 +63,10 @@ def test_golden_numbers() -> None:
     assert [purpose.value for purpose in (Purpose.WINDOWS, Purpose.EPOCH, Purpose.AUGMENT)] == [1, 2, 3]
 
 
-@given(key=keys, high=st.integers(1, 2**40), n=st.integers(1, 50))
+@given(key=keys, high=st.integers(1, 2**40) | st.integers(2**53 - 9, 2**53 + 9), n=st.integers(1, 50))
 def test_integers_lie_below(key: Key, high: int, n: int) -> None:
     drawn = key.integers(high, n)
+    assert high > 2**53 or int((1.0 - 2.0**-53) * high) < high  # of the largest number that is drawn, too
     assert drawn.dtype == np.int64
     assert drawn.shape == (n,)
     assert drawn.min() >= 0

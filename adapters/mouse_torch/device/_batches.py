@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from mouse_core.replay import Compose
 from mouse_torch import _words
 from mouse_torch.device import _priorities
 from mouse_torch.device._checks import check_left
-from mouse_torch.device.ground.episodes import Episodes, Ring, Windows
+from mouse_torch.device.ground.episodes import Episodes, Windows
 from mouse_torch.device.ground.fields import filled
+from mouse_torch.device.ground.reading import Reading, Ring
 from mouse_torch.device.ground.turns import Queue
 from mouse_torch.device.ground.weights import Weights
 
@@ -31,75 +33,90 @@ def drawn(replay: Replay, seed: torch.Tensor, number: torch.Tensor, size: int, b
         size: Rows or slices.
         beta: The exponent of importance weights; None: that of the replay.
     """
-    known = replay.episodes
+    known, ring = replay.episodes, replay.ring.seen()
     if replay.weights is not None:
-        return _weighted(replay, replay.weights, seed, number, size, beta)
+        return _weighted(replay, replay.weights, ring, seed, number, size, beta)
     if known is None:
-        return _rows(replay, _places(replay, replay.left(), seed, number, size))
-    ring = replay.ring
-    found = known.table(ring)
-    return _slices(replay, ring, known, known.find(ring, found, _places(replay, found.ends[-1], seed, number, size)))
+        count = ring.size if replay.num_envs is None else ring.size * replay.num_envs
+        return _rows(replay, ring, _places(replay, ring, count, seed, number, size))
+    at = known.reading(ring)
+    found = known.table(at)
+    places = _places(replay, ring, found.ends[-1], seed, number, size)
+    return _slices(replay, known, at, known.find(at, found, places))
 
 
-def _places(replay: Replay, count: torch.Tensor, seed: torch.Tensor, number: torch.Tensor, size: int) -> torch.Tensor:
-    """Slots, or numbers of slices, of which there are so many."""
+def _places(replay: Replay, ring: Ring, count: Any, seed: torch.Tensor, number: torch.Tensor, size: int) -> Any:
+    """Slots, or numbers of slices, of which there are so many, int64 ``[size]``; NumPy's where one may look."""
     turns = replay.turns
+    if isinstance(turns, Queue):
+        check_left(replay, turns.left)
+        return _seen(ring, turns.take(replay.ring, size, replay.capacity))
     check_left(replay, count)
     if turns is None:
         return _words.integers(seed, number, size, count)
-    if isinstance(turns, Queue):
-        return turns.take(replay.ring, size, replay.capacity)
-    return turns.take(seed, number, count, size, replay.capacity)
+    whole = torch.as_tensor(count, device=seed.device)
+    return _seen(ring, turns.take(seed, number, whole, size, replay.capacity))
+
+
+def _seen(ring: Ring, numbers: torch.Tensor) -> Any:
+    """Numbers on the device as those of a ring are."""
+    return numbers.numpy() if ring.is_seen else numbers
 
 
 def _weighted(
-    replay: Replay, weights: Weights, seed: torch.Tensor, number: torch.Tensor, size: int, beta: Any
+    replay: Replay, weights: Weights, ring: Ring, seed: torch.Tensor, number: torch.Tensor, size: int, beta: Any
 ) -> dict[str, Any]:
-    ring = replay.ring
     check_left(replay, weights.total)
     exponent = _priorities.beta_at(weights.beta if beta is None else beta, number)
-    slots, importance = weights.drawn(_words.words(seed, number, size), exponent)
-    if replay.episodes is None:
-        batch = _rows(replay, slots)
+    found, importance = weights.drawn(_words.words(seed, number, size), exponent)
+    known, slots = replay.episodes, _seen(ring, found)
+    if known is None:
+        batch = _rows(replay, ring, slots)
     else:
-        windows = _priorities.windows(ring, slots, replay.num_envs or 1)
-        batch = _slices(replay, ring, replay.episodes, windows)
+        batch = _slices(replay, known, known.reading(ring), _priorities.windows(ring, slots, replay.num_envs or 1))
     return batch | {"priority_weight": _priorities.importance(importance, batch["index"])}
 
 
-def _rows(replay: Replay, slot: torch.Tensor) -> dict[str, Any]:
+def _rows(replay: Replay, ring: Ring, slot: Any) -> dict[str, Any]:
     """The rows of some slots ``[B]``, which are all there, and those behind each that transforms need."""
     if not replay.reach:
-        return _batch(replay.rows.taken(slot), {"index": slot})
+        return _batch(replay.rows.taken(slot), {"index": _tensor(slot)})
     # Rows behind each in its stream; behind the newest there is none, and it is repeated.
     envs, steps = replay.num_envs or 1, replay.steps
     step, env = slot // envs, slot % envs
-    age = (replay.cursor - 1 - step) % steps
-    behind = torch.arange(replay.reach + 1, device=slot.device)
-    mask = behind <= age[:, None]
-    step = (step[:, None] + torch.minimum(behind, age[:, None])) % steps
-    return _batch(replay.rows.taken(step * envs + env[:, None]), {"index": slot, "mask": mask})
+    age = ((ring.cursor - 1 - step) % steps)[:, None]
+    behind = ring.range(replay.reach + 1)
+    mask = behind <= age
+    taken = (step[:, None] + ring.minimum(behind, age)) % steps * envs + env[:, None]
+    return _batch(replay.rows.taken(taken), {"index": _tensor(slot), "mask": _tensor(mask)})
 
 
-def _slices(replay: Replay, ring: Ring, known: Episodes, windows: Windows) -> dict[str, Any]:
+def _slices(replay: Replay, known: Episodes, at: Reading, windows: Windows) -> dict[str, Any]:
     """The rows of some slices."""
-    slices, marks, envs = known.slices, known.marks, replay.num_envs or 1
-    offset, mask = torch.arange(slices.sequence_length, device=windows.env.device), None
+    slices, marks, envs, ring = known.slices, known.marks, replay.num_envs or 1, at.ring
+    number, mask = at(at.numbers, windows.start, windows.env), None
+    row = offset = ring.range(slices.sequence_length)
     if slices.pad is not False:
-        count = known.lengths(ring, windows)[:, None]
-        mask, offset = offset < count, torch.minimum(offset, count - 1)
-    slots = ring.slots(windows.start[:, None] + offset)
+        count = known.lengths(at, windows, number)[:, None]
+        mask, row = _tensor(offset < count), ring.minimum(offset, count - 1)
+    places = ring.slots(windows.start[:, None] + row)
     if envs > 1:
-        slots = slots * envs + windows.env[:, None]
-    rows = replay.rows.taken(slots)
+        places = places * envs + windows.env[:, None]
+    rows, slots = replay.rows.taken(places), _tensor(places)
     if mask is not None and not isinstance(slices.pad, bool):
         rows = filled(rows, mask, slices.pad)
     added = {"index": slots} if mask is None else {"index": slots, "mask": mask}
     if marks.numbers and marks.ids is not None:
         traj_id = replay.rows.taken_of(marks.ids, slots[:, :1])
     else:
-        traj_id = known.numbers_at(ring, windows)[:, None]
+        # As many environments apart as there are, so that no two episodes have one number.
+        traj_id = _tensor(((number - 1) * envs + windows.env)[:, None])
     return _batch(rows, added | {"traj_id": traj_id.expand(slots.shape)})
+
+
+def _tensor(numbers: Any) -> torch.Tensor:
+    """Numbers that NumPy may have computed."""
+    return torch.from_numpy(numbers) if isinstance(numbers, np.ndarray) else numbers
 
 
 def check_transform(replay: Replay) -> None:

@@ -28,15 +28,19 @@ def number_of(index: Any, device: torch.device) -> torch.Tensor:
     return torch.full((), int(index), dtype=torch.int64, device=device)
 
 
-def check_left(replay: Replay, count: torch.Tensor) -> None:
-    """ConfigError where it is seen that too little is left for a batch."""
+def check_left(replay: Replay, count: Any) -> None:
+    """ConfigError where it is seen that too little is left for a batch: of an integer, or int64 ``[]``."""
     fewest = 1 if replay.turns is None else replay.batch_size
-    if not is_known(count) or count.numpy() >= fewest:
+    if isinstance(count, torch.Tensor):
+        if not is_known(count):
+            return
+        count = count.numpy()
+    if count >= fewest:
         return
     if replay.turns is not None:
         what = "rows" if replay.episodes is None else "slices"
         each = f"{fewest} {what} for a batch in which each comes once"
-        raise ConfigError(f"sample: expected {each}, found {int(count.numpy())}")
+        raise ConfigError(f"sample: expected {each}, found {int(count)}")
     length = None if replay.episodes is None else replay.episodes.slices.sequence_length
     what = "rows" if length is None else f"slices of {length} steps in one episode"
     what += "" if replay.weights is None else " with a priority above 0"

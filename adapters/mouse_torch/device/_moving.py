@@ -78,7 +78,7 @@ def _take_turns(replay: Replay, buffer: ReplayBuffer) -> None:
         left = left_in(buffer.sampler)
         turns.left.fill_(len(buffer) if left is None else left)
     elif turns is not None:
-        slices = 0 if known is None else int(known.table(replay.ring).ends[-1])
+        slices = 0 if known is None else int(known.table(known.reading(replay.ring)).ends[-1])
         epoch = epoch_in(buffer.sampler, slices)
         for name, value in zip(("rows", "began", "position"), epoch or (0, 0, 0), strict=True):
             getattr(turns, name).fill_(value)

@@ -9,7 +9,8 @@ import torch
 from mouse_core.errors import ConfigError
 from mouse_core.replay import LinearSchedule
 from mouse_core.replay.samplers.weighing import weighed
-from mouse_torch.device.ground.episodes import Episodes, Ring, Windows
+from mouse_torch.device.ground.episodes import Episodes, Windows
+from mouse_torch.device.ground.reading import Ring
 from mouse_torch.device.ground.weights import Weights, touched
 from mouse_torch.tracing import is_known
 

@@ -16,24 +16,23 @@ import torch
 from mouse_core.nested import FieldKey
 from mouse_core.replay import Slices
 from mouse_core.replay.device.options import Marks
-
-_PARTS = 32
+from mouse_torch.device.ground.reading import Reading, Ring
 
 
 class Windows(NamedTuple):
-    """Slices that were found, int64 ``[B]`` each.
+    """Slices that were found, int64 ``[B]`` each, tensors or arrays.
 
     Attributes:
         env: Their environments.
         start: Their first rows, counted from the oldest there is.
     """
 
-    env: torch.Tensor
-    start: torch.Tensor
+    env: Any
+    start: Any
 
 
 class Table(NamedTuple):
-    """What there is to choose from, int64 ``[E]`` each.
+    """What there is to choose from, int64 ``[E]`` each, tensors or arrays.
 
     Attributes:
         head: The row from which on slices are looked for, counted from the oldest: the first behind the oldest
@@ -43,30 +42,10 @@ class Table(NamedTuple):
         ends: How many slices there are up to the end of each environment, in all.
     """
 
-    head: torch.Tensor
-    of_head: torch.Tensor
-    before: torch.Tensor
-    ends: torch.Tensor
-
-
-class Ring(NamedTuple):
-    """Where in the ring the rows are.
-
-    Attributes:
-        cursor: The time step that is written next, int64 ``[]``.
-        size: Time steps there are, int64 ``[]``.
-        oldest: The time step of the oldest, less ``steps`` where the ring went round, int64 ``[]``.
-        steps: How many fit.
-    """
-
-    cursor: torch.Tensor
-    size: torch.Tensor
-    oldest: torch.Tensor
-    steps: int
-
-    def slots(self, row: torch.Tensor) -> torch.Tensor:
-        """The time steps of rows counted from the oldest, which may be -1."""
-        return (row + self.oldest) % self.steps
+    head: Any
+    of_head: Any
+    before: Any
+    ends: Any
 
 
 class Episodes(torch.nn.Module):
@@ -148,93 +127,63 @@ class Episodes(torch.nn.Module):
         if ids is not None:
             self.last_id.copy_(ids[-1])
 
-    def table(self, ring: Ring) -> Table:
+    def reading(self, ring: Ring) -> Reading:
+        """What is known, to look slices up in, of the kind that the ring is."""
+        windows, numbers = self.windows, self.numbers
+        return Reading(ring, windows.numpy(), numbers.numpy()) if ring.is_seen else Reading(ring, windows, numbers)
+
+    def table(self, at: Reading) -> Table:
         """What there is to choose from."""
-        size, length = ring.size, self.slices.sequence_length
-        envs = torch.arange(self.windows.shape[1], device=size.device)
-        at = self._reader(ring)
-        none = torch.zeros_like(envs)
+        size, length = at.ring.size, self.slices.sequence_length
+        envs = at.ring.range(self.windows.shape[1])
+        none = envs * 0
         if self.slides:
             # Slices come into being with the row length - 1 or later, counted from the oldest.
             head = none + (length - 1)
-            before = at(self.windows, head - 1, envs) if length > 1 else at(self.windows, head, envs) - 1
-            there = torch.where(size >= length, at(self.windows, none + size - 1, envs) - before, 0)
+            before = at(at.windows, head - 1, envs) if length > 1 else at(at.windows, head, envs) - 1
+            there = at.where(size >= length, at(at.windows, none + size - 1, envs) - before, 0)
             return Table(head, none, before, there.cumsum(0))
-        oldest = at(self.numbers, none, envs)
-        head = search(ring, lambda row: at(self.numbers, row, envs) == oldest, none, ring.steps)
-        of_head = torch.where(size > 0, self._count(head), 0)
-        before = at(self.windows, head - 1, envs)
-        there = of_head + at(self.windows, none + size - 1, envs) - before
+        head = at.beyond(at.numbers, envs, at(at.numbers, none, envs), none, at.ring.steps)
+        of_head = at.where(size > 0, self._count(head, at.where), 0)
+        before = at(at.windows, head - 1, envs)
+        there = of_head + at(at.windows, none + size - 1, envs) - before
         return Table(head, of_head, before, there.cumsum(0))
 
-    def _count(self, steps: torch.Tensor) -> torch.Tensor:
+    def _count(self, steps: Any, where: Callable[..., Any]) -> Any:
         """How many slices there are of an episode of so many steps, at least 1."""
         length, every = self.slices.sequence_length, self.every
         if self.slices.pad is False:
-            return torch.where(steps < length, 0, (steps - length) // every + 1)
-        return (steps - 1) // length + 1 if self.tiled else (steps - length).clamp(min=0) // every + 1
+            return where(steps < length, 0, (steps - length) // every + 1)
+        return (steps - 1) // length + 1 if self.tiled else (steps - length).clip(min=0) // every + 1
 
-    def find(self, ring: Ring, found: Table, ranks: torch.Tensor) -> Windows:
+    def find(self, at: Reading, found: Table, ranks: Any) -> Windows:
         """The slices of these numbers among all there are, int64 ``[B]``, environment by environment."""
-        length, at = self.slices.sequence_length, self._reader(ring)
-        env = torch.zeros_like(ranks)
+        length, env, before, of_head = self.slices.sequence_length, ranks * 0, found.before, found.of_head
+        head = found.head
         if len(found.ends) > 1:
             # Where there is none at all the last environment stands for the one that has it.
-            env = torch.searchsorted(found.ends, ranks, right=True).clamp(max=len(found.ends) - 1)
-            ranks = ranks - torch.where(env > 0, found.ends.take((env - 1).clamp(min=0)), 0)
-        later = ranks - found.of_head.take(env)
-        most = later + found.before.take(env)
-        row = search(ring, lambda row: at(self.windows, row, env) <= most, found.head.take(env), ring.steps)
+            env = at.searchsorted(found.ends, ranks, side="right").clip(max=len(found.ends) - 1)
+            ranks = ranks - at.where(env > 0, found.ends.take((env - 1).clip(min=0)), 0)
+            head, of_head, before = (part.take(env) for part in (head, of_head, before))
+        later = ranks if self.slides else ranks - of_head
+        row = at.beyond(at.windows, env, later + before, head, at.ring.steps)
         start = row - (length - 1)
         if self.tiled and self.slices.pad is not False:
             start = row
         elif self.slices.pad is not False:
-            start = torch.where(at(self.numbers, row, env) != at(self.numbers, row - 1, env), row, start)
+            start = at.where(at(at.numbers, row, env) != at(at.numbers, row - 1, env), row, start)
         if not self.slides:
-            start = torch.where(later < 0, ranks * self.every, start)
+            start = at.where(later < 0, ranks * self.every, start)
         return Windows(env, start)
 
-    def lengths(self, ring: Ring, windows: Windows) -> torch.Tensor:
-        """How many of its steps each slice has, int64 ``[B]``: up to S, and fewer where its episode ends before."""
-        at, most = self._reader(ring), self.slices.sequence_length
-        mine = at(self.numbers, windows.start, windows.env)
-        first = windows.start + 1
-        end = search(ring, lambda row: at(self.numbers, row, windows.env) == mine, first, most - 1)
-        return (end - windows.start).clamp(max=most)
+    def lengths(self, at: Reading, windows: Windows, mine: Any) -> Any:
+        """How many of its steps each slice has, int64 ``[B]``: up to S, and fewer where its episode ends before.
 
-    def numbers_at(self, ring: Ring, windows: Windows) -> torch.Tensor:
-        """The numbers of the slices' episodes, no two of which are the same, int64 ``[B]``."""
-        envs = self.numbers.shape[1]
-        return (self._reader(ring)(self.numbers, windows.start, windows.env) - 1) * envs + windows.env
-
-    def _reader(self, ring: Ring) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-        envs = self.windows.shape[1]
-        if envs == 1:
-            return lambda counts, row, env: counts.take(ring.slots(row))
-        return lambda counts, row, env: counts.take(ring.slots(row) * envs + env)
-
-
-def search(ring: Ring, before: Callable[[Any], Any], first: torch.Tensor, most: int) -> torch.Tensor:
-    """The first row from ``first`` on for which something does not hold, nor for any behind; or how many there are.
-
-    Each round looks at 31 rows and leaves a 32nd, for what a round costs is mostly that there is one. Of 1,000 rows
-    from row 0 on the first looks at the rows 31, 63, ..., and where 511 is the first of them for which it does not, the
-    next looks at 480, 481, ..., 510.
-
-    Args:
-        ring: Where the rows are.
-        before: Says of rows, int64 ``[31, n]``, whether it holds.
-        first: Int64 ``[n]``.
-        most: How many rows may have to be looked at.
-    """
-    stride = 1
-    while stride * _PARTS <= most:
-        stride *= _PARTS
-    last, low = ring.size - 1, first
-    while stride:
-        behind = torch.arange(stride - 1, (_PARTS - 1) * stride, stride, device=first.device)
-        looked = low + behind[:, None]
-        below = (looked <= last) & before(torch.minimum(looked, last))
-        low = torch.add(low, below.sum(0), alpha=stride)
-        stride //= _PARTS
-    return torch.minimum(low, ring.size)
+        Args:
+            at: What is known.
+            windows: The slices.
+            mine: What is counted in ``numbers`` where each begins.
+        """
+        most = self.slices.sequence_length
+        end = at.beyond(at.numbers, windows.env, mine, windows.start + 1, most - 1)
+        return (end - windows.start).clip(max=most)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from mouse_core.errors import ConfigError, SchemaError
@@ -75,6 +76,18 @@ def check_pad(fields: Mapping[FieldKey, Row], slices: Slices | None) -> None:
             )
 
 
+def _taken(memory: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    if slots.ndim == 1:
+        return memory.index_select(0, slots)
+    return memory.index_select(0, slots.reshape(-1)).view(*slots.shape, *memory.shape[1:])
+
+
+def _taken_by_numpy(memory: torch.Tensor, slots: npt.NDArray[np.int64]) -> torch.Tensor:
+    if memory.dtype == torch.bfloat16:  # which NumPy has not
+        return _taken_by_numpy(memory.view(torch.int16), slots).view(torch.bfloat16)
+    return torch.from_numpy(memory.numpy().take(slots, 0))
+
+
 def is_integer(dtype: torch.dtype) -> bool:
     """Whether a dtype is one of integers."""
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
@@ -109,6 +122,7 @@ class Fields(torch.nn.Module):
         super().__init__()
         self._structure, self.rows = structure, rows
         self._capacity, self._envs = capacity, num_envs
+        self._hidden = [key for key, row in rows.items() if row.held != row.dtype]
         self.is_flat = isinstance(structure, dict) and all(isinstance(key, str) for key in rows)
         for place, row in enumerate(rows.values()):
             self.register_buffer(str(place), torch.zeros((capacity, *row.shape), dtype=row.held, device=device))
@@ -121,13 +135,13 @@ class Fields(torch.nn.Module):
     def _each(self) -> Iterator[tuple[FieldKey, Any]]:
         yield from zip(self.rows, self._buffers.values(), strict=True)
 
-    def taken(self, slots: torch.Tensor) -> Any:
-        """The rows in some slots, nested, ``[*slots, ...]``."""
-        flat = slots.reshape(-1)
-        found = {key: memory.index_select(0, flat) for key, memory in self._each()}
-        if slots.ndim > 1:
-            found = {key: values.reshape(*slots.shape, *values.shape[1:]) for key, values in found.items()}
-        return self.nested({key: self.rows[key].seen(values) for key, values in found.items()})
+    def taken(self, slots: Any) -> Any:
+        """The rows in some slots, nested, ``[*slots, ...]``; those of NumPy are taken by it, in half the time."""
+        take = _taken_by_numpy if isinstance(slots, np.ndarray) else _taken
+        found = {key: take(memory, slots) for key, memory in self._each()}
+        for key in self._hidden:
+            found[key] = self.rows[key].seen(found[key])
+        return found if self.is_flat else self.nested(found)
 
     def taken_of(self, key: FieldKey, slots: torch.Tensor) -> torch.Tensor:
         """One field of one value a row, ``[*slots]``."""

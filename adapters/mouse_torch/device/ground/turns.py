@@ -9,7 +9,7 @@ import torch
 
 from mouse_core.randomness import Key, Order, Purpose
 from mouse_torch import _words
-from mouse_torch.device.ground.episodes import Ring
+from mouse_torch.device.ground.reading import Ring
 from mouse_torch.tracing import is_known
 
 SHUFFLED_UP_TO = 1 << 14
@@ -79,7 +79,7 @@ class Queue(torch.nn.Module):
     def take(self, ring: Ring, size: int, capacity: int) -> torch.Tensor:
         """The next slots, int64 ``[size]``; where there are too few rows it stays as it is."""
         oldest = ring.cursor * (capacity // ring.steps) - self.left
-        slots = (oldest + torch.arange(size, device=oldest.device)) % capacity
+        slots: torch.Tensor = (oldest + torch.arange(size, device=self.left.device)) % capacity
         self.left.sub_(torch.where(self.left >= size, size, 0))
         return slots
 
