@@ -148,25 +148,15 @@ def find(replay: Replay, known: Episodes, found: Table, ranks: jax.Array) -> Win
     if known.tiled and known.slices.pad is not False:
         start = row
     elif known.slices.pad is not False:
-        start = jnp.where(at(known.numbers, row, env) != at(known.numbers, row - 1, env), row, start)
+        # One after the other: on a CPU what is read at the same time is divided among threads, which takes far longer.
+        mine, before = lax.map(lambda looked: at(known.numbers, looked, env), jnp.stack([row, row - 1]))
+        start = jnp.where(mine != before, row, start)
     if not _slides(known):
         start = jnp.where(later < 0, ranks * known.every, start)
     return Windows(env, start)
 
 
-def lengths(replay: Replay, known: Episodes, windows: Windows) -> jax.Array:
-    """How many of its steps each slice has, int32 ``[B]``: up to S, and fewer where its episode ends before."""
-    numbers, at = known.numbers, _reader(replay)
-    mine = at(numbers, windows.start, windows.env)
-    most = known.slices.sequence_length
-    first = windows.start + 1
-    end = search(replay, lambda row: at(numbers, row, windows.env) != mine, first, most=most - 1)
-    return jnp.minimum(end - windows.start, most)
-
-
-def search(
-    replay: Replay, holds: Callable[[jax.Array], jax.Array], first: jax.Array, *, most: int | None = None
-) -> jax.Array:
+def search(replay: Replay, holds: Callable[[jax.Array], jax.Array], first: jax.Array) -> jax.Array:
     """The first row from ``first`` on for which something holds, as it does for all behind it; or how many there are.
 
     Each round looks at 3 rows and leaves a quarter, for what a round costs is mostly that there is one. Of 1,000 rows
@@ -177,10 +167,9 @@ def search(
         replay: Has the rows.
         holds: Says of rows, int32 ``[3, n]``, whether it holds.
         first: Int32 ``[n]``.
-        most: How many rows may have to be looked at; by default all.
     """
     size, stride = replay.size, 1
-    while stride * _PARTS <= (replay.layout.steps if most is None else most):
+    while stride * _PARTS <= replay.layout.steps:
         stride *= _PARTS
     rounds = stride.bit_length() // 2 + 1
     behind = jnp.arange(1, _PARTS, dtype=jnp.int32).reshape(-1, *[1] * first.ndim)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -11,7 +11,6 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from mouse_core import ConfigError
 from mouse_core.randomness import Purpose
@@ -19,13 +18,11 @@ from mouse_core.spec import check_count
 from mouse_jax import _philox
 from mouse_jax._rollout import are_known
 from mouse_jax.device import _episodes, _turns, priorities
+from mouse_jax.device._slices import taken, taken_slices
 from mouse_jax.device.ground import hosting, sum_tree
-from mouse_jax.device.ground.state import Episodes, Queue, Replay, check_one, named
+from mouse_jax.device.ground.state import Queue, Replay, check_one
 from mouse_jax.device.ground.sum_tree import Weights
 from mouse_jax.dtypes import as_key, is_key
-
-_once: Callable[[Any], Any] = lax.optimization_barrier
-"""What is done for each slice is not done anew for each of its steps, nor that for each value of each field."""
 
 
 def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
@@ -248,7 +245,7 @@ def _made(replay: Replay, found: _episodes.Table | None, places: jax.Array) -> d
     if known is None or found is None:
         batch = _rows(replay, places)
     else:
-        batch = _slices(replay, known, _episodes.find(replay, known, found, places))
+        batch = _batch(*taken_slices(replay, known, _episodes.find(replay, known, found, places)))
     return batch if transform is None else transform(batch)
 
 
@@ -271,7 +268,7 @@ def _weighted(replay: Replay, weights: Weights, words: _philox.Pair, beta: Any) 
     if replay.episodes is None:
         batch = _rows(replay, slots)
     else:
-        batch = _slices(replay, replay.episodes, priorities.windows(replay, slots))
+        batch = _batch(*taken_slices(replay, replay.episodes, priorities.windows(replay, slots)))
         importance = jnp.broadcast_to(importance[:, None], batch["index"].shape)
     batch |= {"priority_weight": importance}
     return batch if replay.layout.transform is None else replay.layout.transform(batch)
@@ -290,46 +287,7 @@ def _rows(replay: Replay, slot: jax.Array) -> dict[str, Any]:
         added["mask"] = behind <= age[:, None]
         step = (step[:, None] + jnp.minimum(behind, age[:, None])) % layout.steps
         env = env[:, None]
-    return _batch(_taken(replay, step, env), added)
-
-
-def _slices(replay: Replay, known: Episodes, windows: _episodes.Windows) -> dict[str, Any]:
-    """The rows of some slices."""
-    layout, slices, marks = replay.layout, known.slices, known.marks
-    windows = _once(windows)
-    env, start = (part[:, None] for part in windows)
-    offset, mask = jnp.arange(slices.sequence_length, dtype=jnp.int32), None
-    if slices.pad is not False:
-        count = _once(_episodes.lengths(replay, known, windows))[:, None]
-        mask, offset = offset < count, jnp.minimum(offset, count - 1)
-    row = start + offset
-    step = _once(_episodes.slots(replay, row))
-    rows, envs = _taken(replay, step, env), layout.num_envs or 1
-    if mask is not None and not isinstance(slices.pad, bool):
-        rows = jax.tree.map(partial(_filled, mask=mask, pad=slices.pad), rows)
-    added = {"index": step * envs + env}
-    if mask is not None:
-        added["mask"] = mask
-    if marks.numbers and marks.ids is not None:
-        ids = named(replay.rows)[marks.ids]
-        traj_id = ids.reshape(layout.steps, envs)[step, env]
-    else:
-        # As many environments apart as there are, so that no two episodes have one number.
-        number = _once(known.numbers[_episodes.slots(replay, start), env])
-        traj_id = (number - 1).astype(jnp.int32) * envs + env
-    added["traj_id"] = jnp.broadcast_to(traj_id, row.shape)
-    return _batch(rows, added)
-
-
-def _filled(leaf: jax.Array, *, mask: jax.Array, pad: float) -> jax.Array:
-    flags = mask.reshape((*mask.shape, *[1] * (leaf.ndim - 2)))
-    return jnp.where(flags, leaf, jnp.asarray(pad, leaf.dtype))
-
-
-def _taken(replay: Replay, step: jax.Array, env: jax.Array) -> Any:
-    """The rows of some time steps and environments, which are all there."""
-    place = (step,) if replay.layout.num_envs is None else (step, env)
-    return jax.tree.map(lambda memory: memory.at[place].get(mode="promise_in_bounds"), replay.rows)
+    return _batch(taken(replay.rows, *((step,) if layout.num_envs is None else (step, env))), added)
 
 
 def _batch(rows: Any, added: Mapping[str, jax.Array]) -> dict[str, Any]:
