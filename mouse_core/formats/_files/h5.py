@@ -124,6 +124,11 @@ class H5File:
         found: list[dict[str, Any] | None] = self._ask({"do": "found", "paths": list(paths)})[0]["trees"]
         return found
 
+    def attributes(self, items: Sequence[tuple[str, str]]) -> list[Any]:
+        """Attributes, by the path of what has them and their name, as JSON has them; None where there is none."""
+        found: list[Any] = self._ask({"do": "attributes", "items": [list(item) for item in items]})[0]["values_of"]
+        return found
+
     def read(self, items: Sequence[tuple[str, int, int]]) -> list[npt.NDArray[Any]]:
         """Values of several datasets.
 

@@ -174,6 +174,9 @@ def _answer(request: dict[str, Any], file: Any) -> tuple[dict[str, Any], list[An
     if request["do"] == "found":
         found = (_find(h5py, file, path) for path in request["paths"])
         return {"trees": [None if node is None else _tree(h5py, node) for node in found]}, []
+    if request["do"] == "attributes":
+        nodes = [(_find(h5py, file, path), name) for path, name in request["items"]]
+        return {"values_of": [None if node is None else _plain(node.attrs.get(name)) for node, name in nodes]}, []
     parts: list[Any] = []
     headers = []
     for path, start, stop in request["items"]:

@@ -27,6 +27,9 @@ class Tree(Protocol):
     def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
         """What lies at some paths."""
 
+    def attributes(self, items: Sequence[tuple[str, str]]) -> list[Any]:
+        """Attributes of groups, by path and name; None where there is none."""
+
     def read(self, items: Sequence[tuple[str, int, int]]) -> list[npt.NDArray[Any]]:
         """Rows of several arrays."""
 

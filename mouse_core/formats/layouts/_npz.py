@@ -60,6 +60,10 @@ class NpzTree:
         """What lies at some paths, as ``H5File.find`` has it."""
         return [self._tree(path.strip("/")) for path in paths]
 
+    def attributes(self, items: Sequence[tuple[str, str]]) -> list[Any]:
+        """None for each: arrays in npz files have no attributes."""
+        return [None] * len(items)
+
     def _tree(self, path: str) -> dict[str, Any] | None:
         if path in self._names:
             with reading(self.path, at=path), self._archive.open(path + _SUFFIX) as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError
 from mouse_core.files.reading import damaged
 from mouse_core.formats.layouts._arrays import Array, Lengths, Tree, arrays_at, arrays_of, lengths_of
+from mouse_core.formats.layouts._tasks import tasks_of
 from mouse_core.formats.layouts.layout import TreeLayout
 
 _AT_ONCE = 64
@@ -32,6 +33,7 @@ class Stretch:
         closed: Whether one row more has the observation that they end in.
         whole: Whether they are an episode.
         where: What messages name.
+        task: What is to be done in them, where the file says it.
     """
 
     arrays: Sequence[Array]
@@ -40,6 +42,12 @@ class Stretch:
     closed: bool
     whole: bool
     where: str
+    task: str | None = None
+
+    def columns(self) -> set[tuple[str, str]]:
+        """What it has columns of, by role and name."""
+        named = {(array.role, array.name) for array in self.arrays}
+        return named if self.task is None else named | {("metadata", "task")}
 
 
 def natural(text: str) -> list[tuple[int, int, str]]:
@@ -82,21 +90,22 @@ def stretches_of(file: Tree, layout: TreeLayout) -> Iterator[Stretch]:
     if leads:
         yield from _starred(file, layout, leads[0])
         return
-    arrays = arrays_at(file, layout, "")
+    arrays, (task,) = arrays_at(file, layout, ""), tasks_of(file, layout, [""])
     if layout.one_a_file:
         lengths = lengths_of(arrays, layout, None, file.path)
-        yield Stretch(arrays, 0, lengths.steps, lengths.closed, True, file.path)
+        yield Stretch(arrays, 0, lengths.steps, lengths.closed, True, file.path, task)
         return
     rows = lengths_of(arrays, layout, None, file.path)
     if rows.closed:
         raise damaged(file.path, "expected as many observations as actions in arrays that hold several episodes")
     if layout.episode_ends is not None:
-        yield from _between(file, layout, layout.episode_ends, arrays, rows)
+        for stretch in _between(file, layout, layout.episode_ends, arrays, rows):
+            yield replace(stretch, task=task)
     elif layout.ring is not None:
         for number, (first, stop) in enumerate(_rings(file, layout.ring, rows.steps)):
-            yield Stretch(arrays, first, stop - first, False, False, f"{file.path}, stretch {number}")
+            yield Stretch(arrays, first, stop - first, False, False, f"{file.path}, stretch {number}", task)
     else:
-        yield Stretch(arrays, 0, rows.steps, False, False, file.path)
+        yield Stretch(arrays, 0, rows.steps, False, False, file.path, task)
 
 
 def _starred(file: Tree, layout: TreeLayout, lead: str) -> Iterator[Stretch]:
@@ -110,10 +119,11 @@ def _starred(file: Tree, layout: TreeLayout, lead: str) -> Iterator[Stretch]:
         raise ConfigError(f"{file.path}: expected episodes {lead}, found none")
     for start in range(0, len(stars), _AT_ONCE):
         some = stars[start : start + _AT_ONCE]
-        for star, arrays in zip(some, arrays_of(file, layout, some), strict=True):
+        tasks = tasks_of(file, layout, some)
+        for star, arrays, task in zip(some, arrays_of(file, layout, some), tasks, strict=True):
             where = f"{file.path}, {before}{star}{after}"
             lengths = lengths_of(arrays, layout, None, where)
-            yield Stretch(arrays, 0, lengths.steps, lengths.closed, True, where)
+            yield Stretch(arrays, 0, lengths.steps, lengths.closed, True, where, task)
 
 
 def _between(file: Tree, layout: TreeLayout, path: str, arrays: Sequence[Array], rows: Lengths) -> Iterator[Stretch]:

@@ -46,6 +46,9 @@ class TreeLayout:
         truncated: Whether it was cut off, likewise.
         next_observation: What a step led to. Of an episode that is known to be one, only the last is read.
         metadata: What else becomes columns, ``metadata_<name>``: a value a step.
+        task: Where attributes say what an episode is to do, which becomes the column ``metadata_task``: the path of a
+            group, ``@``, the attribute's name and, where it holds JSON, the keys in it, as
+            ``"data@problem_info/language_instruction"``. Of several the first that is there.
         episode_ends: The rows behind the last of each episode, ascending, of arrays that hold all of them.
         ring: Where a ring of rows says how it is filled: paths of ``last`` (the row that was written last), ``sizes``
             (how many rows are) and ``offsets`` (where each of several rings begins), and in ``size`` the name of an
@@ -68,6 +71,7 @@ class TreeLayout:
     truncated: Paths = None
     next_observation: Paths = None
     metadata: Paths = None
+    task: str | Sequence[str] | None = None
     episode_ends: str | None = None
     ring: Mapping[str, str] | None = None
     one_a_file: bool = False
@@ -82,6 +86,7 @@ class TreeLayout:
         for role, paths in self.roles().items():
             for path in paths.values():
                 _check_path(role, path)
+        self._check_tasks()
         for name, path in (self.ring or {}).items():
             if name not in _RING or not isinstance(path, str) or not path:
                 raise ConfigError(f"layout: ring: expected paths of some of {list(_RING)}, found {name!r}: {path!r}")
@@ -106,6 +111,18 @@ class TreeLayout:
                     f"layout: alignment: expected 'outgoing' or 'arrived', for all or for some of {list(_MOVED)}, "
                     f"found {role!r}: {value!r}"
                 )
+
+    def _check_tasks(self) -> None:
+        for path in self.tasks():
+            group, sign, said = path.partition("@") if isinstance(path, str) else ("", "", "")
+            if not sign or not all(said.split("/")):
+                raise ConfigError(f"layout: task: expected a group and an attribute as 'data@task', found {path!r:.80}")
+            if group:
+                _check_path("task", group)
+            if "*" in group and not any("*" in lead for lead in self.leads()):
+                raise ConfigError(f"layout: task: expected no '*', as observation and action have none, found {path!r}")
+        if self.task is not None and "task" in self.roles().get("metadata", {}):
+            raise SchemaError("layout: expected one path to the column metadata_task, found task and metadata")
 
     def _check_episodes(self) -> None:
         starred = [path for paths in self.roles().values() for path in paths.values() if "*" in path]
@@ -134,6 +151,10 @@ class TreeLayout:
             if value is not None:
                 found[role] = _named(role, value)
         return found
+
+    def tasks(self) -> list[str]:
+        """Where attributes may say what an episode is to do."""
+        return [self.task] if isinstance(self.task, str) else [*(self.task or ())]
 
     def leads(self) -> list[str]:
         """The paths of observations and actions."""

@@ -23,6 +23,8 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
                 "robot_states": "data/demo_*/robot_states?",
                 "datagen_info": "data/demo_*/datagen_info?",
             },
+            # RoboCasa says it by episode, LIBERO by file.
+            task=["data/demo_*@ep_meta/lang", "data@problem_info/language_instruction"],
         ),
         "maniskill": TreeLayout(
             observation="traj_*/obs",

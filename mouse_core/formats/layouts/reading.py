@@ -37,6 +37,7 @@ from mouse_core.formats.columns.transitions import TransitionRows, check_final, 
 from mouse_core.formats.layouts._arrays import Array, Tree
 from mouse_core.formats.layouts._npz import NpzTree
 from mouse_core.formats.layouts._stretches import Stretch, files_of, stretches_of
+from mouse_core.formats.layouts._tasks import COLUMN, column_of, fill_last
 from mouse_core.formats.layouts._zarr import ZarrTree
 from mouse_core.formats.layouts.layout import TreeLayout, load_layout
 from mouse_core.formats.layouts.presets import LAYOUTS
@@ -141,13 +142,13 @@ def _is_known(stretch: Stretch) -> bool:
 def _rows(
     files: Sequence[Path], layout: TreeLayout, like: Stretch, final: str | None, batch_rows: int
 ) -> Iterator[Columns]:
-    wanted = _columns(like)
+    wanted = like.columns()
     shapes: dict[str, tuple[int, ...]] = {}
     with closing(_trees(files)) as trees:
         for file in trees:
-            rows = TransitionRows(final=final, where=file.path)
+            rows, task = TransitionRows(final=final, where=file.path), ""
             for stretch in stretches_of(file, layout):
-                if others := sorted(wanted ^ _columns(stretch)):
+                if others := sorted(wanted ^ stretch.columns()):
                     raise SchemaError(f"{stretch.where}: expected the arrays of the first episode, found {others[:8]}")
                 if _is_known(stretch) != _is_known(like):
                     wish = "one observation more than" if like.closed else "as many observations as"
@@ -157,8 +158,10 @@ def _rows(
                     for part in _parts(file, stretch, layout, size):
                         columns = rows.add(*part)
                         _check_shapes(columns, shapes, stretch.where)
+                        task = fill_last(columns, task)
                         yield columns
             if (rest := rows.finish()) is not None:
+                fill_last(rest, task)
                 yield rest
 
 
@@ -181,10 +184,6 @@ def _trees(files: Sequence[Path]) -> Generator[Tree]:
                 stack.close()
                 file = stack.enter_context(closing(_open(path)))
             yield file
-
-
-def _columns(stretch: Stretch) -> set[tuple[str, str]]:
-    return {(array.role, array.name) for array in stretch.arrays}
 
 
 _Part = tuple[Columns, Columns, npt.NDArray[np.bool_], Columns | None, Columns]
@@ -298,7 +297,11 @@ def _part(stretch: Stretch, values: Mapping[Array, Any], done: npt.NDArray[Any],
         following = {name: part[1:] for name, part in seen.items()}
     elif following and stretch.whole:
         following = {name: np.concatenate([part[1:], following[name]]) for name, part in seen.items()}
-    return {name: part[:count] for name, part in seen.items()}, arriving, begins, following or None, beside
+    seen = {name: part[:count] for name, part in seen.items()}
+    if stretch.task is not None:
+        for group in (seen, following) if following else (beside,):
+            group[COLUMN] = column_of(stretch.task, count)
+    return seen, arriving, begins, following or None, beside
 
 
 def _named(role: str, values: Mapping[Array, Any], make: Callable[[Any], Columns]) -> Columns:

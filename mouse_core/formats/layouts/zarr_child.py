@@ -187,6 +187,9 @@ def _answer(request: dict[str, Any], opened: Opened) -> tuple[dict[str, Any], li
     if request["do"] == "found":
         found = (_find(opened.root, path) for path in request["paths"])
         return {"trees": [None if node is None else _tree(node, opened.chunks) for node in found]}, []
+    if request["do"] == "attributes":
+        nodes = [(_find(opened.root, path), name) for path, name in request["items"]]
+        return {"values_of": [None if node is None else node.attrs.get(name) for node, name in nodes]}, []
     headers, parts = [], []
     for path, first, stop in request["items"]:
         values = np.ascontiguousarray(_rows(opened, np, path, first, stop))

@@ -138,6 +138,25 @@ def test_hdf5_is_read_and_recognised(tmp_path: Path) -> None:
     assert np.array_equal(table.column("observation_flat").to_pylist(), np.concatenate([seen(log) for log in logs]))
 
 
+@pytest.mark.parametrize("ends", [True, pytest.param(False, marks=SLOW)])
+def test_the_task_of_libero_and_robocasa_is_a_column(ends: bool, tmp_path: Path) -> None:
+    logs = logged()
+    path = write_robomimic(tmp_path / "x.hdf5", logs, ends=ends)
+    with h5py.File(path, "r+") as file:
+        file["data"].attrs["problem_info"] = json.dumps({"language_instruction": ["close", " it"]})
+        file["data/demo_1"].attrs["ep_meta"] = json.dumps({"lang": "open it"})
+        file["data/demo_0"].attrs["ep_meta"] = json.dumps({"layout_id": 3})
+    final = None if ends else "mark"
+    table = read_layouts(path, layout="robomimic", final=final, batch_rows=2).to_table()
+    tasks = ["open it" if number == 1 else "close it" for number, log in enumerate(logs) for _ in range(len(log) + 1)]
+    assert table.column("metadata_task").to_pylist() == tasks
+    if not ends:
+        with h5py.File(path, "r+") as file:
+            file["data"].attrs["problem_info"] = "{"
+        with pytest.raises(DataError, match=r"x.hdf5, data@problem_info: expected JSON, found '{'"):
+            read_layouts(path, layout="robomimic", final="mark")
+
+
 def test_filters_that_are_not_there_are_named(tmp_path: Path) -> None:
     """hdf5plugin, where it is installed, brings those of Blosc, Zstandard and LZ4, none of those for tests."""
     with h5py.File(tmp_path / "x.hdf5", "w") as file:
@@ -511,6 +530,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "stars": ({"observation": "*/*", "action": "a"}, r"at most one '\*'"),
     "one star": ({"observation": "*/x", "action": "a"}, r"expected '\*' in the paths"),
     "both": ({"observation": "x_*", "one_a_file": True}, "found several"),
+    "task": ({"observation": "x", "one_a_file": True, "task": "data/task"}, "a group and an attribute as 'data@task'"),
     "number": ({"observation": 3}, "expected a path, some paths"),
     "alignment": ({"observation": "x", "one_a_file": True, "alignment": "late"}, "expected 'outgoing' or 'arrived'"),
     "flags": ({"observation": "x", "terminated": "t", "alignment": "arrived"}, "where flags alone say"),
