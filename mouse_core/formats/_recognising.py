@@ -206,7 +206,7 @@ def names_of_arrays(path: Path) -> list[str]:
         return []
     if not path.is_dir():
         return [name.removesuffix(".npy") for name in npz_names(path)]
-    for pattern in ("*.hdf5", "*.npz"):
+    for pattern in ("*.hdf5", "*.h5", "*.npz"):
         files = (file for file in path.glob(pattern) if file.name != "main_data.hdf5" and not file.name.startswith("."))
         if (first := min(files, default=None)) is not None:
             return hdf5_names(first) or names_of_arrays(first)

@@ -66,7 +66,7 @@ _FORMATS = (
     _Format("roboset", "an HDF5 file with groups TrialN", signs.is_roboset_file, hdf5=True),
     _Format("minari", "an HDF5 file with groups episode_N", signs.is_minari_file, hdf5=True),
     _of_layout("robomimic", "an HDF5 file with data/demo_N, or a folder of such"),
-    _of_layout("maniskill", "an HDF5 file with traj_N/actions"),
+    _of_layout("maniskill", "an HDF5 file with traj_N/actions, or a folder of such"),
     _of_layout("diffusion_policy", "a zarr group with meta/episode_ends and data"),
     _of_layout("drqv2", "npz files with observation, action, reward and discount"),
     _of_layout("dreamer", "npz files with image, action, reward and discount or is_terminal"),

@@ -157,6 +157,16 @@ def test_the_task_of_libero_and_robocasa_is_a_column(ends: bool, tmp_path: Path)
             read_layouts(path, layout="robomimic", final="mark")
 
 
+def test_a_folder_of_maniskill_is_recognised_as_its_files_are(tmp_path: Path) -> None:
+    logs = logged()
+    for number, part in enumerate((logs[:1], logs[1:])):
+        write_maniskill(tmp_path / f"trajectory.{number}.h5", part)
+        (tmp_path / f"trajectory.{number}.json").write_text('{"env_info": {"env_id": "PickCube-v1"}, "episodes": []}')
+    stream = formats.open(tmp_path)
+    assert stream.format == "maniskill"
+    check_rows(stream.to_table(), logs)
+
+
 def test_filters_that_are_not_there_are_named(tmp_path: Path) -> None:
     """hdf5plugin, where it is installed, brings those of Blosc, Zstandard and LZ4, none of those for tests."""
     with h5py.File(tmp_path / "x.hdf5", "w") as file:
