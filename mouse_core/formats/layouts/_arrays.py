@@ -149,7 +149,7 @@ class Lengths:
 
 
 def lengths_of(arrays: Sequence[Array], layout: TreeLayout, rows: int | None, where: str) -> Lengths:
-    """How long an episode is, after comparing the lengths of all its arrays.
+    """How long an episode is, maybe without a step, after comparing the lengths of all its arrays.
 
     Args:
         arrays: All of it.
@@ -167,12 +167,12 @@ def lengths_of(arrays: Sequence[Array], layout: TreeLayout, rows: int | None, wh
     seen, acted = length("observation"), length("action")
     arrived = layout.arrived() & {array.role for array in arrays}
     if seen is not None and arrived:
-        found = Lengths(seen - 1, True)
+        found = Lengths(max(seen - 1, 0), seen > 0)
     elif seen is None or acted is None:
         found = Lengths(seen if acted is None and seen is not None else acted or 0, False)
     else:
         found = Lengths(acted, seen == acted + 1)
-    if found.steps < 1:
+    if min(seen or 0, acted or 0) < 0:  # single values
         raise damaged(where, f"expected at least one step, found {seen} observations and {acted} actions")
     for array in arrays if rows is None else ():
         single = array.rows in (-1, 1) and array.role in ("terminated", "truncated")

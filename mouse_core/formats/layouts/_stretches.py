@@ -80,7 +80,7 @@ def files_of(root: Path, layout: TreeLayout, suffixes: Sequence[str]) -> list[Pa
 
 
 def stretches_of(file: Tree, layout: TreeLayout) -> Iterator[Stretch]:
-    """All of a file, in order.
+    """All of a file, in order, episodes without steps among them.
 
     Raises:
         DataError: A damaged file, or one of another layout.
@@ -96,6 +96,8 @@ def stretches_of(file: Tree, layout: TreeLayout) -> Iterator[Stretch]:
         yield Stretch(arrays, 0, lengths.steps, lengths.closed, True, file.path, task)
         return
     rows = lengths_of(arrays, layout, None, file.path)
+    if not rows.steps:
+        raise damaged(file.path, "expected at least one step, found arrays of no rows")
     if rows.closed:
         raise damaged(file.path, "expected as many observations as actions in arrays that hold several episodes")
     if layout.episode_ends is not None:
@@ -129,7 +131,7 @@ def _starred(file: Tree, layout: TreeLayout, lead: str) -> Iterator[Stretch]:
 def _between(file: Tree, layout: TreeLayout, path: str, arrays: Sequence[Array], rows: Lengths) -> Iterator[Stretch]:
     ends = _numbers(file, path)
     total = rows.steps + rows.closed
-    if not len(ends) or (np.diff(ends, prepend=0) < 1).any() or ends[-1] != total:
+    if not len(ends) or (np.diff(ends, prepend=0) < 0).any() or ends[-1] != total:
         raise damaged(
             file.path,
             f"{path}: expected ascending numbers up to {total}, the number of rows, found {len(ends)}, "

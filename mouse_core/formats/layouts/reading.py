@@ -7,6 +7,7 @@ observations. Else the observation that it ends in was not kept.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -62,6 +63,7 @@ def read_layouts(
     where ``truncated`` is, else as the layout's ``ending`` says; flags set before are not heeded. Without rewards the
     column ``reward`` is 0. Metadata whose names begin with ``action``, ``policy`` or ``log_prob`` move with the action,
     others stay with their observation, and are NaN (0 for whole numbers) where an episode ends without one.
+    Episodes without steps are left out, and a warning says how many when all rows were read.
 
     Args:
         path: A file, or a folder of files, read in the order of the numbers in their names.
@@ -81,8 +83,8 @@ def read_layouts(
     name, said = _layout(layout)
     root = Path(path)
     files = [root] if is_zarr(root) else files_of(root, said, _SUFFIXES)
-    with closing(_open(files[0])) as file:
-        first = next(stretches_of(file, said))
+    with closing(_trees(files)) as trees:
+        file, first = _first(trees, said, str(root))
         known = _is_known(first)
         check_final(final, where=str(root), needed=not known)
         with reading(first.where):
@@ -98,10 +100,25 @@ def read_layouts(
         notes.append(f"Nothing says how episodes ended: they are taken as {said.ending}.")
 
     def batches() -> Iterator[pa.RecordBatch]:
-        return to_batches(_rows(files, said, first, final, batch_rows), schema, where=str(root))
+        empty: list[str] = []
+        yield from to_batches(_rows(files, said, first, final, batch_rows, empty), schema, where=str(root))
+        if empty:
+            count = "an episode" if len(empty) == 1 else f"{len(empty)} episodes"
+            warnings.warn(f"{root}: {count} without steps left out, the first {empty[0]}", stacklevel=2)
 
     about = {"files": [str(file) for file in files]}
     return RowStream(str(root), name, schema, batches, notes=tuple(notes), metadata=about, about=About("arrived"))
+
+
+def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree, Stretch]:
+    """The first episode that has a step, and the file that it is in."""
+    count = 0
+    for file in trees:
+        for stretch in stretches_of(file, layout):
+            if stretch.steps:
+                return file, stretch
+            count += 1
+    raise damaged(where, f"expected an episode with a step, found {count} without")
 
 
 def _unnamed(file: Tree, layout: TreeLayout, first: Stretch) -> list[str]:
@@ -140,7 +157,7 @@ def _is_known(stretch: Stretch) -> bool:
 
 
 def _rows(
-    files: Sequence[Path], layout: TreeLayout, like: Stretch, final: str | None, batch_rows: int
+    files: Sequence[Path], layout: TreeLayout, like: Stretch, final: str | None, batch_rows: int, empty: list[str]
 ) -> Iterator[Columns]:
     wanted = like.columns()
     shapes: dict[str, tuple[int, ...]] = {}
@@ -148,6 +165,9 @@ def _rows(
         for file in trees:
             rows, task = TransitionRows(final=final, where=file.path), ""
             for stretch in stretches_of(file, layout):
+                if not stretch.steps:
+                    empty.append(stretch.where)
+                    continue
                 if others := sorted(wanted ^ stretch.columns()):
                     raise SchemaError(f"{stretch.where}: expected the arrays of the first episode, found {others[:8]}")
                 if _is_known(stretch) != _is_known(like):

@@ -167,6 +167,26 @@ def test_a_folder_of_maniskill_is_recognised_as_its_files_are(tmp_path: Path) ->
     check_rows(stream.to_table(), logs)
 
 
+def test_episodes_without_steps_are_left_out_and_counted(tmp_path: Path) -> None:
+    logs = logged()
+    arrays = dict(np.load(write_maniskill(tmp_path / "x.npz", logs)))
+    nothing = {f"traj_{k}/{name}": arrays[f"traj_0/{name}"][:0] for k in (7, 8) for name in ("actions", "rewards")}
+    empty = nothing | {"traj_7/obs": arrays["traj_0/obs"][:1], "traj_8/obs": arrays["traj_0/obs"][:0]}
+    renamed = {name.replace("traj_0/", "traj_9/"): array for name, array in arrays.items()}  # the first is empty
+    stream = formats.open(save(tmp_path / "y.npz", renamed | empty), format="maniskill")
+    with pytest.warns(UserWarning, match=r"y.npz: 2 episodes without steps left out, the first .*y.npz, traj_7$"):
+        check_rows(stream.to_table(), [*logs[1:], logs[0]])
+    with pytest.raises(DataError, match="expected an episode with a step, found 2 without"):
+        formats.open(save(tmp_path / "z.npz", empty), format="maniskill")
+    with pytest.raises(DataError, match=r"traj_8/obs: expected 0 rows, as there are steps, found 3"):
+        formats.open(save(tmp_path / "z.npz", empty | {"traj_8/obs": np.zeros((3, 2))}), format="maniskill")
+    said = {"observation": "x", "action": "a", "episode_ends": "ends"}
+    ends = save(tmp_path / "ends.npz", {"x": np.arange(3.0), "a": np.arange(3), "ends": np.array([0, 1, 1, 3])})
+    with pytest.warns(UserWarning, match="2 episodes without steps"):
+        table = read_layouts(ends, layout=said, final="drop").to_table()
+    assert table.column("observation").to_pylist() == [[0], [1], [2]]
+
+
 def test_filters_that_are_not_there_are_named(tmp_path: Path) -> None:
     """hdf5plugin, where it is installed, brings those of Blosc, Zstandard and LZ4, none of those for tests."""
     with h5py.File(tmp_path / "x.hdf5", "w") as file:
