@@ -191,3 +191,49 @@ def _wanted(array: Array, lengths: Lengths, arrived: frozenset[str]) -> tuple[in
     if array.role == "next_observation" or not lengths.closed:
         return (lengths.steps,)
     return (lengths.steps, lengths.steps + 1)
+
+
+Types = dict[tuple[str, str], np.dtype[Any]]
+
+
+def in_types(values: dict[Array, npt.NDArray[Any]], types: Types, where: str) -> dict[Array, npt.NDArray[Any]]:
+    """Values of an episode in the types that the first one has, which differ where a recorder did not settle on one.
+
+    Args:
+        values: Numbers are cast; flags and texts stay what they are.
+        types: Those of the first episode, by role and name; what is not there yet is added.
+        where: What messages name.
+
+    Raises:
+        DataError: A value that the type does not have.
+    """
+    cast = {}
+    for array, part in values.items():
+        wanted = types.setdefault((array.role, array.name), part.dtype)
+        numbers = wanted.kind in "biuf" and part.dtype.kind in "biuf" and array.role not in ("terminated", "truncated")
+        if numbers and part.dtype != wanted:
+            if not _holds(wanted, part):
+                raise damaged(
+                    where,
+                    f"{array.path}: expected {wanted} as in the first episode, found {part.dtype} and values that "
+                    f"{wanted} does not have; save that array of all episodes in one type",
+                )
+            part = part.astype(wanted)
+        cast[array] = part
+    return cast
+
+
+def _holds(wanted: np.dtype[Any], values: npt.NDArray[Any]) -> bool:
+    """Whether a type of numbers has all of some values."""
+    if not values.size or values.dtype.kind == "b":
+        return True
+    if wanted.kind in "iu" and values.dtype.kind in "iu":
+        bounds = np.iinfo(wanted)
+        return bounds.min <= int(values.min()) and int(values.max()) <= bounds.max
+    if wanted.kind != "f":
+        return False
+    if values.dtype.kind in "iu":  # all up to 2 ** 24 are a float32's
+        most = 1 << np.finfo(wanted).nmant + 1
+        return -most <= int(values.min()) and int(values.max()) <= most
+    with np.errstate(over="ignore"):
+        return np.array_equal(values.astype(wanted).astype(values.dtype), values, equal_nan=True)

@@ -35,7 +35,7 @@ from mouse_core.formats.columns.named import (
     travels_with_action,
 )
 from mouse_core.formats.columns.transitions import TransitionRows, check_final, done_codes
-from mouse_core.formats.layouts._arrays import Array, Tree
+from mouse_core.formats.layouts._arrays import Array, Tree, Types, in_types
 from mouse_core.formats.layouts._npz import NpzTree
 from mouse_core.formats.layouts._stretches import Stretch, files_of, stretches_of
 from mouse_core.formats.layouts._tasks import COLUMN, column_of, fill_last
@@ -63,7 +63,8 @@ def read_layouts(
     where ``truncated`` is, else as the layout's ``ending`` says; flags set before are not heeded. Without rewards the
     column ``reward`` is 0. Metadata whose names begin with ``action``, ``policy`` or ``log_prob`` move with the action,
     others stay with their observation, and are NaN (0 for whole numbers) where an episode ends without one.
-    Episodes without steps are left out, and a warning says how many when all rows were read.
+    Episodes without steps are left out, and a warning says how many when all rows were read. Numbers have the types of
+    the first episode.
 
     Args:
         path: A file, or a folder of files, read in the order of the numbers in their names.
@@ -74,7 +75,8 @@ def read_layouts(
 
     Raises:
         ConfigError: A layout of no use, nothing there, or ``final`` is needed and was not chosen.
-        DataError: A damaged file, or one of another layout; the message names file, episode and array. So are links
+        DataError: A damaged file, or one of another layout, or a number that the type of the first episode's does not
+            have; the message names file, episode and array. So are links
             and arrays that lead out of the file.
         SchemaError: Episodes of different arrays, or two arrays whose paths make the same name of a column.
         ImportError: h5py, or zarr for a zarr group, is not installed.
@@ -89,7 +91,7 @@ def read_layouts(
         check_final(final, where=str(root), needed=not known)
         with reading(first.where):
             rows = TransitionRows(final=final, where=first.where)
-            schema = schema_of(ordered(rows.add(*next(_parts(file, first, said, 1)))))
+            schema = schema_of(ordered(rows.add(*next(_parts(file, first, said, 1, {})))))
         notes = [*file.notes] if isinstance(file, ZarrTree) else []
         if unnamed := _unnamed(file, said, first):
             shown = f"{unnamed[:8]}" + (f" and {len(unnamed) - 8} others" if len(unnamed) > 8 else "")
@@ -161,6 +163,7 @@ def _rows(
 ) -> Iterator[Columns]:
     wanted = like.columns()
     shapes: dict[str, tuple[int, ...]] = {}
+    types: Types = {}
     with closing(_trees(files)) as trees:
         for file in trees:
             rows, task = TransitionRows(final=final, where=file.path), ""
@@ -175,7 +178,7 @@ def _rows(
                     raise damaged(stretch.where, f"expected {wish} actions, as in the first episode")
                 size = rows_at_once(sum(array.row_bytes for array in stretch.arrays), most=batch_rows)
                 with reading(stretch.where):
-                    for part in _parts(file, stretch, layout, size):
+                    for part in _parts(file, stretch, layout, size, types):
                         columns = rows.add(*part)
                         _check_shapes(columns, shapes, stretch.where)
                         task = fill_last(columns, task)
@@ -209,12 +212,12 @@ def _trees(files: Sequence[Path]) -> Generator[Tree]:
 _Part = tuple[Columns, Columns, npt.NDArray[np.bool_], Columns | None, Columns]
 
 
-def _parts(file: Tree, stretch: Stretch, layout: TreeLayout, size: int) -> Iterator[_Part]:
+def _parts(file: Tree, stretch: Stretch, layout: TreeLayout, size: int, types: Types) -> Iterator[_Part]:
     """What ``TransitionRows.add`` takes, for ``size`` transitions at a time."""
     ended = True
     for start in range(0, stretch.steps, size):
         stop = min(start + size, stretch.steps)
-        values = _read(file, stretch, layout, start, stop)
+        values = in_types(_read(file, stretch, layout, start, stop), types, stretch.where)
         count = stop - start
         flags = [_flags(stretch, layout, values, role, count, start) for role in ("terminated", "truncated")]
         if stretch.whole:

@@ -187,6 +187,40 @@ def test_episodes_without_steps_are_left_out_and_counted(tmp_path: Path) -> None
     assert table.column("observation").to_pylist() == [[0], [1], [2]]
 
 
+TYPES: list[tuple[str, str, Any, bool]] = [
+    ("float64", "float32", 0.1, True),
+    ("float32", "float64", 0.5, True),
+    ("float32", "float64", np.nan, True),
+    ("float32", "float64", 0.1, False),
+    ("float32", "float64", 1e300, False),
+    ("float32", "int64", 1 << 24, True),
+    ("float32", "int64", (1 << 24) + 1, False),
+    ("int32", "int64", -(1 << 31), True),
+    ("int32", "int64", 1 << 31, False),
+    ("int64", "uint64", 1 << 63, False),
+    ("int64", "float64", 1.0, False),
+    ("uint8", "bool", True, True),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "value", "holds"), TYPES)
+def test_numbers_have_the_type_of_the_first_episode(
+    first: str, second: str, value: Any, holds: bool, tmp_path: Path
+) -> None:
+    arrays = {"a_0": np.zeros((3, 2)), "x_0": np.ones((3, 2), first)}
+    arrays |= {"a_1": np.zeros((2, 2)), "x_1": np.full((2, 2), value, second)}
+    said = {"observation": {"x": "x_*"}, "action": "a_*"}
+    stream = read_layouts(save(tmp_path / "x.npz", arrays), layout=said, final="drop")
+    if holds:
+        rows = stream.to_table().column("observation_x").combine_chunks()
+        expected = np.array([value, value]).astype(second).astype(first)
+        assert str(rows.flatten().to_numpy().dtype) == first
+        assert np.array_equal(rows.to_pylist()[3], expected, equal_nan=first.startswith("f"))
+        return
+    with pytest.raises(DataError, match=rf"x.npz, a_1: x_1: expected {first} as in the first .* save that array"):
+        stream.to_table()
+
+
 def test_filters_that_are_not_there_are_named(tmp_path: Path) -> None:
     """hdf5plugin, where it is installed, brings those of Blosc, Zstandard and LZ4, none of those for tests."""
     with h5py.File(tmp_path / "x.hdf5", "w") as file:
