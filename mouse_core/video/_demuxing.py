@@ -20,6 +20,15 @@ LARGEST_SIDE = 8192
 
 # Of other containers some have playlists of other files read, and some have packets in pieces.
 _CONTAINER, _STRICT = "mov", {"err_detect": "explode"}
+# How files of others begin: what they are called, where, and the bytes there.
+_OTHERS = (
+    ("Matroska or WebM", 0, b"\x1aE\xdf\xa3"),
+    ("AVI", 8, b"AVI "),
+    ("FLV", 0, b"FLV\x01"),
+    ("Ogg", 0, b"OggS"),
+    ("MPEG-PS", 0, b"\0\0\x01\xba"),
+    ("MPEG-TS", 188, b"G"),  # what begins each of its packets of 188 bytes, the first of which is looked at, too
+)
 # Side data without which a packet means something else.
 _NEEDED = ("new_extradata", "param_change", "encryption_info")
 
@@ -59,6 +68,7 @@ def demux(file: Path) -> dict[str, Any]:
         ConfigError: There is no file.
     """
     av = pyav()
+    _check_container(file)
     with reading(file), file.open("rb") as stream, _opened(av, file) as container:
         if not container.streams.video:
             raise DataError("expected a video stream, found none")
@@ -113,6 +123,19 @@ def _first_colours(file: Path, about: dict[str, Any]) -> list[int]:
             for frame in decoder.decode(packet if packet.size else None):
                 return [int(frame.colorspace), int(frame.color_range)]
     return []
+
+
+def _check_container(file: Path) -> None:
+    """Raise DataError for a container of another kind; what is damaged is found by going through it."""
+    with reading(file), file.open("rb") as stream:
+        head = stream.read(_OTHERS[-1][1] + 1)
+    for name, place, sign in _OTHERS:
+        if head[place:].startswith(sign) and (name != "MPEG-TS" or head.startswith(sign)):
+            raise damaged(
+                file,
+                f"expected MP4 or MOV, found {name}; where its codec is one that is read (H.264, HEVC, AV1, VP9, "
+                "Motion JPEG), ffmpeg -i INPUT -map 0:v:0 -c copy OUTPUT.mp4 puts the same frames into one",
+            )
 
 
 def _opened(av: Any, file: Path) -> Any:

@@ -152,11 +152,13 @@ def test_sound_and_other_videos_beside(tmp_path: Path) -> None:
     np.testing.assert_array_equal(decoded(file)[0], decoded(sources[0])[0])
 
 
-@pytest.mark.parametrize("suffix", ["mkv", "webm", "avi", "ts"])
-def test_other_containers_are_refused(tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "name"), [("mkv", "Matroska or WebM"), ("webm", "Matroska or WebM"), ("avi", "AVI"), ("ts", "MPEG-TS")]
+)
+def test_other_containers_are_refused(tmp_path: Path, suffix: str, name: str) -> None:
     kind: dict[str, Any] = KINDS["VP9"] if suffix == "webm" else {"options": {"g": "6"}}
     file = write_video(tmp_path / f"a.{suffix}", count=4, **kind)
-    with pytest.raises(DataError, match=rf"a\.{suffix}: "):
+    with pytest.raises(DataError, match=rf"a\.{suffix}: expected MP4 or MOV, found {name}; .* -c copy"):
         index_video(file)
 
 
