@@ -54,6 +54,8 @@ def _dataset(h5py: Any, dataset: Any) -> dict[str, Any]:
         kind = "other"
     _check_stored(dataset)
     described = str(ragged) if ragged is not None else dtype.str
+    if dtype.names is not None or dtype.subdtype is not None:
+        described = str(dtype)  # apart from bytes of no type, which are |V, too
     return {
         "kind": kind,
         "shape": list(shape),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,6 +52,8 @@ class Array:
         name: What its column is called besides; empty where it is alone.
         rows: How many it has, of those that belong to the episode; -1 for a single value.
         row_bytes: About how many bytes a row takes.
+        frames: Where each row is an array of bytes by itself: below ``path``, the names of these in their order, and
+            how many bytes they are.
     """
 
     path: str
@@ -58,6 +61,12 @@ class Array:
     name: str
     rows: int
     row_bytes: int
+    frames: tuple[tuple[str, int], ...] = ()
+
+
+def natural(text: str) -> list[tuple[int, int, str]]:
+    """What sorts names by the numbers in them: demo_2 before demo_10."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", text) if part]
 
 
 def arrays_at(file: Tree, layout: TreeLayout, star: str) -> list[Array]:
@@ -99,12 +108,12 @@ def _arrays(
             raise damaged(file.path, f"{path}: expected an array or a group of them for {role}, found {what}")
         if role == "metadata" and not name and tree["kind"] != "group":
             name = path.split("/")[-1]
-        if tree["kind"] != "group":
+        if tree["kind"] != "group" or _is_frames(tree, path, role, layout):
             found.append(_array(file.path, path, role, name.replace("/", "_"), tree, layout))
             continue
         if role in ("reward", "terminated", "truncated"):
             raise damaged(file.path, f"{path}: expected an array for {role}, found a group of {[*tree['items']][:8]}")
-        for keys, part in leaves(tree):
+        for keys, part in _below(tree, path, role, layout):
             below = "/".join((path, *keys))
             if below not in paths:
                 parts = (name, *keys) if name else keys
@@ -122,11 +131,57 @@ def _arrays(
     return found
 
 
+def _below(tree: Mapping[str, Any], path: str, role: str, layout: TreeLayout) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """What ``leaves`` gives, with each group of pictures as one."""
+    for name, item in tree["items"].items():
+        if item["kind"] != "group" or _is_frames(item, f"{path}/{name}", role, layout):
+            yield (name,), item
+        else:
+            yield from (((name, *keys), part) for keys, part in _below(item, f"{path}/{name}", role, layout))
+
+
+def _is_frames(tree: Mapping[str, Any], path: str, role: str, layout: TreeLayout) -> bool:
+    """Whether a group is pictures: an array of bytes for each step, in names that differ by a number."""
+    if role not in _SEEN or not layout.may_be_files(path):
+        return False
+    parts = tree["items"].values()
+    single = all(
+        part["kind"] != "group" and ((len(part["shape"]) == 1 and part["dtype"] == "|u1") or _is_opaque(part, ndim=0))
+        for part in parts
+    )
+    return single and {re.sub(r"\d+", "#", name).count("#") for name in tree["items"]} == {1}
+
+
+def _is_opaque(part: Mapping[str, Any], *, ndim: int) -> bool:
+    """Whether values are bytes of no type, as ``np.void`` makes them."""
+    return part["kind"] == "other" and part["dtype"].startswith("|V") and len(part["shape"]) == ndim
+
+
+def rows_of(file: Tree, items: Sequence[tuple[Array, int, int]]) -> list[npt.NDArray[Any]]:
+    """Rows of several arrays, from and up to some of theirs; bytes of any length as arrays of objects."""
+    asked: list[tuple[str, int, int]] = []
+    for array, first, end in items:
+        each = [(f"/{array.path}/{name}", 0, size) for name, size in array.frames[first:end]]
+        asked += each if array.frames else [(f"/{array.path}", first, end)]
+    read = iter(file.read(asked))
+    found = []
+    for array, first, end in items:
+        rows = np.empty(len(array.frames[first:end]), object)
+        for row in range(len(rows)):
+            rows[row] = next(read).tobytes()
+        found.append(rows if array.frames else next(read))
+    return found
+
+
 def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any], layout: TreeLayout) -> Array:
     wanted = ("number", "text") if role in (*_SEEN, "metadata", "action") else ("number",)
+    if part["kind"] == "group":
+        names = sorted(part["items"], key=natural)
+        frames = tuple((name, math.prod(part["items"][name]["shape"])) for name in names)
+        return Array(path, role, name, len(frames), _PICTURE_BYTES, frames)
     files = role in _SEEN and layout.may_be_files(path)
-    ragged = files and part["kind"] == "ragged" and part["dtype"] == "uint8"
-    if part["kind"] not in wanted and not ragged:
+    ragged = part["kind"] == "ragged" and part["dtype"] == "uint8"
+    if part["kind"] not in wanted and not (files and (ragged or _is_opaque(part, ndim=1))):
         raise damaged(
             where, f"{path}: expected numbers for {role}, found {part['kind']} {part['dtype']} of shape {part['shape']}"
         )
@@ -237,3 +292,12 @@ def _holds(wanted: np.dtype[Any], values: npt.NDArray[Any]) -> bool:
         return -most <= int(values.min()) and int(values.max()) <= most
     with np.errstate(over="ignore"):
         return np.array_equal(values.astype(wanted).astype(values.dtype), values, equal_nan=True)
+
+
+def check_shapes(columns: Mapping[str, npt.NDArray[Any]], known: dict[str, tuple[int, ...]], where: str) -> None:
+    """Raise DataError where columns of an episode have other shapes than ``known``, which is added to."""
+    for name, values in columns.items():
+        shape = known.setdefault(name, values.shape[1:])
+        if values.dtype != object and values.shape[1:] != shape:
+            found = f"{list(values.shape[1:])}; all episodes of a column have one"
+            raise damaged(where, f"column {name!r}: expected shape {list(shape)} a step, found {found}")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
 from mouse_core.files.reading import damaged
-from mouse_core.formats.layouts._arrays import Array, Lengths, Tree, arrays_at, arrays_of, lengths_of
+from mouse_core.formats.layouts._arrays import Array, Lengths, Tree, arrays_at, arrays_of, lengths_of, natural
 from mouse_core.formats.layouts._tasks import tasks_of
 from mouse_core.formats.layouts.layout import TreeLayout
 
@@ -48,11 +48,6 @@ class Stretch:
         """What it has columns of, by role and name."""
         named = {(array.role, array.name) for array in self.arrays}
         return named if self.task is None else named | {("metadata", "task")}
-
-
-def natural(text: str) -> list[tuple[int, int, str]]:
-    """What sorts names by the numbers in them: demo_2 before demo_10."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", text) if part]
 
 
 def files_of(root: Path, layout: TreeLayout, suffixes: Sequence[str]) -> list[Path]:

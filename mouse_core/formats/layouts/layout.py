@@ -57,8 +57,9 @@ class TreeLayout:
         one_a_file: Whether each file is an episode.
         files: Which files of a folder are read, as ``"episode_*.hdf5"``, in the order of the numbers in their names.
         pictures: An array, or a group of arrays, of observations that may be encoded: bytes ``[T, L]`` are PNG or JPEG
-            files, with zeros behind them, whose pixels are read, and so are ``[T]`` strings of bytes of any length;
-            ``[T, H, W, C]`` are pixels.
+            files, with zeros behind them, whose pixels are read, and so are ``[T]`` strings of bytes of any length, or
+            of no type (``np.void``), and groups that hold an array of bytes for each step, in the order of the numbers
+            in their names; ``[T, H, W, C]`` are pixels.
         alignment: Whether a row's action, reward and flags leave the observation beside them ("outgoing") or led to it
             ("arrived"); or which, by ``action``, ``reward``, ``terminated`` and ``truncated``.
         ending: What the end of an episode is where no flag says it, "truncated" (done 2) or "terminal" (done 1).

@@ -35,7 +35,7 @@ from mouse_core.formats.columns.named import (
     travels_with_action,
 )
 from mouse_core.formats.columns.transitions import TransitionRows, check_final, done_codes
-from mouse_core.formats.layouts._arrays import Array, Tree, Types, in_types
+from mouse_core.formats.layouts._arrays import Array, Tree, Types, check_shapes, in_types, rows_of
 from mouse_core.formats.layouts._npz import NpzTree
 from mouse_core.formats.layouts._stretches import Stretch, files_of, stretches_of
 from mouse_core.formats.layouts._tasks import COLUMN, column_of, fill_last
@@ -131,7 +131,8 @@ def _unnamed(file: Tree, layout: TreeLayout, first: Stretch) -> list[str]:
         return []  # arrays of an episode have no group of their own
     base = first.arrays[0].path.split("/")[:depth]
     others = [layout.episode_ends, *(layout.ring or {}).values()]
-    named = {array.path for array in first.arrays} | {path.removesuffix("?") for path in others if path}
+    named = {f"{array.path}/{name}" for array in first.arrays for name, _ in array.frames}
+    named |= {array.path for array in first.arrays} | {path.removesuffix("?") for path in others if path}
     try:
         (tree,) = file.find(["/" + "/".join(base)])
     except DataError:  # of what lies elsewhere in the file, and is not read
@@ -180,20 +181,12 @@ def _rows(
                 with reading(stretch.where):
                     for part in _parts(file, stretch, layout, size, types):
                         columns = rows.add(*part)
-                        _check_shapes(columns, shapes, stretch.where)
+                        check_shapes(columns, shapes, stretch.where)
                         task = fill_last(columns, task)
                         yield columns
             if (rest := rows.finish()) is not None:
                 fill_last(rest, task)
                 yield rest
-
-
-def _check_shapes(columns: Columns, known: dict[str, tuple[int, ...]], where: str) -> None:
-    for name, values in columns.items():
-        shape = known.setdefault(name, values.shape[1:])
-        if values.dtype != object and values.shape[1:] != shape:
-            found = f"{list(values.shape[1:])}; all episodes of a column have one"
-            raise damaged(where, f"column {name!r}: expected shape {list(shape)} a step, found {found}")
 
 
 def _trees(files: Sequence[Path]) -> Generator[Tree]:
@@ -249,8 +242,8 @@ def _read(file: Tree, stretch: Stretch, layout: TreeLayout, start: int, stop: in
             first, end = -stretch.first, 1 - stretch.first  # one for the episode
         if array.role == "observation" and stretch.whole and not stretch.closed and _is_known(stretch):
             end = min(stop + 1, stretch.steps)
-        items.append((f"/{array.path}", stretch.first + first, stretch.first + end))
-    read = file.read(items)
+        items.append((array, stretch.first + first, stretch.first + end))
+    read = rows_of(file, items)
     for array, item, values in zip(stretch.arrays, items, read, strict=True):
         if values.ndim and len(values) != item[2] - item[1]:
             raise damaged(stretch.where, f"{array.path}: expected rows up to {item[2]}, found {len(values)} rows")
@@ -262,6 +255,8 @@ def _pixels(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.N
     if array.role not in ("observation", "next_observation"):
         return values
     files = layout.may_be_files(array.path)
+    if files and values.dtype.kind == "V":
+        values = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), values.dtype.itemsize)
     if values.dtype != np.uint8 and not (files and values.dtype == object):
         return values
     if values.ndim == 4 and values.shape[1] in (1, 3) and values.shape[3] > 4:

@@ -15,7 +15,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged, read_bytes, reading
 from mouse_core.formats import _recognising as signs
 from mouse_core.formats._files.on_disk import BAG as METADATA
-from mouse_core.formats.layouts._stretches import natural
+from mouse_core.formats.layouts._arrays import natural
 from mouse_core.formats.topics._mcap import Channel, Messages, mcap_messages, unpacked
 
 SUFFIXES = (".mcap", ".db3")

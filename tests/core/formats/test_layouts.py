@@ -509,10 +509,14 @@ def test_pictures_in_strings_of_bytes(tmp_path: Path) -> None:
         own = file.create_dataset("observations/images/own", (3,), h5py.vlen_dtype(np.uint8))
         for step, content in enumerate(encoded):
             own[step] = np.frombuffer(content, np.uint8)
+            file[f"observations/images/each/{step + 9}"] = np.frombuffer(content, np.uint8)  # 10 behind 9
+            file[f"observations/images/opaque/frame_{step + 9}"] = np.void(content)
+        longest = max(map(len, encoded))
+        file["observations/images/void"] = np.array([np.void(content.ljust(longest, b"\0")) for content in encoded])
     stream = formats.open(tmp_path, final="mark")
     assert stream.notes[0] == "The layout does not name ['compress_len']: left out."
     table = stream.to_table()
-    for name in ("one", "own"):
+    for name in ("one", "own", "each", "opaque", "void"):
         assert table.column(f"observation_images_{name}").to_pylist()[:3] == pictures.tolist()
 
 
