@@ -329,6 +329,22 @@ def filled_rows() -> device.Replay:
     return device.add(init(), {"reward": 1.0, "done": False})
 
 
+@pytest.mark.parametrize(("count", "envs"), [(44, 2), (1_100, None), (2_998, 3)])
+def test_many_rows_at_once_are_the_same_as_few_after_each_other(count: int, envs: int | None) -> None:
+    """Episodes and slices are counted block by block, or where there are more by scans."""
+    few, rows = 22 if count < 2_000 else 1_499, stream(0, count, envs)
+    options: dict[str, Any] = {"batch_size": BATCH, "num_envs": envs, "slices": Slices(sequence_length=3)}
+    at_once = device.add(device.init(example(envs), (envs or 1) * count, **options), rows)
+    replay = device.init(example(envs), (envs or 1) * count, **options)
+    for first in range(0, count, few):
+        replay = device.add(replay, jax.tree.map(lambda leaf, first=first: leaf[first : first + few], rows))
+    same(at_once, replay)
+    assert at_once.episodes is not None
+    done = rows["done"].reshape(count, -1) != 0
+    numbers = 1 + np.cumsum(np.concatenate([np.zeros_like(done[:1]), done[:-1]]), axis=0)
+    assert (np.asarray(at_once.episodes.numbers) == numbers).all()
+
+
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="errors are raised where nothing waits for a device")
 def test_a_compiled_function_may_refer_to_a_replay() -> None:
     """Which it is not given, so that all of it is known where the function is traced."""

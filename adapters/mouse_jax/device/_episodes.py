@@ -21,6 +21,7 @@ from mouse_jax.device.ground.ring import put
 from mouse_jax.device.ground.state import Episodes, Marks, Replay, Slices, one_a_row
 
 _PARTS = 4
+_BLOCK, _FEW = 32, 1 << 13
 
 
 class Windows(NamedTuple):
@@ -84,7 +85,7 @@ def extended(known: Episodes, fields: Mapping[FieldKey, Any], count: int, cursor
     if ids is not None and known.last_id is not None:
         new |= ids != jnp.concatenate([known.last_id[None], ids[:-1]])
     row = jnp.arange(count, dtype=jnp.int32)[:, None]
-    begin = lax.cummax(jnp.where(new, row, -1))
+    begin = _running(jnp.max, jnp.where(new, row, -1))
     position = jnp.where(begin < 0, known.position + 1 + row, row - begin)
     # Of slices of 4 steps with a period of 3 those come into being at the positions 3, 6, 9, ..., and 9 is kept as 6.
     position = jnp.where(position < length, position, length + (position - length) % every)
@@ -94,11 +95,32 @@ def extended(known: Episodes, fields: Mapping[FieldKey, Any], count: int, cursor
         due = position % length == 0 if known.tiled else new | (due & (position >= length))
     newest = (cursor - 1) % steps
     windows, numbers = (
-        put(counts, counts[newest] + jnp.cumsum(more, 0, jnp.uint32), cursor)
+        put(counts, counts[newest] + _running(jnp.sum, more.astype(jnp.uint32)), cursor)
         for counts, more in ((known.windows, due), (known.numbers, new))
     )
     last_id = None if ids is None else ids[-1]
     return replace(known, windows=windows, numbers=numbers, position=position[-1], ended=ends[-1], last_id=last_id)
+
+
+def _running(reduced: Callable[..., jax.Array], values: jax.Array) -> jax.Array:
+    """The sums, or the largest, of all values up to each, ``[n, E]``; those of which the largest is asked from -1 on.
+
+    Of few each block of 32 is looked at whole, which JAX's own scans are longer about, for they take many steps.
+    """
+    is_sum = reduced is jnp.sum
+    count, envs = values.shape
+    if values.size > _FEW:
+        return lax.cumsum(values) if is_sum else lax.cummax(values)
+    nothing = values.dtype.type(0 if is_sum else -1)
+    size = min(count, _BLOCK)
+    blocks = jnp.pad(values, ((0, -count % size), (0, 0)), constant_values=nothing).reshape(-1, 1, size, envs)
+    upto = jnp.tril(jnp.ones((size, size), jnp.bool_))[:, :, None]
+    found = reduced(jnp.where(upto, blocks, nothing), axis=2)
+    if len(found) > 1:
+        ends = _running(reduced, found[:-1, -1])
+        before = jnp.pad(ends, ((1, 0), (0, 0)), constant_values=nothing)[:, None]
+        found = found + before if is_sum else jnp.maximum(found, before)
+    return found.reshape(-1, envs)[:count]
 
 
 def _slides(known: Episodes) -> bool:
