@@ -53,7 +53,9 @@ def measure(served: Served, stores: Path, cache: Path, mosaic: str | None) -> It
         mosaic: A Python that has MosaicML's streaming; None: it is left out.
     """
     if find_spec("aiohttp") is None:
-        print(f"{NAMES['datasets']}: left out, as aiohttp is not installed, by which it reads elsewhere", file=sys.stderr)
+        print(
+            f"{NAMES['datasets']}: left out, as aiohttp is not installed, by which it reads elsewhere", file=sys.stderr
+        )
     else:
         before = served.sent()[1]
         found, delivered, seconds = _datasets(served.endpoint, stores / "parquet")
