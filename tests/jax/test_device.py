@@ -329,6 +329,7 @@ def filled_rows() -> device.Replay:
     return device.add(init(), {"reward": 1.0, "done": False})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "envs"), [(44, 2), (1_100, None), (2_998, 3)])
 def test_many_rows_at_once_are_the_same_as_few_after_each_other(count: int, envs: int | None) -> None:
     """Episodes and slices are counted block by block, or where there are more by scans."""
