@@ -21,7 +21,7 @@ def kill(actor: Any) -> None:
     """Kill an actor's process, and wait until it runs in another one: a dying actor may still answer."""
     before = process_of(actor)
     ray.kill(actor, no_restart=False)
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 180
     while process_of(actor) in (before, None):
         assert time.monotonic() < limit
         time.sleep(0.1)
