@@ -45,6 +45,7 @@ KINDS = {
     "H.264 GOP 250, 240 lines": ("video:h264:gop=250:crf=30:preset=fast", (240, 320)),
     "AV1 GOP 2, 240 lines": ("video:av1:gop=2:crf=30:preset=10", (240, 320)),
 }
+Rate = Callable[[], tuple[float, float]]
 WAYS = ("raw", "png", "jpeg:95", "video:h264:gop=2")
 
 
@@ -123,7 +124,7 @@ def rate(work: Callable[[], int]) -> tuple[float, float]:
 
 
 @contextmanager
-def asked(environment: Path | None, folder: Path) -> Iterator[dict[str, Callable[[], tuple[float, float]]]]:
+def asked(environment: Path | None, folder: Path, *names: str) -> Iterator[dict[str, Rate]]:
     """Those who need an environment of their own, by name; none where there is none."""
     if environment is None:
         yield {}
@@ -141,7 +142,7 @@ def asked(environment: Path | None, folder: Path) -> Iterator[dict[str, Callable
             questions.flush()
             return float(answers.readline()), 0.0
 
-        yield {name: lambda name=name: ask(name) for name in ("lerobot", "torchcodec", "memory")}  # type: ignore[misc]
+        yield {name: lambda name=name: ask(name) for name in names}  # type: ignore[misc]
         questions.close()
 
 
@@ -230,13 +231,12 @@ def measure(folder: Path, name: str, environment: Path | None) -> str:
         "two": lambda: grouped(decoders[2], indexes, random, out, MORE),
     }
     found: dict[str, list[tuple[float, float]]] = {}
-    with asked(environment, folder) as others, two_processes(files) as processes:
+    with asked(environment, folder, "lerobot", "torchcodec") as others, two_processes(files) as processes:
         for _ in range(ROUNDS + 1):
             for way, work in ways.items():
                 found.setdefault(way, []).append(rate(work))
             for way, ask in {**others, "processes": processes}.items():
-                if way != "memory":
-                    found.setdefault(way, []).append(ask())
+                found.setdefault(way, []).append(ask())
     cpu = {way: statistics.median(one for one, _ in rates[1:]) for way, rates in found.items()}
     wall = {way: statistics.median(one for _, one in rates[1:]) for way, rates in found.items()}
     shown = [f"{cpu['ours']:,.0f}"]

@@ -129,7 +129,7 @@ def main() -> None:
             make(folder)
     ours = elsewhere(grown, videos)
     print(f"memory grows by {ours:.0f} MB while {WINDOWS:,} windows of {VIDEOS} videos are read", flush=True)
-    with asked(chosen.peers, videos) as others:
+    with asked(chosen.peers, videos, "memory") as others:
         if others:
             theirs = others["memory"]()[0]
             print(f"that of LeRobot's reader by {theirs:.0f} MB: {ours / theirs:.2f}", flush=True)

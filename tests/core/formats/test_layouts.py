@@ -459,14 +459,19 @@ def test_a_pickle_is_refused_with_what_to_do(tmp_path: Path) -> None:
         formats.open(tmp_path / "replay.pkl")
 
 
-def test_pictures_that_are_encoded(tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
-    pictures = np.random.default_rng(0).integers(0, 256, (3, 6, 7, 3), np.uint8)
-    encoded = []
+def as_png(pictures: np.ndarray) -> list[bytes]:
+    """Each picture as a PNG file; the test is skipped where Pillow is missing."""
+    image, found = pytest.importorskip("PIL.Image"), []
     for picture in pictures:
         file = io.BytesIO()
         image.fromarray(picture).save(file, "png")
-        encoded.append(np.frombuffer(file.getvalue(), np.uint8))
+        found.append(file.getvalue())
+    return found
+
+
+def test_pictures_that_are_encoded(tmp_path: Path) -> None:
+    pictures = np.random.default_rng(0).integers(0, 256, (3, 6, 7, 3), np.uint8)
+    encoded = [np.frombuffer(content, np.uint8) for content in as_png(pictures)]
     rows = np.zeros((3, max(map(len, encoded)) + 5), np.uint8)
     for row, one in zip(rows, encoded, strict=True):
         row[: len(one)] = one
@@ -486,9 +491,8 @@ def test_pictures_that_are_encoded(tmp_path: Path) -> None:
         read_layouts(path, layout="aloha", final="mark").to_table()
     # Of another size in one episode.
     rows[1] = np.zeros_like(rows[1])
-    file = io.BytesIO()
-    image.fromarray(pictures[0, :5]).save(file, "png")
-    rows[1, : len(file.getvalue())] = np.frombuffer(file.getvalue(), np.uint8)
+    (smaller,) = as_png(pictures[:1, :5])
+    rows[1, : len(smaller)] = np.frombuffer(smaller, np.uint8)
     save(path, {"action": np.zeros((3, 2)), "observations/images/top": rows})
     with pytest.raises(DataError, match=r"x.npz.*images/top: expected pictures of \[6, 7, 3\], found \[5, 7, 3\]"):
         read_layouts(path, layout="aloha", final="mark").to_table()
@@ -496,13 +500,8 @@ def test_pictures_that_are_encoded(tmp_path: Path) -> None:
 
 def test_pictures_in_strings_of_bytes(tmp_path: Path) -> None:
     """As RoboTwin has them, of one length, and of lengths of their own."""
-    image = pytest.importorskip("PIL.Image")
     pictures = np.random.default_rng(0).integers(0, 256, (3, 6, 7, 3), np.uint8)
-    encoded = []
-    for picture in pictures:
-        file = io.BytesIO()
-        image.fromarray(picture).save(file, "png")
-        encoded.append(file.getvalue())
+    encoded = as_png(pictures)
     with h5py.File(tmp_path / "episode_0.hdf5", "w") as file:
         file["action"], file["observations/qpos"] = np.zeros((3, 2)), np.zeros((3, 2))
         file["observations/images/one"], file["compress_len"] = np.array(encoded), np.zeros((2, 3))  # S
