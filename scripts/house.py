@@ -95,6 +95,7 @@ def room(module: str) -> str:
     return inside[0] if package == "mouse_core" and inside else package
 
 
+@cache
 def arrows() -> dict[str, set[str]]:
     """Which rooms each room, and each adapter, imports from."""
     found: dict[str, set[str]] = {}

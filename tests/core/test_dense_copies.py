@@ -24,7 +24,7 @@ from tests.core.worlds import CUSTOM_RULES, Part, World, build, parts, worlds
 ROWS = 6000
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     data=st.data(),
     world=worlds(),

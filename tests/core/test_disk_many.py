@@ -66,7 +66,7 @@ def test_growing_over_many_files_gives_the_batches_of_the_same_rows_in_memory(
         writer.extend(rows_of(kind, 0, number))
     reader = DatasetStore.open(tmp_path / "store")
     followed = BatchSource(reader, 8, 6, **options)
-    for _ in range(18):
+    for _ in range(8):
         late_reader = DatasetStore.open(tmp_path / "store")
         late = BatchSource(late_reader, 8, 6, **options)
         batches_of(late)

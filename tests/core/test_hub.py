@@ -187,6 +187,7 @@ def test_one_type_stored_in_several_ways_becomes_one(hub: HubServer, tmp_path: P
     assert np.asarray(loaded["eval"][1]["observation_image"]).tolist() == np.full((3, 2), 2).tolist()
 
 
+@pytest.mark.slow
 def test_the_server_is_what_answers(hub: HubServer, tmp_path: Path) -> None:
     """The other tests would notice if their rows came from anywhere else."""
     push(hub, {"train": make_store(5)})

@@ -193,7 +193,7 @@ def test_a_bit_that_flips_is_found_or_changes_no_more_than_a_value(server, optio
     content, draw = server.objects[name].read(0, 1 << 20), np.random.default_rng(3)
     found = set()
     # The footer, of which nothing but its length has a checksum, is the last part.
-    for place in draw.integers(len(content) // 3, len(content), 20).tolist():
+    for place in draw.integers(len(content) // 3, len(content), 10).tolist():
         changed = bytes([content[place] ^ 1 << draw.integers(8)])
         server.put(name, content[:place] + changed + content[place + 1 :])
         try:

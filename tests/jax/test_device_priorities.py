@@ -210,7 +210,7 @@ def test_what_nobody_can_draw_by_is_left_out_or_refused() -> None:
             device.set_priorities(replay, np.array(index), np.array(values))
     index, values = jnp.array([0, 0, 1, 1, 2, 3]), jnp.array([3.0, np.nan, 1.0, 0.0, -1.0, np.inf])
     replay = jax.jit(device.set_priorities)(replay, index, values)
-    assert set(device.sample(replay, 0, 4096)["index"].tolist()) == {3}  # which weighs as much as a row may
+    assert set(device.sample(replay, 0)["index"].tolist()) == {3}  # which weighs as much as a row may
     device.to_host(replay, ReplayBuffer(ArrayStorage(40), PrioritizedSampler(1, 1, 0)))  # whose priorities are finite
     replay = device.set_priorities(replay, [3], [0.0])
     assert set(device.sample(replay, 0)["index"].tolist()) == {0, 2}

@@ -50,6 +50,7 @@ def test_the_mean_of_what_lies_between_the_quarters(values: list[float]) -> None
     assert iqm(values) == pytest.approx(math.fsum(kept) / len(kept), rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.slow
 @given(npst.arrays(np.float64, st.tuples(st.integers(1, 12), st.integers(1, 5)), elements=NUMBERS))
 def test_it_is_that_of_rliable(values: np.ndarray) -> None:
     metrics = pytest.importorskip("rliable.metrics")
