@@ -131,6 +131,7 @@ def produce(buffer: Any, producer: int, chunks: int) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_actors_are_killed_while_rollouts_arrive(tmp_path: Path) -> None:
     buffer = mouse_ray.RolloutBuffer.remote(tmp_path, 8, 2, 0.3, batch_maker=GrpoBatchMaker(rng_seed=1), sync=False)

@@ -61,6 +61,7 @@ def test_initialization() -> None:
     assert not any(one.beyond for one in found.of("gradients"))  # made with the same weights
 
 
+@pytest.mark.long
 def test_weights_drawn_alike_are_no_difference() -> None:
     theirs = FlaxModel()
     torch.manual_seed(4)
@@ -278,7 +279,7 @@ class FlaxRecurrent(nnx.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+@pytest.mark.parametrize("kind", ["GRU", pytest.param("LSTM", marks=pytest.mark.long)])
 def test_recurrent_layers_agree_until_their_biases_learn(kind: str) -> None:
     batch = {"x": np.random.default_rng(0).normal(size=(4, 6, 3))}
     loss = {"torch_loss": lambda m, b: (m(b["x"]) ** 2).mean(), "flax_loss": lambda m, b: (m(b["x"]) ** 2).mean()}

@@ -255,7 +255,9 @@ PLANTED: dict[str, tuple[Make, Any, str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if number % 3 else []) for number, name in enumerate(PLANTED)]
+)
 def test_what_is_planted_is_found_by_name_and_nothing_else_is(name: str) -> None:
     ours, theirs, cause, one, other = PLANTED[name]
     found = beside(ours, theirs)

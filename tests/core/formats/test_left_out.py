@@ -75,8 +75,12 @@ def d4rl(tmp_path: Path) -> Path:
 
 # Another process reads an HDF5 file, which has to be started for each.
 CASES = [
-    pytest.param(name, way, id=f"{name}-{way.__name__}", marks=[] if number < 2 else pytest.mark.slow)
-    for name in ("infos/speed", "next_observations", "timeouts")
+    pytest.param(name, way, id=f"{name}-{way.__name__}", marks=[] if number < 2 else later)
+    for name, later in (
+        ("infos/speed", pytest.mark.slow),
+        ("next_observations", pytest.mark.long),
+        ("timeouts", pytest.mark.long),
+    )
     for number, way in enumerate(WAYS)
 ]
 

@@ -53,8 +53,8 @@ def test_ogbench(tmp_path: Path) -> None:
     convert(tmp_path / "x.npz", tmp_path / "rows")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("episode", [1000, pytest.param(10**9, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("episode", [1000, 10**9])
 def test_d4rl_and_minari(episode: int, tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     steps = 600_000
