@@ -9,11 +9,12 @@ binary search finds the window of a rank.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from mouse_core.sampling.plan import WindowRule
 
 if TYPE_CHECKING:
     from mouse_core.sampling.search import SortedSearch
@@ -26,63 +27,6 @@ SPAN = 1 << 40
 one sorted array. More steps than this are a million a second for twelve days."""
 
 _VIEWS_KEPT = 4
-
-
-@dataclass(frozen=True)
-class WindowRule:
-    """Which windows an episode has.
-
-    Of windows of 3 steps an episode of 5 has three, which begin at its steps 0, 1 and 2; with ``right=1`` also one that
-    begins at 3 and whose last step is not there; ``tiled`` it has one, at 0, and if not ``strict`` a second, at 3.
-
-    Args:
-        length: Steps in a window, L.
-        left: How many of its steps may lie before the episode.
-        right: How many of its steps may lie behind the episode.
-        strict: Whether episodes of fewer than L steps have none; otherwise their windows are as long as they are.
-        tiled: Whether windows lie side by side from the episode's first step on, instead of beginning anywhere.
-        before, behind: How many steps at an episode's beginning and end are in no window. The 5 of above with
-            ``before=1`` are as an episode of 4: windows of 3 steps begin at 1 and 2.
-        every: Of all these windows only each so-many-th, from the first on: with 2, those that begin at 0 and 2.
-    """
-
-    length: int
-    left: int = 0
-    right: int = 0
-    strict: bool = True
-    tiled: bool = False
-    before: int = 0
-    behind: int = 0
-    every: int = 1
-
-    def count(self, steps: Int64s) -> Int64s:
-        """Windows of episodes of so many steps, int64 of the same shape."""
-        if self.before or self.behind:
-            steps = np.maximum(steps - (self.before + self.behind), 0)
-        if self.tiled:
-            tiles: Int64s = steps // self.length if self.strict else -(-steps // self.length)
-            return tiles
-        size = np.minimum(steps, self.length)
-        counts = steps - size + 1
-        if self.left or self.right:
-            counts += np.minimum(self.left, size - 1) + np.minimum(self.right, size - 1)
-        kept: Int64s = np.where(steps >= (self.length if self.strict else 1), counts, 0)
-        return kept if self.every == 1 else -(-kept // self.every)
-
-    def has_any(self, steps: Int64s) -> Int64s:
-        """1 where episodes of so many steps have a window, else 0."""
-        return (self.count(steps) > 0).astype(np.int64)
-
-    def starts(self, begin: Int64s, end: Int64s, number: Int64s) -> Int64s:
-        """The first step of window ``number`` of the episode ``begin .. end - 1``; with ``left`` maybe before it."""
-        if self.tiled:
-            number = number * self.length
-        elif self.every > 1:
-            number = number * self.every
-        if self.left:
-            steps = end - begin - (self.before + self.behind)
-            number = number - np.minimum(self.left, np.minimum(steps, self.length) - 1)
-        return begin + self.before + number
 
 
 class Windows(NamedTuple):
@@ -169,12 +113,12 @@ class EpisodeTable:
         first = self._oldest()
         envs, columns = ragged(self._counts - first)
         begin, end = self._bounds(envs, columns + first[envs])
-        return int((end - begin).max(initial=0))
+        return int((end - np.maximum(begin, self.begin)).max(initial=0))
 
     def episode_of(self, env: Int64s, step: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Begin, also where it is overwritten, end and id of the episodes of some steps that exist."""
         column = self._column(env, step)
-        return *self._bounds(env, column, whole=True), self._ids[env, column]
+        return *self._bounds(env, column), self._ids[env, column]
 
     def _column(self, env: Int64s, step: Int64s) -> Int64s:
         if self._search is not None:
@@ -190,14 +134,14 @@ class EpisodeTable:
         first: Int64s = np.maximum(found - 1 - self._envs * self._room, 0)
         return first
 
-    def _bounds(self, env: Int64s, column: Int64s, *, whole: bool = False) -> tuple[Int64s, Int64s]:
-        """First step that exists, or for ``whole`` that ever did, and the one behind the last, of some episodes."""
+    def _bounds(self, env: Int64s, column: Int64s) -> tuple[Int64s, Int64s]:
+        """First step, which may be gone, and the one behind the last, of some episodes."""
         at: Any = 0 if self.num_envs == 1 else env
         flat, place, spans = self._begins.reshape(-1), at * self._room + column, self._spans[at]
         begin = flat[place] - spans
         after = flat.take(place + 1, mode="clip") - spans
         end = np.where(column + 1 == self._counts[at], self.end, after)
-        return begin if whole else np.maximum(begin, self.begin), end
+        return begin, end
 
 
 class WindowView:
@@ -228,7 +172,8 @@ class WindowView:
         """The windows of these ranks, int64 ``[n]`` in ``0 .. count - 1``."""
         env, column, number = self._windows.find(ranks)
         begin, end = self._table._bounds(env, column)
-        return self._made(env, column, begin, end, number)
+        there = np.maximum(begin, self._table.begin)
+        return self._made(env, column, (there, end, there - begin), number)
 
     def in_episodes(self, ranks: Int64s, uniform: npt.NDArray[np.float64]) -> Windows:
         """A window of each of the episodes of these ranks.
@@ -239,12 +184,14 @@ class WindowView:
         """
         env, column, _ = self._episodes.find(ranks)
         begin, end = self._table._bounds(env, column)
-        counts = self.rule.count(end - begin)
+        there = np.maximum(begin, self._table.begin)
+        counts = self.rule.count(end - there, there - begin)
         number = np.minimum((uniform * counts).astype(np.int64), counts - 1)
-        return self._made(env, column, begin, end, number)
+        return self._made(env, column, (there, end, there - begin), number)
 
-    def _made(self, env: Int64s, column: Int64s, begin: Int64s, end: Int64s, number: Int64s) -> Windows:
-        return Windows(env, self.rule.starts(begin, end, number), begin, end, self._table._ids[env, column])
+    def _made(self, env: Int64s, column: Int64s, bounds: tuple[Int64s, Int64s, Int64s], number: Int64s) -> Windows:
+        begin, end, lost = bounds
+        return Windows(env, self.rule.starts(begin, end, number, lost), begin, end, self._table._ids[env, column])
 
 
 class _RunningCounts:
@@ -260,10 +207,10 @@ class _RunningCounts:
 
     Args:
         table: Where the episodes are.
-        count: How many there are in episodes of so many steps.
+        count: How many there are in episodes of so many steps, of which others are lost.
     """
 
-    def __init__(self, table: EpisodeTable, count: Callable[[Int64s], Int64s]) -> None:
+    def __init__(self, table: EpisodeTable, count: Callable[..., Int64s]) -> None:
         self._table = table
         self._count = count
         self._at = -1  # the end of the streams when all was counted
@@ -303,7 +250,8 @@ class _RunningCounts:
         self._add_ended(newest)
         oldest, envs = table._oldest(), table._envs
         begin, end = table._bounds(table._envs_twice, np.concatenate([oldest, newest]))
-        of_oldest, of_newest = self._count(end - begin).reshape(2, -1)
+        there = np.maximum(begin, table.begin)
+        of_oldest, of_newest = self._count(end - there, there - begin).reshape(2, -1)
         self._oldest = envs * table._room + oldest
         flat, several = self._before.reshape(-1), newest > oldest
         before, behind = flat[self._oldest], flat[self._oldest + several]
@@ -327,7 +275,7 @@ class _RunningCounts:
         else:
             envs, columns = ragged(more)
             columns += self._closed[envs]
-            begin, end = table._bounds(envs, columns, whole=True)
+            begin, end = table._bounds(envs, columns)
             running = np.concatenate([[0], np.cumsum(self._count(end - begin))])
             first_of = (np.cumsum(more) - more)[envs]
             self._before[envs, columns + 1] = self._before[envs, self._closed[envs]] + running[1:] - running[first_of]

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.sampling.episode_table import EpisodeTable, WindowRule, WindowView
-from mouse_core.sampling.plan import Blocks, ReadsBlocks, Sampling, WindowSampler
+from mouse_core.sampling.episode_table import EpisodeTable, WindowView
+from mouse_core.sampling.plan import Blocks, ReadsBlocks, Sampling, WindowRule, WindowSampler
 from mouse_core.sampling.windows import CyclicWindows, LastWindows, RandomWindows, SequentialWindows, remembered
 from mouse_core.spec import check_count
 from mouse_core.store.snapshot import Snapshot

@@ -14,6 +14,8 @@ from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
 from mouse_core.store.snapshot import Snapshot
 
+Int64s = npt.NDArray[np.int64]
+
 # The field of batches whose windows may have fewer steps: which of them are there.
 MASK = "mask"
 # The fields that packed batches have besides: where their windows lie, and which rows are of one.
@@ -224,3 +226,90 @@ def starts_by_epochs(
             starts.append(one(last))
         first = last + 1
     return starts
+
+
+@dataclass(frozen=True)
+class WindowRule:
+    """Which windows an episode has.
+
+    Of windows of 3 steps an episode of 5 has three, which begin at its steps 0, 1 and 2; with ``right=1`` also one that
+    begins at 3 and whose last step is not there; ``tiled`` it has one, at 0, and if not ``strict`` a second, at 3.
+
+    Args:
+        length: Steps in a window, L.
+        left: How many of its steps may lie before the episode.
+        right: How many of its steps may lie behind the episode.
+        strict: Whether episodes of fewer than L steps have none; otherwise their windows are as long as they are.
+        tiled: Whether windows lie side by side from the episode's first step on, instead of beginning anywhere.
+        before, behind: How many steps at an episode's beginning and end are in no window. The 5 of above with
+            ``before=1`` are as an episode of 4: windows of 3 steps begin at 1 and 2.
+        every: Of all these windows only each so-many-th, from the first on: with 2, those that begin at 0 and 2. Of an
+            episode that has lost its first steps those that it had before; where windows may be shorter and none is
+            left that counts, the one that begins with the first step that there is.
+    """
+
+    length: int
+    left: int = 0
+    right: int = 0
+    strict: bool = True
+    tiled: bool = False
+    before: int = 0
+    behind: int = 0
+    every: int = 1
+
+    def count(self, steps: Int64s, lost: Int64s | int = 0) -> Int64s:
+        """Windows of episodes of so many steps behind ``lost`` that are gone, int64 of the same shape."""
+        if self.before or self.behind:
+            steps = np.maximum(steps - (self.before + self.behind), 0)
+        if self.tiled:
+            tiles: Int64s = steps // self.length if self.strict else -(-steps // self.length)
+            return tiles
+        places = self._places(steps)
+        if self.every == 1:
+            return places
+        counts: Int64s = np.maximum(-((self._skipped(steps, lost) - places) // self.every), 0)
+        return counts if self.strict else np.maximum(counts, np.minimum(places, 1))
+
+    def _places(self, steps: Int64s) -> Int64s:
+        """Where windows would begin if all did."""
+        size = np.minimum(steps, self.length)
+        counts = steps - size + 1
+        if self.left or self.right:
+            counts += np.minimum(self.left, size - 1) + np.minimum(self.right, size - 1)
+        places: Int64s = np.where(steps >= (self.length if self.strict else 1), counts, 0)
+        return places
+
+    def _lead(self, steps: Int64s) -> Int64s:
+        """How many of these places lie before the episode."""
+        lead: Int64s = np.minimum(self.left, np.minimum(steps, self.length) - 1)
+        return lead
+
+    def _skipped(self, steps: Int64s, lost: Int64s | int) -> Int64s:
+        """How many of these places come before the first that counts."""
+        return -(self._lead(steps + lost) + lost - self._lead(steps)) % self.every
+
+    def has_any(self, steps: Int64s, lost: Int64s | int = 0) -> Int64s:
+        """1 where episodes of so many steps have a window, else 0."""
+        return (self.count(steps, lost) > 0).astype(np.int64)
+
+    def starts(self, begin: Int64s, end: Int64s, number: Int64s, lost: Int64s | int = 0) -> Int64s:
+        """The first step of window ``number`` of the episode ``begin .. end - 1``; with ``left`` maybe before it."""
+        steps = end - begin - (self.before + self.behind)
+        if self.tiled:
+            number = number * self.length
+        elif self.every > 1:
+            skipped = self._skipped(steps, lost)
+            number = np.where(skipped < self._places(steps), number * self.every + skipped, self._lead(steps))
+        if self.left:
+            number = number - self._lead(steps)
+        return begin + self.before + number
+
+    def begins(self, number: Int64s, steps: Int64s, lost: Int64s) -> npt.NDArray[np.bool_]:
+        """Whether a window begins at step ``number`` of such an episode; without ``left``."""
+        places = self._places(steps)
+        found: npt.NDArray[np.bool_] = number < places
+        if self.every > 1:
+            skipped = self._skipped(steps, lost)
+            counts = (number - skipped) % self.every == 0
+            found &= counts if self.strict else np.where(skipped < places, counts, number == 0)
+        return found

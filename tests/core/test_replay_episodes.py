@@ -19,7 +19,8 @@ from mouse_core.replay import (
     SliceSamplerWithoutReplacement,
 )
 from mouse_core.replay._episodes.ring import EpisodeRing
-from mouse_core.sampling.episode_table import EpisodeTable, WindowRule
+from mouse_core.sampling.episode_table import EpisodeTable
+from mouse_core.sampling.plan import WindowRule
 
 
 class Rows:
@@ -49,6 +50,12 @@ class Rows:
                 begin = step + 1
         return found
 
+    def whole_begin(self, env: int, begin: int) -> int:
+        """Where the episode began of which the first step alive is this one."""
+        while begin and not self.rows[env][begin - 1][0] and self.rows[env][begin - 1][1] == self.rows[env][begin][1]:
+            begin -= 1
+        return begin
+
     def windows(self, rule: WindowRule) -> list[tuple[int, int, int, int]]:
         """Environment, first step, begin and end of the episode of every window there is."""
         found = []
@@ -62,8 +69,11 @@ class Rows:
                     starts = [begin + place for place in range(0, steps, rule.length)]
                     starts = [start for start in starts if not rule.strict or start + rule.length <= end]
                 else:
-                    first = begin - min(rule.left, size - 1)
-                    starts = list(range(first, end - size + 1 + min(rule.right, size - 1)))
+                    whole = self.whole_begin(env, begin)
+                    first = whole - min(rule.left, min(end - whole, rule.length) - 1)
+                    starts = list(range(first, end - size + 1 + min(rule.right, size - 1), rule.every))
+                    starts = [start for start in starts if start >= begin - min(rule.left, size - 1)]
+                    starts = starts or ([] if rule.strict else [begin])
                 found += [(env, start, begin, end) for start in starts]
         return found
 
@@ -73,7 +83,7 @@ def rules(draw: st.DrawFn) -> WindowRule:
     length = draw(st.integers(1, 6))
     tiled = draw(st.booleans())
     side = st.just(0) if tiled else st.integers(0, length - 1)
-    return WindowRule(length, draw(side), draw(side), draw(st.booleans()), tiled)
+    return WindowRule(length, draw(side), draw(side), draw(st.booleans()), tiled, every=draw(st.integers(1, 6)))
 
 
 def check(episodes: EpisodeTable, rows: Rows, rule: WindowRule) -> None:
@@ -83,6 +93,13 @@ def check(episodes: EpisodeTable, rows: Rows, rule: WindowRule) -> None:
     found = view.at(np.arange(len(expected)))
     listed = list(zip(found.env.tolist(), found.start.tolist(), found.begin.tolist(), found.end.tolist(), strict=True))
     assert listed == expected
+    if not (rule.left or rule.tiled):
+        for env in range(rows.num_envs):
+            steps = np.arange(rows.begin, rows.end)
+            whole, end, _ = episodes.episode_of(np.full(len(steps), env), steps)
+            begin = np.maximum(whole, rows.begin)
+            begins = steps[rule.begins(steps - begin, end - begin, begin - whole)]
+            assert begins.tolist() == [start for its_env, start, _, _ in expected if its_env == env]
     homes = list(dict.fromkeys((env, begin, end) for env, _, begin, end in expected))
     assert view.episode_count == len(homes)
     per_home = [[window for window in expected if (window[0], *window[2:]) == home] for home in homes]
@@ -139,6 +156,9 @@ def test_it_knows_what_looking_at_all_rows_would_find(
                 episodes.change_ends(env, chosen, ends)
             else:
                 episodes.change_ids(env, chosen, ids)
+                if chosen[0] == rows.begin and ids[0] != rows.rows[env][rows.begin][1]:
+                    for row in rows.rows[env][: rows.begin]:  # what is gone never is of its episode again
+                        row[1] = -1
             for step, end, traj_id in zip(chosen.tolist(), ends.tolist(), ids.tolist(), strict=True):
                 rows.rows[env][step] = [mode != "id" and end, None if mode == "end" else traj_id]
         else:

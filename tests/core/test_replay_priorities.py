@@ -440,13 +440,13 @@ def test_masks_of_single_rows_and_those_that_rows_have_themselves() -> None:
 # ---------------------------------------------------------------------- slices
 
 
-def starts_by_looking(ends: list[bool], begin: int, length: int, strict: bool) -> set[int]:
+def starts_by_looking(ends: list[bool], begin: int, length: int, strict: bool, period: int = 1) -> set[int]:
     """The rows from ``begin`` on at which slices begin."""
-    found, first = set(), begin
-    for row in range(begin, len(ends)):
+    found, first = set(), 0
+    for row in range(len(ends)):
         if ends[row] or row + 1 == len(ends):
-            found |= set(range(first, row + 2 - length))
-            found |= set() if strict else {first}
+            starts = {start for start in range(first, row + 2 - length, period) if start >= begin}
+            found |= starts if starts or strict or row < begin else {max(first, begin)}
             first = row + 1
     return found
 
@@ -458,10 +458,11 @@ def starts_by_looking(ends: list[bool], begin: int, length: int, strict: bool) -
 def test_slices_begin_where_whole_ones_fit(
     data: st.DataObject, capacity: int, length: int, strict: bool, envs: int
 ) -> None:
+    period = data.draw(st.integers(1, 6))
+
     def make() -> tuple[ReplayBuffer, PrioritizedSliceSampler]:
-        sampler = PrioritizedSliceSampler(
-            1.0, 1.0, 0.0, sequence_length=length, end_key="done", strict_length=strict, pad=not strict
-        )
+        options = {"strict_length": strict, "pad": not strict, "period": period}
+        sampler = PrioritizedSliceSampler(1.0, 1.0, 0.0, sequence_length=length, end_key="done", **options)
         storage = ArrayStorage(capacity * envs, ndim=envs)
         return ReplayBuffer(storage, sampler, batch_size=4, seed=2), sampler
 
@@ -505,7 +506,7 @@ def test_slices_begin_where_whole_ones_fit(
         starts = {
             row % capacity * envs + env
             for env in range(envs)
-            for row in starts_by_looking(ends[env], begin, length, strict)
+            for row in starts_by_looking(ends[env], begin, length, strict, period)
         }
         if not starts:
             with pytest.raises(ConfigError, match=f"an episode of at least {length} steps"):
@@ -579,10 +580,12 @@ def test_a_span_over_the_begin_is_refused() -> None:
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("span", [False, (False, 2)])
-@pytest.mark.parametrize("num_envs", [1, 2])
-def test_in_a_ring_slices_begin_where_those_of_a_slice_sampler_do(strict: bool, span: Any, num_envs: int) -> None:
+@pytest.mark.parametrize(("num_envs", "period"), [(1, 1), (1, 3), (2, 3)])
+def test_in_a_ring_slices_begin_where_those_of_a_slice_sampler_do(
+    strict: bool, span: Any, num_envs: int, period: int
+) -> None:
     """Also in episodes of which the ring has only the last rows."""
-    options: dict[str, Any] = {"sequence_length": 4, "end_key": "done", "strict_length": strict, "span": span}
+    options: dict[str, Any] = {"sequence_length": 4, "strict_length": strict, "span": span, "period": period}
     storage = ArrayStorage(23 * num_envs, 2 if num_envs > 1 else 1)
     buffers = [
         ReplayBuffer(storage, sampler, batch_size=400)

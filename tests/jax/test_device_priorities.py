@@ -90,8 +90,8 @@ def follows_the_host(steps: int, envs: int | None, options: dict[str, Any], coun
     [
         (11, None, 1, {}),
         pytest.param(300, None, 5, {"sequence_length": 1}, marks=pytest.mark.long),
-        (300, None, 11, {"sequence_length": 3, "pad": False}),
-        (23, 3, 1, {"sequence_length": 5, "pad": 0}),
+        (300, None, 11, {"sequence_length": 3, "pad": False, "period": 2}),
+        (23, 3, 1, {"sequence_length": 5, "pad": 0, "period": 3}),
     ],
 )
 def test_draws_are_those_of_the_host_everywhere(steps: int, envs: Any, count: int, options: Any) -> None:
@@ -108,7 +108,7 @@ def test_a_loop_over_seeds_draws_for_each_what_it_has_alone() -> None:
     rows = jax.tree.map(jnp.asarray, rows_of(0, 30, None))
 
     def run(seed: Any) -> Any:
-        replay = made(20, seed=seed, slices=Slices(sequence_length=2))
+        replay = made(20, seed=seed, slices=Slices(sequence_length=2, period=3))
 
         def step(replay: Any, number: Any) -> Any:
             replay = device.add(replay, jax.tree.map(lambda leaf: leaf[number], rows))
@@ -118,7 +118,7 @@ def test_a_loop_over_seeds_draws_for_each_what_it_has_alone() -> None:
         return jax.lax.scan(step, replay, jnp.arange(30))[1]
 
     batches = jax.jit(jax.vmap(run))(jnp.arange(2))
-    sampler = PrioritizedSliceSampler(1, 1, 0, sequence_length=2)
+    sampler = PrioritizedSliceSampler(1, 1, 0, sequence_length=2, period=3)
     buffer = ReplayBuffer(ArrayStorage(20), sampler, batch_size=64, seed=1)
     for number in range(30):
         buffer.extend(jax.tree.map(lambda leaf, at=number: np.asarray(leaf[at : at + 1]), rows))

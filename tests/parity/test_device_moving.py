@@ -35,13 +35,13 @@ def rows(first: int, count: int, envs: int | None) -> dict[str, Any]:
 
 def made(envs: int | None, seed: int = SEED) -> device.Replay:
     lead = 0 if envs is None else (0, 0)
-    slices = None if envs is None else device.Slices(sequence_length=4, pad=1)
+    slices = None if envs is None else device.Slices(sequence_length=4, pad=1, period=3)
     example = jax.tree.map(lambda leaf: leaf[lead], rows(0, 1, envs))
     return device.init(example, 20 * (envs or 1), batch_size=BATCH, num_envs=envs, slices=slices, seed=seed)
 
 
 def buffer(package: Any, envs: int | None, seed: int = 0) -> Any:
-    sampler = RandomSampler() if envs is None else SliceSampler(sequence_length=4, pad=1)
+    sampler = RandomSampler() if envs is None else SliceSampler(sequence_length=4, pad=1, period=3)
     storage = ArrayStorage(20 * (envs or 1), ndim=1 if envs is None else 2)
     return package.ReplayBuffer(storage, sampler, batch_size=BATCH, seed=seed)
 

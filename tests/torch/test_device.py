@@ -207,7 +207,7 @@ WAITING: dict[str, dict[str, Any]] = {
     "epochs of slices": {"order": "epochs", "slices": Slices(sequence_length=3, pad=0)},
     "a queue": {"order": "queue"},
     "priorities": {"priorities": Priorities(beta=LinearSchedule(0.4, 1.0, 100))},
-    "priorities of slices": {"priorities": Priorities(), "slices": Slices(sequence_length=3)},
+    "priorities of slices": {"priorities": Priorities(), "slices": Slices(sequence_length=3, period=2)},
 }
 
 

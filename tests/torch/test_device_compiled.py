@@ -42,8 +42,8 @@ KINDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "whole slices": ({"slices": Slices(**LENGTH, pad=False)}, SliceSampler(**LENGTH, pad=False), TRANSFORM),
     "rows by priority": ({"priorities": Priorities(**WEIGHING)}, PrioritizedSampler(**WEIGHING), None),
     "slices by priority": (
-        {"priorities": Priorities(**WEIGHING), "slices": Slices(**LENGTH)},
-        PrioritizedSliceSampler(**WEIGHING, **LENGTH),
+        {"priorities": Priorities(**WEIGHING), "slices": Slices(**LENGTH, period=3)},
+        PrioritizedSliceSampler(**WEIGHING, **LENGTH, period=3),
         None,
     ),
     "epochs": ({"order": "epochs"}, SamplerWithoutReplacement(drop_last=True), None),

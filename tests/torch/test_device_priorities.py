@@ -40,8 +40,8 @@ def rows_of(first: int, count: int, envs: int | None) -> dict[str, Any]:
         (11, None, 1, {}),
         (300, None, 70, {}),
         (11, None, 11, {"sequence_length": 3, "pad": False}),
-        (40, None, 11, {"sequence_length": 3, "pad": False}),
-        (23, 3, 1, {"sequence_length": 5, "pad": 0}),
+        (40, None, 11, {"sequence_length": 3, "pad": False, "period": 2}),
+        (23, 3, 1, {"sequence_length": 5, "pad": 0, "period": 3}),
         (23, 3, 11, {"sequence_length": 5, "pad": 0}),
     ],
 )
@@ -107,8 +107,8 @@ def made(**options: Any) -> Replay:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="slices with a period of 1"):
-        made(slices=Slices(sequence_length=2, period=2))
+    with pytest.raises(ConfigError, match="expected order='random', found 'epochs'"):
+        made(order="epochs")
     for beta in (-1, float("nan"), "x", torch.ones(2)):
         with pytest.raises(ConfigError, match=r"beta: expected a .*number from 0"):
             Priorities(beta=beta)

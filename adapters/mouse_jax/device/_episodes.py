@@ -2,8 +2,10 @@
 
 The slices of one environment are numbered by the row at which each comes into being: that is its last row, or, for the
 first slice of an episode where short ones are padded, the episode's first row, for it is there from then on. So the
-number of slices up to a row never changes, and slice k is the first row up to which there are k + 1. What a ring has
-overwritten is taken off at sampling: of the oldest episode alone, as the others are whole.
+number of slices before a row never changes, and slice k comes into being with the last row before which there are k.
+Those of which a ring has overwritten a row are before what lies S - 1 rows behind the oldest, if its episode goes on
+until there. Where short episodes are padded it may have one slice beside those that are counted behind: one that begins
+with the oldest row.
 """
 
 from __future__ import annotations
@@ -40,9 +42,9 @@ class Table(NamedTuple):
     """What there is to choose from, ``[E]`` each.
 
     Attributes:
-        head: The row from which on slices are looked for, counted from the oldest: the first behind the oldest
-            episode; where slices begin wherever there are rows enough, the first in which one may come into being.
-        of_head: How many slices of the oldest episode lie before; 0 where slices begin wherever there are rows enough.
+        head: The row, counted from the oldest, from which on slices come into being; of those that lie side by side,
+            the first behind the oldest episode.
+        of_head: How many slices there are that came into being before.
         before: How many slices are counted before that row.
         ends: How many slices there are up to the end of each environment, in all.
     """
@@ -59,6 +61,8 @@ def none(steps: int, num_envs: int, slices: Slices, marks: Marks, ids: Any, *, t
     return Episodes(
         jnp.zeros(shape, jnp.uint32),
         jnp.zeros(shape, jnp.uint32),
+        jnp.zeros(num_envs, jnp.uint32),
+        jnp.zeros(num_envs, jnp.uint32),
         jnp.zeros(num_envs, jnp.int32),
         jnp.ones(num_envs, jnp.bool_),
         None if ids is None else jnp.zeros(num_envs, ids),
@@ -78,7 +82,7 @@ def _flags(marks: Marks, fields: Mapping[FieldKey, Any], shape: tuple[int, int])
 
 def extended(known: Episodes, fields: Mapping[FieldKey, Any], count: int, cursor: jax.Array) -> Episodes:
     """What is known with ``count`` more time steps, that are written from one on."""
-    steps, num_envs = known.windows.shape
+    num_envs = known.windows.shape[1]
     length, every = known.slices.sequence_length, known.every
     ends, ids = _flags(known.marks, fields, (count, num_envs))
     new = jnp.concatenate([known.ended[None], ends[:-1]])
@@ -87,19 +91,49 @@ def extended(known: Episodes, fields: Mapping[FieldKey, Any], count: int, cursor
     row = jnp.arange(count, dtype=jnp.int32)[:, None]
     begin = _running(jnp.max, jnp.where(new, row, -1))
     position = jnp.where(begin < 0, known.position + 1 + row, row - begin)
-    # Of slices of 4 steps with a period of 3 those come into being at the positions 3, 6, 9, ..., and 9 is kept as 6.
-    position = jnp.where(position < length, position, length + (position - length) % every)
+    # Of slices of 4 steps with a period of 3 those come into being at the positions 3, 6, 9, ...
+    position = _kept(position, known)
     due = (position >= length - 1) & ((position - (length - 1)) % every == 0)
     if known.slices.pad is not False:
         # What is left at an episode's end is a slice, too, where they lie side by side.
         due = position % length == 0 if known.tiled else new | (due & (position >= length))
-    newest = (cursor - 1) % steps
-    windows, numbers = (
-        put(counts, counts[newest] + _running(jnp.sum, more.astype(jnp.uint32)), cursor)
-        for counts, more in ((known.windows, due), (known.numbers, new))
+    made, begun = (
+        so_far + _running(jnp.sum, more.astype(jnp.uint32)) for so_far, more in ((known.made, due), (known.begun, new))
     )
-    last_id = None if ids is None else ids[-1]
-    return replace(known, windows=windows, numbers=numbers, position=position[-1], ended=ends[-1], last_id=last_id)
+    return replace(
+        known,
+        windows=put(known.windows, made - due, cursor),
+        numbers=put(known.numbers, begun, cursor),
+        made=made[-1],
+        begun=begun[-1],
+        position=position[-1],
+        ended=ends[-1],
+        last_id=None if ids is None else ids[-1],
+    )
+
+
+def cut_off(known: Episodes, lost: jax.Array, fields: Mapping[FieldKey, Any]) -> Episodes:
+    """Of nothing, what is known where the rows that come first lie so many steps behind the first of their episodes.
+
+    Args:
+        known: Of no row.
+        lost: Int32 ``[E]``.
+        fields: The rows that come.
+    """
+    count, num_envs = -1, len(lost)
+    if known.last_id is not None:
+        assert known.marks.ids is not None
+        ids = fields[known.marks.ids]
+        count = ids.size // num_envs
+        known = replace(known, last_id=one_a_row(known.marks.ids, ids, (count, num_envs))[0])
+    position = _kept(lost - 1, known)
+    return replace(known, position=position, ended=lost == 0, begun=(lost > 0).astype(jnp.uint32))
+
+
+def _kept(position: jax.Array, known: Episodes) -> jax.Array:
+    """Places in episodes, without periods that tell nothing: of slices of 4 with a period of 3, 9 is kept as 6."""
+    length, every = known.slices.sequence_length, known.every
+    return jnp.where(position < length, position, length + (position - length) % every)
 
 
 def _running(reduced: Callable[..., jax.Array], values: jax.Array) -> jax.Array:
@@ -123,37 +157,34 @@ def _running(reduced: Callable[..., jax.Array], values: jax.Array) -> jax.Array:
     return found.reshape(-1, envs)[:count]
 
 
-def _slides(known: Episodes) -> bool:
-    """Whether slices begin wherever there are rows enough, so that it does not matter where the oldest episode did."""
-    return known.slices.pad is False and known.every == 1
-
-
-def _count(known: Episodes, steps: jax.Array) -> jax.Array:
-    """How many slices there are of an episode of so many steps, at least 1."""
-    length, every = known.slices.sequence_length, known.every
-    if known.slices.pad is False:
-        return jnp.where(steps < length, 0, (steps - length) // every + 1)
-    return (steps - 1) // length + 1 if known.tiled else jnp.maximum(steps - length, 0) // every + 1
-
-
 def table(replay: Replay, known: Episodes) -> Table:
     """What there is to choose from."""
-    size, length = replay.size, known.slices.sequence_length
-    envs = jnp.arange(known.windows.shape[1], dtype=jnp.int32)
-    at = _reader(replay)
-    if _slides(known):
-        # Slices come into being with the row length - 1 or later, counted from the oldest.
-        of_head = jnp.zeros_like(envs)
-        head = of_head + (length - 1)
-        before = at(known.windows, head - 1, envs) if length > 1 else at(known.windows, head, envs) - 1
-        there = jnp.where(size >= length, at(known.windows, size - 1, envs) - before, 0)
+    size, length, every = replay.size, known.slices.sequence_length, known.every
+    envs, padded = jnp.arange(known.windows.shape[1], dtype=jnp.int32), known.slices.pad is not False
+    at, none = _reader(replay), jnp.zeros_like(envs)
+
+    def before(row: jax.Array) -> jax.Array:
+        """How many slices there are before a row, or in all."""
+        return jnp.where(row < size, at(known.windows, jnp.minimum(row, size - 1), envs), known.made)
+
+    def behind_oldest(most: int) -> jax.Array:
+        """The first row behind the oldest episode, if it is among so many."""
+        oldest = at(known.numbers, none, envs)
+        return search(replay, lambda row: at(known.numbers, row, envs) != oldest, none, most)
+
+    if known.tiled:
+        head = behind_oldest(replay.layout.steps)
+        of_head = -(-head // length) if padded else head // length
+    elif padded:
+        # If one counts there, the next before it would be the one that begins with the oldest row.
+        end = behind_oldest(length - 1 + every)
+        head, next_one = jnp.minimum(length - 1, end), jnp.minimum(length - 1 + every, end)
+        of_head = ((before(head) == before(next_one)) & (size > 0)).astype(jnp.int32)
     else:
-        oldest = at(known.numbers, jnp.zeros_like(envs), envs)
-        head = search(replay, lambda row: at(known.numbers, row, envs) != oldest, jnp.zeros_like(envs))
-        of_head = jnp.where(size > 0, _count(known, head), 0)
-        before = at(known.windows, head - 1, envs)
-        there = of_head.astype(jnp.uint32) + at(known.windows, size - 1, envs) - before
-    return Table(head, of_head, before, jnp.cumsum(there.astype(jnp.int32), dtype=jnp.int32))
+        head, of_head = jnp.minimum(none + (length - 1), size), none
+    counted = before(head)
+    there = of_head + (known.made - counted).astype(jnp.int32)
+    return Table(head, of_head, counted, jnp.cumsum(there, dtype=jnp.int32))
 
 
 def find(replay: Replay, known: Episodes, found: Table, ranks: jax.Array) -> Windows:
@@ -165,7 +196,8 @@ def find(replay: Replay, known: Episodes, found: Table, ranks: jax.Array) -> Win
         ranks = ranks - jnp.where(env > 0, found.ends[env - 1], 0)
     later = ranks - found.of_head[env]
     wanted, before = (later + 1).astype(jnp.uint32), found.before[env]
-    row = search(replay, lambda row: at(known.windows, row, env) - before >= wanted, found.head[env])
+    first = found.head[env] + 1
+    row = search(replay, lambda row: at(known.windows, row, env) - before >= wanted, first, replay.layout.steps) - 1
     start = row - (length - 1)
     if known.tiled and known.slices.pad is not False:
         start = row
@@ -173,12 +205,12 @@ def find(replay: Replay, known: Episodes, found: Table, ranks: jax.Array) -> Win
         # One after the other: on a CPU what is read at the same time is divided among threads, which takes far longer.
         mine, before = lax.map(lambda looked: at(known.numbers, looked, env), jnp.stack([row, row - 1]))
         start = jnp.where(mine != before, row, start)
-    if not _slides(known):
+    if known.tiled or known.slices.pad is not False:
         start = jnp.where(later < 0, ranks * known.every, start)
     return Windows(env, start)
 
 
-def search(replay: Replay, holds: Callable[[jax.Array], jax.Array], first: jax.Array) -> jax.Array:
+def search(replay: Replay, holds: Callable[[jax.Array], jax.Array], first: jax.Array, most: int) -> jax.Array:
     """The first row from ``first`` on for which something holds, as it does for all behind it; or how many there are.
 
     Each round looks at 3 rows and leaves a quarter, for what a round costs is mostly that there is one. Of 1,000 rows
@@ -189,9 +221,10 @@ def search(replay: Replay, holds: Callable[[jax.Array], jax.Array], first: jax.A
         replay: Has the rows.
         holds: Says of rows, int32 ``[3, n]``, whether it holds.
         first: Int32 ``[n]``.
+        most: How many rows from there on matter.
     """
     size, stride = replay.size, 1
-    while stride * _PARTS <= replay.layout.steps:
+    while stride * _PARTS <= min(most, replay.layout.steps):
         stride *= _PARTS
     rounds = stride.bit_length() // 2 + 1
     behind = jnp.arange(1, _PARTS, dtype=jnp.int32).reshape(-1, *[1] * first.ndim)

@@ -15,10 +15,13 @@ from mouse_core.replay import ArrayStorage, Priorities, PrioritizedSampler, Repl
 from mouse_core.replay.device.moving import (
     check_fits,
     check_ordered,
+    episodes_state,
     epoch_in,
     epoch_state,
     fill,
     left_in,
+    lost_in,
+    lost_of,
     queue_state,
     sampler_like,
     weights_in,
@@ -28,7 +31,7 @@ from mouse_core.spec import check_count
 from mouse_jax._rollout import are_known, seed_halves
 from mouse_jax.device import _episodes, _turns
 from mouse_jax.device.ground import hosting, sum_tree
-from mouse_jax.device.ground.state import Epoch, Queue, Replay, check_one
+from mouse_jax.device.ground.state import Epoch, Queue, Replay, check_one, named
 from mouse_jax.device.writing import add
 from mouse_jax.dtypes import WIDER, as_numbers, is_key
 
@@ -94,8 +97,10 @@ def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
     check_count("samples", samples, 0)
     rows = jax.tree.map(lambda leaf: np.asarray(as_numbers(leaf)), replay.rows)
     size, cursor, (high, low) = int(replay.size), int(replay.cursor), replay.seed.tolist()
-    fill(buffer, lambda count: jax.tree.map(lambda leaf: leaf[:count], rows), size, cursor, layout.steps)
-    known = {"kind": type(buffer.sampler).__name__, "state": _sampler_state(replay, buffer)}
+    lost = _lost(replay, size, cursor)
+    fill(buffer, lambda count: jax.tree.map(lambda leaf: leaf[:count], rows), size, cursor, layout.steps, lost)
+    episodes = episodes_state(_sampler_state(replay, buffer), lost)
+    known = {"kind": type(buffer.sampler).__name__, "state": episodes}
     state = {**buffer.state_dict(), "seed": high << 32 | low, "samples": samples, "sampler": known}
     buffer.load_state_dict(state)
 
@@ -130,7 +135,13 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
     places: Any = (begin + np.arange(size)) % steps
     if layout.num_envs is not None:
         places = places[:, None] * envs + np.arange(envs)
-    made = add(made, _as_here(made, buffer[places]))
+    rows = _as_here(made, buffer[places])
+    if made.episodes is not None:
+        lost = lost_in(buffer, made.episodes.slices, envs)
+        if lost.any():
+            known = _episodes.cut_off(made.episodes, jnp.asarray(lost, jnp.int32), named(rows))
+            made = replace(made, episodes=known)
+    made = add(made, rows)
     turns = None if made.turns is None else _turns_of(made, buffer)
     if turns is not None:
         made = replace(made, turns=turns)
@@ -138,6 +149,16 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
     if made.weights is not None and weighed is not None:
         made = replace(made, weights=sum_tree.of_units(made.weights, *weighed))
     return hosting.to_host(made) if layout.memory == "host" else made
+
+
+def _lost(replay: Replay, size: int, cursor: int) -> Any:
+    """See ``lost_in``."""
+    known, layout = replay.episodes, replay.layout
+    if known is None:
+        return np.zeros(layout.num_envs or 1, np.int64)
+    rows = (cursor - size + np.arange(size)) % layout.steps
+    windows, numbers = np.asarray(known.windows)[rows], np.asarray(known.numbers)[rows]
+    return lost_of(known.slices, windows, numbers, np.asarray(known.made), np.asarray(known.position))
 
 
 def _as_here(replay: Replay, rows: Any) -> Any:

@@ -99,26 +99,39 @@ def _begun(
 ) -> tuple[sum_tree.Weights, jax.Array]:
     """The leaves with where slices begin, and which rows of them changed.
 
-    With so many more steps slices of S begin up to S - 1 steps before them. Where short episodes have slices, one
-    begins at the oldest step: what is left of its episode is one of its own.
+    With so many more steps slices of S begin up to S - 1 steps before them. Where short episodes have slices, one may
+    begin at the oldest step that did not before: what is left of its episode has one.
     """
     assert weights.begins is not None
     layout, length = replay.layout, known.slices.sequence_length
     steps, envs, padded = layout.steps, layout.num_envs or 1, known.slices.pad is not False
+
+    def are_whole(age: jax.Array) -> jax.Array:
+        """Whether a slice that begins so many steps before the newest ends with the row that is its last one."""
+        last = age - (length - 1)
+        step = (replay.cursor - 1 - last) % steps
+        behind = jnp.where((last > 0)[:, None], known.windows[(step + 1) % steps], known.made)
+        whole = (last >= 0)[:, None] & (behind != known.windows[step])
+        if padded:  # the row may begin an episode instead
+            whole &= known.numbers[step] == known.numbers[(replay.cursor - 1 - age) % steps]
+        return whole
+
     number = min(count + length - 1, steps)
     age = jnp.arange(number - 1, -1, -1, dtype=jnp.int32)
     step = (replay.cursor - 1 - age) % steps
-    mine = known.numbers[step]
-    begins = (age >= length - 1)[:, None] & (known.numbers[(step + length - 1) % steps] == mine)
+    begins = are_whole(age)
     if padded:
-        begins |= (age == replay.size - 1)[:, None] | (known.numbers[(step - 1) % steps] != mine)
+        begins |= known.numbers[(step - 1) % steps] != known.numbers[step]
     begins &= (age < replay.size)[:, None]
     slots = (step[:, None] * envs + jnp.arange(envs, dtype=jnp.int32)).reshape(-1)
     nodes = sum_tree.touched(slots[0], number * envs, layout.capacity)
     flags = weights.begins.reshape(-1).at[slots].set(begins.reshape(-1), mode="promise_in_bounds", unique_indices=True)
     if padded:
         oldest = (replay.cursor - replay.size) % steps * envs
-        flags = flags.at[oldest + jnp.arange(envs, dtype=jnp.int32)].set(True, mode="promise_in_bounds")
+        first: Any = True
+        if known.every > 1:
+            first = (_episodes.table(replay, known).of_head > 0) | are_whole(replay.size[None] - 1)[0]
+        flags = flags.at[oldest + jnp.arange(envs, dtype=jnp.int32)].set(first, mode="promise_in_bounds")
         nodes = jnp.concatenate([nodes, sum_tree.touched(oldest, envs, layout.capacity)])
     return replace(weights, begins=flags.reshape(weights.begins.shape)), nodes
 

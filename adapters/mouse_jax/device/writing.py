@@ -57,8 +57,7 @@ def init(
             ``PrioritizedSampler`` or ``PrioritizedSliceSampler``; None: each as likely. New rows have the largest
             priority so far, at least 1, and ``set_priorities`` changes them. ``beta`` is a number, which may be traced,
             or a function of the number of the sample; see ``sample``. Not with another order than "random", in which
-            all rows come alike, nor with a period: the steps that it is counted from are overwritten one by one, and
-            with each all slices of an episode would change places.
+            all rows come alike.
         order: In which order rows come. "random": each drawn from all, with replacement; "epochs": every row once
             before one comes a second time, shuffled, of slices those that lie side by side; "queue": every row once,
             the oldest first. ``take`` gives what comes next.

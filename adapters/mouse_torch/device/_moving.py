@@ -12,10 +12,13 @@ from mouse_core.replay import ArrayStorage, Priorities, PrioritizedSampler, Repl
 from mouse_core.replay.device.moving import (
     check_fits,
     check_ordered,
+    episodes_state,
     epoch_in,
     epoch_state,
     fill,
     left_in,
+    lost_in,
+    lost_of,
     queue_state,
     sampler_like,
     weights_in,
@@ -50,25 +53,37 @@ def to_host(replay: Replay, buffer: ReplayBuffer) -> None:
     def first(count: int) -> Any:
         return replay.rows.nested({key: values[:count] for key, values in rows.items()})
 
-    fill(buffer, first, int(replay.size), int(replay.cursor), replay.steps)
-    state = {**buffer.state_dict(), "seed": int(replay.seed) & ((1 << 64) - 1), "samples": int(replay.samples)}
-    if replay.weights is not None and isinstance(buffer.sampler, PrioritizedSampler):
-        known = weights_state(buffer.sampler, replay.weights.units(len(buffer)), float(replay.weights.largest))
-        state["sampler"] = {"kind": type(buffer.sampler).__name__, "state": known}
-    turns = _turns_state(replay, buffer)
-    if turns is not None:
-        state["sampler"] = {"kind": type(buffer.sampler).__name__, "state": turns}
-    buffer.load_state_dict(state)
+    lost = _lost(replay)
+    fill(buffer, first, int(replay.size), int(replay.cursor), replay.steps, lost)
+    known = {
+        "kind": type(buffer.sampler).__name__,
+        "state": episodes_state(_sampler_state(replay, buffer), lost),
+    }
+    state = {"seed": int(replay.seed) & ((1 << 64) - 1), "samples": int(replay.samples), "sampler": known}
+    buffer.load_state_dict({**buffer.state_dict(), **state})
 
 
-def _turns_state(replay: Replay, buffer: ReplayBuffer) -> dict[str, Any] | None:
-    turns, size = replay.turns, replay.batch_size
+def _sampler_state(replay: Replay, buffer: ReplayBuffer) -> dict[str, Any]:
+    """What rows weigh and which come next, as a sampler on the host saves it; of another kind, what it is."""
+    sampler, turns, size = buffer.sampler, replay.turns, replay.batch_size
+    if replay.weights is not None and isinstance(sampler, PrioritizedSampler):
+        return weights_state(sampler, replay.weights.units(len(buffer)), float(replay.weights.largest))
     if isinstance(turns, Queue):
         cursor = int(replay.cursor) * (replay.num_envs or 1)
-        return queue_state(buffer.sampler, int(turns.left), len(buffer), cursor, replay.capacity, size)
+        return queue_state(sampler, int(turns.left), len(buffer), cursor, replay.capacity, size)
     if turns is None:
-        return None
-    return epoch_state(buffer.sampler, int(turns.rows), int(turns.began), int(turns.position), size)
+        return sampler.state_dict()
+    return epoch_state(sampler, int(turns.rows), int(turns.began), int(turns.position), size)
+
+
+def _lost(replay: Replay) -> Any:
+    """See ``lost_in``."""
+    known, size = replay.episodes, int(replay.size)
+    if known is None:
+        return np.zeros(replay.num_envs or 1, np.int64)
+    rows = (int(replay.cursor) - size + np.arange(size)) % replay.steps
+    windows, numbers, *counts = map(to_numpy, (known.windows, known.numbers, known.made, known.position))
+    return lost_of(known.slices, windows[rows], numbers[rows], *counts)
 
 
 def _take_turns(replay: Replay, buffer: ReplayBuffer) -> None:
@@ -100,6 +115,10 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> None:
             places = places[:, None] * envs + np.arange(envs)
         rows, count = replay.rows.accepted(on_host(buffer[places]))
         replay.cursor.fill_(begin)
+        if replay.episodes is not None:
+            lost = lost_in(buffer, replay.episodes.slices, envs)
+            if lost.any():
+                replay.episodes.cut_off(torch.as_tensor(lost, device=replay.device), rows)
         replay.write(rows, count)
     else:
         replay.cursor.fill_(begin)

@@ -67,21 +67,29 @@ def written(weights: Weights, known: Episodes | None, ring: Ring, count: int, en
 def _begun(weights: Weights, known: Episodes, ring: Ring, count: int, envs: int) -> torch.Tensor:
     """Mark where slices begin, and say in which rows of the leaves.
 
-    With so many more steps slices of S begin up to S - 1 steps before them. Where short episodes have slices, one
-    begins at the oldest step: what is left of its episode is one of its own.
+    With so many more steps slices of S begin up to S - 1 steps before them. Where short episodes have slices, one may
+    begin at the oldest step that did not before: what is left of its episode has one.
     """
     steps, length, capacity = ring.steps, known.slices.sequence_length, weights.capacity
     padded, number, where = known.slices.pad is not False, min(count + length - 1, steps), ring.cursor.device
     age = torch.arange(number - 1, -1, -1, device=where)
     step = (ring.cursor - 1 - age) % steps
 
-    def at(places: torch.Tensor) -> torch.Tensor:
-        return known.numbers.index_select(0, places % steps)
+    def at(counts: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return counts.index_select(0, places % steps)
 
-    mine = at(step)
-    begins = (age >= length - 1)[:, None] & (at(step + length - 1) == mine)
+    def are_whole(age: torch.Tensor) -> torch.Tensor:
+        """Whether a slice that begins so many steps before the newest ends with the row that is its last one."""
+        last = age - (length - 1)
+        step = ring.cursor - 1 - last
+        behind = torch.where((last > 0)[:, None], at(known.windows, step + 1), known.made)
+        whole = (last >= 0)[:, None] & (behind != at(known.windows, step))
+        # With padded ones the row may begin an episode instead.
+        return whole & (at(known.numbers, step) == at(known.numbers, ring.cursor - 1 - age)) if padded else whole
+
+    begins = are_whole(age)
     if padded:
-        begins = begins | (age == ring.size - 1)[:, None] | (at(step - 1) != mine)
+        begins = begins | (at(known.numbers, step - 1) != at(known.numbers, step))
     begins = begins & (age < ring.size)[:, None]
     env = torch.arange(envs, device=where)
     slots = (step[:, None] * envs + env).reshape(-1)
@@ -89,7 +97,10 @@ def _begun(weights: Weights, known: Episodes, ring: Ring, count: int, envs: int)
     nodes = touched(slots[:1], number * envs, capacity)
     if padded:
         oldest = (ring.oldest) % steps * envs
-        weights.mark(oldest + env, torch.ones_like(env, dtype=torch.bool))
+        first = torch.ones_like(env, dtype=torch.bool)
+        if known.every > 1:
+            first = (known.table(known.reading(ring)).of_head > 0) | are_whole(ring.size.reshape(1) - 1)[0]
+        weights.mark(oldest + env, first)
         nodes = torch.cat([nodes, touched(oldest, envs, capacity)])
     return nodes
 

@@ -19,6 +19,8 @@ from mouse_core.replay.samplers.slices import SliceSampler, SliceSamplerWithoutR
 from mouse_core.replay.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from mouse_core.replay.samplers.weighing import Priorities
 
+Int64s = npt.NDArray[np.int64]
+
 _OF_SLICES = ("sequence_length", "pad", "end_key", "truncated_key", "traj_key")
 
 
@@ -31,8 +33,10 @@ def sampler_like(slices: Slices | None, priorities: Priorities | None, order: Or
         kind: Any = SamplerWithoutReplacement if slices is None else SliceSamplerWithoutReplacement
         made: Sampler = kind(**options, drop_last=True)
         return made
+    if slices is not None:
+        options["period"] = slices.period
     if priorities is None:
-        return RandomSampler() if slices is None else SliceSampler(**options, period=slices.period)
+        return RandomSampler() if slices is None else SliceSampler(**options)
     exponents: dict[str, Any] = {name: getattr(priorities, name) for name in ("alpha", "beta", "eps")}
     return PrioritizedSampler(**exponents) if slices is None else PrioritizedSliceSampler(**exponents, **options)
 
@@ -121,6 +125,67 @@ def _prefix(sampler: PrioritizedSampler) -> str:
     return "rows." if isinstance(sampler, PrioritizedSliceSampler) else ""
 
 
+def lost_in(buffer: ReplayBuffer, slices: Slices | None, num_envs: int) -> Int64s:
+    """How many steps of its episode, which are gone, lie before the oldest of each environment, ``[E]``.
+
+    More than S are some periods fewer; 0 where it does not matter, or a buffer with rows knows no such episodes.
+    """
+    sampler = buffer.sampler
+    if slices is None or slices.period == 1 or not isinstance(sampler, SliceSampler | PrioritizedSliceSampler):
+        return np.zeros(num_envs, np.int64)
+    if sampler.episodes.keys != (slices.traj_key, slices.end_key, slices.truncated_key):
+        return np.zeros(num_envs, np.int64)
+    episodes = sampler.episodes.settled(buffer.storage)
+    begin, _, _ = episodes.episode_of(np.arange(num_envs), np.full(num_envs, episodes.begin))
+    lost, most = episodes.begin - begin, slices.sequence_length + 1
+    kept: Int64s = np.where(lost < most, lost, most + (lost - most) % slices.period)
+    return kept
+
+
+def lost_of(
+    slices: Slices,
+    windows: npt.NDArray[Any],
+    numbers: npt.NDArray[Any],
+    made: npt.NDArray[Any],
+    position: npt.NDArray[Any],
+) -> Int64s:
+    """The same of a device, less as many periods as there are in it, as of these slices nothing else is known.
+
+    Args:
+        slices: What a slice is.
+        windows: How many slices there are before a row, the oldest first, ``[n, E]``.
+        numbers: How many episodes there are up to a row, itself included, ``[n, E]``.
+        made: How many slices there are in all, ``[E]``.
+        position: Of the newest row in its episode, but for some periods, ``[E]``.
+    """
+    size, num_envs = windows.shape
+    if not size or slices.period == 1:
+        return np.zeros(num_envs, np.int64)
+    length, row = slices.sequence_length, np.arange(size)[:, None]
+    end = np.where((numbers == numbers[-1:]).all(0), size, (numbers != numbers[:1]).argmax(0))
+    # The slices that end with these rows begin at places that count, and if there is none, nor are the places there.
+    ends = (np.diff(windows, axis=0, append=made[None]) != 0) & (row >= length - 1) & (row < end)
+    none = 0 if slices.pad is not False else np.maximum(end - length + 1, 0)
+    first = np.where(ends.any(0), ends.argmax(0) - (length - 1), none)
+    lost: Int64s = np.where(end == size, position.astype(np.int64) - (size - 1), -first) % slices.period
+    return lost
+
+
+def episodes_state(state: dict[str, Any], lost: Int64s) -> dict[str, Any]:
+    """The state of a sampler with what its oldest episodes have lost; of one without episodes, what it is.
+
+    Args:
+        state: Of a sampler that was told of as many rows, and of as many before them as were lost, or more.
+        lost: See ``lost_in``.
+    """
+    if not len(state.get("begins", ())):
+        return state
+    _, steps, base, end = state["steps"].tolist()
+    begins = state["begins"].copy()
+    begins[np.cumsum(state["counts"]) - state["counts"]] = max(end - steps, base) - lost
+    return state | {"begins": begins}
+
+
 def check_fits(buffer: ReplayBuffer, capacity: int, num_envs: int | None, caller: str) -> None:
     """ConfigError unless a buffer has room for the rows of a replay of this capacity, each in its place."""
     storage = buffer.storage
@@ -138,7 +203,9 @@ def check_ordered(buffer: ReplayBuffer, caller: str) -> None:
         raise ConfigError(f"{caller}: expected rows in the order they were written, found those of {buffer.writer!r}")
 
 
-def fill(buffer: ReplayBuffer, first: Callable[[int], Any], size: int, cursor: int, steps: int) -> None:
+def fill(
+    buffer: ReplayBuffer, first: Callable[[int], Any], size: int, cursor: int, steps: int, lost: Int64s | None = None
+) -> None:
     """Write the rows of a ring into an empty buffer, each to its place.
 
     Args:
@@ -147,6 +214,7 @@ def fill(buffer: ReplayBuffer, first: Callable[[int], Any], size: int, cursor: i
         size: How many of the time steps there are.
         cursor: The one that is written next.
         steps: How many fit.
+        lost: How many time steps must have been written before the oldest, at least; None: any.
 
     Raises:
         ConfigError: A buffer that is not empty.
@@ -154,6 +222,10 @@ def fill(buffer: ReplayBuffer, first: Callable[[int], Any], size: int, cursor: i
     if len(buffer):
         raise ConfigError(f"to_host: expected an empty buffer, found {len(buffer)} rows")
     # Of a ring that is full the rows up to the cursor are the newest: written a second time they are so there, too.
-    for count in (size, cursor if size == steps else 0):
+    counts = [size]
+    if size == steps:
+        fewest = 0 if lost is None else int(lost.max(initial=0))
+        counts = [size] * (1 + max(0, -((cursor - fewest) // steps))) + [cursor]
+    for count in counts:
         if count:
             buffer.extend(first(count))

@@ -34,7 +34,7 @@ class Slices:
             With False shorter episodes are left out.
         end_key, truncated_key, traj_key: The fields that say where episodes end; by default all that the rows have, as
             in ``SliceSampler``. Numbers of trajectories are integers.
-        period: Only slices that begin at an episode's first step that is there, or so many steps behind another.
+        period: Only slices that begin at an episode's first step, still there or not, or so many steps behind another.
 
     Raises:
         ConfigError: An argument out of range.
@@ -94,10 +94,8 @@ def check_order(
     """ConfigError unless rows can come in this order."""
     if order not in get_args(Order):
         raise ConfigError(f"order: expected one of {[*get_args(Order)]}, found {order!r}")
-    if priorities is not None and (order != "random" or (slices is not None and slices.period != 1)):
-        raise ConfigError(
-            f"priorities: expected order='random' and slices with a period of 1, found {order!r}, {slices}"
-        )
+    if priorities is not None and order != "random":
+        raise ConfigError(f"priorities: expected order='random', found {order!r}")
     if order == "random":
         return
     if slices is not None and order == "queue":

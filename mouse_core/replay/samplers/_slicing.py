@@ -10,7 +10,8 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError
 from mouse_core.replay._episodes.index import EpisodeIndex, of_turns
 from mouse_core.replay.ground.protocols import Draw, FieldKey, Storage, Write
-from mouse_core.sampling.episode_table import EpisodeTable, WindowRule, Windows
+from mouse_core.sampling.episode_table import EpisodeTable, Windows
+from mouse_core.sampling.plan import WindowRule
 from mouse_core.spec import check_count
 
 Span = bool | int | tuple[bool | int, bool | int]

@@ -38,7 +38,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         sequence_length, traj_key, end_key, truncated_key, strict_length, pad: See ``SliceSampler``.
         span: See ``SliceSampler``; only over the end of an episode, ``(False, ...)``, as before its begin there is no
             row with a priority.
-        dilation, burn_in: See ``SliceSampler``; a slice is drawn by the priority of its row number ``burn_in``.
+        period, dilation, burn_in: See ``SliceSampler``; a slice is drawn by the priority of its row number ``burn_in``.
 
     Raises:
         ConfigError: As ``PrioritizedSampler`` and ``SliceSampler``, and a span over the begin.
@@ -57,14 +57,15 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         strict_length: bool = True,
         pad: bool | float = True,
         span: Span = False,
+        period: int = 1,
         dilation: int = 1,
         burn_in: int = 0,
         max_priority_within_buffer: bool = False,
     ) -> None:
         PrioritizedSampler.__init__(self, alpha, beta, eps, max_priority_within_buffer=max_priority_within_buffer)
         keys = (traj_key, end_key, truncated_key)
-        options: dict[str, Any] = {"strict_length": strict_length, "pad": pad, "span": span, "dilation": dilation}
-        SliceSampling.__init__(self, sequence_length, keys, **options, burn_in=burn_in)
+        options: dict[str, Any] = {"strict_length": strict_length, "pad": pad, "span": span, "period": period}
+        SliceSampling.__init__(self, sequence_length, keys, **options, dilation=dilation, burn_in=burn_in)
         if self._span[0]:
             raise ConfigError(f"span: expected False over the begin of an episode, as in (False, True), found {span!r}")
         self._forget()
@@ -192,15 +193,12 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
 
     def _mark_begins(self, episodes: EpisodeRing, begin: int, end: int) -> None:
         """Mark which of the time steps ``begin .. end - 1`` slices begin at."""
-        num_envs, rule = episodes.num_envs, self._rule
+        num_envs = episodes.num_envs
         steps = np.repeat(np.arange(begin, end), num_envs)
         envs = np.tile(np.arange(num_envs), end - begin)
         first, behind, _ = episodes.episode_of(envs, steps)
-        first = np.maximum(first, episodes.begin)  # of an episode that is cut off, only what is left counts
-        longest = np.minimum(behind - first, rule.length)
-        found = behind - steps >= longest - rule.right
-        if rule.strict:
-            found &= longest == rule.length
+        there = np.maximum(first, episodes.begin)
+        found = self._rule.begins(steps - there, behind - there, there - first)
         self._begins[steps % episodes.steps * num_envs + envs] = found
 
     # ------------------------------------------------------------------ state

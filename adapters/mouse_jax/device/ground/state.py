@@ -53,8 +53,10 @@ class Episodes:
     """What is known of episodes, one number a row, so that a slice is found by a binary search.
 
     Args:
-        windows: How many slices there are up to a row in its environment, modulo 2**32, uint32 ``[T, E]``.
+        windows: How many slices there are before a row in its environment, modulo 2**32, uint32 ``[T, E]``.
         numbers: How many episodes there are up to a row, itself included, modulo 2**32, uint32 ``[T, E]``.
+        made: How many slices there are in all, modulo 2**32, uint32 ``[E]``.
+        begun: How many episodes there are in all, modulo 2**32, uint32 ``[E]``.
         position: Of the newest row in its episode, int32 ``[E]``; behind S, less as many periods as leave at least S.
         ended: Whether the newest row ended its episode, bool ``[E]``.
         last_id: The newest row's number of a trajectory ``[E]``, or None.
@@ -65,6 +67,8 @@ class Episodes:
 
     windows: jax.Array
     numbers: jax.Array
+    made: jax.Array
+    begun: jax.Array
     position: jax.Array
     ended: jax.Array
     last_id: jax.Array | None

@@ -2,13 +2,15 @@
 
 The slices of one environment are numbered by the row at which each comes into being: that is its last row, or, for the
 first slice of an episode where short ones are padded, the episode's first row, for it is there from then on. So the
-number of slices up to a row never changes, and slice k is the first row up to which there are k + 1. What a ring has
-overwritten is taken off at sampling: of the oldest episode alone, as the others are whole.
+number of slices before a row never changes, and slice k comes into being with the last row before which there are k.
+Those of which a ring has overwritten a row are before what lies S - 1 rows behind the oldest, if its episode goes on
+until there. Where short episodes are padded it may have one slice beside those that are counted behind: one that begins
+with the oldest row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -35,9 +37,9 @@ class Table(NamedTuple):
     """What there is to choose from, int64 ``[E]`` each, tensors or arrays.
 
     Attributes:
-        head: The row from which on slices are looked for, counted from the oldest: the first behind the oldest
-            episode; where slices begin wherever there are rows enough, the first in which one may come into being.
-        of_head: How many slices of the oldest episode lie before; 0 where slices begin wherever there are rows enough.
+        head: The row, counted from the oldest, from which on slices come into being; of those that lie side by side,
+            the first behind the oldest episode.
+        of_head: How many slices there are that came into being before.
         before: How many slices are counted before that row.
         ends: How many slices there are up to the end of each environment, in all.
     """
@@ -62,9 +64,13 @@ class Episodes(torch.nn.Module):
     """
 
     windows: torch.Tensor
-    """How many slices there are up to a row in its environment, int64 ``[T, E]``."""
+    """How many slices there are before a row in its environment, int64 ``[T, E]``."""
     numbers: torch.Tensor
     """How many episodes there are up to a row, itself included, int64 ``[T, E]``."""
+    made: torch.Tensor
+    """How many slices there are in all, int64 ``[E]``."""
+    begun: torch.Tensor
+    """How many episodes there are in all, int64 ``[E]``."""
     position: torch.Tensor
     """Of the newest row in its episode, int64 ``[E]``; behind S, less as many periods as leave at least S."""
     ended: torch.Tensor
@@ -87,19 +93,17 @@ class Episodes(torch.nn.Module):
         self.slices, self.marks, self.tiled = slices, marks, tiled
         self.every = slices.sequence_length if tiled else slices.period
         self.has_ids = ids is not None
-        # Whether slices begin wherever there are rows enough, so that it does not matter where the oldest episode did.
-        self.slides = slices.pad is False and self.every == 1
         for name in ("windows", "numbers"):
             self.register_buffer(name, torch.zeros((steps, num_envs), dtype=torch.int64, device=device))
-        self.register_buffer("position", torch.zeros(num_envs, dtype=torch.int64, device=device))
+        for name in ("made", "begun", "position"):
+            self.register_buffer(name, torch.zeros(num_envs, dtype=torch.int64, device=device))
         self.register_buffer("ended", torch.ones(num_envs, dtype=torch.bool, device=device))
         if ids is not None:
             self.register_buffer("last_id", torch.zeros(num_envs, dtype=ids, device=device))
 
     def extend(self, fields: Mapping[FieldKey, torch.Tensor], places: torch.Tensor, cursor: torch.Tensor) -> None:
         """Take note of more time steps, which are written to some places from the cursor on."""
-        steps, num_envs = self.windows.shape
-        count = len(places)
+        num_envs, count = self.windows.shape[1], len(places)
         length, every, padded = self.slices.sequence_length, self.every, self.slices.pad is not False
         ends = torch.zeros((count, num_envs), dtype=torch.bool, device=cursor.device)
         for key in self.marks.ends:
@@ -112,49 +116,57 @@ class Episodes(torch.nn.Module):
         row = torch.arange(count, device=cursor.device)[:, None]
         begin = torch.where(new, row, -1).cummax(0).values
         position = torch.where(begin < 0, self.position + 1 + row, row - begin)
-        # Of slices of 4 steps with a period of 3 those come into being at the positions 3, 6, 9, ..., and 9 is kept as
-        # 6.
-        position = torch.where(position < length, position, length + (position - length) % every)
+        # Of slices of 4 steps with a period of 3 those come into being at the positions 3, 6, 9, ...
+        position = self._kept(position)
         due = (position >= length - 1) & ((position - (length - 1)) % every == 0)
         if padded:
             # What is left at an episode's end is a slice, too, where they lie side by side.
             due = position % length == 0 if self.tiled else new | (due & (position >= length))
-        newest = ((cursor - 1) % steps).reshape(1)
-        for counts, more in ((self.windows, due), (self.numbers, new)):
-            counts.index_copy_(0, places, counts.index_select(0, newest) + more.cumsum(0))
+        made, begun = self.made + due.cumsum(0), self.begun + new.cumsum(0)
+        self.windows.index_copy_(0, places, made - due.to(torch.int64))
+        self.numbers.index_copy_(0, places, begun)
+        self.made.copy_(made[-1])
+        self.begun.copy_(begun[-1])
         self.position.copy_(position[-1])
         self.ended.copy_(ends[-1])
         if ids is not None:
             self.last_id.copy_(ids[-1])
 
+    def _kept(self, position: torch.Tensor) -> torch.Tensor:
+        """Places in episodes, without periods that tell nothing: of slices of 4 with a period of 3, 9 is kept as 6."""
+        length, every = self.slices.sequence_length, self.every
+        return torch.where(position < length, position, length + (position - length) % every)
+
+    def cut_off(self, lost: torch.Tensor, fields: Mapping[FieldKey, torch.Tensor]) -> None:
+        """The rows that come first, fields ``[n, ...]``, lie so many steps behind those of their episodes, ``[E]``."""
+        self.position.copy_(self._kept(lost - 1))
+        self.ended.copy_(lost == 0)
+        self.begun.copy_(lost > 0)
+        if self.marks.ids is not None:
+            self.last_id.copy_(fields[self.marks.ids].reshape(-1, len(lost))[0])
+
     def reading(self, ring: Ring) -> Reading:
         """What is known, to look slices up in, of the kind that the ring is."""
-        windows, numbers = self.windows, self.numbers
-        return Reading(ring, windows.numpy(), numbers.numpy()) if ring.is_seen else Reading(ring, windows, numbers)
+        known = (self.windows, self.numbers, self.made)
+        return Reading(ring, *(counts.numpy() for counts in known)) if ring.is_seen else Reading(ring, *known)
 
     def table(self, at: Reading) -> Table:
         """What there is to choose from."""
-        size, length = at.ring.size, self.slices.sequence_length
-        envs = at.ring.range(self.windows.shape[1])
-        none = envs * 0
-        if self.slides:
-            # Slices come into being with the row length - 1 or later, counted from the oldest.
-            head = none + (length - 1)
-            before = at(at.windows, head - 1, envs) if length > 1 else at(at.windows, head, envs) - 1
-            there = at.where(size >= length, at(at.windows, none + size - 1, envs) - before, 0)
-            return Table(head, none, before, there.cumsum(0))
-        head = at.beyond(at.numbers, envs, at(at.numbers, none, envs), none, at.ring.steps)
-        of_head = at.where(size > 0, self._count(head, at.where), 0)
-        before = at(at.windows, head - 1, envs)
-        there = of_head + at(at.windows, none + size - 1, envs) - before
-        return Table(head, of_head, before, there.cumsum(0))
-
-    def _count(self, steps: Any, where: Callable[..., Any]) -> Any:
-        """How many slices there are of an episode of so many steps, at least 1."""
-        length, every = self.slices.sequence_length, self.every
-        if self.slices.pad is False:
-            return where(steps < length, 0, (steps - length) // every + 1)
-        return (steps - 1) // length + 1 if self.tiled else (steps - length).clip(min=0) // every + 1
+        ring, length, every = at.ring, self.slices.sequence_length, self.every
+        envs = ring.range(self.windows.shape[1])
+        none, padded = envs * 0, self.slices.pad is not False
+        head, of_head = ring.minimum(none + (length - 1), none + ring.size), none
+        if self.tiled or padded:
+            most = ring.steps if self.tiled else length - 1 + every
+            end = at.beyond(at.numbers, envs, at(at.numbers, none, envs), none, most)
+            if self.tiled:
+                head, of_head = end, (end + length - 1) // length if padded else end // length
+            else:
+                # If one counts there, the next before it would be the one that begins with the oldest row.
+                head, next_one = end.clip(max=length - 1), end.clip(max=length - 1 + every)
+                of_head = none + ((at.before(head, envs) == at.before(next_one, envs)) & (ring.size > 0))
+        before = at.before(head, envs)
+        return Table(head, of_head, before, (of_head + at.made - before).cumsum(0))
 
     def find(self, at: Reading, found: Table, ranks: Any) -> Windows:
         """The slices of these numbers among all there are, int64 ``[B]``, environment by environment."""
@@ -165,14 +177,15 @@ class Episodes(torch.nn.Module):
             env = at.searchsorted(found.ends, ranks, side="right").clip(max=len(found.ends) - 1)
             ranks = ranks - at.where(env > 0, found.ends.take((env - 1).clip(min=0)), 0)
             head, of_head, before = (part.take(env) for part in (head, of_head, before))
-        later = ranks if self.slides else ranks - of_head
-        row = at.beyond(at.windows, env, later + before, head, at.ring.steps)
+        later, beside = ranks - of_head, self.tiled or self.slices.pad is not False
+        sought = later.clip(min=0) if beside else later
+        row = at.beyond(at.windows, env, sought + before, head + 1, at.ring.steps) - 1
         start = row - (length - 1)
         if self.tiled and self.slices.pad is not False:
             start = row
         elif self.slices.pad is not False:
             start = at.where(at(at.numbers, row, env) != at(at.numbers, row - 1, env), row, start)
-        if not self.slides:
+        if beside:
             start = at.where(later < 0, ranks * self.every, start)
         return Windows(env, start)
 

@@ -67,13 +67,15 @@ class Reading(NamedTuple):
 
     Attributes:
         ring: Where the rows are.
-        windows: How many slices there are up to a row in its environment, int64 ``[T, E]``.
+        windows: How many slices there are before a row in its environment, int64 ``[T, E]``.
         numbers: How many episodes there are up to a row, itself included, int64 ``[T, E]``.
+        made: How many slices there are in all, int64 ``[E]``.
     """
 
     ring: Ring
     windows: Any
     numbers: Any
+    made: Any
 
     def __call__(self, counts: Any, row: Any, env: Any) -> Any:
         """Those of rows counted from the oldest, from -1 on, in some environments."""
@@ -81,6 +83,11 @@ class Reading(NamedTuple):
         slot = row + self.ring.oldest if self.ring.is_seen else self.ring.slots(row)
         envs = counts.shape[1]
         return counts.take(slot if envs == 1 else slot * envs + env)
+
+    def before(self, row: Any, env: Any) -> Any:
+        """How many slices there are before rows in all environments, or in all if there are no such rows."""
+        size = self.ring.size
+        return self.where(row < size, self(self.windows, row.clip(max=size - 1), env), self.made)
 
     @property
     def where(self) -> Callable[..., Any]:
