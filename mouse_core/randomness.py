@@ -124,8 +124,11 @@ class Key:
         """``n`` integers uniform on ``[0, high)``, int64 ``[n]``; the bias is below ``high * 2**-53``."""
         if high > 1 << 53:
             return as_integers(self.uniform(n), high)
-        # No number below 1 becomes high: the largest, 1 - 2**-53, lacks more than half a place of the product.
-        return np.asarray((self.uniform(n) * high).astype(np.int64))
+        # No number below 1 becomes high: the largest, 1 - 2**-53, lacks more than half a place of the product. Times a
+        # power of two is exact, also before.
+        drawn = (self.bits(n) >> _ELEVEN).astype(np.float64)
+        drawn *= high * _U53
+        return drawn.astype(np.int64)
 
     def normal(self, n: int) -> npt.NDArray[np.float64]:
         """``n`` standard normal numbers, float64 ``[n]``; see ``as_normal``."""

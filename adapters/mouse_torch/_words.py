@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from mouse_core import rollouts
@@ -23,19 +24,19 @@ _ROUNDS = 10
 _HALF, _ALL, _LOWEST = 0xFFFFFFFF, (1 << 64) - 1, -(1 << 63)
 
 
-def words(seed: torch.Tensor, index: torch.Tensor, n: int, purpose: Purpose = Purpose.REPLAY) -> torch.Tensor:
+def words(seed: Any, index: Any, n: int, purpose: Purpose = Purpose.REPLAY) -> torch.Tensor:
     """What ``Key(seed, purpose, index).bits(n)`` gives, int64 ``[n]``.
 
     In the memory of the host NumPy computes them, as fast as anything does. Elsewhere they are some 400 operations on
     ``n`` / 4 numbers, which torch makes one of.
 
     Args:
-        seed: Its 64 bits, int64 ``[]``.
-        index: Int64 ``[]``, on the same device.
+        seed: Its 64 bits, int64 ``[]``, a tensor, or NumPy's where one may look.
+        index: Int64 ``[]``, likewise, on the same device.
         n: How many.
         purpose: What they are for.
     """
-    if is_known(index):
+    if isinstance(index, np.ndarray) or is_known(index):
         return torch.from_numpy(_key(seed, index, purpose).bits(n).view("int64"))
     if index.device.type == "cpu":
         known: torch.Tensor = _of_number(seed, index, n, int(purpose))
@@ -63,7 +64,7 @@ def permutation(seed: torch.Tensor, epoch: torch.Tensor, n: int) -> torch.Tensor
     return ordered & places
 
 
-def integers(seed: torch.Tensor, index: torch.Tensor, n: int, high: Any) -> Any:
+def integers(seed: Any, index: Any, n: int, high: Any) -> Any:
     """What ``Key(seed, Purpose.REPLAY, index).integers(high, n)`` gives, int64 ``[n]``.
 
     Of high as int64 ``[]`` they are a tensor, and 0 where that is 0; of an integer, where one may look, NumPy's.
@@ -73,9 +74,10 @@ def integers(seed: torch.Tensor, index: torch.Tensor, n: int, high: Any) -> Any:
     return scaled_integers(words(seed, index, n), high.clamp(min=1))
 
 
-def _key(seed: torch.Tensor, index: torch.Tensor, purpose: Purpose) -> Key:
+def _key(seed: Any, index: Any, purpose: Purpose) -> Key:
     # Not ``item``, which for torch is to wait for a device.
-    return Key(int(seed.numpy()) & _ALL, purpose, int(index.numpy()))
+    known = (int(number if isinstance(number, np.ndarray) else number.numpy()) for number in (seed, index))
+    return Key(next(known) & _ALL, purpose, next(known))
 
 
 @torch.library.custom_op("mouse_torch::words", mutates_args=(), device_types="cpu")
@@ -163,9 +165,15 @@ def scaled(word: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     return made
 
 
+def scaled_seen(word: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.int64]:
+    """``scaled``, where one may look."""
+    parts = (np.uint64(part) for part in divmod(total, 1 << 32))
+    found: npt.NDArray[np.int64] = _high(word.view(np.uint64), *parts).view(np.int64)
+    return found
+
+
 def _scaled_known(word: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    parts = (np.uint64(part) for part in divmod(int(total.numpy()), 1 << 32))
-    return torch.from_numpy(_high(word.numpy().view(np.uint64), *parts).view(np.int64))
+    return torch.from_numpy(scaled_seen(word.numpy(), int(total.numpy())))
 
 
 @torch.library.custom_op("mouse_torch::scaled", mutates_args=(), device_types="cpu")

@@ -1,7 +1,8 @@
 """Replay on the device in torch, beside TorchRL's on the same device: the same rows, written and drawn by each.
 
 A row is an observation of 8 numbers, an action, reward and done; episodes have 200 steps. On a GPU where there is one;
-then a call waits for what it made.
+then a call waits for what it made. On a CPU all have one thread: what Inductor makes divides a few hundred rows among
+several, of which each waits for the others, longer than all of the work takes where the cores have other work, too.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ _BATCH, _SLICES, _LENGTH, _EPISODE = 256, 32, 64, 200
 
 def tables(settings: Settings) -> list[Table]:
     """Rows and slices drawn, rows by priority with new ones set, and ten times as many rows."""
-    count = 1_000_000
+    import torch
+
+    count, threads = 1_000_000, torch.get_num_threads()
+    torch.set_num_threads(1)
     sizes = [Contender(f"{OURS}, {n:,} rows", _sampler(n), "ours") for n in (count, 10 * count)]
-    return [
+    found = [
         *_table(settings, "uniform", f"{_BATCH} of {count:,} rows", _uniform(count)),
         *_table(settings, "slices", f"{_SLICES} slices of {_LENGTH} steps of {count:,} rows", _slices(count)),
         *_table(settings, "priority", f"{_BATCH} of {count:,} rows by priority, and new ones", _by_priority(count)),
         *_table(settings, "sizes", f"{_BATCH} of so many rows", sizes),
     ]
+    torch.set_num_threads(threads)
+    return found
 
 
 def _table(settings: Settings, key: str, what: str, contenders: Any) -> list[Table]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -258,6 +259,23 @@ def test_it_is_a_module() -> None:
     assert first["data", "0"].dtype == torch.bfloat16
     assert (first["data", "0"][:, 0] == 2 * first["index"]).all()
     assert (first["data", "1", "image"] == 200).all()
+
+
+def test_rows_are_seen_where_they_are_moved() -> None:
+    """What NumPy was told of memory holds no longer for a copy, or in memory that is shared."""
+    replay = made(priorities=Priorities())
+    replay.extend({"reward": torch.arange(4.0), "done": torch.zeros(4, dtype=torch.bool)})
+    replay.sample()
+    copied = copy.deepcopy(replay)
+    replay.share_memory()
+    for one, reward in ((replay, 5.0), (copied, 6.0)):
+        one.extend({"reward": torch.full((9,), reward), "done": torch.zeros(9, dtype=torch.bool)})
+        one.set_priorities(torch.arange(4), torch.zeros(4))
+    first, second = replay.sample(), copied.sample()
+    assert replay.samples == copied.samples == 2
+    assert (first["index"] == second["index"]).all()
+    assert set(first["reward"].tolist()) == {5.0}
+    assert set(second["reward"].tolist()) == {6.0}
 
 
 @pytest.mark.parametrize("name", ["uint16", "uint64", "float8_e4m3fn"])

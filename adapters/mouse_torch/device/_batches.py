@@ -15,7 +15,7 @@ from mouse_torch.device import _priorities
 from mouse_torch.device._checks import check_left
 from mouse_torch.device.ground.episodes import Episodes, Windows
 from mouse_torch.device.ground.fields import filled
-from mouse_torch.device.ground.reading import Reading, Ring
+from mouse_torch.device.ground.reading import Reading, Ring, seen_ring
 from mouse_torch.device.ground.turns import Queue
 from mouse_torch.device.ground.weights import Weights
 
@@ -23,17 +23,21 @@ if TYPE_CHECKING:
     from mouse_torch.device.replay import Replay
 
 
-def drawn(replay: Replay, seed: torch.Tensor, number: torch.Tensor, size: int, beta: Any = None) -> Any:
+def drawn(replay: Replay, seed: Any, number: Any, size: int, beta: Any = None) -> Any:
     """A batch, before transforms: in which all rows, or slices, are as likely, come in turn, or are drawn by weight.
 
     Args:
         replay: Of which replay.
-        seed: Which may be another than that of the replay, int64 ``[]``.
-        number: That of the sample, int64 ``[]``.
+        seed: Which may be another than that of the replay, int64 ``[]``, a tensor or NumPy's.
+        number: That of the sample, int64 ``[]``, likewise.
         size: Rows or slices.
         beta: The exponent of importance weights; None: that of the replay.
     """
-    known, ring = replay.episodes, replay.ring.seen()
+    known, counters = replay.episodes, replay.counters()
+    if counters is None:
+        ring = replay.ring
+    else:
+        ring = seen_ring(int(counters["cursor"]), int(counters["size"]), replay.steps)
     if replay.weights is not None:
         return _weighted(replay, replay.weights, ring, seed, number, size, beta)
     if known is None:
@@ -45,7 +49,7 @@ def drawn(replay: Replay, seed: torch.Tensor, number: torch.Tensor, size: int, b
     return _slices(replay, known, at, known.find(at, found, places))
 
 
-def _places(replay: Replay, ring: Ring, count: Any, seed: torch.Tensor, number: torch.Tensor, size: int) -> Any:
+def _places(replay: Replay, ring: Ring, count: Any, seed: Any, number: Any, size: int) -> Any:
     """Slots, or numbers of slices, of which there are so many, int64 ``[size]``; NumPy's where one may look."""
     turns = replay.turns
     if isinstance(turns, Queue):
@@ -54,8 +58,8 @@ def _places(replay: Replay, ring: Ring, count: Any, seed: torch.Tensor, number: 
     check_left(replay, count)
     if turns is None:
         return _words.integers(seed, number, size, count)
-    whole = torch.as_tensor(count, device=seed.device)
-    return _seen(ring, turns.take(seed, number, whole, size, replay.capacity))
+    whole = torch.as_tensor(count, device=replay.device)
+    return _seen(ring, turns.take(_tensor(seed), _tensor(number), whole, size, replay.capacity))
 
 
 def _seen(ring: Ring, numbers: torch.Tensor) -> Any:
@@ -64,10 +68,10 @@ def _seen(ring: Ring, numbers: torch.Tensor) -> Any:
 
 
 def _weighted(
-    replay: Replay, weights: Weights, ring: Ring, seed: torch.Tensor, number: torch.Tensor, size: int, beta: Any
+    replay: Replay, weights: Weights, ring: Ring, seed: Any, number: Any, size: int, beta: Any
 ) -> dict[str, Any]:
     check_left(replay, weights.total)
-    exponent = _priorities.beta_at(weights.beta if beta is None else beta, number)
+    exponent = _priorities.beta_at(weights.beta if beta is None else beta, _tensor(number))
     found, importance = weights.drawn(_words.words(seed, number, size), exponent)
     known, slots = replay.episodes, _seen(ring, found)
     if known is None:

@@ -42,14 +42,29 @@ def beta_at(beta: Any, number: torch.Tensor) -> Any:
     return beta(number) if callable(beta) else beta
 
 
-def check(weights: Weights, rows: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
-    """DataError or IndexError where it is seen that a slot is not in use, or cannot have its priority."""
+def update(weights: Weights, rows: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
+    """Set priorities of some slots, float32 ``[n]``; of a slot that comes twice the last one counts.
+
+    Raises:
+        DataError, IndexError: Where it is seen that a slot cannot have its priority, or is not in use.
+    """
     if not (is_known(slots) and is_known(values) and is_known(rows)):
+        weights.update(rows, slots, values)
         return
-    known, count = slots.numpy(), int(rows.numpy())
-    weighed(values.numpy()[known >= 0], weights.capacity, weights.alpha, weights.eps)
-    if known.size and known.max() >= count:
+    known, given, count = slots.numpy(), values.numpy(), int(rows.numpy())
+    if known.size and known.min() < 0:
+        there = known >= 0
+        known, given = known[there], given[there]
+    units = weighed(given, weights.capacity, weights.alpha, weights.eps)
+    if not known.size:
+        return
+    if known.max() >= count:
         raise IndexError(f"set_priorities: expected slots in 0..{count - 1}, found {known.max()}")
+    largest = given.argmax()
+    if given[largest] > weights.largest.numpy():
+        weights.largest.fill_(float(given[largest]))
+        weights.fresh.fill_(int(units[largest]))
+    weights.seen().put(known, units)
 
 
 def written(weights: Weights, known: Episodes | None, ring: Ring, count: int, envs: int) -> None:

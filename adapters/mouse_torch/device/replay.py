@@ -21,11 +21,12 @@ from mouse_torch.device._batches import check_transform, drawn
 from mouse_torch.device._checks import number_of
 from mouse_torch.device.ground.episodes import Episodes
 from mouse_torch.device.ground.fields import Fields, check_pad, is_integer, rows_of
-from mouse_torch.device.ground.kept import Kept
+from mouse_torch.device.ground.kept import Arrays, Kept, Seen
 from mouse_torch.device.ground.reading import Ring
 from mouse_torch.device.ground.turns import Epoch, Queue
 from mouse_torch.device.ground.weights import Weights
 from mouse_torch.placement import check_device
+from mouse_torch.tracing import is_known
 from mouse_torch.trees import tensor_dict
 
 
@@ -105,6 +106,7 @@ class Replay(Kept):
         self.capacity, self.num_envs, self.batch_size = int(capacity), num_envs, int(batch_size)
         self.alignment: Alignment = alignment
         self.order: Order = order
+        self._seen = Seen()
         structure, row = rows_of(example)
         check_names(structure, self.transform, slices, priorities)
         check_pad(row, slices)
@@ -199,9 +201,8 @@ class Replay(Kept):
         values = _priorities.like(slots, torch.as_tensor(priorities, device=self.device)).reshape(-1)
         slots = slots.reshape(-1).to(torch.int64)
         rows = self.size * (self.num_envs or 1)
-        _priorities.check(self.weights, rows, slots, values)
         if len(slots):
-            self.weights.update(rows, slots, values)
+            _priorities.update(self.weights, rows, slots, values)
 
     def sample(self, index: Any = None, batch_size: int | None = None, *, beta: Any = None) -> TensorDict:
         """The next batch, or that of any number.
@@ -230,10 +231,12 @@ class Replay(Kept):
             raise ConfigError(f"beta: expected a replay made with priorities=, found one without, and {beta!r}")
         if self.turns is not None and size != self.batch_size:
             raise ConfigError(f"batch_size: expected {self.batch_size}, as each row comes once, found {size}")
-        number = self.samples if index is None else number_of(index, self.device)
-        batch = drawn(self, self.seed, number, size, beta)
+        counters = self.counters()
+        seed: Any = self.seed if counters is None else counters["seed"]
+        counted: Any = self.samples if counters is None else counters["samples"]
+        batch = drawn(self, seed, counted if index is None else number_of(index, self.device), size, beta)
         if index is None:
-            self.samples.add_(1)
+            counted += 1
         return self._delivered(batch)
 
     def dumps(self, path: str | PathLike[str]) -> None:
@@ -302,6 +305,11 @@ class Replay(Kept):
     def ring(self) -> Ring:
         """Where in it the rows are."""
         return Ring(self.cursor, self.size, self.steps)
+
+    def counters(self) -> Arrays | None:
+        """Its own buffers, in NumPy, where one may look at them."""
+        buffers: Any = self._buffers
+        return self._seen(buffers) if is_known(buffers["size"]) else None
 
     def write(self, given: Mapping[FieldKey, torch.Tensor], count: int) -> None:
         """Write so many time steps, by field and as they lie in memory, which were checked."""

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.nested import FieldKey, flatten, map_tree, structure_of, unflatten
 from mouse_core.replay import Slices
+from mouse_torch.device.ground.kept import Seen, zeros
 from mouse_torch.transfer import from_numpy
 from mouse_torch.trees import as_tree
 
@@ -82,12 +82,6 @@ def _taken(memory: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return memory.index_select(0, slots.reshape(-1)).view(*slots.shape, *memory.shape[1:])
 
 
-def _taken_by_numpy(memory: torch.Tensor, slots: npt.NDArray[np.int64]) -> torch.Tensor:
-    if memory.dtype == torch.bfloat16:  # which NumPy has not
-        return _taken_by_numpy(memory.view(torch.int16), slots).view(torch.bfloat16)
-    return torch.from_numpy(memory.numpy().take(slots, 0))
-
-
 def is_integer(dtype: torch.dtype) -> bool:
     """Whether a dtype is one of integers."""
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
@@ -122,10 +116,12 @@ class Fields(torch.nn.Module):
         super().__init__()
         self._structure, self.rows = structure, rows
         self._capacity, self._envs = capacity, num_envs
-        self._hidden = [key for key, row in rows.items() if row.held != row.dtype]
+        # Those that are taken in another dtype: NumPy has no bfloat16 either.
+        self._hidden = [key for key, row in rows.items() if row.held != row.dtype or row.dtype == torch.bfloat16]
+        self._seen = Seen()
         self.is_flat = isinstance(structure, dict) and all(isinstance(key, str) for key in rows)
         for place, row in enumerate(rows.values()):
-            self.register_buffer(str(place), torch.zeros((capacity, *row.shape), dtype=row.held, device=device))
+            self.register_buffer(str(place), zeros((capacity, *row.shape), row.held, device))
 
     def each(self) -> Iterator[tuple[FieldKey, Any]]:
         """Every field by its name, ``[capacity, ...]``."""
@@ -137,8 +133,11 @@ class Fields(torch.nn.Module):
 
     def taken(self, slots: Any) -> Any:
         """The rows in some slots, nested, ``[*slots, ...]``; those of NumPy are taken by it, in half the time."""
-        take = _taken_by_numpy if isinstance(slots, np.ndarray) else _taken
-        found = {key: take(memory, slots) for key, memory in self._each()}
+        if isinstance(slots, np.ndarray):
+            arrays = self._seen(self._buffers).values()
+            found = {key: torch.from_numpy(array.take(slots, 0)) for key, array in zip(self.rows, arrays, strict=True)}
+        else:
+            found = {key: _taken(memory, slots) for key, memory in self._each()}
         for key in self._hidden:
             found[key] = self.rows[key].seen(found[key])
         return found if self.is_flat else self.nested(found)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Self
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+Arrays = dict[str, npt.NDArray[Any]]
+_LINE = 64
 
 
 class Kept(torch.nn.Module):
@@ -18,3 +24,43 @@ class Kept(torch.nn.Module):
 
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
         return self
+
+
+class Seen:
+    """Buffers of a module in NumPy, for where one may look at them: kept, for to make them takes longer than to read
+    them. They are made anew where one was moved.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[list[int], Arrays] = ([], {})
+
+    def __call__(self, buffers: Any) -> Arrays:
+        """Them by name; those of bfloat16, which NumPy has not, as int16."""
+        where = [memory.data_ptr() for memory in buffers.values()]
+        kept = self._kept
+        if kept[0] != where:
+            kept = self._kept = where, {name: _array(memory) for name, memory in buffers.items()}
+        return kept[1]
+
+    def __reduce__(self) -> tuple[type[Seen], tuple[()]]:
+        """A copy has seen nothing."""
+        return Seen, ()
+
+
+def _array(memory: torch.Tensor) -> npt.NDArray[Any]:
+    found: npt.NDArray[Any] = (memory.view(torch.int16) if memory.dtype == torch.bfloat16 else memory).numpy()
+    return found
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory of zeros.
+
+    That of the host is NumPy's, which has Linux give it large pages: a row that is drawn of 10 million is found then
+    without looking for its page in memory, too.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + _LINE, np.uint8)
+    begin = -memory.ctypes.data % _LINE
+    return torch.from_numpy(memory[begin : begin + size]).view(dtype).reshape(shape)

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from mouse_torch.tracing import is_known
-
 
 class Ring(NamedTuple):
     """Where in the ring the rows are.
@@ -37,14 +35,6 @@ class Ring(NamedTuple):
         """Whether numbers are integers, and what is found with them NumPy's."""
         return isinstance(self.size, int)
 
-    def seen(self) -> Ring:
-        """With integers, where one may look."""
-        if not is_known(self.size):
-            return self
-        cursor, size = int(self.cursor.numpy()), int(self.size.numpy())
-        # So that a row less than the oldest is a place, too, counted from the end where it is below 0.
-        return Ring(cursor or (self.steps if size == self.steps else 0), size, self.steps)
-
     def range(self, *bounds: int) -> Any:
         """``arange``, of the kind of its numbers."""
         return np.arange(*bounds) if self.is_seen else torch.arange(*bounds, device=self.size.device)
@@ -60,6 +50,12 @@ class Ring(NamedTuple):
             return slot % self.steps
         # Cheaper than the rest of a division.
         return np.where(slot < 0, slot + self.steps, slot)
+
+
+def seen_ring(cursor: int, size: int, steps: int) -> Ring:
+    """A ring of which one knows where the rows are."""
+    # So that a row less than the oldest is a place, too, counted from the end where it is below 0.
+    return Ring(cursor or (steps if size == steps else 0), size, steps)
 
 
 class Reading(NamedTuple):

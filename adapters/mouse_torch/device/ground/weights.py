@@ -11,8 +11,11 @@ import torch
 from mouse_core.replay import Priorities
 from mouse_core.replay.samplers.weighing import Powers, bits_of, largest_weight, plus_bits, powers, weights_of
 from mouse_torch import _words
-
-_FAN, _SHIFT = 16, 4
+from mouse_torch.device.ground.kept import Seen, zeros
+from mouse_torch.device.ground.seen_weights import FAN as _FAN
+from mouse_torch.device.ground.seen_weights import SHIFT as _SHIFT
+from mouse_torch.device.ground.seen_weights import SeenWeights
+from mouse_torch.tracing import is_known
 
 
 class Weights(torch.nn.Module):
@@ -45,7 +48,7 @@ class Weights(torch.nn.Module):
 
     def __init__(self, capacity: int, priorities: Priorities, *, sliced: bool, device: torch.device) -> None:
         super().__init__()
-        self.capacity, self.sliced = capacity, sliced
+        self.capacity, self.sliced, self._seen = capacity, sliced, Seen()
         self.alpha, self.beta, self.eps = float(priorities.alpha), priorities.beta, float(priorities.eps)
         # Where levels end, in rows; those of 1,000 slots have 63, 4 and 1 rows, and end at 63, 67 and 68.
         rows = -(-capacity // _FAN)
@@ -55,7 +58,7 @@ class Weights(torch.nn.Module):
             self.ends.append(self.ends[-1] + rows)
         self.starts = [0, *self.ends]
         made: dict[str, torch.Tensor] = {
-            "sums": torch.zeros((self.ends[-1] + 1, _FAN), dtype=torch.int64),
+            "sums": zeros((self.ends[-1] + 1, _FAN), torch.int64, device),
             "least": torch.full((self.ends[-1] - self.ends[0], _FAN), torch.inf, dtype=torch.float32),
             "largest": torch.ones((), dtype=torch.float32),
         }
@@ -93,6 +96,9 @@ class Weights(torch.nn.Module):
 
     def refresh(self, nodes: torch.Tensor) -> None:
         """Sum again what is above some rows of the first level, int64 ``[m]``, of which any may come again."""
+        if is_known(nodes):
+            self.seen().refresh(nodes.numpy())
+            return
         first = self.ends[0]
         children = self._leaves(nodes)
         total, smallest = children.sum(1), _smallest(children)
@@ -105,6 +111,11 @@ class Weights(torch.nn.Module):
             total = self.sums.index_select(0, rows).sum(1)
             smallest = self.least.index_select(0, rows - first).amin(1)
 
+    def seen(self) -> SeenWeights:
+        """The tree, where one may look at it."""
+        found = self._seen(self._buffers)
+        return SeenWeights(found["sums"], found["least"], found.get("begins"), self.starts)
+
     def drawn(self, words: torch.Tensor, beta: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Slots in proportion to what they weigh, int64 ``[B]``, and importance weights, float32 ``[B]``.
 
@@ -112,6 +123,9 @@ class Weights(torch.nn.Module):
             words: Random words.
             beta: The exponent of the importance weights.
         """
+        if is_known(words):
+            known, times = self.seen().drawn(words.numpy())
+            return torch.from_numpy(known), torch.from_numpy(times) ** -beta
         root = self._root()
         rest, node = _words.scaled(words, root.sum()), torch.zeros_like(words)
         for level in range(len(self.ends) - 1, 0, -1):
