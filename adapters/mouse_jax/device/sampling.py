@@ -277,8 +277,9 @@ def _weighted(replay: Replay, weights: Weights, words: _philox.Pair, beta: Any) 
 def _rows(replay: Replay, slot: jax.Array) -> dict[str, Any]:
     """The rows of some slots, int32 ``[B]``, which are all there."""
     layout = replay.layout
-    envs, reach = layout.num_envs or 1, 0 if layout.transform is None else layout.transform.reach
-    step, env = slot // envs, slot % envs
+    envs, reach = layout.num_envs, 0 if layout.transform is None else layout.transform.reach
+    # Divided by 1 they would be so for each value of each field.
+    step, env = (slot, slot) if envs is None else (slot // envs, slot % envs)
     added = {"index": slot}
     if reach:
         # Rows behind each in its stream; behind the newest there is none, and it is repeated.
@@ -287,7 +288,7 @@ def _rows(replay: Replay, slot: jax.Array) -> dict[str, Any]:
         added["mask"] = behind <= age[:, None]
         step = (step[:, None] + jnp.minimum(behind, age[:, None])) % layout.steps
         env = env[:, None]
-    return _batch(taken(replay.rows, *((step,) if layout.num_envs is None else (step, env))), added)
+    return _batch(taken(replay.rows, *((step,) if envs is None else (step, env))), added)
 
 
 def _batch(rows: Any, added: Mapping[str, jax.Array]) -> dict[str, Any]:
