@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -24,7 +25,7 @@ except ImportError:  # Windows, where nothing is asked for
 
 Made = TypeVar("Made")
 
-_WILL_NEED, _RANDOM = 3, 1
+_WILL_NEED, _RANDOM, _PAGE_OUT = 3, 1, 21
 _PAGE = mmap.PAGESIZE
 _PROCESS_MADVISE, _MOST_RANGES = 440, 1024
 # So many page faults that wait for a disk, in so many batches, are a reason to ask ahead; and that no block was read
@@ -37,6 +38,8 @@ _MORE_BYTES, _MORE_SHARE = 64 << 20, 8
 _FAULTS_EACH, _TIMES_AGAIN = 2, 16
 # Bytes that the kernel reads at once where nobody says how many: of a longer range it reads no more than that.
 _AT_ONCE = 128 << 10
+# What is read from more than so many batches on is of somebody who reads at another place.
+_NEAR = 1024
 # Ranges are looked at so many at a time, and fewer at first.
 _TOGETHER, _TRIED = 64, 2
 
@@ -64,6 +67,8 @@ class Maps:
 
     def of(self, addresses: Int64s) -> Int64s:
         """The map that each address is in, -1 for none."""
+        if not len(self.begins):
+            return np.full(len(addresses), -1)
         found = np.searchsorted(self.begins, addresses, side="right") - 1
         found[(found >= 0) & (addresses >= self.ends[found])] = -1
         return found
@@ -83,7 +88,7 @@ class LocalFiles:
     begin, size, gap, room = 0, (1 << 63) - 1, 8 << 10, None
 
     def __init__(self, begins: Int64s, sizes: Int64s, later: int = 0) -> None:
-        self._advice = _Advice()
+        self._advice, self._letting_go = _Advice(), _Advice()
         self._since, self._batches = usage(), 0
         # Seconds that copying stood still for pages since then, for how many, and when that was.
         self._waited, self._missed, self._looked = 0.0, 0, perf_counter()
@@ -92,6 +97,8 @@ class LocalFiles:
         self._bytes = int(sizes.sum()) + later
         self.is_on = self._is_short = self._exceed_room()
         self._maps: Maps | None = None
+        # What is read for many batches: the first of them, the one behind the last, and the ranges.
+        self._kept: deque[tuple[int, int, Int64s, Int64s]] = deque()
         # The maps that were met, of which nothing is read that is not asked for.
         self._met: set[int] = set()
         if self._is_short:
@@ -152,12 +159,12 @@ class LocalFiles:
         """
         if self._again:
             self.ask(*merged(*ranges(), self.gap), 0)
-        faults, began, computed = _own_faults(), perf_counter(), thread_time()
+        (faults, stops), began, computed = _own_faults(), perf_counter(), thread_time()
         made = copy()
-        missed = _own_faults() - faults
-        if missed:
+        missed, stopped = (now - before for now, before in zip(_own_faults(), (faults, stops), strict=True))
+        self._missed += missed
+        if missed or stopped:
             self._waited += max(0.0, perf_counter() - began - (thread_time() - computed))
-            self._missed += missed
         return made
 
     def _exceed_room(self) -> bool:
@@ -170,7 +177,7 @@ class LocalFiles:
     def ask(self, begins: Int64s, ends: Int64s, batch: int) -> None:
         """See ``Backing``."""
         begins = begins & ~(_PAGE - 1)
-        if self._maps is None or (self._maps.of(begins) < 0).any():
+        if self._maps is None or (len(self._maps.begins) and (self._maps.of(begins) < 0).any()):
             self._maps, self._met = Maps(), set()
         found = self._maps.of(begins)
         if len(self._maps.begins):
@@ -185,6 +192,30 @@ class LocalFiles:
                 begin = self._maps.begins[number : number + 1]
                 self._advice.give(begin, self._maps.ends[number : number + 1] - begin, _RANDOM)
         self._advice.give(begins, ends - begins, _WILL_NEED)
+
+    def keep(self, begins: Int64s, ends: Int64s, first: int, until: int) -> None:
+        """Some ranges that are asked for are read from batch ``first`` on, by nobody from batch ``until`` on."""
+        if self._is_short and sys.platform == "linux" and len(begins):
+            self._kept.append((first, until, begins, ends))
+
+    def let_go(self, batch: int) -> None:
+        """Have the kernel take back what nobody reads any more, where batch ``batch`` comes.
+
+        It makes room with less work than by looking for pages that were not read for long, and what is read stays.
+        """
+        gone = []
+        while self._kept and not self._kept[0][0] - _NEAR <= batch < self._kept[0][1]:
+            first, until, *ranges = self._kept.popleft()
+            if until <= batch < 2 * until - first:  # otherwise somebody reads at another place
+                gone.append(ranges)
+        if gone and self._maps is not None and len(self._maps.begins):
+            begins, ends = (np.concatenate(some) for some in zip(*gone, strict=True))
+            begins, ends = merged(begins, ends)
+            found = self._maps.of(begins)
+            # Whole pages: those at the ends have other rows, too.
+            begins, ends = -(-begins // _PAGE) * _PAGE, np.minimum(ends, self._maps.ends[found]) // _PAGE * _PAGE
+            there = (found >= 0) & self._maps.is_file[found] & (begins < ends)
+            self._letting_go.give(begins[there], (ends - begins)[there], _PAGE_OUT)
 
     def wait(self, begins: Int64s, ends: Int64s) -> object:
         """See ``Backing``: the processor waits itself."""
@@ -294,10 +325,12 @@ def usage() -> Usage:
     return Usage(now.ru_majflt, now.ru_inblock)
 
 
-def _own_faults() -> int:
-    """How many page faults of this thread waited for a disk; where the system does not say, of the process."""
-    faults: int = resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_majflt
-    return faults
+def _own_faults() -> tuple[int, int]:
+    """How many page faults of this thread had a page read, and how often it stood still, as it does for pages that are
+    on their way; where the system does not say, of the process.
+    """
+    now = resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF))
+    return now.ru_majflt, now.ru_nvcsw
 
 
 def _lines(file: str) -> list[str]:

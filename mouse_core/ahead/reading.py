@@ -19,9 +19,12 @@ from mouse_core.errors import DataError
 _FAR_BYTES, _AHEAD_BATCHES = 64 << 20, 64
 # Where what stays in a cache is chosen by what is read later, so many more are asked for with each that is copied.
 _FURTHER = 2
-# Of mapped files nothing is asked for while more than half of the bytes are left of what was: sorting the ranges of
-# several batches takes hardly longer than those of one. So many batches are asked for together.
-_LEFT, _TOGETHER = 0.5, 16
+# Of mapped files nothing is asked for while more than half of the bytes are left of what was, nor before so many times
+# the batches that are copied would fit: sorting the ranges of two takes hardly longer than those of one. It is no more
+# of them, as whoever asks for a batch waits until they have been asked for.
+_LEFT, _PACE = 0.5, 2
+# Of batches from stretches that were read long before so many are copied at a time.
+_OF_STRETCHES = 8
 # So many batches are planned together where pages come from a disk: what it takes to find them is read all at once.
 _PLANNED, _MANY = 64, 1 << 30
 # Who asks for batches before those that are asked for has gone back: by more than threads are ahead of each other, and
@@ -39,6 +42,7 @@ class Planned(Protocol):
     step: int
     kind: int
     sizes: list[int]
+    read_for: int
 
 
 BlockT = TypeVar("BlockT", bound=Planned)
@@ -128,6 +132,16 @@ class ReadAhead(Generic[BlockT]):
             self._blocks.most = _PLANNED if files else _MANY
         return bool(self._backings)
 
+    def together(self, block: BlockT, most: int) -> int:
+        """How many batches of a block, and ``most``, are copied at a time.
+
+        Where pages come from a disk it is one, lest whoever asks for it waits for those of others, too; but more where
+        most were read as parts of stretches long ago.
+        """
+        if self.is_on():
+            most = min(most, _OF_STRETCHES if self._read_for(block) > 1 else 1)
+        return most
+
     def copied(self, block: BlockT, views: Views, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
         """``views.copy(first, count)`` of a block, when all that it reads is there; asks for what is behind it."""
         copy = partial(views.copy, first, count)
@@ -155,15 +169,19 @@ class ReadAhead(Generic[BlockT]):
         """Ask for what is behind some batches of a block, as far ahead as it pays: up to the end of the next block."""
         begin, number, current = block.first + first * block.step, first + count, block
         in_turn, self._behind = begin == self._behind, begin + count * block.step
+        if self._files is not None:
+            self._files.let_go(begin)
         if block.kind < 0 and not in_turn:
             return  # in no order
         asked = self._left(block.first + number * block.step, block.step)
         if self._next is not None and self._asked:
             block, number = self._next
-        far, most = bool(self._always), self._most
-        if not far and asked > _LEFT * most:
+        far, pace = bool(self._always), _MANY if self._always else _PACE * count
+        some = pace * asked // max(1, len(self._asked))
+        most = self._most(some)
+        if asked > max(_LEFT * most, most - some) and not far:
             return
-        while asked < most and len(self._asked) < _AHEAD_BATCHES:
+        while asked < most and len(self._asked) < _AHEAD_BATCHES and pace > 0:
             if number == len(block.sizes):
                 behind = self._block_behind(block) if block is current else None
                 if behind is None:
@@ -171,12 +189,13 @@ class ReadAhead(Generic[BlockT]):
                 block, number = behind, 0
             # As many as are as large as those before them, where these are known.
             count = 1 if far or not self._asked else int((most - asked) * len(self._asked) / max(asked, 1))
-            count = min(max(count, 1), _TOGETHER, len(block.sizes) - number)
+            count = min(max(count, 1), pace, len(block.sizes) - number)
             nbytes = self._ask(block, number, count)
             for one in range(number, number + count):
                 self._asked[block.first + one * block.step] = nbytes // count
             asked += nbytes
             number += count
+            pace -= count
         self._next = self._further(block, number) if far else (block, number)
 
     def _further(self, block: BlockT, number: int) -> tuple[BlockT, int]:
@@ -207,10 +226,12 @@ class ReadAhead(Generic[BlockT]):
             self._asked.pop(old, None)
         return sum(list(self._asked.values()))
 
-    @property
-    def _most(self) -> int:
-        """Bytes that are asked for ahead."""
-        return _FAR_BYTES if self._always or self._files is None else self._files.depth.nbytes
+    def _most(self, some: int) -> int:
+        """Bytes that are asked for ahead: as many as are asked for at a time, where there is room for them."""
+        if self._always or self._files is None:
+            return _FAR_BYTES
+        depth = self._files.depth
+        return max(depth.nbytes, min(some, depth.most))
 
     def _stages(self, block: BlockT, first: int, count: int) -> Iterator[tuple[Int64s, Int64s]]:
         """Which ranges some batches read, and then those that take reading the ones before."""
@@ -224,6 +245,13 @@ class ReadAhead(Generic[BlockT]):
                     begins, ends = _NO_RANGES
         yield begins, ends
 
+    def _read_for(self, block: BlockT) -> int:
+        """For how many batches what is read of one of a block is; 0: nobody knows."""
+        try:
+            return self._read(block)[0].read_for
+        except (DataError, IndexError):
+            return 0  # whoever reads damaged rows is told
+
     def _block_behind(self, block: BlockT) -> BlockT | None:
         """The block behind one, where batches are asked for in turn."""
         if len(block.sizes) == 1 and block.kind == block.first:
@@ -235,11 +263,13 @@ class ReadAhead(Generic[BlockT]):
 
     def _ask(self, block: BlockT, number: int, count: int) -> int:
         """Ask for what some batches read; how many bytes that are."""
-        nbytes = 0
+        nbytes, index, read_for = 0, block.first + number * block.step, self._read_for(block)
         try:
             for begins, ends in self._stages(block, number, count):
+                if read_for > 1 and self._files is not None:
+                    self._files.keep(begins, ends, index, index + count * block.step + read_for)
                 for backing, first, end in in_backings(self._backings, begins, ends):
-                    backing.ask(first, end, block.first + number * block.step)
+                    backing.ask(first, end, index)
                     nbytes += int((end - first).sum())
         except (DataError, IndexError):
             pass  # whoever reads damaged rows is told

@@ -11,19 +11,19 @@ from mouse_core.sampling.windows import remembered
 from mouse_core.store.snapshot import Snapshot
 
 
-def opened_stay(sampler: WindowSampler, snapshot: Snapshot, shards: int) -> bool:
+def opened_for(sampler: WindowSampler, snapshot: Snapshot, shards: int) -> int:
     """See ``_stay``, which takes as long as some batches, and warns once."""
     return remembered(snapshot, ("opened", id(sampler), shards), lambda: _stay(sampler, snapshot, shards))
 
 
-def _stay(sampler: WindowSampler, snapshot: Snapshot, shards: int) -> bool:
-    """Whether what a sampler opens is there until it is done with it; a ``StoreWarning`` says where there is no room.
+def _stay(sampler: WindowSampler, snapshot: Snapshot, shards: int) -> int:
+    """For how many batches what a sampler opens is read, and stays where it is; 0 where it does not, or nobody knows.
 
-    What went is read again, page by page.
+    What went is read again, page by page. A ``StoreWarning`` says where there is no room.
     """
     pool = None if (pool_of := getattr(sampler, "pool", None)) is None else pool_of(snapshot)
     if pool is None:
-        return False  # nobody knows
+        return 0
     nbytes = pool.nbytes // shards
     found = [("the cache", one.room) for one in snapshot.backings]
     if any(one.is_mapped or one.sealed_bytes for one in snapshot.segments):
@@ -39,4 +39,4 @@ def _stay(sampler: WindowSampler, snapshot: Snapshot, shards: int) -> bool:
             StoreWarning,
             stacklevel=2,
         )
-    return not short and not snapshot.backings  # of which others may have let go
+    return 0 if short or snapshot.backings else pool.batches  # of which others may have let go

@@ -330,7 +330,7 @@ class Pipeline:
                 if not block.together:
                     block.byte_views = self._make_byte_views(block)
                     size = 0 if block.byte_views is None else block.byte_views.batch_bytes
-                    together = 1 if self._ahead is not None and self._ahead.is_on() else _MOST_TOGETHER
+                    together = _MOST_TOGETHER if self._ahead is None else self._ahead.together(block, _MOST_TOGETHER)
                     block.together = max(1, min(_TOGETHER_BYTES // max(size, 1), together, len(block.sizes)))
         return block.byte_views
 

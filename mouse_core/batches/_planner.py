@@ -35,14 +35,11 @@ _MANY_OTHERS = 192
 _MOST_NUMBERED_STEPS = 1 << 15
 # The first batch is planned alone, so that it is there soon; a block has so many times the batches of the one before.
 _GROWTH = 8
-# One of n workers asks for every n-th batch, and gets blocks of these, where n is at most this.
-_MOST_WORKERS = 64
-# The batches between those of such a block are drawn, too: so many times those of the longest block at most.
-_MOST_SKIPPED = 4
-# Blocks that are kept of one kind: of batches planned alone, and of blocks that follow each other.
-_BLOCKS_KEPT = 2
-# Whoever asks in no order has so many bytes of blocks kept, and so many blocks.
-_KEPT_BYTES, _MOST_KEPT = 32 << 20, 48
+# One of n workers asks for every n-th batch, and gets blocks of these, where n is at most this. The batches between are
+# drawn, too: so many times those of the longest block at most.
+_MOST_WORKERS, _MOST_SKIPPED = 64, 4
+# Blocks that are kept of one kind; and of whoever asks in no order so many bytes of them, and so many.
+_BLOCKS_KEPT, _KEPT_BYTES, _MOST_KEPT = 2, 32 << 20, 48
 # A run of batches is planned as a whole where so many of it are among the latest that were in no block,
 _ALONE_FIRST, _MISSES_KNOWN = 2, 32
 # and, as a block may have to go for it once the bytes are used up, so many were planned alone since the last one.
@@ -65,6 +62,7 @@ class Block:
         byte_views: How to copy them; None: nothing can be copied, or ``together`` is 0.
         together: How many are copied at a time where they are asked for in turn; 0: nobody has looked where they lie.
         anchors: Their steps, and around them what is read by a number for each kind, where fields have offsets.
+        read_for: For how many batches what is read for one is needed; 0: nobody knows.
     """
 
     first: int
@@ -78,6 +76,7 @@ class Block:
     together: int = 0
     anchors: Anchors | None = None
     around: dict[int, Block] = field(default_factory=dict)
+    read_for: int = 1
 
     @property
     def nbytes(self) -> int:
@@ -199,17 +198,18 @@ class Planner:
 
     def read(self, block: Block) -> Sequence[Block]:
         """The windows that are read when each batch of a block is: stretches that it opens; its own if they may go."""
-        read = getattr(self.sampler, "starts_to_read", None) if block.kind >= 0 else None
+        read = getattr(self.sampler, "starts_to_read", None) if block.kind >= 0 and block.read_for == 1 else None
         if read is not None and _OPENED not in block.around:
             batches, rows = range(block.first, block.end, block.step), slice(*self.delivered(self.sampler.batch_size))
             if found := read(self.seed, batches, self.snapshot, self.epoch_start, rows=rows, begun=block.kind):
-                sizes, windows = np.diff(found[1]).tolist(), self._locate(found[0], found[1].tolist(), None)
-                block.around[_OPENED] = Block(block.first, block.end, block.step, block.kind, windows, sizes, self)
-        if (opened := block.around.get(_OPENED)) is None:
-            return [block]
-        from mouse_core.batches._opening import opened_stay  # loaded where stretches are opened
+                from mouse_core.batches._opening import opened_for  # loaded where stretches are opened
 
-        return [opened] if opened_stay(self.sampler, self.snapshot, self.shard[1]) else [opened, block]
+                sizes, windows = np.diff(found[1]).tolist(), self._locate(found[0], found[1].tolist(), None)
+                opened = Block(block.first, block.end, block.step, block.kind, windows, sizes, self)
+                opened.read_for = opened_for(self.sampler, self.snapshot, self.shard[1])
+                block.around[_OPENED] = opened
+        opened = block.around.get(_OPENED, block)
+        return [opened] if opened.read_for else [opened, block]
 
     def _locate(self, starts: Int64s, bounds: Sequence[int] | None, lengths: Int64s | None) -> Windows:
         """See ``Snapshot.locate``; raises ConfigError if some windows are not in the snapshot."""

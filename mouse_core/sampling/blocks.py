@@ -70,6 +70,11 @@ class Pool:
         return self.block * self.window_rows
 
     @property
+    def batches(self) -> int:
+        """From the first window of a block to its last these are no more batches: in each round of lanes comes one."""
+        return (self.block + 1) * self.lanes
+
+    @property
     def nbytes(self) -> int:
         """What the open blocks take, in bytes, about; never more than all windows."""
         return min(self.blocks * self.block, self.windows) * self.window_bytes

@@ -21,7 +21,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
-from mouse_core.ahead import local
+from mouse_core.ahead import local, reading
 from mouse_core.ahead.backing import merged
 from mouse_core.ahead.depth import Depth
 from mouse_core.ahead.room import room_for_files
@@ -258,7 +258,24 @@ def test_blocks_of_files_are_asked_for_once_where_there_is_room(
         asked[0] += int((ends - begins).sum())
         ask(self, begins, ends, batch)
 
+    gone, watched, give = set[int](), local.LocalFiles.watched, local._Advice.give
+
+    def watching(self: local.LocalFiles, copy: Any, ranges: Any) -> Any:
+        if index + reading._OF_STRETCHES < len(source):  # an epoch reads each once
+            assert not any(gone & {*range(*one)} for one in zip(*ranges(), strict=True))
+        return watched(self, copy, ranges)
+
+    def giving(self: Any, begins: Int64s, sizes: Int64s, advice: int) -> None:
+        if advice == local._PAGE_OUT:
+            gone.update(*map(range, begins.tolist(), (begins + sizes).tolist()))
+        else:
+            give(self, begins, sizes, advice)
+
+    monkeypatch.setattr(local.LocalFiles, "watched", watching)
+    monkeypatch.setattr(local._Advice, "give", giving)
+    monkeypatch.setattr(local, "_PAGE", 64)
     monkeypatch.setattr(local.LocalFiles, "ask", asking)
+    monkeypatch.setattr(local.LocalFiles, "gap", 0)
     monkeypatch.setattr(local.LocalFiles, "look", lambda self, batches: True)
     monkeypatch.setattr(local, "room_for_files", lambda: 0)
     options: dict[str, Any] = {"boundary": boundary, "fields": ["reward", "obs_continuous"], "seed": 2}
@@ -270,10 +287,13 @@ def test_blocks_of_files_are_asked_for_once_where_there_is_room(
         source, here = (BatchSource(one, 10, 8, Blocks(rows=100, pool=8), **options) for one in (there, known))
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            for index in range(len(source)):
+            for index in range(2 * len(source)):
+                batch = source[index]
                 for name, values in here[index].items():
-                    assert_array_equal(source[index][name], values)
+                    assert_array_equal(batch[name], values)
         found.append((asked[0], [str(one.message) for one in said]))
+        assert bool(gone) == (room > 2_000 and sys.platform == "linux"), "what is done with is let go"
+        gone.clear()
     (once, nothing), (again, warned) = found
     assert not nothing
     assert again > 1.7 * once
@@ -332,7 +352,7 @@ OPTIONS: dict[str, Any] = {
 def test_batches_of_files_that_do_not_fit_are_the_same(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Saved datasets and stores; and advice that may not be given many at a time."""
+    """Saved datasets and stores; and advice that may not be given many at a time, where nobody says what is mapped."""
     stores = [
         formats.open(saved).to_store(**OPTIONS),
         DatasetStore.open(tmp_path, "a", **OPTIONS).from_dataset(datasets.load_from_disk(str(saved))),
@@ -340,20 +360,28 @@ def test_batches_of_files_that_do_not_fit_are_the_same(
     source = BatchSource(stores[0], 30, 8, seed=4)
     wanted = [source[index] for index in range(6)]
     monkeypatch.setattr(local, "room_for_files", lambda: 0)
-    tried = [0]
+    tried, given, give = [0], list[int](), local._Advice.give
 
     def refused(_: int) -> int:
         tried[0] += 1
         raise PermissionError
 
+    def giving(self: Any, begins: Int64s, sizes: Int64s, advice: int) -> None:
+        given.append(advice)
+        give(self, begins, sizes, advice)
+
     for store in stores:
         for many in (True, False):
+            monkeypatch.setattr(local._Advice, "give", giving)
             if not many:
                 monkeypatch.setattr(os, "pidfd_open", refused, raising=False)
+                monkeypatch.setattr(local, "_lines", lambda _: [])
+            given.clear()
             source = BatchSource(store, 30, 8, seed=4)
             for index in range(6):
                 for name, values in wanted[index].items():
                     assert_array_equal(source[index][name], values, err_msg=f"{name} of batch {index}")
+            assert given.count(local._WILL_NEED) >= 6
         monkeypatch.undo()
         monkeypatch.setattr(local, "room_for_files", lambda: 0)
     assert tried[0] or sys.platform != "linux"
@@ -375,7 +403,7 @@ def test_what_goes_before_it_is_read_is_asked_for_again_and_no_more_than_the_ker
     monkeypatch.setattr(local._Advice, "give", give)
     store, found = formats.open(saved).to_store(**OPTIONS), []
     for faults, most in ((1, 1 << 30), (1, 500), (3, 500)):
-        monkeypatch.setattr(local, "_own_faults", partial(next, itertools.count(step=faults)))
+        monkeypatch.setattr(local, "_own_faults", partial(next, zip(itertools.count(step=faults), itertools.repeat(0))))
         monkeypatch.setattr(local, "_read_at_once", lambda disk, most=most: most)
         source = BatchSource(store, 30, 8, seed=4)
         for index in range(49):
@@ -476,10 +504,20 @@ def test_batches_may_be_asked_for_that_were_planned_when_they_were_not(
         writer.from_dataset(table_of("numbers", 0, 2_000))
     store, memory = DatasetStore.open(tmp_path), DatasetStore().from_dataset(table_of("numbers", 0, 2_000))
     ours, theirs = (BatchSource(one, 40, 32, seed=1) for one in (store, memory))
-    monkeypatch.setattr("mouse_core.ahead.local.LocalFiles.look", lambda _, batches: batches > 0)
+    on, known = [True], []
+    monkeypatch.setattr("mouse_core.ahead.local.LocalFiles.look", lambda _, batches: on[0] and batches > 0)
     for index in range(12):
         for name, values in theirs[index].items():
             assert_array_equal(ours[index][name], values)
+    # What is not read before it is copied is looked at batch by batch, whether it is allowed; once it is, no more.
+    monkeypatch.setattr("mouse_core.ahead.local.LocalFiles.look", lambda _, batches: on[0])
+    source = BatchSource(DatasetStore.open(tmp_path), 40, 32, seed=1)
+    for index in (0, 1, 9):
+        on[0] = index < 9
+        assert_array_equal(source[index]["done"], theirs[index]["done"])
+        block: Any = source.plan(index).block
+        known.append(not block.byte_views.unsure)
+    assert known == [False, False, True]
 
 
 @takes_advice
