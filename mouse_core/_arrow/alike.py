@@ -40,6 +40,8 @@ class Alike:
         self.template = 1 if len(self._sizes) > 2 and self._sizes[0] != self._sizes[1] else 0
         self._distance = np.full(len(self._sizes), _UNKNOWN, np.int64)
         self._lock = ProcessLock()
+        # The template's list offsets that others' were compared with, by address, and their bytes.
+        self._lists: dict[int, int] = {}
         # Address ranges of files that were met: where each begins, and where it ends.
         self._begins: list[int] = []
         self._ends: list[int] = []
@@ -68,6 +70,7 @@ class Alike:
             if first is None or (distance[alike] % dtype.itemsize).any():
                 return np.zeros(len(alike), np.bool_)
             wanted = flat_view(dtype)[first : first + count]
+            self._lists[address] = wanted.nbytes
             (positions,) = np.nonzero(alike)
             for part in in_parts(address + distance[positions], wanted.nbytes):
                 some = positions[part]
@@ -147,7 +150,8 @@ class Alike:
             from mouse_core.ahead.local import in_parts
 
             bodies, same = np.array(found), np.zeros(len(found), np.bool_)
-            for some in in_parts(bodies - length, length):
+            lists = [(bodies + (address - self._address), nbytes) for address, nbytes in list(self._lists.items())]
+            for some in in_parts(bodies - length, length, lists):
                 same[some] = runs_equal(element_of_all(bodies[some] - length, 8), self._metadata)
             distance[np.array(positions)[same]] = bodies[same] - self._address
         return distance

@@ -19,8 +19,9 @@ class Depth:
 
     A batch waits where its pages have not come yet, for which more depth helps, or have gone again, for which less
     does; or where the disk gives no more, whatever the depth. Nobody says which of them it is, so it goes one step,
-    twice or half as far, and looks: on where that helped, back where it harmed, and nearer where it made no difference.
-    Where hardly anybody waits it stays as it is.
+    twice or half as far, and looks: on where that helped, back where it harmed, and towards where it began where it
+    made no difference, as a disk that keeps up has slow reads, too; from there the one way and the other. Where hardly
+    anybody waits it stays as it is.
 
     Args:
         room: Bytes of files that there is room for in memory; None: nobody says.
@@ -29,6 +30,7 @@ class Depth:
     def __init__(self, room: int | None = None) -> None:
         self.most = MOST if room is None else max(LEAST, min(MOST, room // _PART))
         self.nbytes = min(FIRST, self.most)
+        self._first, self._out = self.nbytes, 0.5
         self._step, self._before = 2.0, 0.0
 
     def saw(self, batches: int, waited: float, seconds: float) -> None:
@@ -40,6 +42,9 @@ class Depth:
         if before and each > _MORE * before:
             self._step = 1 / self._step
         elif before and each > _LESS * before:
-            self._step = 0.5
+            if self.nbytes == self._first:  # the other way than last time
+                self._out = self._step = 1 / self._out
+            else:
+                self._step = 0.5 if self.nbytes > self._first else 2.0
         self._before = each
         self.nbytes = min(max(int(self.nbytes * self._step), LEAST), self.most)

@@ -266,10 +266,11 @@ def _mapped_by(data: Any) -> Iterator[tuple[int, int]]:
                 yield buffer.address, buffer.size
 
 
-def in_parts(begins: Int64s, nbytes: int) -> Iterator[slice]:
+def in_parts(begins: Int64s, nbytes: int, later: Sequence[tuple[Int64s, int]] = ()) -> Iterator[slice]:
     """Parts of some ranges of memory that are read one after the other, of so many bytes each from addresses on.
 
-    Once reading them has waited for a disk, the kernel is asked for all that are left together.
+    Once reading them has waited for a disk, the kernel is asked for all that are left together, and for what is read
+    ``later``: addresses, and bytes from each on.
     """
     before: int | None = usage().faults if resource is not None else None
     first = 0
@@ -278,8 +279,9 @@ def in_parts(begins: Int64s, nbytes: int) -> Iterator[slice]:
         yield slice(first, end)
         first = end
         if before is not None and usage().faults > before:
-            before, pages = None, begins[first:] & ~(_PAGE - 1)
-            _Advice().give(pages, begins[first:] + nbytes - pages, _WILL_NEED)
+            before, rest = None, [(begins[first:], nbytes), *later]
+            pages = np.concatenate([some & ~(_PAGE - 1) for some, _ in rest])
+            _Advice().give(pages, np.concatenate([some + size for some, size in rest]) - pages, _WILL_NEED)
 
 
 class _Advice:
