@@ -149,8 +149,9 @@ class ByteViews:
             }
         return found
 
-    def ranges(self, first: int, count: int = 1) -> tuple[Int64s, Int64s]:
-        """Where the bytes lie that copying some batches reads: begins and ends, int64 ``[n]`` addresses, in any order.
+    def ranges(self, first: int, count: int = 1) -> tuple[Int64s, Int64s, Int64s]:
+        """Where the bytes lie that copying some batches reads: begins and ends, int64 ``[n]`` addresses, in any order,
+        and of which of the batches they are, from 0 on.
 
         Without those of short values that stand in the views already.
         """
@@ -161,16 +162,18 @@ class ByteViews:
         buffers = np.array([buffer.address for buffer in self._buffers], np.int64)
         begins = buffers[places[at] & 0xFFFFFFFF] + (places[at] >> 32)
         ends = begins + sizes[at]
-        parts = [(begins, ends)]
+        numbers = at // (self._pieces * self.words.shape[1])
+        parts = [(begins, ends, numbers)]
         for field in self.fields if self.short else ():
             if field.name in self.short:
                 elements = self.short[field.name][first : first + count]
                 begins = address_of_all(elements.reshape(-1), field.dtype.itemsize)
                 steps = np.array(self.sizes[first : first + count]) * self.length // elements.shape[1]
                 nbytes = np.repeat(steps * field.row_bytes, elements.shape[1])
-                parts.append((begins, begins + nbytes))
-        begins, ends = (np.concatenate(some) for some in zip(*parts, strict=True))
-        return begins, ends
+                parts.append((begins, begins + nbytes, np.repeat(np.arange(count), elements.shape[1])))
+        if len(parts) > 1:
+            begins, ends, numbers = (np.concatenate(some) for some in zip(*parts, strict=True))
+        return begins, ends, numbers
 
     def allowed(self, copied: dict[str, npt.NDArray[Any]], count: int) -> npt.NDArray[np.bool_]:
         """Which of some batches, as ``copy`` gives them, have no value larger than allowed, bool ``[count]``."""

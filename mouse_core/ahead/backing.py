@@ -11,6 +11,9 @@ import numpy.typing as npt
 Int64s = npt.NDArray[np.int64]
 Made = TypeVar("Made")
 
+APART = 48
+"""What several batches read is sorted at once: of number n as if it lay n times 2**48 bytes further on."""
+
 
 class Backing(Protocol):
     """Memory whose bytes lie elsewhere until they are asked for: addresses ``begin .. begin + size``.
@@ -28,8 +31,17 @@ class Backing(Protocol):
     room: int | None
     """How many bytes may be here at a time; None: nobody says."""
 
-    def ask(self, begins: Int64s, ends: Int64s, batch: int) -> None:
-        """Say that batch number ``batch`` will read some ranges. Returns at once, and raises nothing."""
+    def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
+        """Say which batch will read each of some ranges. Returns at once, and raises nothing.
+
+        Args:
+            begins, ends: Those of one batch ascend and do not touch, and are followed by those of another.
+            batches: The numbers of the batches, int64 ``[n]``.
+        """
+        ...
+
+    def there(self, begins: Int64s, ends: Int64s) -> bool:
+        """Whether the bytes of some ranges are there now, as far as that is known at once."""
         ...
 
     def looks_further(self) -> bool:
@@ -66,17 +78,53 @@ def merged(begins: Int64s, ends: Int64s, gap: int = 0) -> tuple[Int64s, Int64s]:
     return begins[np.append(0, apart + 1)], ends[np.append(apart, len(ends) - 1)]
 
 
-def in_backings(backings: Sequence[Backing], begins: Int64s, ends: Int64s) -> Iterator[tuple[Backing, Int64s, Int64s]]:
-    """Of some ranges, in any order, those that lie in each of some backings, merged as it likes them.
+def by_batch(begins: Int64s, ends: Int64s, numbers: Int64s, gap: int = 0) -> tuple[Int64s, Int64s, Int64s]:
+    """The same for several batches, of each by itself: the ranges of number 0, of number 1, and so on.
 
-    Of several that a range lies in the first has it.
+    Args:
+        begins, ends, numbers: Ranges, and which batch, from 0 on, each is of; int64 ``[n]``, in any order.
+        gap: As above.
     """
+    apart = numbers << APART  # as if those of each lay in memory of its own
+    begins, ends = merged(begins + apart, ends + apart, gap)
+    numbers = begins >> APART
+    apart = numbers << APART
+    return begins - apart, ends - apart, numbers
+
+
+def _inside(
+    backings: Sequence[Backing], begins: Int64s, ends: Int64s
+) -> Iterator[tuple[Backing, npt.NDArray[np.bool_]]]:
+    """Which of some ranges lie in each of some backings; of several that a range lies in the first has it."""
     rest = ends > begins
     for backing in backings:
         inside = rest & (begins >= backing.begin) & (begins < backing.begin + backing.size)
-        rest &= ~inside
         if inside.any():
-            yield backing, *merged(begins[inside], ends[inside], backing.gap)
+            rest &= ~inside
+            yield backing, inside
+
+
+def in_backings(backings: Sequence[Backing], begins: Int64s, ends: Int64s) -> Iterator[tuple[Backing, Int64s, Int64s]]:
+    """Of some ranges, in any order, those that lie in each of some backings, merged as it likes them."""
+    for backing, inside in _inside(backings, begins, ends):
+        yield backing, *merged(begins[inside], ends[inside], backing.gap)
+
+
+def ask_backings(backings: Sequence[Backing], begins: Int64s, ends: Int64s, numbers: Int64s, batches: Int64s) -> int:
+    """Ask each of some backings for what batches will read of it; how many bytes that are.
+
+    Args:
+        backings: Where the ranges may lie.
+        begins, ends: The ranges, in any order.
+        numbers: Of which of the batches each is, from 0 on.
+        batches: The numbers by which the backings know these.
+    """
+    nbytes = 0
+    for backing, inside in _inside(backings, begins, ends):
+        firsts, behind, whose = by_batch(begins[inside], ends[inside], numbers[inside], backing.gap)
+        backing.ask(firsts, behind, batches[whose])
+        nbytes += int((behind - firsts).sum())
+    return nbytes
 
 
 def copied_when_there(backings: Sequence[Backing], begins: Int64s, ends: Int64s, copy: Callable[[], Made]) -> Made:

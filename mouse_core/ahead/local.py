@@ -151,14 +151,16 @@ class LocalFiles:
         self._since, self._batches, self._waited, self._missed, self._looked = usage(), 0, 0.0, 0, now
         return found
 
-    def watched(self, copy: Callable[[], Made], ranges: Callable[[], tuple[Int64s, Int64s]]) -> Made:
+    def watched(self, copy: Callable[[], Made], ranges: Callable[[], tuple[Int64s, Int64s, Int64s]]) -> Made:
         """What ``copy()`` makes of some ranges, where pages are asked for: how long it stands still says how far ahead.
 
         What comes takes the room of what was not read for long, also of pages that were there when they were asked for:
         these are missed one by one when they are read. Where there are many they are asked for again, together.
         """
         if self._again:
-            self.ask(*merged(*ranges(), self.gap), 0)
+            begins, ends, _ = ranges()
+            begins, ends = merged(begins, ends, self.gap)
+            self.ask(begins, ends, np.zeros(len(begins), np.int64))
         (faults, stops), began, computed = _own_faults(), perf_counter(), thread_time()
         made = copy()
         missed, stopped = (now - before for now, before in zip(_own_faults(), (faults, stops), strict=True))
@@ -174,7 +176,7 @@ class LocalFiles:
         self.depth = Depth(room)
         return room is not None and self._bytes > room
 
-    def ask(self, begins: Int64s, ends: Int64s, batch: int) -> None:
+    def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
         """See ``Backing``."""
         begins = begins & ~(_PAGE - 1)
         if self._maps is None or (len(self._maps.begins) and (self._maps.of(begins) < 0).any()):
@@ -216,6 +218,10 @@ class LocalFiles:
             begins, ends = -(-begins // _PAGE) * _PAGE, np.minimum(ends, self._maps.ends[found]) // _PAGE * _PAGE
             there = (found >= 0) & self._maps.is_file[found] & (begins < ends)
             self._letting_go.give(begins[there], (ends - begins)[there], _PAGE_OUT)
+
+    def there(self, begins: Int64s, ends: Int64s) -> bool:
+        """See ``Backing``."""
+        return True
 
     def wait(self, begins: Int64s, ends: Int64s) -> object:
         """See ``Backing``: the processor waits itself."""

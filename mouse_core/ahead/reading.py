@@ -11,7 +11,7 @@ from weakref import WeakMethod
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.ahead.backing import Backing, Int64s, copied_when_there, in_backings
+from mouse_core.ahead.backing import Backing, Int64s, ask_backings, copied_when_there, in_backings
 from mouse_core.ahead.local import LocalFiles
 from mouse_core.errors import DataError
 
@@ -25,13 +25,16 @@ _FURTHER = 2
 _LEFT, _PACE = 0.5, 2
 # Of batches from stretches that were read long before so many are copied at a time.
 _OF_STRETCHES = 8
+# So many batches are asked for together of what lies elsewhere, where as many are still to come before they are read,
+# and are copied together.
+_FAR_TOGETHER = 8
 # So many batches are planned together where pages come from a disk: what it takes to find them is read all at once.
 _PLANNED, _MANY = 64, 1 << 30
 # Who asks for batches before those that are asked for has gone back: by more than threads are ahead of each other, and
 # not while two take turns, each at a place of its own.
 _TURNS, _TIMES_BACK = 16, 3
 _NOTHING = np.zeros(0, np.int64)
-_NO_RANGES = _NOTHING, _NOTHING
+_NO_RANGES = _NOTHING, _NOTHING, _NOTHING
 
 
 class Planned(Protocol):
@@ -70,8 +73,8 @@ class Views(Protocol):
         """Some batches that follow each other, by field."""
         ...
 
-    def ranges(self, first: int, count: int = 1) -> tuple[Int64s, Int64s]:
-        """Where the bytes lie that some of them read: begins and ends, in any order."""
+    def ranges(self, first: int, count: int = 1) -> tuple[Int64s, Int64s, Int64s]:
+        """Where the bytes lie that some of them read: begins and ends, in any order, and which of them, from 0 on."""
         ...
 
 
@@ -138,9 +141,18 @@ class ReadAhead(Generic[BlockT]):
         Where pages come from a disk it is one, lest whoever asks for it waits for those of others, too; but more where
         most were read as parts of stretches long ago.
         """
-        if self.is_on():
-            most = min(most, _OF_STRETCHES if self._read_for(block) > 1 else 1)
-        return most
+        if not self.is_on():
+            return most
+        if self._always:
+            return min(most, _FAR_TOGETHER)
+        return min(most, _OF_STRETCHES if self._read_for(block) > 1 else 1)
+
+    def there(self, views: Views, first: int, count: int) -> bool:
+        """Whether nobody waits when some batches of a block are copied, as far as that is known."""
+        if not self._always:
+            return True
+        parts = in_backings(self._always, *views.ranges(first, count)[:2])
+        return all(backing.there(begins, ends) for backing, begins, ends in parts)
 
     def copied(self, block: BlockT, views: Views, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
         """``views.copy(first, count)`` of a block, when all that it reads is there; asks for what is behind it."""
@@ -149,7 +161,7 @@ class ReadAhead(Generic[BlockT]):
             return copy()
         if not self._always:  # the processor waits itself
             return copy() if self._files is None else self._files.watched(copy, partial(views.ranges, first, count))
-        return copied_when_there(self._backings, *views.ranges(first, count), copy)
+        return copied_when_there(self._backings, *views.ranges(first, count)[:2], copy)
 
     def reach(self, block: BlockT, first: int, count: int) -> bool:
         """Ask for ``count`` batches of a block, which are about to be read, and for those behind; whether it did."""
@@ -167,7 +179,7 @@ class ReadAhead(Generic[BlockT]):
 
     def _reach(self, block: BlockT, first: int, count: int) -> None:
         """Ask for what is behind some batches of a block, as far ahead as it pays: up to the end of the next block."""
-        begin, number, current = block.first + first * block.step, first + count, block
+        begin, number, current, copied = block.first + first * block.step, first + count, block, count
         in_turn, self._behind = begin == self._behind, begin + count * block.step
         if self._files is not None:
             self._files.let_go(begin)
@@ -188,7 +200,12 @@ class ReadAhead(Generic[BlockT]):
                     break
                 block, number = behind, 0
             # As many as are as large as those before them, where these are known.
-            count = 1 if far or not self._asked else int((most - asked) * len(self._asked) / max(asked, 1))
+            count = int((most - asked) * len(self._asked) / max(asked, 1)) if self._asked else 1
+            if far:
+                count = min(count, _AHEAD_BATCHES - len(self._asked))
+                if (count < _FAR_TOGETHER and asked > _LEFT * most) or 0 < count < _FAR_TOGETHER < len(self._asked):
+                    break  # later, with those behind it: sorting what several read takes hardly longer
+                count = min(count, _FAR_TOGETHER)
             count = min(max(count, 1), pace, len(block.sizes) - number)
             nbytes = self._ask(block, number, count)
             for one in range(number, number + count):
@@ -196,14 +213,14 @@ class ReadAhead(Generic[BlockT]):
             asked += nbytes
             number += count
             pace -= count
-        self._next = self._further(block, number) if far else (block, number)
+        self._next = self._further(block, number, copied) if far else (block, number)
 
-    def _further(self, block: BlockT, number: int) -> tuple[BlockT, int]:
+    def _further(self, block: BlockT, number: int, copied: int) -> tuple[BlockT, int]:
         """Ask for some batches more, where it helps to know of these; the block of the next one, and its number there.
 
         They are planned again when they are near: blocks that were kept till then would be many.
         """
-        for _ in range(_FURTHER):
+        for _ in range(_FURTHER * copied):
             if not any(one.looks_further() for one in self._always):
                 break
             if number == len(block.sizes):
@@ -233,17 +250,18 @@ class ReadAhead(Generic[BlockT]):
         depth = self._files.depth
         return max(depth.nbytes, min(some, depth.most))
 
-    def _stages(self, block: BlockT, first: int, count: int) -> Iterator[tuple[Int64s, Int64s]]:
-        """Which ranges some batches read, and then those that take reading the ones before."""
+    def _stages(self, block: BlockT, first: int, count: int) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
+        """Which ranges some batches read, then those that take reading the ones before; and which batch each is of."""
         read = self._read(block)
         found = [views.ranges(first, count) for views in map(self._views, read) if views is not None]
-        begins, ends = (np.concatenate(some) for some in zip(*found, strict=True)) if found else _NO_RANGES
+        begins, ends, numbers = (np.concatenate(some) for some in zip(*found, strict=True)) if found else _NO_RANGES
         for one in read:
-            for number in range(first, first + count):
-                for more in self._gathered(one, number):
-                    yield np.append(begins, more[0]), np.append(ends, more[1])
-                    begins, ends = _NO_RANGES
-        yield begins, ends
+            for number in range(count):
+                for more in self._gathered(one, first + number):
+                    whose = np.append(numbers, np.full(len(more[0]), number))
+                    yield np.append(begins, more[0]), np.append(ends, more[1]), whose
+                    begins, ends, numbers = _NO_RANGES
+        yield begins, ends, numbers
 
     def _read_for(self, block: BlockT) -> int:
         """For how many batches what is read of one of a block is; 0: nobody knows."""
@@ -264,13 +282,14 @@ class ReadAhead(Generic[BlockT]):
     def _ask(self, block: BlockT, number: int, count: int) -> int:
         """Ask for what some batches read; how many bytes that are."""
         nbytes, index, read_for = 0, block.first + number * block.step, self._read_for(block)
+        batches = index + np.arange(count) * block.step
         try:
-            for begins, ends in self._stages(block, number, count):
+            for begins, ends, numbers in self._stages(block, number, count):
                 if read_for > 1 and self._files is not None:
                     self._files.keep(begins, ends, index, index + count * block.step + read_for)
-                for backing, first, end in in_backings(self._backings, begins, ends):
-                    backing.ask(first, end, index)
-                    nbytes += int((end - first).sum())
+                if not self._always:  # the system sorts by no batch
+                    numbers = np.zeros(len(begins), np.int64)
+                nbytes += ask_backings(self._backings, begins, ends, numbers, batches)
         except (DataError, IndexError):
             pass  # whoever reads damaged rows is told
         return nbytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +20,7 @@ from mouse_core._base.memory import BatchMemory, layout_of
 from mouse_core.batches._form import BatchForm, MaskReader, Readers
 from mouse_core.batches._planner import Block, Blocks, Planner
 from mouse_core.dtypes import RowError, convert_to
-from mouse_core.errors import DataError
+from mouse_core.errors import DataError, StorageError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.sampling.plan import Plan
 from mouse_core.store.fields import FieldReader
@@ -182,7 +183,9 @@ class Pipeline:
         if out is None:
             if allowed and form.is_copied[stored] and len(copied) == len(self.readers):
                 return copied
-            out = self._memory_for(block, number, copied, stored)
+            names = [name for name in self.readers if name not in copied or name in form.converted[stored]]
+            size = block.windows.bounds[number + 1] - block.windows.bounds[number], block.windows.length
+            out = self._memory.arrays(layout_of(names, size, form.shapes, form.dtypes[stored]))
         batch: Batch = {}
         for name, reader in self.readers.items():
             values, target, dtype = copied.get(name), out.get(name), form.dtypes[stored][name]
@@ -199,12 +202,6 @@ class Pipeline:
         if not copied.keys() & self._masks:
             self._settle_absent(batch, block, number)
         return batch
-
-    def _memory_for(self, block: Block, number: int, copied: Batch, stored: bool) -> Batch:
-        """Memory for those fields of a batch that are converted or read."""
-        names = [name for name in self.readers if name not in copied or name in self.form.converted[stored]]
-        size = block.windows.bounds[number + 1] - block.windows.bounds[number], block.windows.length
-        return self._memory.arrays(layout_of(names, size, self.form.shapes, self.form.dtypes[stored]))
 
     def _converted(
         self, values: npt.NDArray[Any], name: str, batch: tuple[Block, int], dtype: np.dtype[Any], target: Any
@@ -235,8 +232,8 @@ class Pipeline:
     def _copy(self, block: Block, number: int) -> tuple[Batch, bool]:
         """What can be copied of a batch, ``[n, S, *shape]`` by field, and whether all its values are allowed.
 
-        Batches that are asked for in turn are copied several at a time where they are small; the others wait until they
-        are asked for, unless much of the memory that they share is alive.
+        Batches that are asked for in turn are copied several at a time where they are small and there; the others wait
+        until they are asked for, unless much of the memory that they share is alive.
         """
         index = block.first + number * block.step
         byte_views = self._byte_views(block)
@@ -244,28 +241,30 @@ class Pipeline:
             if self._ahead is not None:
                 self._ahead.reach(block, number, 1)
             return {}, True
-        if block.together == 1:
-            self._alone = (*self._alone[1 - _ALONE_KNOWN :], index)
-            alone = self._copy_some(block, byte_views, number, 1)[0]
-            self._ready.pop(index, None)  # another thread may have put it there before it could know
-            return alone
-        with self._lock:
-            ready = self._ready.pop(index, None)  # another thread may have put it there meanwhile
-            if ready is not None:
-                return ready, True
-            # For the first ones somebody waits.
-            most = min(block.together, _FIRST_TOGETHER) if number == 0 else block.together
-            first, count = byte_views.choose_copied(number, 1 if self._memory.is_kept else most)
-            surplus = max(0, len(self._ready) + count - 1 - 2 * block.together)
-            for unwanted in [*self._ready][:surplus]:  # the oldest, which nobody came for
-                self._ready.pop(unwanted, None)
-            copied = self._copy_some(block, byte_views, first, count)
-            if count == 1:
-                self._alone = (*self._alone[1 - _ALONE_KNOWN :], index)
-            for other, (batch, allowed) in enumerate(copied, first):
-                waiting = block.first + other * block.step
-                if allowed and other != number and waiting not in self._alone:
-                    self._ready[waiting] = batch
+        if block.together > 1:
+            with self._lock:
+                if (ready := self._ready.pop(index, None)) is not None:  # put there by another thread
+                    return ready, True
+                most = min(block.together, _FIRST_TOGETHER) if number == 0 else block.together  # somebody waits
+                first, count = byte_views.choose_copied(number, 1 if self._memory.is_kept else most)
+                if count > 1 and (self._ahead is None or self._ahead.there(byte_views, first, count)):
+                    with suppress(DataError, StorageError):  # maybe of another batch, which is told
+                        return self._copy_together(block, byte_views, first, count, number)
+        self._alone = (*self._alone[1 - _ALONE_KNOWN :], index)
+        alone = self._copy_some(block, byte_views, number, 1)[0]
+        self._ready.pop(index, None)  # another thread may have put it there before it could know
+        return alone
+
+    def _copy_together(self, block: Block, views: ByteViews, first: int, count: int, number: int) -> tuple[Batch, bool]:
+        """Batch ``number`` of some that are copied together."""
+        surplus = max(0, len(self._ready) + count - 1 - 2 * block.together)
+        for unwanted in [*self._ready][:surplus]:  # the oldest, which nobody came for
+            self._ready.pop(unwanted, None)
+        copied = self._copy_some(block, views, first, count)
+        for other, (batch, allowed) in enumerate(copied, first):
+            waiting = block.first + other * block.step
+            if allowed and other != number and waiting not in self._alone:
+                self._ready[waiting] = batch
         return copied[number - first]
 
     def _copy_some(self, block: Block, byte_views: ByteViews, first: int, count: int) -> list[tuple[Batch, bool]]:

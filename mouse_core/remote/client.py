@@ -62,7 +62,7 @@ class ObjectClient(Protocol):
             path: Its name.
             begins: The first byte of each range.
             ends: The byte behind its last.
-            version: The version that the object must have.
+            version: The version that the object must have; "": any, as whoever asks can tell by the bytes.
 
         Returns:
             The bytes of each range, all of them; nobody writes to them any more.

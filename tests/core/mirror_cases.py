@@ -106,6 +106,12 @@ def ranges(there: Sequence[MirrorObject], batch: list[tuple[int, int, int]]) -> 
     return np.array(begins), np.array(ends)
 
 
+def ask(there: Sequence[MirrorObject], batch: list[tuple[int, int, int]], number: int) -> None:
+    """Ask for what batch ``number`` reads."""
+    begins, ends = ranges(there, batch)
+    there[0].backing.ask(begins, ends, np.full(len(begins), number))
+
+
 def read_batches(mirror: Mirror, objects: Objects, seed: int, first: int, last: int, ahead: int = AHEAD) -> int:
     """Read batches as a loader does, and compare every byte; how many were."""
     there = mirror.add(objects, objects.infos())
@@ -113,7 +119,7 @@ def read_batches(mirror: Mirror, objects: Objects, seed: int, first: int, last: 
     seen = 0
     for batch in range(first, last + ahead):
         if batch < last:
-            backing.ask(*ranges(there, places(objects, seed, batch)), batch)
+            ask(there, places(objects, seed, batch), batch)
         if batch - ahead >= first:
             wanted = places(objects, seed, batch - ahead)
             while True:

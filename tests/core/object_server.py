@@ -27,7 +27,7 @@ from xml.sax.saxutils import escape
 
 _PIECE = 1 << 16
 _REASONS = {200: "OK", 204: "No Content", 206: "Partial Content", 304: "Not Modified", 404: "Not Found"}
-_DATE = "Sun, 01 Nov 2026 00:00:00 GMT"
+DATE = "Sun, 01 Nov 2026 00:00:00 GMT"
 
 
 class Object(NamedTuple):
@@ -148,6 +148,14 @@ class ObjectServer:
             if file.is_file():
                 self.put(f"{path}/{file.relative_to(folder).as_posix()}", Object.of_file(file))
 
+    def connection(self) -> Connection:
+        """What answers on one connection."""
+        return Connection(self)
+
+    def count(self) -> tuple[int, int]:
+        """How many requests there were so far, and how many bytes of objects were sent."""
+        return len(self.asked), self.sent()
+
     def sent(self, pattern: str = "") -> int:
         """How many bytes of objects were sent so far, of paths in which ``pattern`` is found."""
         with self.lock:
@@ -166,7 +174,7 @@ class ObjectServer:
 
     def _run(self, ready: threading.Event) -> None:
         loop = self._loop = asyncio.new_event_loop()
-        listening = loop.run_until_complete(loop.create_server(lambda: _Connection(self), "127.0.0.1", self.port))
+        listening = loop.run_until_complete(loop.create_server(self.connection, "127.0.0.1", self.port))
         self.port = listening.sockets[0].getsockname()[1]
         ready.set()
         loop.run_forever()
@@ -179,7 +187,7 @@ class _Refused(Exception):
         self.status, self.code = status, code
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One connection, on which requests follow each other."""
 
     def __init__(self, server: ObjectServer) -> None:
@@ -259,7 +267,7 @@ class _Connection(asyncio.Protocol):
         if fault and fault.kind == "damage" and content:
             middle = len(content) // 2
             content = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-        head = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Error')}", f"Content-Length: {length}", f"Date: {_DATE}"]
+        head = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Error')}", f"Content-Length: {length}", f"Date: {DATE}"]
         head += [f"{name}: {value}" for name, value in more.items()]
         self.transport.write("\r\n".join([*head, "", ""]).encode("latin-1"))
         pieces = [content[at : at + _PIECE] for at in range(0, len(content), _PIECE)]
@@ -323,7 +331,7 @@ class _Connection(asyncio.Protocol):
         self._hold_to(found, headers)
         more = {"Accept-Ranges": "bytes"}
         if self.server.versions:
-            more |= {"ETag": f'"{found.etag}"', "Last-Modified": _DATE}
+            more |= {"ETag": f'"{found.etag}"', "Last-Modified": DATE}
         begin, end, status = 0, found.size, 200
         asked = re.fullmatch(r"bytes=(\d*)-(\d*)", headers.get("range", ""))
         if asked:
@@ -387,7 +395,7 @@ class _Connection(asyncio.Protocol):
         ).encode()
 
 
-def main() -> None:
+def main(kind: type[ObjectServer] = ObjectServer) -> None:
     """Serve a folder below the bucket ``data`` until the input ends."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", type=Path)
@@ -395,13 +403,13 @@ def main() -> None:
     parser.add_argument("--connection-bandwidth", type=float, default=0.0, help="bytes a second of one connection")
     parser.add_argument("--bandwidth", type=float, default=0.0, help="bytes a second of all")
     told = parser.parse_args()
-    server = ObjectServer(told.latency, told.connection_bandwidth, told.bandwidth)
+    server = kind(told.latency, told.connection_bandwidth, told.bandwidth)
     server.put_folder("data", told.folder)
     with server:
         print(server.port, flush=True)
         while input_line := _line():
             if input_line == "sent":
-                print(len(server.asked), server.sent(), flush=True)
+                print(*server.count(), flush=True)
 
 
 def _line() -> str:

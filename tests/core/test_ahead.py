@@ -22,10 +22,10 @@ from numpy.testing import assert_array_equal
 
 from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
 from mouse_core.ahead import local, reading
-from mouse_core.ahead.backing import merged
+from mouse_core.ahead.backing import by_batch, merged
 from mouse_core.ahead.depth import Depth
 from mouse_core.ahead.room import room_for_files
-from mouse_core.errors import StoreWarning
+from mouse_core.errors import DataError, StoreWarning
 from mouse_core.sampling import Blocks
 from mouse_core.store.snapshot import Snapshot
 from tests.core.disk_cases import rows_of, table_of
@@ -42,11 +42,13 @@ class Asked:
         self.until, self.waits, self.begin = 1 << 40, 0, int(backing.begin)
         ask, wait, still = backing.ask, backing.wait, backing.still
 
-        def asking(begins: Int64s, ends: Int64s, batch: int) -> None:
-            self.check(backing, begins, ends)
-            self.batches.append(batch)
-            self.ranges += zip(begins.tolist(), ends.tolist(), strict=True) if batch < self.until else ()
-            ask(begins, ends, batch)
+        def asking(begins: Int64s, ends: Int64s, batches: Int64s) -> None:
+            for batch in dict.fromkeys(batches.tolist()):
+                firsts, behind = begins[batches == batch], ends[batches == batch]
+                self.check(backing, firsts, behind)
+                self.batches.append(batch)
+                self.ranges += zip(firsts.tolist(), behind.tolist(), strict=True) if batch < self.until else ()
+            ask(begins, ends, batches)
 
         def waiting(begins: Int64s, ends: Int64s) -> object:
             self.check(backing, begins, ends)
@@ -140,6 +142,26 @@ def test_batches_to_come_are_asked_for_in_their_order(both: Any) -> None:
                 assert_array_equal(batch[name], values)
 
 
+def test_what_is_wrong_with_one_of_several_batches_is_no_other_ones(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there is copied several batches at a time."""
+    _, known, backed = both
+    (backing,) = backed.backings
+    wait, several = backing.wait, [0]
+
+    def waiting(begins: Int64s, ends: Int64s) -> object:
+        if (ends - begins).sum() > 4 * 20 * 4:
+            several[0] += 1
+            raise DataError("one of several")
+        return wait(begins, ends)
+
+    monkeypatch.setattr(backing, "wait", waiting)
+    ours, theirs = (BatchSource(rows, 20, 4, seed=1, fields=["reward"]) for rows in (backed, known))
+    for _ in range(2):
+        for index in range(30):
+            assert_array_equal(ours[index]["reward"], theirs[index]["reward"])
+    assert several[0]
+
+
 def test_threads_that_copy_different_batches_ask_ahead_without_harm(both: Any) -> None:
     """Each takes out what it copies, of what another one goes through."""
     _, _, backed = both
@@ -160,13 +182,13 @@ def test_whoever_goes_back_is_asked_ahead_for_again(both: Any) -> None:
     for index in range(100, 120):
         _ = source[index]
     asked.batches.clear()
-    for index in range(6):
+    for index in range(24):  # what is there is copied up to 8 batches at a time
         _ = source[index]
-    assert set(range(6, 20)) <= set(asked.batches)
-    for index in range(6, 20):
+    assert set(range(28, 40)) <= set(asked.batches)
+    for index in range(24, 40):
         _ = source[index]
     asked.batches.clear()
-    for index in range(20, 50):
+    for index in range(40, 70):
         _ = source[index], source[500 + index]
     assert len(asked.batches) < 180
 
@@ -255,15 +277,15 @@ def test_blocks_of_files_are_asked_for_once_where_there_is_room(
     folder, known = written
     asked, ask = [0], local.LocalFiles.ask
 
-    def asking(self: local.LocalFiles, begins: Int64s, ends: Int64s, batch: int) -> None:
+    def asking(self: local.LocalFiles, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
         asked[0] += int((ends - begins).sum())
-        ask(self, begins, ends, batch)
+        ask(self, begins, ends, batches)
 
     gone, watched, give = set[int](), local.LocalFiles.watched, local._Advice.give
 
     def watching(self: local.LocalFiles, copy: Any, ranges: Any) -> Any:
         if index + reading._OF_STRETCHES < len(source):  # an epoch reads each once
-            assert not any(gone & {*range(*one)} for one in zip(*ranges(), strict=True))
+            assert not any(gone & {*range(*one)} for one in zip(*ranges()[:2], strict=True))
         return watched(self, copy, ranges)
 
     def giving(self: Any, begins: Int64s, sizes: Int64s, advice: int) -> None:
@@ -495,6 +517,10 @@ def test_ranges_are_merged_over_gaps() -> None:
             else:
                 wanted.append([first, end])
         assert np.transpose(merged(begins, ends, gap)).tolist() == wanted
+        numbers = rng.integers(0, 3, 40)
+        each = [(*merged(begins[numbers == one], ends[numbers == one], gap), one) for one in range(3)]
+        expected = [[*pair, one] for first, last, one in each for pair in zip(first, last, strict=True)]
+        assert np.transpose(by_batch(begins, ends, numbers, gap)).tolist() == expected
 
 
 def test_batches_may_be_asked_for_that_were_planned_when_they_were_not(

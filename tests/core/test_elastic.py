@@ -135,8 +135,11 @@ class Counting:
     def __init__(self) -> None:
         self.nbytes = 0
 
-    def ask(self, begins: Any, ends: Any, batch: int) -> None:
+    def ask(self, begins: Any, ends: Any, batches: Any) -> None:
         pass
+
+    def there(self, begins: Any, ends: Any) -> bool:
+        return False
 
     def looks_further(self) -> bool:
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import BatchSource, DatasetStore
-from mouse_core.errors import ConfigError, DataError
+from mouse_core.errors import ChangedError, ConfigError, DataError
 from mouse_core.remote import Reaching
 from mouse_core.store.elsewhere import objects, upload
 from tests.core.object_server import Fault, Object, ObjectServer
@@ -103,6 +104,23 @@ def test_a_changed_byte_is_an_error_and_never_a_row(server, options, folder, how
         assert not any(isinstance(one, str) for one in believed)
         assert believed != [outcome(right, index) for index in range(40)]
         assert any(isinstance(outcome(source, index), str) for index in range(40))
+
+
+def test_an_object_that_was_written_anew_is_told_by_its_digests(server, options, folder, tmp_path):
+    """Nobody asks which version an object has before they say that something is wrong."""
+    send(server, folder, "uploaded")
+    server.asked.clear()
+    source = BatchSource(DatasetStore.open(URL, **options), 16, 8)
+    for index in range(5):
+        assert not isinstance(outcome(source, index), str)
+    asked = Counter(one.method for one in server.asked if one.path.endswith(".arrow"))
+    assert asked["GET"] > 2
+    assert asked["HEAD"] <= 2  # each file as it is opened
+    there = DatasetStore.open(URL, **options | {"cache": tmp_path / "another"})
+    for path in [path for path in server.objects if path.endswith(".arrow")]:
+        server.put(path, server.objects[path].read(0, 1 << 30)[::-1])
+    with pytest.raises(ChangedError, match="expected the object that was there when it was opened"):
+        _ = BatchSource(there, 16, 8)[0]
 
 
 @pytest.mark.parametrize("how", ["uploaded", "copied"])

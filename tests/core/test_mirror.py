@@ -17,7 +17,7 @@ from mouse_core.remote.mirror import Mirror, cache_folder
 from mouse_core.remote.mirror.fetching import Fetcher
 from mouse_core.remote.mirror.pace import Pace
 from mouse_core.remote.mirror.shared.table import Table
-from tests.core.mirror_cases import Objects, places, ranges, read_batches
+from tests.core.mirror_cases import Objects, ask, places, ranges, read_batches
 from tests.waiting import wait_until
 
 
@@ -85,7 +85,7 @@ def test_an_object_that_changed_is_said_and_is_another_one(tmp_path: Path) -> No
     objects.version, objects.seed = "second", 9
     backing = before[0].backing
     where = ranges(before, [(0, 300_000, 300_010)])
-    backing.ask(*where, 0)
+    ask(before, [(0, 300_000, 300_010)], 0)
     for _ in range(2):
         with pytest.raises(ChangedError, match="expected version first, found second"):
             backing.wait(*where)
@@ -113,7 +113,7 @@ def test_what_is_wrong_with_one_object_is_said_of_that_one(tmp_path: Path) -> No
     there = mirror.add(objects, objects.infos())
     objects.count = 3
     for batch, number in enumerate([0, 1, 2, 3]):
-        there[0].backing.ask(*ranges(there, [(number, 70_000, 70_010), (3, 5, 9)]), batch)
+        ask(there, [(number, 70_000, 70_010), (3, 5, 9)], batch)
     with pytest.raises(DataError, match="3: expected an object, found none"):
         there[0].backing.wait(*ranges(there, [(0, 70_000, 70_010), (3, 5, 9)]))
     for number in range(3):
@@ -148,7 +148,7 @@ def test_options_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("MOUSE_CACHE", str(tmp_path / "there"))
     assert cache_folder() == tmp_path / "there"
     assert Mirror().folder == tmp_path / "there"
-    assert (tmp_path / "there" / "mirror-2" / "bytes").exists()
+    assert (tmp_path / "there" / "mirror-3" / "bytes").exists()
 
 
 def test_what_is_read_last_is_let_go_of_first(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_what_is_read_later_is_begun_with_several_batches_at_a_time(
     objects, mirror = Objects(size=8_000_001), Mirror(tmp_path)
     there = mirror.add(objects, objects.infos())
     for batch in range(64):
-        there[0].backing.ask(*ranges(there, places(objects, 1, batch)), batch)
+        ask(there, places(objects, 1, batch), batch)
     assert begun == [36]  # each of the first 32, and eight at a time
     assert wait_until(lambda: not mirror.counters()["queued"])
     fetched = mirror.counters()["fetched"]

@@ -89,10 +89,11 @@ def test_a_forked_child_reads_beside_its_parent(tmp_path: Path) -> None:
 def test_a_full_disk_keeps_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = SparseFile.write
 
-    def write_until_full(self: SparseFile, content: memoryview, begin: int) -> None:
-        if os.fstat(self.file).st_blocks * 512 + len(content) > room:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(self, content, begin)
+    def write_until_full(self: SparseFile, parts: list[tuple[memoryview, int]]) -> None:
+        while parts:
+            if os.fstat(self.file).st_blocks * 512 + len(parts[-1][0]) > room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(self, [parts.pop()])
 
     monkeypatch.setattr(SparseFile, "write", write_until_full)
     objects, room = Objects(count=8, size=1_500_000), 3 << 20

@@ -24,7 +24,7 @@ from mouse_core.remote.clients.options import StorageOptions, public_url
 if TYPE_CHECKING:
     from mouse_core.remote.clients.helping import Helper
 
-# Of so many ranges each is asked for on the condition that the object is the one that was opened.
+# Of fewer ranges each is asked for on the condition that the object is the one that was opened, if there is one.
 _FEW = 3
 # A range of more bytes is asked for in several requests at once.
 _MOST_BYTES = 8 << 20
@@ -91,8 +91,11 @@ class FolderClient:
             return contents
         pieces: dict[str, list[tuple[int, int, int]]] = {}
         for number, (path, begin, end) in enumerate(wanted):
-            edges = [*range(begin, end, _MOST_BYTES), end]
-            pieces.setdefault(path, []).extend((number, low, high) for low, high in pairwise(edges))
+            some = pieces.setdefault(path, [])
+            if end - begin <= _MOST_BYTES:
+                some.append((number, begin, end))
+            else:
+                some += [(number, low, high) for low, high in pairwise([*range(begin, end, _MOST_BYTES), end])]
         groups = [(path, some[at : at + GROUP]) for path, some in pieces.items() for at in range(0, len(some), GROUP)]
         asked = [
             (path, partial(self._get_some, path, [one[1:] for one in some], versions.get(path, "")))
@@ -229,14 +232,18 @@ class FolderClient:
     async def _get_some(self, path: str, ranges: Sequence[tuple[int, int]], version: str) -> list[memoryview]:
         """Up to ``GROUP`` ranges of an object.
 
-        In one call they take a third of the processor's time that they take one by one, but on no condition: the object
-        is looked at afterwards. What it is then it was before, as no two contents have the same version.
+        In one call they take a third of the processor's time that they take one by one, but on no condition: where
+        there is one the object is looked at afterwards. What it is then it was before, as no two contents have the same
+        version.
         """
-        if len(ranges) < _FEW:
+        if version and len(ranges) < _FEW:
             return list(await asyncio.gather(*(self._get(path, begin, end, version) for begin, end in ranges)))
         begins, ends = zip(*ranges, strict=True)
         try:
-            found = await imported().get_ranges_async(self._store, path, starts=begins, ends=ends, coalesce=0)
+            if len(ranges) == 1:
+                found = [await imported().get_range_async(self._store, path, start=begins[0], end=ends[0])]
+            else:
+                found = await imported().get_ranges_async(self._store, path, starts=begins, ends=ends, coalesce=0)
         finally:
             if version and (await self._head(path)).version != version:
                 raise ChangedError(self._is_another(path))

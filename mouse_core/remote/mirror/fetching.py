@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,14 +15,16 @@ import numpy as np
 from mouse_core.errors import ClosedError, DataError, MouseError
 from mouse_core.remote.mirror.getting import Getter
 from mouse_core.remote.mirror.keeping import Keeper, longer
+from mouse_core.remote.mirror.objects import Runs
 from mouse_core.remote.mirror.pace import Pace
-from mouse_core.remote.mirror.shared.pages import Int64s, joined, pages_of, runs
+from mouse_core.remote.mirror.shared.pages import Int64s, joined, pages_of, pieces
 
 # Most requests wait for the network, in which Python takes no part.
-_THREADS = 32
+_THREADS = 16
 _IDLE_SECONDS = 2.0
-# One call of a client brings at most so many blocks.
-_MOST_BLOCKS = 64
+# One call of a client brings at most so many pages, fewer where something must go for them; a block counts as some, as
+# it is likely a request.
+_MOST_PAGES, _FEW_PAGES, _REQUEST_PAGES = 1024, 256, 4
 # Who finds no room, or pages that are being fetched already, looks again.
 _AGAIN_SECONDS = 0.01
 # How far ahead things come where others must go for them, in the table's time.
@@ -84,11 +86,16 @@ class Fetcher:
 
     # ------------------------------------------------------------------ what others ask for
 
-    def ask(self, blocks: Int64s, masks: Int64s, when: int) -> None:
-        """Have pages of some blocks brought until a time, and looked at where another process brought them."""
+    def ask(self, parts: Sequence[tuple[int, Int64s, Int64s]]) -> None:
+        """Have pages of some blocks brought until a time, and looked at where another process brought them.
+
+        Args:
+            parts: Several of that: a time, blocks, ascending, int64 ``[n]``, and masks.
+        """
         with self.changed:
-            self._tasks += 1
-            heapq.heappush(self._asked, (when, self._tasks, blocks, masks))
+            for when, blocks, masks in parts:
+                self._tasks += 1
+                heapq.heappush(self._asked, (when, self._tasks, blocks, masks))
         self.reach()
 
     def reach(self) -> None:
@@ -219,9 +226,13 @@ class Fetcher:
         alone: bool = False,
     ) -> None:
         """Queue what is to come, a task for what one call brings; ``changed`` is held."""
+        if not len(blocks):
+            return
+        sizes = np.maximum(self._table.sizes(masks), _REQUEST_PAGES)
+        most = _FEW_PAGES if self.keeper.is_full() else _MOST_PAGES
         for some in self.keeper.known.calls(blocks, alone=alone):
-            for first in range(some.start, some.stop, _MOST_BLOCKS):
-                part = slice(first, min(first + _MOST_BLOCKS, some.stop))
+            for first, behind in pieces(sizes[some], most):
+                part = slice(some.start + first, some.start + behind)
                 self._tasks += 1
                 heapq.heappush(self._heap, Task(when, self._tasks, blocks[part], masks[part], urgent, steal))
                 self._start()
@@ -304,11 +315,8 @@ class Fetcher:
     def _fetch(self, held: Int64s, masks: Int64s) -> None:
         """Fetch pages of blocks that are claimed."""
         try:
-            wanted = []
-            for placed, some in self.keeper.known.of(held):
-                firsts, behind = runs(pages_of(held[some], masks[some]))
-                wanted += [(placed, *run) for run in zip(firsts.tolist(), behind.tolist(), strict=True)]
-            self.keeper.store(held, masks, self._getter.get(wanted))
+            wanted = Runs.of(self.keeper.known.of(held), held, masks)
+            self.keeper.store(held, masks, wanted, *self._getter.get(wanted))
         except BaseException:
             self.keeper.failed(held, masks)
             raise

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from mouse_core.errors import DataError, StorageError
 from mouse_core.remote.mirror.counters import Counters
-from mouse_core.remote.mirror.keeping import Arrival, Limits
-from mouse_core.remote.mirror.objects import Placed
+from mouse_core.remote.mirror.keeping import Limits
+from mouse_core.remote.mirror.objects import Runs
+from mouse_core.remote.mirror.sums import Sums
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 # What came damaged is asked for so often, as it may have been damaged on the way.
@@ -30,11 +33,8 @@ class Getter:
     def __init__(self, limits: Limits, counters: Counters, pause: Callable[[], Callable[[float], bool] | None]) -> None:
         self._limits, self._counters, self._pause = limits, counters, pause
 
-    def get(self, wanted: Sequence[tuple[Placed, int, int]]) -> list[Arrival]:
-        """Some runs of pages, each held against the digests of its pages where these are known.
-
-        Args:
-            wanted: Of each the object, the first page, and the one behind the last.
+    def get(self, wanted: Runs) -> tuple[list[memoryview], Sums]:
+        """The bytes of some runs of pages, and the pages' digests, held against those that are known.
 
         Raises:
             ChangedError: An object is another one now.
@@ -43,17 +43,11 @@ class Getter:
         """
         tries = 0
         while True:
-            arrivals = [Arrival(*run, content) for run, content in zip(wanted, self._reached(wanted), strict=True)]
-            known = {placed: placed.known_sums() for placed in dict.fromkeys(placed for placed, _, _ in wanted)}
-            found = (known[one.placed] for one in arrivals)
-            looked = (
-                one.placed.wrong(sums, one.first, one.content)
-                for one, sums in zip(arrivals, found, strict=True)
-                if sums is not None
-            )
-            error = next(filter(None, looked), None)
+            contents = self._reached(wanted, sure=tries > 0)
+            digests = wanted.digests(contents)
+            error = wanted.wrong(digests)
             if error is None:
-                return arrivals
+                return contents, digests
             tries += 1
             self._counters.add(damaged=1, retries=tries < _TRIES)
             if tries == _TRIES:
@@ -62,9 +56,14 @@ class Getter:
                 finally:
                     del error
 
-    def _reached(self, wanted: Sequence[tuple[Placed, int, int]]) -> list[memoryview]:
-        """The bytes of runs of pages, asked for again as long as that is of use."""
-        objects = list(dict.fromkeys(placed for placed, _, _ in wanted))
+    def _reached(self, wanted: Runs, *, sure: bool) -> list[memoryview]:
+        """The bytes of runs of pages, asked for again as long as that is of use.
+
+        Where digests say whether bytes are those that were written, nobody else is asked whether the object is the one
+        that was opened: only once something is wrong with it (``sure``).
+        """
+        objects = wanted.objects
+        sure = sure or all(placed.sums is None for placed in objects)
         until, pause = time.monotonic() + self._limits.patience, _FIRST_PAUSE
         while True:
             for placed in objects:
@@ -73,7 +72,7 @@ class Getter:
             try:
                 for placed in objects:
                     placed.known_sums()
-                return self._asked(wanted)
+                return self._asked(wanted, sure=sure)
             except StorageError:
                 if self._limits.fail == "raise" and time.monotonic() + pause > until:
                     raise
@@ -81,25 +80,32 @@ class Getter:
                 if wait is None or not wait(pause * (0.5 + random.random())):
                     raise
             except DataError as error:
+                if not sure:
+                    sure = True
+                    continue
                 if len(objects) == 1:
                     objects[0].error = copy.copy(error)  # it stays so; its traceback would keep whoever asked
                 raise
             self._counters.add(retries=1)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _asked(self, wanted: Sequence[tuple[Placed, int, int]]) -> list[memoryview]:
+    def _asked(self, wanted: Runs, *, sure: bool) -> list[memoryview]:
         """The bytes of runs of pages, asked for once."""
-        objects = list(dict.fromkeys(placed for placed, _, _ in wanted))
-        ranges = [(placed.info.path, *placed.bytes_of(first, end)) for placed, first, end in wanted]
+        objects, (begins, ends) = wanted.objects, (some.tolist() for some in wanted.bytes())
         client: Any = objects[0].client
+        paths = [one.info.path for one in objects]
+        versions = {one.info.path: one.info.version if sure or one.sums is None else "" for one in objects}
         if len(objects) > 1:
-            found = client.get_all(ranges, {placed.info.path: placed.info.version for placed in objects})
+            ranges = zip([paths[number] for number in wanted.whose.tolist()], begins, ends, strict=True)
+            found = client.get_all(list(ranges), versions)
         else:
-            begins, ends = [begin for _, begin, _ in ranges], [end for _, _, end in ranges]
-            found = client.get_ranges(objects[0].info.path, begins, ends, objects[0].info.version)
+            found = client.get_ranges(paths[0], begins, ends, versions[paths[0]])
         contents = [memoryview(one).cast("B") for one in found]
-        for content, (path, begin, end) in zip(contents, ranges, strict=True):
-            if len(content) != end - begin:
-                raise StorageError(f"{path}: expected the bytes {begin}..{end - 1}, found {len(content)} of them")
-        self._counters.add(requests=len(ranges), fetched=sum(map(len, contents)))
+        sizes = np.fromiter(map(len, contents), np.int64, len(contents))
+        short = np.flatnonzero(sizes != np.subtract(ends, begins))
+        if len(short):
+            one = int(short[0])
+            path, begin, end = paths[int(wanted.whose[one])], begins[one], ends[one]
+            raise StorageError(f"{path}: expected the bytes {begin}..{end - 1}, found {sizes[one]} of them")
+        self._counters.add(requests=len(contents), fetched=int(sizes.sum()))
         return contents

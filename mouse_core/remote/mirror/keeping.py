@@ -9,18 +9,19 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import StorageError
 from mouse_core.remote.mirror.counters import Counters
-from mouse_core.remote.mirror.objects import Known, Placed
+from mouse_core.remote.mirror.objects import Known, Placed, Runs
 from mouse_core.remote.mirror.shared.pages import ALL_PAGES, PAGE, PAGES, Int64s, pages_of
 from mouse_core.remote.mirror.shared.sharers import Sharer
 from mouse_core.remote.mirror.shared.sparse import SparseFile, is_full
 from mouse_core.remote.mirror.shared.table import Table, same_pages
+from mouse_core.remote.mirror.sums import Sums, sums_of
 
 Fail = Literal["raise", "retry"]
 Full = Literal["shrink", "raise"]
@@ -30,7 +31,6 @@ _SPARE = 128
 _COMING = 32
 # Where the disk is full, at least so many pages are let go of at once; if there are none, somebody else may be at it.
 _FEW, _TRIES, _PAUSE = 64, 20, 0.02
-_WORD = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,6 @@ class Limits:
     fail: Fail
     patience: float
     full: Full
-
-
-class Arrival(NamedTuple):
-    """A run of pages that came: of which object, the first, the one behind the last, and their bytes."""
-
-    placed: Placed
-    first: int
-    end: int
-    content: memoryview
 
 
 class Keeper:
@@ -179,32 +170,26 @@ class Keeper:
 
     # ------------------------------------------------------------------ bytes
 
-    def store(self, held: Int64s, masks: Int64s, arrivals: Sequence[Arrival]) -> None:
+    def store(self, held: Int64s, masks: Int64s, came: Runs, contents: Sequence[memoryview], digests: Sums) -> None:
         """Write what came into its place, as far as its blocks are claimed, and say that it is there.
 
         Args:
             held: Blocks that ``claim`` gave, ascending, int64 ``[n]``.
             masks: The pages that it gave.
-            arrivals: What came.
+            came: What came.
+            contents: The bytes of each run of it.
+            digests: Of all its pages, uint32 ``[m]``.
         """
         self._follow()
         before = self.table.state[held]
         # Of all pages at once, as most runs have few: the number of each, and the row of its block in ``held``.
-        counts = np.array([one.end - one.first for one in arrivals], np.int64)
-        ends = np.cumsum(counts)
-        pages = np.repeat(np.array([one.first for one in arrivals], np.int64) - (ends - counts), counts)
-        pages += np.arange(len(pages))
+        pages = came.pages()
         rows = np.minimum(np.searchsorted(held, pages // PAGES), len(held) - 1)
         bits, is_held = 1 << pages % PAGES, held[rows] == pages // PAGES
         is_new = is_held & (before[rows] & bits == 0)
-        digests: list[int] = []
-        for one, last in zip(arrivals, ends.tolist(), strict=True):
-            part = slice(last - (one.end - one.first), last)
-            for begin, stop in _together(is_held[part]):
-                self._write(one.content[begin * PAGE : stop * PAGE], (one.first + begin) * PAGE)
-            digests += one.placed.digests(one.content, one.first, np.flatnonzero(is_new[part]).tolist())
+        self._write(_together(is_held, came, contents))
         checks, fresh = np.zeros((len(held), PAGES), np.uint32), np.zeros(len(held), np.int64)
-        checks[rows[is_new], pages[is_new] % PAGES] = np.array(digests, np.uint64) & np.uint64(_WORD)
+        checks[rows[is_new], pages[is_new] % PAGES] = (digests ^ came.salts())[is_new]
         np.bitwise_or.at(fresh, rows[is_new], bits[is_new])
         with self.table.lock:
             after = self.table.arrived(self.sharer.number, held, fresh, checks)
@@ -213,12 +198,12 @@ class Keeper:
         known &= after == (before | fresh)
         self._verified[held[known]] = after[known]
 
-    def _write(self, content: memoryview, begin: int) -> None:
-        """Write some bytes into their place; where the disk is full, less is kept."""
+    def _write(self, parts: list[tuple[memoryview, int]]) -> None:
+        """Write some bytes into their places; where the disk is full, less is kept."""
         tries = _TRIES if self.limits.full == "shrink" else 0
         while True:
             try:
-                return self._file.write(content, begin)
+                return self._file.write(parts)
             except OSError as error:
                 if not is_full(error):
                     raise StorageError(f"cache: expected to write into it, found {error}") from error
@@ -277,19 +262,33 @@ class Keeper:
         with memoryview(self.memory) as memory:
             for page, check in enumerate(checks, block * PAGES):
                 if state >> page % PAGES & 1:
-                    found = placed.digest(memory[page * PAGE : min((page + 1) * PAGE, placed.end)], page)
-                    if found & _WORD != check:
+                    content = memory[page * PAGE : min((page + 1) * PAGE, placed.end)]
+                    if int(sums_of(content, page - placed.page)[0]) ^ placed.salt != check:
                         return int(self.table.state[block]) & ALL_PAGES == 0
         self._verified[block] = state
         return True
 
 
-def _together(is_held: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """The runs of those that are: of 1, 1, 0, 1 they are 0..2 and 3..4."""
+def _together(
+    is_held: npt.NDArray[np.bool_], came: Runs, contents: Sequence[memoryview]
+) -> list[tuple[memoryview, int]]:
+    """Of pages that came those stretches that are held: the bytes of each, and where they begin.
+
+    Of 1, 1, 0, 1, 1, of which a run has four and another one, they are pages 0..2 and 3..4 of the one, and that of the
+    other.
+    """
     if is_held.all():
-        return [(0, len(is_held))]
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_held, [False]]).astype(np.int8)))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+        return list(zip(contents, (came.firsts * PAGE).tolist(), strict=True))
+    begins = np.zeros(len(is_held) + 1, np.bool_)
+    begins[came.bounds] = True
+    there, before = np.append(is_held, False), np.append(False, is_held)
+    firsts = np.flatnonzero(there & (begins | ~before))
+    ends = np.flatnonzero(before & (begins | ~there))
+    runs = np.searchsorted(came.bounds, firsts, "right") - 1
+    skipped = came.bounds[runs]
+    places = ((came.firsts[runs] + firsts - skipped) * PAGE).tolist()
+    cuts = zip(runs.tolist(), ((firsts - skipped) * PAGE).tolist(), ((ends - skipped) * PAGE).tolist(), strict=True)
+    return [(contents[run][begin:end], place) for (run, begin, end), place in zip(cuts, places, strict=True)]
 
 
 def longer(values: Int64s, size: int) -> Int64s:

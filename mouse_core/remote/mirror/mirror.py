@@ -21,7 +21,7 @@ from mouse_core.remote.client import ObjectClient, ObjectInfo
 from mouse_core.remote.mirror.keeping import Fail, Full, Limits
 from mouse_core.remote.mirror.objects import Known, Placed, Places, key_of
 from mouse_core.remote.mirror.process import Process
-from mouse_core.remote.mirror.shared.pages import BLOCK, PAGE, PAGES, Int64s, ascending, pages_of, pieces, touched
+from mouse_core.remote.mirror.shared.pages import BLOCK, PAGE, Int64s, ascending, pages_of, pieces, touched
 from mouse_core.remote.mirror.shared.sparse import SparseFile, address_of
 from mouse_core.remote.mirror.shared.table import Table, folder_of, same_pages
 from mouse_core.remote.mirror.sums import PageSums
@@ -29,9 +29,6 @@ from mouse_core.remote.mirror.sums import PageSums
 # What is copied at once of what is read privately.
 _PIECE = 8 << 20
 _LEAST_BYTES = 4 << 20
-# Where every other block is asked for, blocks are brought whole: what else is in them will be read before long.
-# Not so where less of all is kept than a part, or than some times what is read at once: much would go before that.
-_DENSE, _KEPT, _TIMES = 0.5, 0.75, 4
 # What is to stay is chosen by what is read later, as far as it reads so many times as many pages as are kept: what is
 # needed after that may go, of however much data they are a part.
 _KNOWN = 4
@@ -137,7 +134,7 @@ class Mirror:
                 self._table.follow()
                 self._file.lengthen(self._table.room * BLOCK)  # which somebody may have removed or cut off
                 placed = [
-                    self._known.get(begin) or Placed(client, info, begin * BLOCK, key & 0xFFFFFFFFFFFFFFFF, found)
+                    self._known.get(begin) or Placed(client, info, begin * BLOCK, key & 0xFFFFFFFF, found)
                     for begin, key, info, found in zip(begins, keys, infos, known, strict=True)
                 ]
                 for one in placed:
@@ -188,22 +185,15 @@ class Mirror:
                     self._processes = {forks(): found}
         return found
 
-    def _ask(self, begins: Int64s, ends: Int64s, batch: int) -> None:
-        process = self._process()
-        blocks, masks = touched(begins, ends)
-        pages = pages_of(blocks, masks)
-        when = process.pace.ahead(batch, blocks, pages, self._table.clock)
-        self._table.ask(pages, when)
-        if process.keeper.is_full():
-            process.pace.choose()
-            is_dense = process.pace.blocks_soon() > self._known.blocks * _DENSE
-            least = max(self._known.blocks * _KEPT, _TIMES * max(len(blocks), process.together))
-            process.keeper.whole = is_dense and self._limits.pages > PAGES * least
-        process.fetcher.ask(blocks, masks, when)
-
     def _looks_further(self) -> bool:
         process = self._process()
         return process.keeper.is_full() and not process.pace.knows(_KNOWN * self._limits.pages)
+
+    def _there(self, begins: Int64s, ends: Int64s) -> bool:
+        if self._process().keeper.is_full():
+            return False  # what comes just in time is counted batch by batch
+        blocks, masks = touched(begins, ends)
+        return not (masks & ~self._table.state[blocks]).any()
 
     def _wait(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         process, table = self._process(), self._table
@@ -241,7 +231,7 @@ class Mirror:
         """Copies of some ranges of the mirror, taken while they are there."""
         found: list[bytes] = []
         if len(begins) and int((ends - begins).sum()) > _PIECE:
-            self._process().fetcher.ask(*touched(*ascending(begins, ends)), self._table.clock + 1)
+            self._process().fetcher.ask([(self._table.clock + 1, *touched(*ascending(begins, ends)))])
         for first, behind in pieces(ends - begins, _PIECE):
             if int(ends[first] - begins[first]) > _PIECE:
                 cuts = np.append(np.arange(begins[first], ends[first], _PIECE), ends[first])
@@ -324,10 +314,14 @@ class _Map:
         self.begin, self.size = address_of(memory), len(memory)
         self.room: int | None = mirror._limits.pages * PAGE
 
-    def ask(self, begins: Int64s, ends: Int64s, batch: int) -> None:
-        """Fetch what batch number ``batch`` will read: bytes at some addresses, ascending, int64 ``[n]`` each."""
+    def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
+        """Fetch what batches will read: bytes at some addresses, as ``Backing.ask`` takes them."""
         if len(begins):
-            self._mirror._ask(begins - self.begin, ends - self.begin, batch)
+            self._mirror._process().ask(begins - self.begin, ends - self.begin, batches)
+
+    def there(self, begins: Int64s, ends: Int64s) -> bool:
+        """Whether the bytes at some addresses are there."""
+        return self._mirror._there(begins - self.begin, ends - self.begin)
 
     def looks_further(self) -> bool:
         """Whether what stays would be better chosen if more was known of what is read later."""

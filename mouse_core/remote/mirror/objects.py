@@ -16,8 +16,11 @@ from mouse_core.files.locking import Descriptor
 from mouse_core.files.mapped import open_file
 from mouse_core.files.writing import write_all
 from mouse_core.remote.client import ObjectClient, ObjectInfo
-from mouse_core.remote.mirror.shared.pages import BLOCK, PAGE, PAGES, Int64s
-from mouse_core.remote.mirror.sums import PageSums, Sums, digests_of
+from mouse_core.remote.mirror.shared.pages import BLOCK, PAGE, PAGES, Int64s, pages_of, runs
+from mouse_core.remote.mirror.sums import PageSums, Sums, sums_of_all
+
+# More pages than any mirror has.
+_APART = 1 << 40
 
 
 @dataclass(eq=False)
@@ -28,14 +31,14 @@ class Placed:
         client: Who reads it.
         info: What it is.
         begin: Where its bytes begin in the mirror; they are followed by zeros up to the end of a block.
-        seed: Of its pages' digests, so that bytes of another object are none of its own.
+        salt: Of what the mirror notes of its pages' digests, 32 bits: bytes of another object are none of its own.
         sums: Knows the digests that its pages had when it was written; None: they come as they are.
     """
 
     client: ObjectClient
     info: ObjectInfo
     begin: int
-    seed: int
+    salt: int
     sums: PageSums | None = None
     error: Exception | None = field(default=None)
 
@@ -44,36 +47,84 @@ class Placed:
         """Where its bytes end in the mirror."""
         return self.begin + self.info.size
 
-    def digest(self, content: memoryview, page: int) -> int:
-        """The digest of a page's bytes, which are fewer at the object's end."""
-        return xxhash.xxh3_64_intdigest(content, (self.seed + page) & 0xFFFFFFFFFFFFFFFF)
-
-    def digests(self, content: memoryview, first: int, pages: Sequence[int]) -> list[int]:
-        """Digests of some pages of some bytes, counted from page ``first`` of the mirror on; see ``digest``."""
-        seed, digest = self.seed + first, xxhash.xxh3_64_intdigest
-        return [digest(content[page * PAGE : (page + 1) * PAGE], (seed + page) & 0xFFFFFFFFFFFFFFFF) for page in pages]
-
-    def bytes_of(self, first: int, behind: int) -> tuple[int, int]:
-        """Which of its own bytes lie in pages ``first .. behind - 1`` of the mirror: where they begin and end."""
-        return first * PAGE - self.begin, min(behind * PAGE, self.end) - self.begin
+    @property
+    def page(self) -> int:
+        """The page of the mirror at which it begins."""
+        return self.begin // PAGE
 
     def known_sums(self) -> Sums | None:
         """The digests of its pages, where they are to be known; raises as ``PageSums``."""
         return None if self.sums is None else self.sums()
 
-    def wrong(self, sums: Sums, first: int, content: memoryview) -> DataError | None:
-        """What is wrong with pages that came, from page ``first`` of the mirror on, by its ``sums``; None: nothing."""
-        page = first - self.begin // PAGE
-        found = digests_of(content, page)
-        if found == sums[page : page + len(found)].tolist():
-            return None
+    def damaged(self, page: int) -> DataError:
+        """Says that a page, counted from its beginning, is not what was written."""
         assert self.sums is not None
-        others = [number for number, (one, there) in enumerate(zip(found, sums[page:], strict=False)) if one != there]
-        begin = (page + others[0]) * PAGE
+        begin = page * PAGE
         end = min(begin + PAGE, self.info.size)
         return DataError(
             self.sums.named(f"expected the bytes {begin}..{end - 1} as were written, found others; it is damaged")
         )
+
+
+class Runs:
+    """Runs of pages that are fetched together, of several objects.
+
+    Args:
+        objects: The objects.
+        whose: Of each run the number of its object, int64 ``[n]``.
+        firsts, ends: The first page of the mirror in each, and the one behind its last, int64 ``[n]``.
+    """
+
+    def __init__(self, objects: Sequence[Placed], whose: Int64s, firsts: Int64s, ends: Int64s) -> None:
+        self.objects, self.whose, self.firsts, self.ends = objects, whose, firsts, ends
+        self.counts = ends - firsts
+        self.bounds = np.append(0, np.cumsum(self.counts))
+        """The number of each run's first page among all pages, and how many these are, int64 ``[n + 1]``."""
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[Placed, slice]], blocks: Int64s, masks: Int64s) -> Runs:
+        """What brings pages of some blocks, of which ``Known.of`` says where they lie."""
+        # Runs do not go on from one object to the next, as if these were far apart.
+        numbers = np.repeat(np.arange(len(parts)), [part.stop - part.start for _, part in parts])
+        firsts, ends = runs(pages_of(blocks + numbers * (_APART // PAGES), masks))
+        whose = firsts // _APART
+        return cls([placed for placed, _ in parts], whose, firsts - whose * _APART, ends - whose * _APART)
+
+    def bytes(self) -> tuple[Int64s, Int64s]:
+        """Which bytes of their objects they are: where they begin and end, int64 ``[n]`` each."""
+        begins = np.array([one.begin for one in self.objects])[self.whose]
+        ends = np.array([one.end for one in self.objects])[self.whose]
+        return self.firsts * PAGE - begins, np.minimum(self.ends * PAGE, ends) - begins
+
+    def pages(self) -> Int64s:
+        """The numbers of all their pages, int64 ``[m]``."""
+        pages: Int64s = np.repeat(self.firsts - self.bounds[:-1], self.counts) + np.arange(self.bounds[-1])
+        return pages
+
+    def digests(self, contents: Sequence[memoryview]) -> Sums:
+        """The digests of all their pages, whose bytes came, as ``sums_of`` says, uint32 ``[m]``."""
+        begins = np.array([one.page for one in self.objects])[self.whose]
+        return sums_of_all(contents, (self.firsts - begins).tolist())
+
+    def salts(self) -> Sums:
+        """Of each page its object's ``salt``, uint32 ``[m]``."""
+        return np.repeat(np.array([one.salt for one in self.objects], np.uint32)[self.whose], self.counts)
+
+    def wrong(self, digests: Sums) -> DataError | None:
+        """What is wrong with pages that came, by their digests and those that are known; None: nothing."""
+        pages, found = self.pages(), np.zeros(len(digests), np.bool_)
+        for number, placed in enumerate(self.objects):
+            sums = placed.known_sums()
+            if sums is None:
+                continue
+            mine = slice(None) if len(self.objects) == 1 else np.repeat(self.whose == number, self.counts)
+            known = pages[mine] - placed.page
+            if known[-1] >= len(sums):
+                return placed.damaged(len(sums))
+            found[mine] = sums[known] != digests[mine]
+            if found.any():
+                return placed.damaged(int(pages[found][0]) - placed.page)
+        return None
 
 
 class Places(Descriptor):

@@ -5,6 +5,7 @@ Whoever knows them can tell of every page that comes whether it is what was writ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +15,6 @@ import xxhash
 from mouse_core.remote.mirror.shared.pages import PAGE
 
 Sums = npt.NDArray[np.uint32]
-_WORD = 0xFFFFFFFF
 
 
 class PageSums(Protocol):
@@ -41,12 +41,14 @@ def sums_of(content: Any, first: int = 0) -> Sums:
         content: Their bytes, of the last maybe fewer.
         first: The number of the first, counted from the object's beginning.
     """
-    return np.array(digests_of(content, first), np.uint32)
-
-
-def digests_of(content: Any, first: int) -> list[int]:
-    """The same as numbers."""
-    digest = xxhash.xxh3_64_intdigest
     with memoryview(content) as view:
-        begins = enumerate(range(0, len(view), PAGE), first)
-        return [digest(view[begin : begin + PAGE], page) & _WORD for page, begin in begins]
+        return sums_of_all([view], [first])
+
+
+def sums_of_all(contents: Sequence[memoryview], firsts: Sequence[int]) -> Sums:
+    """The same of several runs of pages, one after the other."""
+    found, digest = list[int](), xxhash.xxh3_64_intdigest
+    for content, first in zip(contents, firsts, strict=True):
+        begins = range(0, len(content), PAGE)
+        found += [digest(content[begin : begin + PAGE], page) for page, begin in enumerate(begins, first)]
+    return np.fromiter(found, np.uint64, len(found)).astype(np.uint32)  # the lower halves

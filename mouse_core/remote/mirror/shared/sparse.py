@@ -53,15 +53,21 @@ class SparseFile(Descriptor):
                 memory.madvise(mmap.MADV_RANDOM)
         return memory
 
-    def write(self, content: memoryview, begin: int) -> None:
-        """Write some bytes at a place.
+    def write(self, parts: list[tuple[memoryview, int]]) -> None:
+        """Write some bytes, each at a place; what was written is taken out of the list.
 
         Raises:
             OSError: There is no room.
         """
-        while content:
-            written = os.pwrite(self._file, content, begin)
-            content, begin = content[written:], begin + written
+        while parts:
+            content, begin = parts.pop()
+            try:
+                written = os.pwrite(self._file, content, begin)
+            except OSError:
+                parts.append((content, begin))
+                raise
+            if written < len(content):
+                parts.append((content[written:], begin + written))
 
     def empty(self, pages: Int64s) -> None:
         """Give back the room of some pages (ascending, int64 ``[n]``), where the system can; they are zeros then."""

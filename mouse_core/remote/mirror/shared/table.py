@@ -23,12 +23,12 @@ from mouse_core.files.locking import Descriptor, FileLock
 from mouse_core.files.mapped import fence, mapped, open_file, set_aside
 from mouse_core.remote.mirror.shared.pages import ALL_PAGES, BLOCK, PAGES, Int64s, by_block
 
-FORMAT = 2
-_MAGIC = int.from_bytes(b"mirror02", "little")
+FORMAT = 3
+_MAGIC = int.from_bytes(b"mirror03", "little")
 _HEADER = 4096
 # state: in the lowest 16 bits which of the block's pages are there, and behind them, in 3 bits each, how often each was
 # let go of, modulo 8. claim: who fetches. when: the lowest 32 bits of the time at which each page is used next, as far
-# as one was asked for, or long before it was used last. check: the lowest 32 bits of each page's digest.
+# as one was asked for, or long before it was used last. check: each page's digest and its object's salt, exclusive or.
 _ROW = np.dtype([("state", "<i8"), ("claim", "<i8"), ("when", "<i4", PAGES), ("check", "<u4", PAGES)])
 _SMALLEST = (1 << 30) // BLOCK
 # Further away than every time.
@@ -146,6 +146,11 @@ class Table(Descriptor):
         """How many pages some masks name."""
         return int(_sizes()[masks].sum(dtype=np.int64))
 
+    @staticmethod
+    def sizes(masks: Int64s) -> Int64s:
+        """How many pages each of some masks names, int64 ``[n]``."""
+        return _sizes()[masks].astype(np.int64)
+
     # ------------------------------------------------------------------ fetching
 
     def claim_for(
@@ -179,7 +184,7 @@ class Table(Descriptor):
             me: Who claimed them.
             blocks: The blocks, ascending, int64 ``[n]``.
             masks: The pages, int64 ``[n]``; none of those that were there.
-            checks: Of each page the lowest 32 bits of its digest, uint32 ``[n, 16]``.
+            checks: Of each page what is noted of its digest, uint32 ``[n, 16]``.
 
         Returns:
             The states of the blocks, int64 ``[n]``; 0 of those that another one had taken over.
@@ -205,8 +210,11 @@ class Table(Descriptor):
 
     # ------------------------------------------------------------------ using
 
-    def ask(self, pages: Int64s, when: int) -> None:
-        """Note that pages will be used at a time. Nobody is kept from noting other things at once: it is a guess."""
+    def ask(self, pages: Int64s, when: int | Int64s) -> None:
+        """Note that pages will be used at a time, or each at its own, of which the last one counts.
+
+        Nobody is kept from noting other things at once: it is a guess.
+        """
         place = pages // PAGES, pages % PAGES
         known = self.when[place] - _low(self.clock)
         self.when[place] = np.where((known > 0) & (known < when - self.clock), self.when[place], _low(when))
