@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from mouse_core import DatasetStore
@@ -32,11 +33,12 @@ def ranges_asked() -> Iterator[list[list[Wanted]]]:
         FolderClient.get_all = get_all  # type: ignore[method-assign]
 
 
-def alone(url: str, options: dict[str, str], calls: Sequence[Sequence[Wanted]]) -> tuple[float, float]:
+def alone(url: str, options: dict[str, str], cache: Path, calls: Sequence[Sequence[Wanted]]) -> tuple[float, float]:
     """Seconds, and seconds of the processor, that obstore takes for the ranges of some calls, in groups as ours are."""
     import obstore
 
-    store = DatasetStore.open(url, storage_options=options)._rows._client._store  # type: ignore[attr-defined]
+    opened = DatasetStore.open(url, storage_options=options, cache=cache)
+    store = opened._rows._client._store  # type: ignore[attr-defined]
     groups: list[tuple[str, list[Wanted]]] = []
     for wanted in calls:
         by_path: dict[str, list[Wanted]] = {}
@@ -50,7 +52,10 @@ def alone(url: str, options: dict[str, str], calls: Sequence[Sequence[Wanted]]) 
         async def group(path: str, some: list[Wanted]) -> None:
             async with turns:
                 begins, ends = [one[1] for one in some], [one[2] for one in some]
-                await obstore.get_ranges_async(store, path, starts=begins, ends=ends, coalesce=0)
+                if len(some) == 1:
+                    await obstore.get_range_async(store, path, start=begins[0], end=ends[0])
+                else:
+                    await obstore.get_ranges_async(store, path, starts=begins, ends=ends, coalesce=0)
 
         await asyncio.gather(*(group(*one) for one in groups))
 

@@ -1,8 +1,13 @@
 """Batches from an object storage that is 20 ms away: python -m tests.bench.elsewhere FOLDER.
 
-The storage is a process of this machine: 20 ms before each answer, 80 MB/s a connection, 400 MB/s in all. Rows are of a
-store in FOLDER, made where there is none: two million steps of six columns, in both layouts. The cache is empty at the
-beginning of each line.
+The storage is a process of this machine: 20 ms before each answer, 80 MB/s a connection, and 400 MB/s in all, or 125
+MB/s, which is what a link of 1 Gbit/s gives. Rows are of a store in FOLDER, made where there is none: two million steps
+of six columns, in both layouts. The cache is empty at the beginning of each line.
+
+Batches are counted from where as many were asked for ahead as ever are; from blocks to where all of an epoch was asked
+for. Bytes sent for each delivered are those of such an epoch as a whole, as at its beginning more come than are
+delivered; delivered are those that the rows of a batch have in the store. Beside each line is what the client of the
+storage takes alone for the same ranges, and what batches of the folder itself take of the processor.
 
 Lines of Lance, which reads the same rows from the same storage, are there where it is installed; ``--lance DIRECTORY``
 names one that ``pip install --target DIRECTORY pylance`` filled. Streams of `datasets` and, by ``--mosaic PYTHON``, of
@@ -31,6 +36,7 @@ from mouse_core import BatchSource, DatasetStore
 from mouse_core.about import About
 from mouse_core.prefetch.report import counters_of
 from mouse_core.remote.mirror.sums import sums_of
+from mouse_core.sampling import Blocks
 from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.manifest import Manifest, Sealed, bare_schema, new_identity, write_manifest
 from mouse_core.store.disk.sealed import write_segment
@@ -40,7 +46,12 @@ from tests.bench.client import alone, ranges_asked
 from tests.bench.results import Figure
 
 _PART = 100_000
-_BANDWIDTH = 400e6
+# Bytes a second of all connections together, by what stands before a figure's name.
+_LINKS = {"": 400e6, "gigabit-": 125e6}
+# Blocks of 256 KB in a pool: the 1,024 of the default are most of this store, and few of one that is read so.
+_POOL = 64
+# Batches that are not counted: as many, and more, are asked for ahead, and found out how they lie.
+_BEFORE = 128
 _LENGTH, _WINDOWS = 64, 32
 # What part of the data caches have room for, in percent; and bytes of a page.
 _KEPT, _PAGE = (10, 25, 50, 75), 4096
@@ -79,6 +90,9 @@ def columns(draw: np.random.Generator, begin: int, count: int) -> dict[str, Any]
     }
 
 
+_ROW_BYTES = sum(values.nbytes for values in columns(np.random.default_rng(0), 0, 1).values())
+
+
 def as_table(made: dict[str, Any]) -> pa.Table:
     """Steps as Arrow has them."""
     lists = {
@@ -110,11 +124,11 @@ def make_large(folder: Path, layout: str, objects: int) -> None:
 class Storage:
     """The process that serves a folder's files in the bucket ``data``."""
 
-    def __init__(self, folder: Path) -> None:
-        limits = ["--latency", "0.02", "--connection-bandwidth", "80e6", "--bandwidth", str(_BANDWIDTH)]
-        command = [sys.executable, "-m", "tests.core.object_server", str(folder), *limits]
+    def __init__(self, folder: Path, bandwidth: float) -> None:
+        limits = ["--latency", "0.02", "--connection-bandwidth", "80e6", "--bandwidth", str(bandwidth)]
+        command = [sys.executable, "-m", "tests.bench.object_storage", str(folder), *limits]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.endpoint = f"http://127.0.0.1:{int(self._said())}"
+        self.endpoint, self.bandwidth = f"http://127.0.0.1:{int(self._said())}", bandwidth
         self.options = {"aws_endpoint": self.endpoint, "aws_region": "none", "aws_skip_signature": "true"}
 
     def sent(self) -> tuple[int, int]:
@@ -135,41 +149,66 @@ class Storage:
 
 
 @contextmanager
-def storage(folder: Path) -> Iterator[Storage]:
+def storage(folder: Path, bandwidth: float = _LINKS[""]) -> Iterator[Storage]:
     """A storage of a folder's files."""
-    served = Storage(folder)
+    served = Storage(folder, bandwidth)
     try:
         yield served
     finally:
         served.close()
 
 
-def measure(served: Storage, url: str, cache: Path, batches: int, **how: Any) -> dict[str, float]:
-    """Batches of 32 windows of 64 steps, an empty cache before them."""
+def measure(served: Storage, folder: Path, cache: Path, batches: int, **how: Any) -> dict[str, float]:
+    """Batches of 32 windows of 64 steps, an empty cache before them: so many exact ones, or an epoch from blocks."""
+    url, whole = f"s3://data/{folder.name}", "sampling" in how
+    local = _local(folder, batches, **how)
     shutil.rmtree(cache, ignore_errors=True)
-    began = time.perf_counter()
+    before, began = served.sent(), time.perf_counter()
     store = DatasetStore.open(url, storage_options=served.options, cache=cache, cache_bytes=8 << 30)
     source = BatchSource(store, _LENGTH, _WINDOWS, **how)
-    first = source[0]
+    _ = source[0]
     opened = time.perf_counter() - began
-    delivered = sum(values.nbytes for values in first.values())
-    before, began, busy = served.sent(), time.perf_counter(), time.process_time()
+    first, behind = 1 + _BEFORE, len(source) if whole else 1 + _BEFORE + batches
+    for index in range(1, first):
+        _ = source[index]
+    before = before if whole else served.sent()  # of all that an epoch reads, its beginning too
     with ranges_asked() as calls:
-        for index in range(1, batches + 1):
-            source[index]
-    seconds, busy = time.perf_counter() - began, time.process_time() - busy
-    requests, count = (after - earlier for after, earlier in zip(served.sent(), before, strict=True))
-    alone_seconds, alone_busy = alone(url, served.options, calls)
+        times = [(0, time.perf_counter(), time.process_time())]
+        for index in range(first, behind):
+            _ = source[index]
+            times.append((len(calls), time.perf_counter(), time.process_time()))
+    count = served.sent()[1] - before[1]
+    # Of an epoch's last batches all is there.
+    batches = next(number for number, one in enumerate(times) if one[0] == len(calls)) if whole else behind - first
+    seconds, busy = (times[batches][one] - times[0][one] for one in (1, 2))
+    shutil.rmtree(cache, ignore_errors=True)
+    alone_seconds, alone_busy = alone(url, served.options, cache, calls)
+    asked = sum(end - begin for call in calls for _, begin, end in call)
+    delivered = _ROW_BYTES * _LENGTH * _WINDOWS * (behind if whole else batches)
     return {
         "first": opened,
         "batches": batches / seconds,
-        "requests": requests / batches,
+        "requests": sum(map(len, calls)) / batches,
+        "sent": count / delivered,
+        "link": asked / seconds / served.bandwidth,
+        "client-link": asked / alone_seconds / served.bandwidth,
+        "of-client": alone_seconds / seconds,
         "busy": busy / batches * 1e3,
         "client-busy": alone_busy / batches * 1e3,
-        "of-client": alone_seconds / seconds,
-        "sent": count / delivered / batches,
-        "link": count / seconds / _BANDWIDTH,
+        "local-busy": local * 1e3,
+        "times-client": (busy / batches - local) / (alone_busy / batches),
     }
+
+
+def _local(folder: Path, batches: int, **how: Any) -> float:
+    """Seconds of the processor that a batch of the folder itself takes."""
+    source = BatchSource(DatasetStore.open(folder), _LENGTH, _WINDOWS, **how)
+    for index in range(batches):
+        _ = source[index]
+    busy = time.process_time()
+    for index in range(batches, 2 * batches):
+        _ = source[index]
+    return (time.process_time() - busy) / batches
 
 
 def cached(served: Storage, url: str, cache: Path, nbytes: int, batches: int) -> dict[str, float]:
@@ -242,7 +281,7 @@ def lance(served: Storage, folder: Path, rows: int, batches: int) -> dict[str, f
     for _ in range(batches):
         take()
     seconds, more = time.perf_counter() - began, served.sent()[1] - count
-    sent, link = more / delivered / batches, more / seconds / _BANDWIDTH
+    sent, link = more / delivered / batches, more / seconds / served.bandwidth
     return {"first": opened, "batches": batches / seconds, "sent": sent, "link": link}
 
 
@@ -263,9 +302,12 @@ _UNITS = {
     "requests": ("requests a batch", ""),
     "busy": ("of the processor for a batch", "ms"),
     "client-busy": ("of the processor for the requests of a batch, by obstore alone", "ms"),
+    "local-busy": ("of the processor for a batch of the folder itself", "ms"),
+    "times-client": ("of the processor beyond that, over obstore alone", "times"),
     "of-client": ("of how fast obstore alone gets the same ranges", ""),
     "sent": ("bytes sent for each delivered", ""),
     "link": ("of the link", ""),
+    "client-link": ("of the link, by obstore alone", ""),
     "hits": ("pages that were there", ""),
     "fetched": ("bytes fetched for each byte read", ""),
     "lru": ("pages that had been there, were those let go of that were read longest ago", ""),
@@ -287,7 +329,7 @@ def figures(
     Args:
         folder: Where the stores are, or are made.
         rows: Steps of each.
-        batches: How many are measured.
+        batches: How many exact ones are measured.
         objects: How many the largest store has.
         mosaic: A Python that has MosaicML's streaming; None: it is left out.
     """
@@ -298,11 +340,14 @@ def figures(
     make_lance(stores / "lance", rows)
     draw = np.random.default_rng(0)
     streams.make(stores, (as_table(columns(draw, at, _PART)) for at in range(0, rows, _PART)), rows, mosaic)
+    for link, bandwidth in reversed(_LINKS.items()):
+        with storage(stores, bandwidth) as served:
+            for layout in ("columns", "windows"):
+                for name, how in (("exact", {}), ("blocks", {"sampling": Blocks(pool=_POOL)})):
+                    ours[layout, name] = found = measure(served, stores / layout, cache, batches, **how)
+                    said = f"{layout}, {name}{', a link of 1 Gbit/s' if link else ''}"
+                    yield from _named(f"{link}{layout}-{name}", said, found)
     with storage(stores) as served:
-        for layout in ("columns", "windows"):
-            for name, how in (("exact", {}), ("blocks", {"sampling": "blocks"})):
-                ours[layout, name] = found = measure(served, f"s3://data/{layout}", cache, batches, **how)
-                yield from _named(f"{layout}-{name}", f"{layout}, {name}", found)
         beside = lance(served, folder, rows, max(batches // 10, 1))
         yield from _named("lance", "Lance, take", beside)
         for (layout, name), found in ours.items() if beside else ():
@@ -341,7 +386,7 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path, help="where the stores are, or are made")
     parser.add_argument("--rows", type=int, default=2_000_000, help="steps of each")
-    parser.add_argument("--batches", type=int, default=300, help="how many are measured")
+    parser.add_argument("--batches", type=int, default=300, help="how many exact ones are measured")
     parser.add_argument("--lance", type=Path, help="where Lance is installed, if not among other packages")
     parser.add_argument("--mosaic", help="a Python that has MosaicML's streaming")
     parser.add_argument("--objects", type=int, default=_OBJECTS, help="how many the largest store has")
