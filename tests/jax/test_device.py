@@ -147,10 +147,12 @@ def test_draws_are_the_same_with_64_bits() -> None:
         agrees_with_the_host(3, {"sequence_length": 4}, NStep(2, 0.5), 7, 8)
 
 
-def test_rows_are_written_in_place() -> None:
-    replay = device.init(example(3), 3 * 4096, batch_size=BATCH, num_envs=3, slices=Slices(sequence_length=4))
+@pytest.mark.parametrize("envs", [3, None])
+def test_rows_are_written_in_place(envs: int | None) -> None:
+    capacity = 4096 * (envs or 1)
+    replay = device.init(example(envs), capacity, batch_size=BATCH, num_envs=envs, slices=Slices(sequence_length=4))
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(replay.rows))
-    compiled = jax.jit(device.add, donate_argnums=0).lower(replay, stream(0, 5, 3)).compile()
+    compiled = jax.jit(device.add, donate_argnums=0).lower(replay, stream(0, 5, envs)).compile()
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes > nbytes
     assert memory.temp_size_in_bytes < nbytes / 20

@@ -66,6 +66,26 @@ def test_each_shard_has_a_replay_of_its_environments() -> None:
         same(jax.tree.map(lambda leaf, shard=shard: leaf[shard], (found, batches)), expected)
 
 
+@pytest.mark.slow
+def test_a_replay_that_is_made_in_a_shard_takes_its_rows() -> None:
+    """Though nothing of it differs between shards before."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("shard",))
+    slices = device.Slices(sequence_length=3)
+
+    def filled(more: Any) -> Any:
+        return device.add(device.init({"x": 0.0, "done": False}, 20, batch_size=4, slices=slices), more)
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=PartitionSpec("shard"), out_specs=PartitionSpec("shard"))
+    def sharded(more: Any) -> Any:
+        made = filled(jax.tree.map(lambda leaf: leaf[0], more))
+        return jax.tree.map(lambda leaf: leaf[None], (made.rows, made.episodes.windows))
+
+    more = {"x": jnp.arange(10.0).reshape(2, 5), "done": jnp.arange(10).reshape(2, 5) % 3 == 0}
+    found, alone = sharded(more), filled(jax.tree.map(lambda leaf: leaf[1], more))
+    same(jax.tree.map(lambda leaf: leaf[1], found), (alone.rows, alone.episodes.windows))
+
+
 def test_a_module_of_flax_holds_a_replay() -> None:
     class Agent(nnx.Module):
         def __init__(self) -> None:

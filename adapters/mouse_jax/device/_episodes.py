@@ -23,7 +23,6 @@ from mouse_jax.device.ground.ring import put
 from mouse_jax.device.ground.state import Episodes, Marks, Replay, Slices, one_a_row
 
 _PARTS = 4
-_BLOCK, _FEW = 32, 1 << 13
 
 
 class Windows(NamedTuple):
@@ -89,21 +88,21 @@ def extended(known: Episodes, fields: Mapping[FieldKey, Any], count: int, cursor
     if ids is not None and known.last_id is not None:
         new |= ids != jnp.concatenate([known.last_id[None], ids[:-1]])
     row = jnp.arange(count, dtype=jnp.int32)[:, None]
-    begin = _running(jnp.max, jnp.where(new, row, -1))
-    position = jnp.where(begin < 0, known.position + 1 + row, row - begin)
+    begin = lax.cummax(jnp.where(new, row, -1))
+    position = _kept(jnp.where(begin < 0, known.position + 1 + row, row - begin), known)
     # Of slices of 4 steps with a period of 3 those come into being at the positions 3, 6, 9, ...
-    position = _kept(position, known)
     due = (position >= length - 1) & ((position - (length - 1)) % every == 0)
     if known.slices.pad is not False:
         # What is left at an episode's end is a slice, too, where they lie side by side.
         due = position % length == 0 if known.tiled else new | (due & (position >= length))
     made, begun = (
-        so_far + _running(jnp.sum, more.astype(jnp.uint32)) for so_far, more in ((known.made, due), (known.begun, new))
+        so_far + lax.cumsum(more.astype(jnp.uint32)) for so_far, more in ((known.made, due), (known.begun, new))
     )
+    windows, numbers = put([known.windows, known.numbers], [made - due.astype(jnp.uint32), begun], cursor)
     return replace(
         known,
-        windows=put(known.windows, made - due, cursor),
-        numbers=put(known.numbers, begun, cursor),
+        windows=windows,
+        numbers=numbers,
         made=made[-1],
         begun=begun[-1],
         position=position[-1],
@@ -134,27 +133,6 @@ def _kept(position: jax.Array, known: Episodes) -> jax.Array:
     """Places in episodes, without periods that tell nothing: of slices of 4 with a period of 3, 9 is kept as 6."""
     length, every = known.slices.sequence_length, known.every
     return jnp.where(position < length, position, length + (position - length) % every)
-
-
-def _running(reduced: Callable[..., jax.Array], values: jax.Array) -> jax.Array:
-    """The sums, or the largest, of all values up to each, ``[n, E]``; those of which the largest is asked from -1 on.
-
-    Of few each block of 32 is looked at whole, which JAX's own scans are longer about, for they take many steps.
-    """
-    is_sum = reduced is jnp.sum
-    count, envs = values.shape
-    if values.size > _FEW:
-        return lax.cumsum(values) if is_sum else lax.cummax(values)
-    nothing = values.dtype.type(0 if is_sum else -1)
-    size = min(count, _BLOCK)
-    blocks = jnp.pad(values, ((0, -count % size), (0, 0)), constant_values=nothing).reshape(-1, 1, size, envs)
-    upto = jnp.tril(jnp.ones((size, size), jnp.bool_))[:, :, None]
-    found = reduced(jnp.where(upto, blocks, nothing), axis=2)
-    if len(found) > 1:
-        ends = _running(reduced, found[:-1, -1])
-        before = jnp.pad(ends, ((1, 0), (0, 0)), constant_values=nothing)[:, None]
-        found = found + before if is_sum else jnp.maximum(found, before)
-    return found.reshape(-1, envs)[:count]
 
 
 def table(replay: Replay, known: Episodes) -> Table:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from mouse_core import ConfigError, SchemaError
 from mouse_core.nested import FieldKey
@@ -24,6 +25,9 @@ from mouse_jax.device.priorities import written
 from mouse_jax.device.sampling import check_transform
 from mouse_jax.dtypes import is_key
 from mouse_jax.trees import narrowed
+
+# XLA makes one kernel of a loop over rows where their fields have so many bytes, and all rows so many.
+_SMALL, _FEW = 1 << 8, 1 << 18
 
 
 def init(
@@ -148,10 +152,11 @@ def add(replay: Replay, rows: Any) -> Replay:
 
 def _written(replay: Replay, rows: Any) -> Replay:
     """The replay with rows that were checked, with an axis of time in front."""
-    layout, count = replay.layout, jax.tree.leaves(rows)[0].shape[0]
-    episodes = replay.episodes
-    if episodes is not None:
-        episodes = _episodes.extended(episodes, named(rows), count, replay.cursor)
+    layout, leaves = replay.layout, jax.tree.leaves(rows)
+    count, sizes = len(leaves[0]), [leaf.nbytes for leaf in leaves]
+    few = (layout.num_envs or 1) == 1 and max(sizes) <= count * _SMALL and sum(sizes) <= _FEW
+    put_in = _put_few_in if few else _put_in
+    memory, episodes = put_in((replay.rows, replay.episodes), rows, replay.cursor)
     turns = replay.turns
     if isinstance(turns, Queue):
         turns = Queue(jnp.minimum(turns.left + count * (layout.num_envs or 1), layout.capacity))
@@ -159,13 +164,51 @@ def _written(replay: Replay, rows: Any) -> Replay:
         turns = replace(turns, rows=jnp.int32(0))  # there are other slices
     made = replace(
         replay,
-        rows=jax.tree.map(lambda memory, more: put(memory, more, replay.cursor), replay.rows, rows),
+        rows=memory,
         cursor=(replay.cursor + count) % layout.steps,
         size=jnp.minimum(replay.size + count, layout.steps),
         episodes=episodes,
         turns=turns,
     )
     return written(made, count)
+
+
+def _put_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array) -> tuple[Any, Any]:
+    """The memory of rows and what is known of episodes, with more of them."""
+    memory, episodes = kept
+    if episodes is not None:
+        episodes = _episodes.extended(episodes, named(rows), len(jax.tree.leaves(rows)[0]), cursor)
+    return put(memory, rows, cursor), episodes
+
+
+@jax.custom_batching.custom_vmap
+def _put_few_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array) -> tuple[Any, Any]:
+    """The same, on a CPU row by row, in a loop that is one kernel: to hand several to threads takes far longer."""
+    return cast("tuple[Any, Any]", lax.platform_dependent(kept, rows, cursor, cpu=_put_one_by_one_in, default=_put_in))
+
+
+@_put_few_in.def_vmap
+def _put_few_in_each(size: int, batched: Sequence[Any], *given: Any) -> tuple[Any, Any]:
+    """Each of many replays has a cursor of its own, with which every row of the loop would be a scatter."""
+    axes = jax.tree.map(lambda has: 0 if has else None, tuple(batched))
+    made = jax.vmap(_put_in, in_axes=axes, axis_size=size)(*given)
+    return made, jax.tree.map(lambda _: True, made)
+
+
+def _put_one_by_one_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array) -> tuple[Any, Any]:
+    steps, count = len(jax.tree.leaves(kept)[0]), len(jax.tree.leaves(rows)[0])
+
+    def write(number: Any, kept: tuple[Any, Any]) -> tuple[Any, Any]:
+        row = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, number, 1), rows)
+        place = cursor + number
+        return _put_in(kept, row, jnp.where(place >= steps, place - steps, place))
+
+    # Within shard_map what a loop begins with varies with the shard, as what it makes does; which a first row makes so.
+    looked = jax.make_jaxpr(write)(0, kept)
+    first = looked.in_avals[1:] != looked.out_avals
+    # A loop of which it is known that it ends with its first row would be none.
+    behind = jnp.where(cursor < steps, count, 0) if count == 1 else count
+    return cast("tuple[Any, Any]", lax.fori_loop(int(first), behind, write, write(0, kept) if first else kept))
 
 
 _written_anew = jax.jit(_written)
