@@ -150,17 +150,17 @@ def table(replay: Replay, known: Episodes) -> Table:
         oldest = at(known.numbers, none, envs)
         return search(replay, lambda row: at(known.numbers, row, envs) != oldest, none, most)
 
+    end = none + size
+    if known.tiled or padded:
+        end = behind_oldest(replay.layout.steps if known.tiled else length - 1 + every)
+    head = end if known.tiled else jnp.minimum(end, length - 1)
+    counted, of_head = before(head), none
     if known.tiled:
-        head = behind_oldest(replay.layout.steps)
-        of_head = -(-head // length) if padded else head // length
+        of_head = -(-end // length) if padded else end // length
     elif padded:
         # If one counts there, the next before it would be the one that begins with the oldest row.
-        end = behind_oldest(length - 1 + every)
-        head, next_one = jnp.minimum(length - 1, end), jnp.minimum(length - 1 + every, end)
-        of_head = ((before(head) == before(next_one)) & (size > 0)).astype(jnp.int32)
-    else:
-        head, of_head = jnp.minimum(none + (length - 1), size), none
-    counted = before(head)
+        next_one = before(jnp.minimum(end, length - 1 + every))
+        of_head = ((counted == next_one) & (size > 0)).astype(jnp.int32)
     there = of_head + (known.made - counted).astype(jnp.int32)
     return Table(head, of_head, counted, jnp.cumsum(there, dtype=jnp.int32))
 

@@ -155,17 +155,18 @@ class Episodes(torch.nn.Module):
         ring, length, every = at.ring, self.slices.sequence_length, self.every
         envs = ring.range(self.windows.shape[1])
         none, padded = envs * 0, self.slices.pad is not False
-        head, of_head = ring.minimum(none + (length - 1), none + ring.size), none
-        if self.tiled or padded:
+        if not (self.tiled or padded):
+            end = none + ring.size
+        else:
             most = ring.steps if self.tiled else length - 1 + every
             end = at.beyond(at.numbers, envs, at(at.numbers, none, envs), none, most)
-            if self.tiled:
-                head, of_head = end, (end + length - 1) // length if padded else end // length
-            else:
-                # If one counts there, the next before it would be the one that begins with the oldest row.
-                head, next_one = end.clip(max=length - 1), end.clip(max=length - 1 + every)
-                of_head = none + ((at.before(head, envs) == at.before(next_one, envs)) & (ring.size > 0))
-        before = at.before(head, envs)
+        head = end if self.tiled else end.clip(max=length - 1)
+        before, of_head = at.before(head, envs), none
+        if self.tiled:
+            of_head = (end + length - 1) // length if padded else end // length
+        elif padded:
+            # If one counts there, the next before it would be the one that begins with the oldest row.
+            of_head = none + ((before == at.before(end.clip(max=length - 1 + every), envs)) & (ring.size > 0))
         return Table(head, of_head, before, (of_head + at.made - before).cumsum(0))
 
     def find(self, at: Reading, found: Table, ranks: Any) -> Windows:
@@ -177,8 +178,9 @@ class Episodes(torch.nn.Module):
             env = at.searchsorted(found.ends, ranks, side="right").clip(max=len(found.ends) - 1)
             ranks = ranks - at.where(env > 0, found.ends.take((env - 1).clip(min=0)), 0)
             head, of_head, before = (part.take(env) for part in (head, of_head, before))
-        later, beside = ranks - of_head, self.tiled or self.slices.pad is not False
-        sought = later.clip(min=0) if beside else later
+        beside = self.tiled or self.slices.pad is not False
+        later = ranks - of_head if beside else ranks
+        sought = later.clip(min=0) if beside else ranks
         row = at.beyond(at.windows, env, sought + before, head + 1, at.ring.steps) - 1
         start = row - (length - 1)
         if self.tiled and self.slices.pad is not False:
