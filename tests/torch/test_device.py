@@ -267,7 +267,8 @@ def test_rows_are_seen_where_they_are_moved() -> None:
     replay.extend({"reward": torch.arange(4.0), "done": torch.zeros(4, dtype=torch.bool)})
     replay.sample()
     copied = copy.deepcopy(replay)
-    replay.share_memory()
+    for memory in replay.buffers():
+        memory.share_memory_()
     for one, reward in ((replay, 5.0), (copied, 6.0)):
         one.extend({"reward": torch.full((9,), reward), "done": torch.zeros(9, dtype=torch.bool)})
         one.set_priorities(torch.arange(4), torch.zeros(4))

@@ -21,7 +21,7 @@ from mouse_torch.device._batches import check_transform, drawn
 from mouse_torch.device._checks import number_of
 from mouse_torch.device.ground.episodes import Episodes
 from mouse_torch.device.ground.fields import Fields, check_pad, is_integer, rows_of
-from mouse_torch.device.ground.kept import Arrays, Kept, Seen
+from mouse_torch.device.ground.kept import Arrays, Kept
 from mouse_torch.device.ground.reading import Ring
 from mouse_torch.device.ground.turns import Epoch, Queue
 from mouse_torch.device.ground.weights import Weights
@@ -106,7 +106,6 @@ class Replay(Kept):
         self.capacity, self.num_envs, self.batch_size = int(capacity), num_envs, int(batch_size)
         self.alignment: Alignment = alignment
         self.order: Order = order
-        self._seen = Seen()
         structure, row = rows_of(example)
         check_names(structure, self.transform, slices, priorities)
         check_pad(row, slices)
@@ -308,8 +307,8 @@ class Replay(Kept):
 
     def counters(self) -> Arrays | None:
         """Its own buffers, in NumPy, where one may look at them."""
-        buffers: Any = self._buffers
-        return self._seen(buffers) if is_known(buffers["size"]) else None
+        size: Any = self._buffers["size"]
+        return self.arrays() if is_known(size) else None
 
     def write(self, given: Mapping[FieldKey, torch.Tensor], count: int) -> None:
         """Write so many time steps, by field and as they lie in memory, which were checked."""

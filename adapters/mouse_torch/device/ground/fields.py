@@ -11,7 +11,7 @@ import torch
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.nested import FieldKey, flatten, map_tree, structure_of, unflatten
 from mouse_core.replay import Slices
-from mouse_torch.device.ground.kept import Seen, zeros
+from mouse_torch.device.ground.kept import Kept, zeros
 from mouse_torch.transfer import from_numpy
 from mouse_torch.trees import as_tree
 
@@ -97,7 +97,7 @@ def filled(rows: Any, mask: torch.Tensor, pad: float) -> Any:
     return map_tree(changed, rows)
 
 
-class Fields(torch.nn.Module):
+class Fields(Kept):
     """The memory of all rows, a buffer ``[capacity, ...]`` for each field, by its place among them.
 
     Fields that torch cannot write row by row, of uint16 or float8, say, lie there as integers of as many bytes.
@@ -118,7 +118,6 @@ class Fields(torch.nn.Module):
         self._capacity, self._envs = capacity, num_envs
         # Those that are taken in another dtype: NumPy has no bfloat16 either.
         self._hidden = [key for key, row in rows.items() if row.held != row.dtype or row.dtype == torch.bfloat16]
-        self._seen = Seen()
         self.is_flat = isinstance(structure, dict) and all(isinstance(key, str) for key in rows)
         for place, row in enumerate(rows.values()):
             self.register_buffer(str(place), zeros((capacity, *row.shape), row.held, device))
@@ -134,8 +133,8 @@ class Fields(torch.nn.Module):
     def taken(self, slots: Any) -> Any:
         """The rows in some slots, nested, ``[*slots, ...]``; those of NumPy are taken by it, in half the time."""
         if isinstance(slots, np.ndarray):
-            arrays = self._seen(self._buffers).values()
-            found = {key: torch.from_numpy(array.take(slots, 0)) for key, array in zip(self.rows, arrays, strict=True)}
+            seen = zip(self.rows, self.arrays().values(), strict=True)
+            found = {key: torch.from_numpy(array.take(slots, 0)) for key, array in seen}
         else:
             found = {key: _taken(memory, slots) for key, memory in self._each()}
         for key in self._hidden:

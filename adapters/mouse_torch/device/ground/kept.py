@@ -14,28 +14,14 @@ Arrays = dict[str, npt.NDArray[Any]]
 _LINE = 64
 
 
-class Kept(torch.nn.Module):
-    """A module that goes where the module goes that it is part of, and keeps its dtypes, whatever ``half()`` does."""
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        def moved(tensor: torch.Tensor) -> torch.Tensor:
-            made = fn(tensor)
-            return made if made.dtype == tensor.dtype else tensor.to(made.device)
-
-        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
-        return self
-
-
 class Seen:
-    """Buffers of a module in NumPy, for where one may look at them: kept, for to make them takes longer than to read
-    them. They are made anew where one was moved.
-    """
+    """Buffers in NumPy, which to make takes longer than to read: they are kept, and made anew where one was moved."""
 
     def __init__(self) -> None:
         self._kept: tuple[list[int], Arrays] = ([], {})
 
     def __call__(self, buffers: Any) -> Arrays:
-        """Them by name; those of bfloat16, which NumPy has not, as int16."""
+        """Them by name."""
         where = [memory.data_ptr() for memory in buffers.values()]
         kept = self._kept
         if kept[0] != where:
@@ -45,6 +31,27 @@ class Seen:
     def __reduce__(self) -> tuple[type[Seen], tuple[()]]:
         """A copy has seen nothing."""
         return Seen, ()
+
+
+class Kept(torch.nn.Module):
+    """A module that goes where the module goes that it is part of, and keeps its dtypes, whatever ``half()`` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen = Seen()
+
+    def arrays(self) -> Arrays:
+        """Its own buffers in NumPy by name, where one may look at them; those of bfloat16 as int16."""
+        return self._seen(self._buffers)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            made = fn(tensor)
+            return made if made.dtype == tensor.dtype else tensor.to(made.device)
+
+        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        self._seen = Seen()
+        return self
 
 
 def _array(memory: torch.Tensor) -> npt.NDArray[Any]:

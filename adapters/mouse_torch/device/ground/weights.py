@@ -11,14 +11,14 @@ import torch
 from mouse_core.replay import Priorities
 from mouse_core.replay.samplers.weighing import Powers, bits_of, largest_weight, plus_bits, powers, weights_of
 from mouse_torch import _words
-from mouse_torch.device.ground.kept import Seen, zeros
+from mouse_torch.device.ground.kept import Kept, zeros
 from mouse_torch.device.ground.seen_weights import FAN as _FAN
 from mouse_torch.device.ground.seen_weights import SHIFT as _SHIFT
 from mouse_torch.device.ground.seen_weights import SeenWeights
 from mouse_torch.tracing import is_known
 
 
-class Weights(torch.nn.Module):
+class Weights(Kept):
     """A tree in which a node is the sum of 16 children. Its levels lie one behind the other, in rows of 16 siblings.
 
     The first level has what rows of the replay weigh, by their slots; the last but one row is the root, and the last
@@ -48,7 +48,7 @@ class Weights(torch.nn.Module):
 
     def __init__(self, capacity: int, priorities: Priorities, *, sliced: bool, device: torch.device) -> None:
         super().__init__()
-        self.capacity, self.sliced, self._seen = capacity, sliced, Seen()
+        self.capacity, self.sliced = capacity, sliced
         self.alpha, self.beta, self.eps = float(priorities.alpha), priorities.beta, float(priorities.eps)
         # Where levels end, in rows; those of 1,000 slots have 63, 4 and 1 rows, and end at 63, 67 and 68.
         rows = -(-capacity // _FAN)
@@ -113,7 +113,7 @@ class Weights(torch.nn.Module):
 
     def seen(self) -> SeenWeights:
         """The tree, where one may look at it."""
-        found = self._seen(self._buffers)
+        found = self.arrays()
         return SeenWeights(found["sums"], found["least"], found.get("begins"), self.starts)
 
     def drawn(self, words: torch.Tensor, beta: Any) -> tuple[torch.Tensor, torch.Tensor]:
