@@ -31,6 +31,9 @@ def table_on(
     if not taking_part:
         print(*notes, sep="\n")
         return []
+    for one in taking_part:
+        # A first call that compiles for more than a second would have turns of one call each, which finds caches cold.
+        one.call(0)
     measured = interleave(taking_part, rounds=settings.rounds, budget_seconds=settings.budget * 2)
     place = "" if device == "cpu" else "gpu-"
     return [table_of(f"on-device-{place}{key}", f"{title} ({device})", measured, notes=notes)]
