@@ -147,6 +147,18 @@ def test_draws_are_the_same_with_64_bits() -> None:
         agrees_with_the_host(3, {"sequence_length": 4}, NStep(2, 0.5), 7, 8)
 
 
+def test_gradients_go_through_what_is_written_and_drawn() -> None:
+    @jax.jit
+    @partial(jax.grad, has_aux=True)
+    def gradient(scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+        replay = device.add(device.init({"x": 0.0}, 9, batch_size=BATCH), {"x": scale * jnp.arange(5.0)})
+        batch = device.sample(replay, 0)
+        return batch["x"].sum(), batch["index"].sum()
+
+    found, numbers = gradient(jnp.float32(3))
+    assert found == numbers
+
+
 @pytest.mark.parametrize("envs", [3, None])
 def test_rows_are_written_in_place(envs: int | None) -> None:
     capacity = 4096 * (envs or 1)

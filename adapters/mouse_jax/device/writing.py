@@ -181,13 +181,24 @@ def _put_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array) -> tuple[Any, A
     return put(memory, rows, cursor), episodes
 
 
-@jax.custom_batching.custom_vmap
+@jax.custom_jvp
 def _put_few_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array) -> tuple[Any, Any]:
     """The same, on a CPU row by row, in a loop that is one kernel: to hand several to threads takes far longer."""
-    return cast("tuple[Any, Any]", lax.platform_dependent(kept, rows, cursor, cpu=_put_one_by_one_in, default=_put_in))
+    return cast("tuple[Any, Any]", _put_few_in_one(kept, rows, cursor))
 
 
-@_put_few_in.def_vmap
+@_put_few_in.defjvp
+def _put_few_in_along(given: Any, along: Any) -> Any:
+    """Gradients go through it as through what is written at once."""
+    return jax.jvp(_put_in, given, along)
+
+
+@jax.custom_batching.custom_vmap
+def _put_few_in_one(kept: tuple[Any, Any], rows: Any, cursor: jax.Array) -> Any:
+    return lax.platform_dependent(kept, rows, cursor, cpu=_put_one_by_one_in, default=_put_in)
+
+
+@_put_few_in_one.def_vmap
 def _put_few_in_each(size: int, batched: Sequence[Any], *given: Any) -> tuple[Any, Any]:
     """Each of many replays has a cursor of its own, with which every row of the loop would be a scatter."""
     axes = jax.tree.map(lambda has: 0 if has else None, tuple(batched))
