@@ -613,6 +613,11 @@ def test_batches_that_cannot_be() -> None:
     buffer.extend({"done": np.arange(20) % 5 == 4})
     with pytest.raises(ConfigError, match="an episode of at least 6 steps, found the longest to have 5"):
         buffer.sample()
+    cut = ReplayBuffer(ArrayStorage(5), SliceSampler(sequence_length=4, pad=False, period=4), batch_size=4)
+    cut.extend({"done": np.zeros(5, np.bool_)})
+    cut.extend({"done": np.zeros(1, np.bool_)})  # of the steps 1 to 5 those from 4 on count, and are too few
+    with pytest.raises(ConfigError, match="expected 4 steps behind a place that the period of 4 counts, found none"):
+        cut.sample()
     few = ReplayBuffer(ArrayStorage(20), SliceSamplerWithoutReplacement(sequence_length=5), batch_size=5)
     few.extend({"done": np.arange(20) % 5 == 4})
     with pytest.raises(ConfigError, match=r"expected at most 4 slices of 5 steps in a batch .* found batch_size 5"):

@@ -155,10 +155,14 @@ class SliceSampling:
 
 def no_window(episodes: EpisodeTable, rule: WindowRule, again: FieldKey | None) -> ConfigError:
     """What to raise where no episode has a window; ``again`` is the field whose numbers of trajectories come back."""
-    hint = "pad=True takes shorter ones" if again is None else of_turns(again)
+    longest, hint = episodes.longest(), "pad=True takes shorter ones" if again is None else of_turns(again)
+    if longest >= rule.length:
+        return ConfigError(
+            f"slices: expected {rule.length} steps behind a place that the period of {rule.every} counts, found none, as "
+            f"the longest episode has {longest} behind those that are overwritten; pad=True takes what is left of it"
+        )
     return ConfigError(
-        f"slices: expected an episode of at least {rule.length} steps, found the longest to have {episodes.longest()}; "
-        f"{hint}"
+        f"slices: expected an episode of at least {rule.length} steps, found the longest to have {longest}; {hint}"
     )
 
 

@@ -101,6 +101,15 @@ class Episodes(torch.nn.Module):
         if ids is not None:
             self.register_buffer("last_id", torch.zeros(num_envs, dtype=ids, device=device))
 
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        """Refuse what counted slices up to each row, itself included, also where not all has to be there."""
+        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[no-untyped-call]
+        if f"{prefix}windows" in state_dict and f"{prefix}made" not in state_dict:
+            rest[-1].append(
+                f"expected {prefix}made, found the state of a release that counted slices in another way; there dumps "
+                "makes a file of it that loads reads here"
+            )
+
     def extend(self, fields: Mapping[FieldKey, torch.Tensor], places: torch.Tensor, cursor: torch.Tensor) -> None:
         """Take note of more time steps, which are written to some places from the cursor on."""
         num_envs, count = self.windows.shape[1], len(places)
