@@ -347,6 +347,7 @@ def made(row: Any = None, **options: Any) -> device.Replay:
             "bool holds, as in field 'done', found 0.5",
         ),
         ({"slices": Slices(sequence_length=13, pad=False)}, ConfigError, "at most the 12 time steps .* found 13"),
+        ({"slices": Slices(sequence_length=3, period=2**30)}, ConfigError, "period: expected less than 2\\*\\*30"),
         ({"row": {"done": False}, "transform": NStep(2, 0.9)}, MissingFieldError, "NStep: expected a field 'reward'"),
         ({"row": {"reward": 0.0}, "transform": NextView()}, MissingFieldError, "NextView: expected a field 'done'"),
         ({"seed": -1}, ConfigError, "seed: expected an integer"),

@@ -80,6 +80,9 @@ def check_rooms(capacity: int, batch_size: int, num_envs: int | None, slices: Sl
         raise ConfigError(f"capacity: expected a multiple of the {num_envs} environments, found {capacity}")
     if capacity >= _MOST:
         raise ConfigError(f"capacity: expected less than 2**30 rows, found {capacity}")
+    for name in () if slices is None else ("sequence_length", "period"):
+        if getattr(slices, name) >= _MOST:
+            raise ConfigError(f"{name}: expected less than 2**30, found {getattr(slices, name)}")
     steps = capacity // (num_envs or 1)
     if slices is not None and slices.pad is False and slices.sequence_length > steps:
         raise ConfigError(
