@@ -271,6 +271,7 @@ def test_rows_are_seen_where_they_are_moved() -> None:
     replay.extend({"reward": torch.arange(4.0), "done": torch.zeros(4, dtype=torch.bool)})
     replay.sample()
     copied = copy.deepcopy(replay)
+    copied.register_buffer("more", None)  # as a class of somebody's may
     for memory in replay.buffers():
         memory.share_memory_()
     for one, reward in ((replay, 5.0), (copied, 6.0)):

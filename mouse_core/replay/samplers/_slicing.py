@@ -158,8 +158,8 @@ def no_window(episodes: EpisodeTable, rule: WindowRule, again: FieldKey | None) 
     longest, hint = episodes.longest(), "pad=True takes shorter ones" if again is None else of_turns(again)
     if longest >= rule.length:
         return ConfigError(
-            f"slices: expected {rule.length} steps behind a place that the period of {rule.every} counts, found none, as "
-            f"the longest episode has {longest} behind those that are overwritten; pad=True takes what is left of it"
+            f"slices: expected {rule.length} steps behind a place that the period of {rule.every} counts, found none, "
+            f"as the longest episode has {longest} behind those that are overwritten; pad=True takes what is left of it"
         )
     return ConfigError(
         f"slices: expected an episode of at least {rule.length} steps, found the longest to have {longest}; {hint}"

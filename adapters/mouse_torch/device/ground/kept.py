@@ -21,11 +21,12 @@ class Seen:
         self._kept: tuple[list[int], Arrays] = ([], {})
 
     def __call__(self, buffers: Any) -> Arrays:
-        """Them by name."""
-        where = [memory.data_ptr() for memory in buffers.values()]
+        """Them by name, but for what a class of somebody's has elsewhere."""
+        where = [0 if memory is None else memory.data_ptr() for memory in buffers.values()]
         kept = self._kept
         if kept[0] != where:
-            kept = self._kept = where, {name: _array(memory) for name, memory in buffers.items()}
+            arrays = {name: _array(memory) for name, memory in buffers.items() if memory is not None and memory.is_cpu}
+            kept = self._kept = where, arrays
         return kept[1]
 
     def __reduce__(self) -> tuple[type[Seen], tuple[()]]:
