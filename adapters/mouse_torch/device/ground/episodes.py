@@ -103,7 +103,7 @@ class Episodes(torch.nn.Module):
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         """Refuse what counted slices up to each row, itself included, also where not all has to be there."""
-        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *rest)
         if f"{prefix}windows" in state_dict and f"{prefix}made" not in state_dict:
             rest[-1].append(
                 f"expected {prefix}made, found the state of a release that counted slices in another way; there dumps "
