@@ -134,6 +134,22 @@ def test_what_numpy_has_not_is_saved_as_numbers(tmp_path: Path) -> None:
     assert batch["four"].dtype == jnp.int4
     assert (other["key"].numpy() == jax.random.key_data(batch["key"])).all()
     assert (other["four"].numpy() == other["index"].numpy() - 3).all()
+    held = mouse_torch.ReplayBuffer(ArrayStorage(8), batch_size=4)
+    held.loads(tmp_path / "torch")
+    assert (device.sample(device.from_host(device.init(one, 8, batch_size=4), held), 0)["key"] == batch["key"]).all()
+
+
+@pytest.mark.slow
+def test_an_episode_cut_off_in_torch_is_counted_on() -> None:
+    """By its number, in slices with a period, from a buffer whose rows are tensors."""
+    slices: Any = {"sequence_length": 2, "period": 3, "traj_key": "run"}
+    held = mouse_torch.ReplayBuffer(ArrayStorage(6), SliceSampler(**slices), batch_size=8)
+    state = device.init({"run": np.int32(0)}, 6, batch_size=8, slices=device.Slices(**slices))
+    held.extend({"run": np.full(6, 7, np.int32)})
+    held.extend({"run": np.array([7, 7, 8], np.int32)})
+    index = draw(device.from_host(state, held), 0)["index"]
+    np.testing.assert_array_equal(index, held.sample()["index"])
+    assert {*np.asarray(index)[:, 0].tolist()} == {0, 2, 3}
 
 
 @pytest.mark.slow

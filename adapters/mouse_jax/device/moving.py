@@ -31,7 +31,7 @@ from mouse_core.spec import check_count
 from mouse_jax._rollout import are_known, seed_halves
 from mouse_jax.device import _episodes, _turns
 from mouse_jax.device.ground import hosting, sum_tree
-from mouse_jax.device.ground.state import Epoch, Queue, Replay, check_one, named
+from mouse_jax.device.ground.state import Epoch, Queue, Replay, as_dicts, check_one, named
 from mouse_jax.device.writing import add
 from mouse_jax.dtypes import WIDER, as_numbers, is_key
 
@@ -162,7 +162,10 @@ def _lost(replay: Replay, size: int, cursor: int) -> Any:
 
 
 def _as_here(replay: Replay, rows: Any) -> Any:
-    """Rows of which ``as_numbers`` made something else, as the replay has them; ``add`` says what is wrong, if any."""
+    """Rows of a buffer of any package as arrays; those of which ``as_numbers`` made something else as the replay has
+    them. ``add`` says what is wrong, if any.
+    """
+    rows = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf), as_dicts(rows))
     structures: list[Any] = [jax.tree.structure(tree) for tree in (rows, replay.rows)]
     if structures[0] != structures[1]:
         return rows
