@@ -95,6 +95,7 @@ def test_the_two_forms_of_gelu() -> None:
     assert names(found) == {"activation"}
 
 
+@pytest.mark.long
 def test_float32_inside_the_attention_of_jax() -> None:
     found = compare(FlaxModel(attention=nnx.dot_product_attention))
     assert found.first is not None
@@ -103,6 +104,7 @@ def test_float32_inside_the_attention_of_jax() -> None:
     assert names(found) == {"float32 inside jax.nn.dot_product_attention"}
 
 
+@pytest.mark.long
 def test_everything_at_once_is_named() -> None:
     theirs = FlaxModel(epsilon=1e-6, gelu=nnx.gelu, attention=nnx.dot_product_attention)
     optimizers = {"torch_optimizer": lambda p: torch.optim.AdamW(p, 1e-3), "flax_optimizer": optax.adamw(1e-3)}
@@ -139,6 +141,7 @@ def test_a_mean_and_a_sum() -> None:
     assert [(cause.name, cause.flax) for cause in found.causes] == [("reduction of the loss", "its sum over 32")]
 
 
+@pytest.mark.long
 def test_a_layer_that_computes_in_bfloat16() -> None:
     theirs = FlaxModel()
     theirs.blocks[1].up.dtype = jnp.bfloat16
@@ -203,6 +206,7 @@ def test_mode_of_batch_norm() -> None:
     assert "mode of batch norm" in names(found)
 
 
+@pytest.mark.long
 def test_padding_and_fast_variance() -> None:
     assert "padding" in names(images(FlaxImages(padding="VALID")))
     theirs = FlaxImages()
@@ -242,6 +246,7 @@ class FlaxFlattened(nnx.Module):
         return self.head(x.reshape(len(x), -1))
 
 
+@pytest.mark.long
 def test_the_order_of_what_is_flattened() -> None:
     options = {"batch": {"x": np.random.default_rng(0).normal(size=(4, 6, 6, 3))}}
     options |= {"torch_loss": squares, "flax_loss": squares}
@@ -279,7 +284,8 @@ class FlaxRecurrent(nnx.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize("kind", ["GRU", pytest.param("LSTM", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
 def test_recurrent_layers_agree_until_their_biases_learn(kind: str) -> None:
     batch = {"x": np.random.default_rng(0).normal(size=(4, 6, 3))}
     loss = {"torch_loss": lambda m, b: (m(b["x"]) ** 2).mean(), "flax_loss": lambda m, b: (m(b["x"]) ** 2).mean()}

@@ -58,6 +58,11 @@ def beside(ours: Make, theirs: Any, *, size: float = 1.0, torch_model: Any = Non
     )
 
 
+def some(names: Any) -> list[Any]:
+    """All of them, of which every third is not long."""
+    return [pytest.param(name, marks=[pytest.mark.long] if number % 3 else []) for number, name in enumerate(names)]
+
+
 def adam(rate: float = 1e-3, **options: Any) -> Make:
     return lambda parameters: torch.optim.Adam(parameters, rate, **options)
 
@@ -151,7 +156,7 @@ SAME: dict[str, tuple[Make, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", some(SAME))
 def test_two_that_are_the_same_name_nothing(name: str) -> None:
     found = beside(*SAME[name])
     assert found.first is None
@@ -255,9 +260,7 @@ PLANTED: dict[str, tuple[Make, Any, str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] if number % 3 else []) for number, name in enumerate(PLANTED)]
-)
+@pytest.mark.parametrize("name", some(PLANTED))
 def test_what_is_planted_is_found_by_name_and_nothing_else_is(name: str) -> None:
     ours, theirs, cause, one, other = PLANTED[name]
     found = beside(ours, theirs)
