@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A run has its own folder for what `datasets` and the Hub's client cache, and no host to ask; tests that need
+# A run has its own folder for what `datasets`, the Hub's client and we cache, and no host to ask; tests that need
 # a Hub start one on the loopback interface. Must stand before anything imports those packages.
 _home = tempfile.TemporaryDirectory(prefix="mouse-tests-")
 os.environ["HF_HOME"] = _home.name
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
+os.environ["MOUSE_CACHE"] = os.path.join(_home.name, "mouse-cache")
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["HF_HUB_DISABLE_XET"] = "1"
 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"

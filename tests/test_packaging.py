@@ -210,6 +210,13 @@ def test_rooms_are_small() -> None:
         assert number <= MOST_IN_A_ROOM, f"{folder}: {number} modules; some need a room"
 
 
+def test_trainers_are_where_make_looks_for_them() -> None:
+    """In its lane nothing else is collected, which would take as long as a tenth of it."""
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    marked = {path.relative_to(ROOT).parts[1] for path, text in texts.items() if re.search(r"\bmark\.trainers", text)}
+    assert marked == {"trainers", "test_docs.py"}
+
+
 def test_the_core_knows_no_framework() -> None:
     for module, path in CORE.items():
         tree = parse(path)

@@ -108,7 +108,7 @@ def rows(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], str | None]:
     return {name: row[name] for name in names}, plain, wrong
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(given_rows=st.lists(rows(), max_size=12))
 def test_a_refused_row_leaves_nothing(given_rows: list[tuple[dict[str, Any], dict[str, Any], str | None]]) -> None:
     store = make_store()

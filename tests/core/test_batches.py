@@ -55,7 +55,7 @@ def assert_starts(source: BatchSource, index: int, rows: int, drop_last: bool, s
     return starts
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(data=st.data(), world=worlds(), wanted=parts())
 def test_any_store_gives_what_the_oracle_says(data: st.DataObject, world: World, wanted: list[Part]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +167,7 @@ def test_a_sampler_whose_batches_are_uneven_is_found_out_at_the_batch() -> None:
     assert len(source[2]["reward"]) == 2
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(data=st.data(), world=worlds(), wanted=parts(max_parts=2))
 def test_gathering_into_given_memory_and_in_stored_dtypes(
     data: st.DataObject, world: World, wanted: list[Part]
@@ -214,7 +214,7 @@ def test_a_batch_is_a_value(world: World, wanted: list[Part], seed: int) -> None
             assert_same(source[index], kept, index)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     world=worlds(),
     wanted=parts(max_parts=2, counts=st.integers(150, 400)),

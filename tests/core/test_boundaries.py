@@ -62,7 +62,7 @@ class TestTaskSource(SourceConformance):
 
 
 @pytest.mark.parametrize("boundary", ["task", Column("task")])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     values=st.lists(st.sampled_from(["push", "pull", None]), min_size=2, max_size=40),
     length=st.integers(1, 6),

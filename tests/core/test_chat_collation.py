@@ -32,7 +32,7 @@ def rows(texts: list[list[int]], fill: int, multiple: int, side: str) -> list[li
     return [pad + text if side == "left" else text + pad for pad, text in zip(pads, texts, strict=True)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     pairs=PAIRS,
     length=st.none() | st.integers(1, 7),

@@ -16,7 +16,7 @@ from mouse_core.files.frames import MappedRecords, read_mapped_records
 FIRST = 24
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(steps=st.lists(st.one_of(st.none(), st.binary(max_size=40_000))))
 def test_records_since_the_last_clear_are_there(
     steps: list[bytes | None], tmp_path_factory: pytest.TempPathFactory

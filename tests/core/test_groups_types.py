@@ -228,7 +228,7 @@ def stored(given_: list[RolloutRecord], **options: Any) -> list[RolloutRecord]:
         return [by_uid[item.rollout_uid] for item in given_]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     st.lists(rollouts, min_size=1, max_size=4, unique_by=lambda item: item.rollout_uid),
     st.sampled_from(["zstd", "none"]),

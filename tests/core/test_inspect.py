@@ -119,7 +119,7 @@ def test_figures_are_those_of_plain_python(lengths: list[int], size: int, found_
 
 
 @given(st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=20), max_size=6))
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_a_histogram_counts_every_value_once_and_near_its_place(batches: list[list[float]]) -> None:
     values = [value for batch in batches for value in batch]
     schema = pa.schema(

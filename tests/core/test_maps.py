@@ -84,7 +84,7 @@ def check_against_dict(batches, capacity, full):
 KINDS = st.sampled_from([(None, "refuse"), (12, "refuse"), (8, "oldest"), (3, "oldest")])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(writes, KINDS)
 def test_it_is_a_dict_of_bytes(batches, kind):
     check_against_dict(batches, *kind)

@@ -41,7 +41,7 @@ class Numbered:
         return {"window": window, "b": np.stack([window, -window], -1).astype(np.float32)}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 7)), min_size=1, max_size=4).filter(lambda all: any(all[0])),
     st.integers(1, 12),

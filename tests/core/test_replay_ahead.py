@@ -75,7 +75,7 @@ def expected(rows: list[dict[str, Any]], place: int, n: int, discount: float, ta
     }
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**16),
     envs=st.sampled_from([None, 1, 3]),
@@ -130,7 +130,7 @@ class Looking:
         return batch
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(capacity=st.integers(1, 9), envs=st.integers(1, 3), written=st.integers(1, 30), steps=st.integers(1, 12))
 def test_slots_behind_a_row(capacity: int, envs: int, written: int, steps: int) -> None:
     """What lies behind a row in its own stream, up to the newest and never across the seam."""
@@ -167,7 +167,7 @@ def test_slices_are_left_as_they_are() -> None:
     np.testing.assert_array_equal(batch["mask"][:, -1], batch["next"]["done"][:, -1] == 1)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_envs=st.integers(1, 3),

@@ -231,7 +231,7 @@ def expected_slices(lengths: list[int], alive: int, length: int, period: int, di
     return found
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
 def test_slices_with_a_period_and_a_dilation(lengths: list[int], length: int, period: int, dilation: int) -> None:
     expected = expected_slices(lengths, 17, length, period, dilation)
@@ -276,7 +276,7 @@ def test_a_dilation_of_prioritised_slices_and_flat_ones() -> None:
             SliceSampler(sequence_length=3, **{name: 0})
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=5),
     st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),

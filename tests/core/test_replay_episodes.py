@@ -120,7 +120,7 @@ def check(episodes: EpisodeTable, rows: Rows, rule: WindowRule) -> None:
     assert episodes.longest() == max(longest)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     data=st.data(), num_envs=st.integers(1, 3), steps=st.integers(1, 40), mode=st.sampled_from(["end", "id", "both"])
 )
@@ -178,7 +178,7 @@ def windows_of(lengths: list[int], length: int, *, pad: bool, tiled: bool) -> li
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     length=st.integers(1, 5),

@@ -310,7 +310,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def test_buffers_do_what_the_model_does() -> None:
-    run_state_machine_as_test(BufferMachine, settings=settings(max_examples=30, stateful_step_count=20, deadline=None))
+    run_state_machine_as_test(BufferMachine, settings=settings(max_examples=20, stateful_step_count=20, deadline=None))
 
 
 @pytest.mark.long

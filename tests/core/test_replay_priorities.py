@@ -34,7 +34,7 @@ def key(number: int, seed: int = 5) -> Key:
 # ---------------------------------------------------------------------- the tree
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     size=st.sampled_from([1, 2, 15, 16, 17, 4096, 4097, 70_000]),
     seed=st.integers(0, 2**32 - 1),
@@ -183,7 +183,7 @@ def weights_in(buffer: ReplayBuffer) -> np.ndarray[Any, Any]:
     return np.asarray(sampler.weights_at(buffer.storage, np.arange(len(buffer))))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data(), capacity=st.integers(1, 50), alpha=st.sampled_from([0.0, 0.6, 1.0, 2.0]))
 def test_priorities_are_those_of_a_list(data: st.DataObject, capacity: int, alpha: float) -> None:
     def make() -> ReplayBuffer:
@@ -451,7 +451,7 @@ def starts_by_looking(ends: list[bool], begin: int, length: int, strict: bool, p
     return found
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     data=st.data(), capacity=st.integers(4, 40), length=st.integers(1, 5), strict=st.booleans(), envs=st.integers(1, 2)
 )

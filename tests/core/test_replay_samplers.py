@@ -40,7 +40,7 @@ def test_all_environments_come() -> None:
     check_frequencies(np.bincount(buffer.sample()["env"]), np.full(6, 1 / 6))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     rows=st.integers(1, 40),
     batch=st.integers(1, 12),

@@ -112,7 +112,7 @@ def check_slices(batch: dict[str, Any], world: World, capacity: int, length: int
         assert values.flags.c_contiguous or name in ("mask",), name
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     data=st.data(),
     num_envs=st.integers(1, 3),
@@ -348,7 +348,7 @@ def test_traj_ids_stay_with_their_episodes() -> None:
 # ---------------------------------------------------------------------- without replacement
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
     length=st.integers(1, 5),
@@ -442,7 +442,7 @@ def nested(key: Any, values: Any) -> dict[str, Any]:
     return {key: values} if isinstance(key, str) else {key[0]: nested(key[1] if len(key) == 2 else key[1:], values)}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_envs=st.integers(1, 3),

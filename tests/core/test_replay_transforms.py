@@ -84,7 +84,7 @@ def episodes(batch: dict[str, np.ndarray]) -> list[list[tuple[int, int]]]:
 # ---------------------------------------------------------------------- n steps
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(batch=slices(), n=st.integers(1, 9), discount=st.sampled_from([0.0, 0.5, 0.97, 1.0]))
 def test_n_step_is_the_loop(batch: dict[str, Any], n: int, discount: float) -> None:
     batch["next"] = {"obs": np.random.default_rng(0).normal(size=batch["obs"].shape)}
@@ -182,7 +182,7 @@ def test_batches_that_n_step_refuses() -> None:
 # ---------------------------------------------------------------------- returns
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(batch=slices(), discount=st.sampled_from([0.0, 0.5, 1.0]))
 def test_returns_are_the_loop(batch: dict[str, Any], discount: float) -> None:
     wanted = np.zeros_like(batch["reward"])

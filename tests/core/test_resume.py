@@ -58,7 +58,7 @@ def test_the_state_is_small_and_plain(sampling: str) -> None:
     assert len(json.dumps(state)) < 1200
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     sampling=st.sampled_from(SAMPLINGS),
     drop_last=st.booleans(),

@@ -57,7 +57,7 @@ def numbered(steps: int, envs: int, dones: Any = None, **options: Any) -> Rollou
 # ---------------------------------------------------------------------- which rows
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     steps=st.integers(1, 9),
     envs=st.integers(1, 9),
@@ -310,7 +310,7 @@ def test_history_rows_stay_in_their_episode() -> None:
 # ---------------------------------------------------------------------- trajectories
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     steps=st.integers(1, 8), envs=st.integers(1, 5), ends=st.sampled_from([0.0, 0.2, 0.7, 1.0]), seed=st.integers(0, 99)
 )

@@ -66,7 +66,7 @@ def episodes_of(lengths: list[int]) -> list[tuple[int, int]]:
 lengths_of = st.lists(st.integers(1, 12), min_size=1, max_size=10)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     lengths=lengths_of,
     length=st.integers(1, 7),
@@ -328,7 +328,7 @@ GOLDEN: dict[str, Any] = {
 }
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     steps=st.lists(st.sampled_from([0, 0, 1, 2, 3, 50, 1000]), max_size=40),
     more=st.integers(1, 500),

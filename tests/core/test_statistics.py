@@ -379,7 +379,7 @@ def test_the_rank_error_holds_when_numbers_come_in_any_order(order: str) -> None
     assert sketch.rank_error >= (len(sketch.levels) - 1) / 2 / 8192
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(
     data=st.data(),
     sizes=st.lists(st.sampled_from([1, 10, 1000, 9000, 40_000]), min_size=1, max_size=5),

@@ -266,7 +266,7 @@ def test_infinities_and_signed_zero_are_data() -> None:
 # ---------------------------------------------------------------------- snapshots
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(world=worlds(), wanted=parts(max_parts=2), more=parts(max_parts=2))
 def test_what_comes_later_never_changes_a_batch(world: World, wanted: list[Part], more: list[Part]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -311,7 +311,7 @@ def test_snapshots_of_every_length() -> None:
     assert len({snapshot.fingerprint for snapshot in snapshots}) == len(snapshots)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(world=worlds(), wanted=parts(3, st.integers(1, 12)), data=st.data())
 def test_several_rows_are_each_of_them(world: World, wanted: list[Part], data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -559,7 +559,7 @@ TestStoreMachine.settings = settings(max_examples=20, stateful_step_count=20)
 # ---------------------------------------------------------------------- encode_hf_rows
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(world=worlds(), wanted=parts(max_parts=1), begin=st.integers(0, 5))
 def test_encoded_rows_are_rows_of_batches(world: World, wanted: list[Part], begin: int) -> None:
     """What a dataset yields, encoded, is what the fields of a batch hold for these rows."""

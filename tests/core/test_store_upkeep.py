@@ -384,7 +384,7 @@ def test_rows_without_their_manifest_are_not_removed(tmp_path: Path) -> None:
     assert files(folder)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(before=st.lists(st.integers(0, 5), max_size=6), after=st.lists(st.integers(0, 5), max_size=6))
 def test_a_manifest_says_the_same_to_who_knows_an_earlier_one(before: list[int], after: list[int]) -> None:
     """Whatever the two have in common: segments of one number may be others, as after a repair."""

@@ -28,7 +28,7 @@ def arrays(rows: list[tuple[float, float, bool]]) -> tuple[Any, Any, Any]:
     return (*(np.where(mask, [row[which] for row in rows], bad) for which, bad in ((0, -np.inf), (1, np.nan))), mask)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(TOKENS, st.sampled_from(sorted(BY_NAME)))
 def test_estimates_are_those_of_the_formulas(rows: Any, name: str) -> None:
     expected = [BY_NAME[name](one - other) if kept else 0.0 for one, other, kept in rows]
@@ -37,7 +37,7 @@ def test_estimates_are_those_of_the_formulas(rows: Any, name: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(TOKENS, st.floats(-3, 3), st.floats(0, 2), st.booleans())
 def test_penalized_rewards_are_those_of_plain_python(rows: Any, reward: float, coef: float, by_token: bool) -> None:
     last = max((place for place, row in enumerate(rows) if row[2]), default=None)

@@ -180,7 +180,7 @@ def test_what_is_cut_off_is_no_image(format: str) -> None:
         assert np.array_equal(found, whole), size
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(format=st.sampled_from(sorted(ALLOWED)), flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255))))
 def test_damage_is_an_error_of_ours_or_none(format: str, flips: list[tuple[int, int]]) -> None:
     damaged = bytearray(saved(np.repeat(GREY[:, :, None], 3, axis=2), format, **ALLOWED[format]))

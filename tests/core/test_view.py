@@ -406,7 +406,7 @@ def test_a_picture_outside_of_the_dataset_is_not_shown(tmp_path: Path) -> None:
 SPECIAL = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf, -math.inf, 1e300]))
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(SPECIAL, SPECIAL), min_size=1, max_size=120), st.integers(1, 9), st.data())
 def test_thinned_curves_keep_the_ends_of_every_stretch(rows: list[Any], buckets: int, data: st.DataObject) -> None:
     values = np.array(rows)

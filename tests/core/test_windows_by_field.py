@@ -135,7 +135,7 @@ def expected_of(
     return {name: np.stack(values).reshape(*axes, *np.shape(values[0])) for name, values in found.items()}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 11), min_size=1, max_size=8),
     kind=st.sampled_from(["rows", "tables", "parts", "indices"]),

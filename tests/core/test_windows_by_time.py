@@ -48,7 +48,7 @@ def expected_row(
     return min(nearest + shift, end - 1), there
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     data=st.data(),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),

@@ -57,7 +57,7 @@ def draw_for(config: AugmentTokensConfig, seed: int = 0) -> Draws:
 
 
 @pytest.mark.long
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(config=configs(), seed=st.integers(0, 2**64 - 1), wide=st.booleans())
 def test_eager_jax_gives_the_bits_of_numpy(config: AugmentTokensConfig, seed: int, wide: bool) -> None:
     with jax.enable_x64(wide):

@@ -56,7 +56,7 @@ def oracle(lengths: list[int], final: str | None, known: bool) -> list[Row]:
     return rows
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=6),
     cuts=st.lists(st.integers(0, 30), max_size=6),
