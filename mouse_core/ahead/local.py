@@ -179,9 +179,9 @@ class LocalFiles:
     def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
         """See ``Backing``."""
         begins = begins & ~(_PAGE - 1)
-        if self._maps is None or (len(self._maps.begins) and (self._maps.of(begins) < 0).any()):
+        if self._maps is None or (((found := self._maps.of(begins)) < 0).any() and len(self._maps.begins)):
             self._maps, self._met = Maps(), set()
-        found = self._maps.of(begins)
+            found = self._maps.of(begins)
         if len(self._maps.begins):
             is_file = (found >= 0) & self._maps.is_file[found]
             found, begins, ends = found[is_file], begins[is_file], np.minimum(ends, self._maps.ends[found])[is_file]

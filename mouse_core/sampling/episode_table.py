@@ -112,8 +112,8 @@ class EpisodeTable:
         """Steps of the longest episode there is; looks at all of them."""
         first = self._oldest()
         envs, columns = ragged(self._counts - first)
-        begin, end = self._bounds(envs, columns + first[envs])
-        return int((end - np.maximum(begin, self.begin)).max(initial=0))
+        begin, end, _ = self._there(envs, columns + first[envs])
+        return int((end - begin).max(initial=0))
 
     def episode_of(self, env: Int64s, step: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Begin, also where it is overwritten, end and id of the episodes of some steps that exist."""
@@ -143,6 +143,12 @@ class EpisodeTable:
         end = np.where(column + 1 == self._counts[at], self.end, after)
         return begin, end
 
+    def _there(self, env: Int64s, column: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Of some episodes the first step that there is, the one behind the last, and how many before it are gone."""
+        begin, end = self._bounds(env, column)
+        first = np.maximum(begin, self.begin)
+        return first, end, first - begin
+
 
 class WindowView:
     """The windows of one rule, numbered: one environment after another, episode by episode.
@@ -171,9 +177,7 @@ class WindowView:
     def at(self, ranks: Int64s) -> Windows:
         """The windows of these ranks, int64 ``[n]`` in ``0 .. count - 1``."""
         env, column, number = self._windows.find(ranks)
-        begin, end = self._table._bounds(env, column)
-        there = np.maximum(begin, self._table.begin)
-        return self._made(env, column, (there, end, there - begin), number)
+        return self._made(env, column, self._table._there(env, column), number)
 
     def in_episodes(self, ranks: Int64s, uniform: npt.NDArray[np.float64]) -> Windows:
         """A window of each of the episodes of these ranks.
@@ -183,14 +187,13 @@ class WindowView:
             uniform: Which of its windows, float64 ``[n]`` in ``[0, 1)``.
         """
         env, column, _ = self._episodes.find(ranks)
-        begin, end = self._table._bounds(env, column)
-        there = np.maximum(begin, self._table.begin)
-        counts = self.rule.count(end - there, there - begin)
+        begin, end, lost = there = self._table._there(env, column)
+        counts = self.rule.count(end - begin, lost)
         number = np.minimum((uniform * counts).astype(np.int64), counts - 1)
-        return self._made(env, column, (there, end, there - begin), number)
+        return self._made(env, column, there, number)
 
-    def _made(self, env: Int64s, column: Int64s, bounds: tuple[Int64s, Int64s, Int64s], number: Int64s) -> Windows:
-        begin, end, lost = bounds
+    def _made(self, env: Int64s, column: Int64s, there: tuple[Int64s, Int64s, Int64s], number: Int64s) -> Windows:
+        begin, end, lost = there
         return Windows(env, self.rule.starts(begin, end, number, lost), begin, end, self._table._ids[env, column])
 
 
@@ -249,9 +252,8 @@ class _RunningCounts:
         newest = table._counts - 1
         self._add_ended(newest)
         oldest, envs = table._oldest(), table._envs
-        begin, end = table._bounds(table._envs_twice, np.concatenate([oldest, newest]))
-        there = np.maximum(begin, table.begin)
-        of_oldest, of_newest = self._count(end - there, there - begin).reshape(2, -1)
+        begin, end, lost = table._there(table._envs_twice, np.concatenate([oldest, newest]))
+        of_oldest, of_newest = self._count(end - begin, lost).reshape(2, -1)
         self._oldest = envs * table._room + oldest
         flat, several = self._before.reshape(-1), newest > oldest
         before, behind = flat[self._oldest], flat[self._oldest + several]

@@ -38,6 +38,7 @@ def alone(url: str, options: dict[str, str], cache: Path, calls: Sequence[Sequen
     import obstore
 
     opened = DatasetStore.open(url, storage_options=options, cache=cache)
+    # The client that ours has, so that nothing but what we do beside it differs; no part of the interface gives it.
     store = opened._rows._client._store  # type: ignore[attr-defined]
     groups: list[tuple[str, list[Wanted]]] = []
     for wanted in calls:

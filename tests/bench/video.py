@@ -22,6 +22,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def asked(environment: Path | None, folder: Path, *names: str) -> Iterator[dict[
             questions.flush()
             return float(answers.readline()), 0.0
 
-        yield {name: lambda name=name: ask(name) for name in names}  # type: ignore[misc]
+        yield {name: partial(ask, name) for name in names}
         questions.close()
 
 

@@ -119,12 +119,10 @@ def cut_off(known: Episodes, lost: jax.Array, fields: Mapping[FieldKey, Any]) ->
         lost: Int32 ``[E]``.
         fields: The rows that come.
     """
-    count, num_envs = -1, len(lost)
     if known.last_id is not None:
         assert known.marks.ids is not None
         ids = fields[known.marks.ids]
-        count = ids.size // num_envs
-        known = replace(known, last_id=one_a_row(known.marks.ids, ids, (count, num_envs))[0])
+        known = replace(known, last_id=one_a_row(known.marks.ids, ids, (ids.size // len(lost), len(lost)))[0])
     position = _kept(lost - 1, known)
     return replace(known, position=position, ended=lost == 0, begun=(lost > 0).astype(jnp.uint32))
 

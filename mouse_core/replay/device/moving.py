@@ -203,9 +203,7 @@ def check_ordered(buffer: ReplayBuffer, caller: str) -> None:
         raise ConfigError(f"{caller}: expected rows in the order they were written, found those of {buffer.writer!r}")
 
 
-def fill(
-    buffer: ReplayBuffer, first: Callable[[int], Any], size: int, cursor: int, steps: int, lost: Int64s | None = None
-) -> None:
+def fill(buffer: ReplayBuffer, first: Callable[[int], Any], size: int, cursor: int, steps: int, lost: Int64s) -> None:
     """Write the rows of a ring into an empty buffer, each to its place.
 
     Args:
@@ -214,7 +212,7 @@ def fill(
         size: How many of the time steps there are.
         cursor: The one that is written next.
         steps: How many fit.
-        lost: How many time steps must have been written before the oldest, at least; None: any.
+        lost: How many time steps must have been written before the oldest, at least, ``[E]``.
 
     Raises:
         ConfigError: A buffer that is not empty.
@@ -224,8 +222,7 @@ def fill(
     # Of a ring that is full the rows up to the cursor are the newest: written a second time they are so there, too.
     counts = [size]
     if size == steps:
-        fewest = 0 if lost is None else int(lost.max(initial=0))
-        counts = [size] * (1 + max(0, -((cursor - fewest) // steps))) + [cursor]
+        counts = [size] * (1 + max(0, -((cursor - int(lost.max())) // steps))) + [cursor]
     for count in counts:
         if count:
             buffer.extend(first(count))

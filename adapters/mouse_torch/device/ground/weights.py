@@ -12,9 +12,7 @@ from mouse_core.replay import Priorities
 from mouse_core.replay.samplers.weighing import Powers, bits_of, largest_weight, plus_bits, powers, weights_of
 from mouse_torch import _words
 from mouse_torch.device.ground.kept import Kept, zeros
-from mouse_torch.device.ground.seen_weights import FAN as _FAN
-from mouse_torch.device.ground.seen_weights import SHIFT as _SHIFT
-from mouse_torch.device.ground.seen_weights import SeenWeights
+from mouse_torch.device.ground.seen_weights import FAN, SHIFT, SeenWeights
 from mouse_torch.tracing import is_known
 
 
@@ -51,19 +49,19 @@ class Weights(Kept):
         self.capacity, self.sliced = capacity, sliced
         self.alpha, self.beta, self.eps = float(priorities.alpha), priorities.beta, float(priorities.eps)
         # Where levels end, in rows; those of 1,000 slots have 63, 4 and 1 rows, and end at 63, 67 and 68.
-        rows = -(-capacity // _FAN)
+        rows = -(-capacity // FAN)
         self.ends = [rows]
         while rows > 1:
-            rows = -(-rows // _FAN)
+            rows = -(-rows // FAN)
             self.ends.append(self.ends[-1] + rows)
         self.starts = [0, *self.ends]
         made: dict[str, torch.Tensor] = {
-            "sums": zeros((self.ends[-1] + 1, _FAN), torch.int64, device),
-            "least": torch.full((self.ends[-1] - self.ends[0], _FAN), torch.inf, dtype=torch.float32),
+            "sums": zeros((self.ends[-1] + 1, FAN), torch.int64, device),
+            "least": torch.full((self.ends[-1] - self.ends[0], FAN), torch.inf, dtype=torch.float32),
             "largest": torch.ones((), dtype=torch.float32),
         }
         if sliced:
-            made["begins"] = torch.zeros((self.ends[0], _FAN), dtype=torch.bool)
+            made["begins"] = torch.zeros((self.ends[0], FAN), dtype=torch.bool)
         tables, self._eps_bits = powers(self.alpha), bits_of(self.eps)
         self.bends_down, self.most = tables.bends_down, largest_weight(capacity, tables)
         made |= {name: torch.tensor(getattr(tables, name)) for name in ("factors", "shifts", "pieces")}
@@ -103,7 +101,7 @@ class Weights(Kept):
         children = self._leaves(nodes)
         total, smallest = children.sum(1), _smallest(children)
         for start in self.starts[1:-1]:
-            child, nodes = nodes & (_FAN - 1), nodes >> _SHIFT
+            child, nodes = nodes & (FAN - 1), nodes >> SHIFT
             rows = start + nodes
             # Where a node comes again the same is written.
             self.sums.index_put_((rows, child), total)
@@ -161,11 +159,11 @@ class Weights(Kept):
         new = self.weighed(torch.cat([priority, self.largest.reshape(1)]))
         self.fresh.copy_(new[-1])
         # Of those with one slot the last is written, and the others where what belongs to nobody is.
-        nowhere = (self.sums.shape[0] - 1) * _FAN
+        nowhere = (self.sums.shape[0] - 1) * FAN
         place, order = torch.where(there, slots, nowhere).sort(stable=True)
         last = torch.cat([place[1:] != place[:-1], there.new_ones(1)])
         self.sums.index_put_(_apart(torch.where(last, place, nowhere)), new.index_select(0, order))
-        self.refresh(torch.where(there, slots, 0) >> _SHIFT)
+        self.refresh(torch.where(there, slots, 0) >> SHIFT)
 
     def units(self, rows: int) -> npt.NDArray[np.int64]:
         """What the first slots weigh, int64 ``[rows]``, in NumPy."""
@@ -185,7 +183,7 @@ def _apart(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Each buffer is read and written in one shape: where one is viewed in another, what torch compiles copies all of it.
     """
-    return slots >> _SHIFT, slots & (_FAN - 1)
+    return slots >> SHIFT, slots & (FAN - 1)
 
 
 def _smallest(weights: torch.Tensor) -> torch.Tensor:
@@ -197,15 +195,15 @@ def _child(children: torch.Tensor, node: torch.Tensor, rest: torch.Tensor) -> tu
     sums = children.cumsum(1)[:, :-1]
     passed = sums <= rest[:, None]
     # Sums do not fall, so the last that is passed is the largest.
-    return node * _FAN + passed.sum(1), rest - torch.where(passed, sums, 0).amax(1)
+    return node * FAN + passed.sum(1), rest - torch.where(passed, sums, 0).amax(1)
 
 
 def touched(begin: torch.Tensor, count: int, capacity: int) -> torch.Tensor:
     """Rows of the first level with any of so many slots from one on, round the end of a ring; int64 ``[m]``."""
-    behind = torch.arange(0, count + _FAN - 1, _FAN, device=begin.device).clamp(max=count - 1)
+    behind = torch.arange(0, count + FAN - 1, FAN, device=begin.device).clamp(max=count - 1)
     slots = begin + behind
     # The nodes at the end of the ring and at its begin may have no slot at such a distance.
     wraps = begin + count > capacity
     last = slots[-1:] % capacity
     ends = torch.cat([torch.where(wraps, 0, last), torch.where(wraps, capacity - 1, last)])
-    return torch.cat([slots % capacity, ends]) >> _SHIFT
+    return torch.cat([slots % capacity, ends]) >> SHIFT
