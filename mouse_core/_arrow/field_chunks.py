@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.addresses import element_of_all, flat_view, octets_at
-from mouse_core._arrow.byte_views import INLINE_BYTES, SPAN_BITS, ByteViews, CopiedField
+from mouse_core._arrow.byte_views import INLINE_BYTES, SPAN_BITS, ByteViews, CopiedField, Moved, to_words
 from mouse_core._arrow.column import Growth
 from mouse_core._arrow.dense_copies import IRREGULAR, UNKNOWN
 from mouse_core._arrow.windows import Int64s, Pieces, Windows, distinct
@@ -188,7 +188,7 @@ class FieldChunks:
             row_bytes, view = self.fields[number].row_bytes, words[:, position, :values]
             np.multiply(pieces.size, row_bytes, out=view[..., 0])
             if giant:
-                view[..., 1] = self._to_words(self.table.begins[pieces.chunk, number] + pieces.row * row_bytes)
+                view[..., 1] = to_words(self.table.begins[pieces.chunk, number] + pieces.row * row_bytes, self.spans)
             else:
                 word = pieces.row * (row_bytes << 32)
                 word += begins[..., number]
@@ -241,13 +241,17 @@ class FieldChunks:
                 table.exceeds[fresh[regular], number] = exceeds
         table.begins[fresh] = begins
         nowhere = begins <= 0
-        table.words[fresh, :-1] = np.where(nowhere, IRREGULAR, self._to_words(np.where(nowhere, IRREGULAR, begins)))
+        table.words[fresh, :-1] = np.where(
+            nowhere, IRREGULAR, to_words(np.where(nowhere, IRREGULAR, begins), self.spans)
+        )
         state = np.where(nowhere.any(axis=1), IRREGULAR, 1)
         state[table.exceeds[fresh].any(axis=1)] = IRREGULAR if look else _UNSEEN
         # What can still be made dense is looked up again.
         table.words[fresh, -1] = np.where((begins == UNKNOWN).any(axis=1), UNKNOWN, state)
 
-    def _put_inline(self, pieces: Pieces, numbers: Int64s, words: npt.NDArray[np.int64], first: int) -> None:
+    def _put_inline(
+        self, pieces: Pieces, numbers: Int64s, words: npt.NDArray[np.int64], first: int, moved: Moved = None
+    ) -> None:
         """Write the bytes of short values, as of windows that end shortly behind a chunk's end, into their views.
 
         With 4 and 8 bytes a step, a piece of 3 steps stands in the view of the first field, 12 bytes, and not in that
@@ -258,6 +262,7 @@ class FieldChunks:
             numbers: The fields that have views.
             words: The views of the batches from ``first`` on.
             first: The number of the first batch.
+            moved: See ``ByteViews.copy``.
         """
         wide, (chunks, rows, sizes) = self.row_bytes[numbers], (part[first : first + len(words)] for part in pieces)
         # Fields of as many bytes a step have the same short values.
@@ -267,6 +272,10 @@ class FieldChunks:
             if len(batch):
                 chunk, row, size = (part[batch, slot][:, None] for part in (chunks, rows, sizes))
                 addresses = self.table.begins[chunk, numbers[position]] + row * row_bytes
+                if moved is not None:
+                    addresses = moved(addresses.ravel(), (addresses + size * row_bytes).ravel()).reshape(
+                        addresses.shape
+                    )
                 words[batch[:, None], position, slot[:, None]] = _inline_views(addresses, size * row_bytes, row_bytes)
 
     def _to_elements(self, words: Int64s) -> Int64s:
@@ -275,23 +284,6 @@ class FieldChunks:
         elements: Int64s = words >> 32
         elements += first[0] if len(first) == 1 else first.take(words & 0xFFFFFFFF)
         return elements
-
-    def _to_words(self, addresses: Int64s) -> Int64s:
-        """Number of the buffer and offset of some addresses, as a view has them.
-
-        Spans have 2**30 bytes. If span 5 is buffer 0 and span 9 buffer 1, address ``9 * 2**30 + 70`` becomes
-        ``70 << 32 | 1``.
-        """
-        span = addresses >> SPAN_BITS
-        different = np.unique(span)
-        for one in different.tolist():
-            if one >= 0 and one not in self.spans:
-                self.spans[one] = pa.foreign_buffer(one << SPAN_BITS, (2 << SPAN_BITS) - 1)
-        buffers = {one: number for number, one in enumerate(self.spans)}
-        numbers = np.array([buffers.get(one, 0) for one in different.tolist()])
-        number = numbers[np.searchsorted(different, span)] if len(different) > 1 else numbers[0]
-        words: Int64s = ((addresses & ((1 << SPAN_BITS) - 1)) << 32) | number
-        return words
 
 
 def _inline_views(addresses: Int64s, nbytes: Int64s, row_bytes: int) -> Int64s:

@@ -92,6 +92,15 @@ def by_batch(begins: Int64s, ends: Int64s, numbers: Int64s, gap: int = 0) -> tup
     return begins - apart, ends - apart, numbers
 
 
+def by_group(begins: Int64s, ends: Int64s, groups: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Some ranges, those that touch or overlap in a group as one, if none lies within another; the groups ascend."""
+    order = np.lexsort((ends, begins, groups))
+    begins, ends, groups = begins[order], ends[order], groups[order]
+    apart = np.flatnonzero((groups[1:] != groups[:-1]) | (begins[1:] > ends[:-1]))
+    firsts = np.append(0, apart + 1)[: len(begins)]
+    return begins[firsts], ends[np.append(apart, len(ends) - 1)[: len(ends)]], groups[firsts]
+
+
 def _inside(
     backings: Sequence[Backing], begins: Int64s, ends: Int64s
 ) -> Iterator[tuple[Backing, npt.NDArray[np.bool_]]]:

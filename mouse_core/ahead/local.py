@@ -6,16 +6,17 @@ import ctypes
 import mmap
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from contextlib import nullcontext, suppress
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from mouse_core.ahead.backing import Int64s, merged
+from mouse_core.ahead.backing import Int64s, by_group, merged
 from mouse_core.ahead.depth import Depth
+from mouse_core.ahead.maps import Maps
+from mouse_core.ahead.own import OwnMemory
 from mouse_core.ahead.room import room_for_files
 
 try:
@@ -24,10 +25,13 @@ except ImportError:  # Windows, where nothing is asked for
     resource = None  # type: ignore[assignment]
 
 Made = TypeVar("Made")
+Moved = Callable[[Int64s, Int64s], Int64s] | None
+"""Says where ranges are, of which it is given where they begin and end, when they have come; None: where they were."""
 
-_WILL_NEED, _RANDOM, _PAGE_OUT = 3, 1, 21
+_WILL_NEED, _RANDOM = 3, 1
 _PAGE = mmap.PAGESIZE
 _PROCESS_MADVISE, _MOST_RANGES = 440, 1024
+_NOTHING = np.zeros(0, np.int64)
 # So many page faults that wait for a disk, in so many batches, are a reason to ask ahead; and that no block was read
 # from a disk for so many batches is one not to.
 _FAULTS, _BATCHES_WATCHED, _BATCHES_READ = 3, 16, 48
@@ -36,10 +40,8 @@ _MORE_BYTES, _MORE_SHARE = 64 << 20, 8
 # Where so many page faults a batch wait for a disk though all was asked for, what was there already goes before it is
 # read. It is asked for again then, for so many times as many batches.
 _FAULTS_EACH, _TIMES_AGAIN = 2, 16
-# Bytes that the kernel reads at once where nobody says how many: of a longer range it reads no more than that.
-_AT_ONCE = 128 << 10
-# What is read from more than so many batches on is of somebody who reads at another place.
-_NEAR = 1024
+# What is read as a whole may take one part in so many of what room there is in memory: no page of it goes for others.
+_OWN_PART = 2
 # Ranges are looked at so many at a time, and fewer at first.
 _TOGETHER, _TRIED = 64, 2
 
@@ -49,29 +51,6 @@ class Usage(NamedTuple):
 
     faults: int
     blocks: int
-
-
-class Maps:
-    """What is mapped in this process, on Linux: addresses, whether it is a file, and bytes of it that are read at once.
-
-    All are ``[maps]``.
-    """
-
-    def __init__(self) -> None:
-        rows = [line.split(None, 5) for line in _lines("/proc/self/maps")]
-        edges = [[int(edge, 16) for edge in row[0].split("-")] for row in rows]
-        self.begins, self.ends = np.array(edges, np.uint64).reshape(-1, 2).astype(np.int64).T
-        self.is_file = np.array([row[4] != "0" for row in rows], np.bool_)
-        disks = {row[3]: _read_at_once(row[3]) for row in rows}
-        self.at_once = np.array([disks[row[3]] for row in rows], np.int64)
-
-    def of(self, addresses: Int64s) -> Int64s:
-        """The map that each address is in, -1 for none."""
-        if not len(self.begins):
-            return np.full(len(addresses), -1)
-        found = np.searchsorted(self.begins, addresses, side="right") - 1
-        found[(found >= 0) & (addresses >= self.ends[found])] = -1
-        return found
 
 
 class LocalFiles:
@@ -88,7 +67,7 @@ class LocalFiles:
     begin, size, gap, room = 0, (1 << 63) - 1, 8 << 10, None
 
     def __init__(self, begins: Int64s, sizes: Int64s, later: int = 0) -> None:
-        self._advice, self._letting_go = _Advice(), _Advice()
+        self._advice = _Advice()
         self._since, self._batches = usage(), 0
         # Seconds that copying stood still for pages since then, for how many, and when that was.
         self._waited, self._missed, self._looked = 0.0, 0, perf_counter()
@@ -97,8 +76,9 @@ class LocalFiles:
         self._bytes = int(sizes.sum()) + later
         self.is_on = self._is_short = self._exceed_room()
         self._maps: Maps | None = None
-        # What is read for many batches: the first of them, the one behind the last, and the ranges.
-        self._kept: deque[tuple[int, int, Int64s, Int64s]] = deque()
+        # Where what is read as a whole is, from when something is, if it can be.
+        self._own: OwnMemory | None = None
+        self._tried_own = False
         # The maps that were met, of which nothing is read that is not asked for.
         self._met: set[int] = set()
         if self._is_short:
@@ -151,18 +131,19 @@ class LocalFiles:
         self._since, self._batches, self._waited, self._missed, self._looked = usage(), 0, 0.0, 0, now
         return found
 
-    def watched(self, copy: Callable[[], Made], ranges: Callable[[], tuple[Int64s, Int64s, Int64s]]) -> Made:
-        """What ``copy()`` makes of some ranges, where pages are asked for: how long it stands still says how far ahead.
+    def watched(self, copy: Callable[[Moved], Made], ranges: Callable[[], tuple[Int64s, Int64s, Int64s]]) -> Made:
+        """What ``copy`` makes of some ranges where they are: how long it stands still says how far ahead to ask.
 
         What comes takes the room of what was not read for long, also of pages that were there when they were asked for:
         these are missed one by one when they are read. Where there are many they are asked for again, together.
         """
-        if self._again:
+        if self._again and self._own is None:
             begins, ends, _ = ranges()
             begins, ends = merged(begins, ends, self.gap)
             self.ask(begins, ends, np.zeros(len(begins), np.int64))
         (faults, stops), began, computed = _own_faults(), perf_counter(), thread_time()
-        made = copy()
+        with nullcontext() if self._own is None else self._own.moved() as moved:
+            made = copy(moved)
         missed, stopped = (now - before for now, before in zip(_own_faults(), (faults, stops), strict=True))
         self._missed += missed
         if missed or stopped:
@@ -172,52 +153,63 @@ class LocalFiles:
     def _exceed_room(self) -> bool:
         """Whether the files do not fit in what memory there is now."""
         self._fitting = self._bytes  # those that were there when it was looked at
-        room = room_for_files()
-        self.depth = Depth(room)
-        return room is not None and self._bytes > room
+        self._room = room_for_files()
+        self.depth = Depth(self._room)
+        return self._room is not None and self._bytes > self._room
 
     def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
         """See ``Backing``."""
         begins = begins & ~(_PAGE - 1)
-        if self._maps is None or (((found := self._maps.of(begins)) < 0).any() and len(self._maps.begins)):
-            self._maps, self._met = Maps(), set()
-            found = self._maps.of(begins)
-        if len(self._maps.begins):
-            is_file = (found >= 0) & self._maps.is_file[found]
-            found, begins, ends = found[is_file], begins[is_file], np.minimum(ends, self._maps.ends[found])[is_file]
-            most = self._maps.at_once[found]
+        maps, found = self._known_maps(begins)
+        if len(maps.begins):
+            is_file = (found >= 0) & maps.is_file[found]
+            found, begins, ends = found[is_file], begins[is_file], np.minimum(ends, maps.ends[found])[is_file]
+            most = maps.at_once[found]
             if (ends - begins > most).any():
                 begins, ends = _cut(begins, ends, most)
         if self._is_short:
             for number in set(found.tolist()) - self._met:
                 self._met.add(number)
-                begin = self._maps.begins[number : number + 1]
-                self._advice.give(begin, self._maps.ends[number : number + 1] - begin, _RANDOM)
+                begin = maps.begins[number : number + 1]
+                self._advice.give(begin, maps.ends[number : number + 1] - begin, _RANDOM)
         self._advice.give(begins, ends - begins, _WILL_NEED)
 
-    def keep(self, begins: Int64s, ends: Int64s, first: int, until: int) -> None:
-        """Some ranges that are asked for are read from batch ``first`` on, by nobody from batch ``until`` on."""
-        if self._is_short and sys.platform == "linux" and len(begins):
-            self._kept.append((first, until, begins, ends))
+    def _known_maps(self, addresses: Int64s) -> tuple[Maps, Int64s]:
+        """What is mapped, and the map of each address; looked at again where one is in none."""
+        maps, found = self._maps, _NOTHING
+        if maps is None or (((found := maps.of(addresses)) < 0).any() and len(maps.begins)):
+            maps = self._maps = Maps()
+            self._met, found = set(), maps.of(addresses)
+        return maps, found
+
+    def read_whole(
+        self, begins: Int64s, ends: Int64s, until: Int64s, first: int, keeps: object
+    ) -> tuple[int, Int64s, Int64s]:
+        """Have some ranges read as a whole into memory of this process's own, where files do not fit in memory.
+
+        Args:
+            begins, ends: The ranges, in any order, int64 ``[n]``.
+            until: The batch from which on nobody reads each of them, int64 ``[n]``.
+            first: The batch from which on they are read.
+            keeps: Keeps the files mapped.
+
+        Returns:
+            How many bytes are; and the ranges that are not, as two arrays: they are to be asked for.
+        """
+        if self._is_short and not self._tried_own:
+            self._tried_own = True
+            with suppress(OSError, ValueError):
+                self._own = OwnMemory((self._room or 0) // _OWN_PART)
+        if self._own is None:
+            return 0, begins, ends
+        begins, ends, until = by_group(begins, ends, until)
+        taken = self._own.take(self._known_maps(begins)[0], begins, ends, until, first, keeps)
+        return int((ends - begins)[taken].sum()), begins[~taken], ends[~taken]
 
     def let_go(self, batch: int) -> None:
-        """Have the kernel take back what nobody reads any more, where batch ``batch`` comes.
-
-        It makes room with less work than by looking for pages that were not read for long, and what is read stays.
-        """
-        gone = []
-        while self._kept and not self._kept[0][0] - _NEAR <= batch < self._kept[0][1]:
-            first, until, *ranges = self._kept.popleft()
-            if until <= batch < 2 * until - first:  # otherwise somebody reads at another place
-                gone.append(ranges)
-        if gone and self._maps is not None and len(self._maps.begins):
-            begins, ends = (np.concatenate(some) for some in zip(*gone, strict=True))
-            begins, ends = merged(begins, ends)
-            found = self._maps.of(begins)
-            # Whole pages: those at the ends have other rows, too.
-            begins, ends = -(-begins // _PAGE) * _PAGE, np.minimum(ends, self._maps.ends[found]) // _PAGE * _PAGE
-            there = (found >= 0) & self._maps.is_file[found] & (begins < ends)
-            self._letting_go.give(begins[there], (ends - begins)[there], _PAGE_OUT)
+        """Batch ``batch`` comes: what was read as a whole and nobody reads any more needs no memory."""
+        if self._own is not None:
+            self._own.let_go(batch)
 
     def there(self, begins: Int64s, ends: Int64s) -> bool:
         """See ``Backing``."""
@@ -243,13 +235,6 @@ def _cut(begins: Int64s, ends: Int64s, most: Int64s) -> tuple[Int64s, Int64s]:
     most = np.repeat(most, counts)
     cut = np.repeat(begins, counts) + number * most
     return cut, np.minimum(cut + most, np.repeat(ends, counts))
-
-
-def _read_at_once(disk: str) -> int:
-    """Bytes of a file that the kernel reads at once where it is asked to, by the disk in ``/proc/self/maps``."""
-    major, _, minor = disk.partition(":")
-    said = _lines(f"/sys/class/bdi/{int(major, 16)}:{int(minor, 16)}/read_ahead_kb")
-    return max(_AT_ONCE, int(said[0]) << 10) if said and said[0].isdigit() else _AT_ONCE
 
 
 def _files_of(segments: Sequence[Any]) -> tuple[Int64s, Int64s, int]:
@@ -339,10 +324,3 @@ def _own_faults() -> tuple[int, int]:
     """
     now = resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF))
     return now.ru_majflt, now.ru_nvcsw
-
-
-def _lines(file: str) -> list[str]:
-    try:
-        return Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.ahead.backing import Backing, Int64s, ask_backings, copied_when_there, in_backings
-from mouse_core.ahead.local import LocalFiles
+from mouse_core.ahead.local import LocalFiles, Moved
 from mouse_core.errors import DataError
 
 # Bytes of what lies elsewhere, and batches of whatever, that are asked for beyond those that are copied.
@@ -37,6 +37,13 @@ _NOTHING = np.zeros(0, np.int64)
 _NO_RANGES = _NOTHING, _NOTHING, _NOTHING
 
 
+class Stretches(Protocol):
+    """What is read as a whole; ``sampling.plan.Stretches`` says what these are."""
+
+    firsts: Int64s
+    until: Int64s
+
+
 class Planned(Protocol):
     """Batches that were planned together; ``batches._planner.Block`` says what these are."""
 
@@ -45,7 +52,7 @@ class Planned(Protocol):
     step: int
     kind: int
     sizes: list[int]
-    read_for: int
+    stretches: Any
 
 
 BlockT = TypeVar("BlockT", bound=Planned)
@@ -69,7 +76,7 @@ class Blocks(Protocol[BlockT]):
 class Views(Protocol):
     """How the batches of a block are copied; see ``_arrow.byte_views.ByteViews``."""
 
-    def copy(self, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
+    def copy(self, first: int, count: int, moved: Moved = None) -> dict[str, npt.NDArray[Any]]:
         """Some batches that follow each other, by field."""
         ...
 
@@ -88,8 +95,8 @@ class ReadAhead(Generic[BlockT]):
         views: How a block is copied; None: it is not.
         gathered: Where the bytes lie that are read of a batch and are not copied: ranges, and then others that take
             reading the first.
-        read: What is read when each batch of a block is, as blocks of as many: itself, or, where batches are drawn from
-            stretches of rows that are read as a whole, those.
+        read: What is read when each batch of a block is: itself, or, where batches are drawn from stretches of rows
+            that are read as a whole, a block of those; both where what was read may go before all of it was used.
     """
 
     def __init__(
@@ -145,7 +152,7 @@ class ReadAhead(Generic[BlockT]):
             return most
         if self._always:
             return min(most, _FAR_TOGETHER)
-        return min(most, _OF_STRETCHES if self._read_for(block) > 1 else 1)
+        return min(most, _OF_STRETCHES if self._stretches(block) is not None else 1)
 
     def there(self, views: Views, first: int, count: int) -> bool:
         """Whether nobody waits when some batches of a block are copied, as far as that is known."""
@@ -250,25 +257,38 @@ class ReadAhead(Generic[BlockT]):
         depth = self._files.depth
         return max(depth.nbytes, min(some, depth.most))
 
-    def _stages(self, block: BlockT, first: int, count: int) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
-        """Which ranges some batches read, then those that take reading the ones before; and which batch each is of."""
-        read = self._read(block)
-        found = [views.ranges(first, count) for views in map(self._views, read) if views is not None]
-        begins, ends, numbers = (np.concatenate(some) for some in zip(*found, strict=True)) if found else _NO_RANGES
+    def _by_views(self, read: Sequence[BlockT], first: int, count: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """Which ranges are read of some batches to copy them, which batch each is of, from 0 on, and which row."""
+        found = [(*_NO_RANGES, _NOTHING)]
         for one in read:
-            for number in range(count):
-                for more in self._gathered(one, first + number):
+            views, (rows, batches) = self._views(one), _rows(one, first, count)
+            if views is not None and len(rows):
+                begins, ends, numbers = views.ranges(rows.start, len(rows))
+                found.append((begins, ends, batches[numbers], numbers + rows.start))
+        begins, ends, numbers, whose = (np.concatenate(some) for some in zip(*found, strict=True))
+        return begins, ends, numbers, whose
+
+    def _stages(
+        self, read: Sequence[BlockT], first: int, count: int, ranges: tuple[Int64s, Int64s, Int64s]
+    ) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
+        """Some ranges with what else some batches read, and then what it takes reading that to know."""
+        begins, ends, numbers = ranges
+        for one in read:
+            rows, batches = _rows(one, first, count)
+            for row, number in zip(rows, batches.tolist(), strict=True):
+                for more in self._gathered(one, row):
                     whose = np.append(numbers, np.full(len(more[0]), number))
                     yield np.append(begins, more[0]), np.append(ends, more[1]), whose
                     begins, ends, numbers = _NO_RANGES
         yield begins, ends, numbers
 
-    def _read_for(self, block: BlockT) -> int:
-        """For how many batches what is read of one of a block is; 0: nobody knows."""
+    def _stretches(self, block: BlockT) -> Stretches | None:
+        """The stretches that the batches of a block open, where these stay."""
         try:
-            return self._read(block)[0].read_for
+            read = self._read(block)
         except (DataError, IndexError):
-            return 0  # whoever reads damaged rows is told
+            return None  # whoever reads damaged rows is told
+        return read[0].stretches if len(read) == 1 else None
 
     def _block_behind(self, block: BlockT) -> BlockT | None:
         """The block behind one, where batches are asked for in turn."""
@@ -281,18 +301,36 @@ class ReadAhead(Generic[BlockT]):
 
     def _ask(self, block: BlockT, number: int, count: int) -> int:
         """Ask for what some batches read; how many bytes that are."""
-        nbytes, index, read_for = 0, block.first + number * block.step, self._read_for(block)
-        batches = index + np.arange(count) * block.step
+        nbytes, index, stretches = 0, block.first + number * block.step, self._stretches(block)
         try:
-            for begins, ends, numbers in self._stages(block, number, count):
-                if read_for > 1 and self._files is not None:
-                    self._files.keep(begins, ends, index, index + count * block.step + read_for)
+            read = self._read(block)
+            begins, ends, numbers, whose = self._by_views(read, number, count)
+            # Of several processes that share batches each reads a part of the stretches for all.
+            if stretches is not None and block.step == 1 and self._files is not None:
+                until = stretches.until[whose]
+                nbytes, begins, ends = self._files.read_whole(begins, ends, until, index, self._blocks)
+                numbers = np.zeros(len(begins), np.int64)
+            ranges = begins, ends, numbers
+            for begins, ends, numbers in self._stages(read, number, count, ranges):
                 if not self._always:  # the system sorts by no batch
                     numbers = np.zeros(len(begins), np.int64)
+                batches = index + np.arange(count) * block.step
                 nbytes += ask_backings(self._backings, begins, ends, numbers, batches)
         except (DataError, IndexError):
             pass  # whoever reads damaged rows is told
         return nbytes
+
+
+def _rows(block: Planned, first: int, count: int) -> tuple[range, Int64s]:
+    """The rows of a block that some batches read, and of which of these each is, from 0 on: its batches, or stretches.
+
+    Of stretches 0 and 1 of batch 0, none of batch 1, and stretch 2 of batch 2, two batches from 1 on have row 2, which
+    is of number 1.
+    """
+    if block.stretches is None:
+        return range(first, first + count), np.arange(count)
+    firsts = block.stretches.firsts[first : first + count + 1]
+    return range(int(firsts[0]), int(firsts[-1])), np.repeat(np.arange(count), np.diff(firsts))
 
 
 def weakly(method: Callable[..., Any], gone: Any) -> Callable[..., Any]:

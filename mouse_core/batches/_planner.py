@@ -18,7 +18,7 @@ from mouse_core._arrow.windows import Windows, WindowsPart
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
-from mouse_core.sampling.plan import PaddedSampler, Plan, WindowSampler, starts_by_epochs
+from mouse_core.sampling.plan import PaddedSampler, Plan, Stretches, WindowSampler, starts_by_epochs
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ _ALONE_FIRST, _MISSES_KNOWN = 2, 32
 # and, as a block may have to go for it once the bytes are used up, so many were planned alone since the last one.
 _ALONE_BETWEEN = 16
 # The kind of a block is the index at which those that follow each other began; of a run it is a number below these.
-# Around a block, what it opens has a number that no kind of offsets has.
-_ALONE = _OPENED = -1
+_ALONE = -1
 
 
 @dataclass(eq=False)
@@ -62,7 +61,7 @@ class Block:
         byte_views: How to copy them; None: nothing can be copied, or ``together`` is 0.
         together: How many are copied at a time where they are asked for in turn; 0: nobody has looked where they lie.
         anchors: Their steps, and around them what is read by a number for each kind, where fields have offsets.
-        read_for: For how many batches what is read for one is needed; 0: nobody knows.
+        stretches: Those that it has instead of batches.
     """
 
     first: int
@@ -76,7 +75,7 @@ class Block:
     together: int = 0
     anchors: Anchors | None = None
     around: dict[int, Block] = field(default_factory=dict)
-    read_for: int = 1
+    stretches: Stretches | None = None
 
     @property
     def nbytes(self) -> int:
@@ -171,7 +170,7 @@ class Planner:
 
     def of_plan(self, plan: Plan) -> Block:
         """A block of one batch: of the windows of a plan, from wherever."""
-        return Block(0, 1, 1, 0, self._locate(plan.starts, None, plan.lengths), [plan.global_size], self)
+        return Block(0, 1, 1, 0, self.locate(plan.starts, None, plan.lengths), [plan.global_size], self)
 
     def block(self, first: int, step: int, batches: int, kind: int) -> Block:
         """So many batches from ``first`` on, ``step`` apart, located together."""
@@ -194,24 +193,18 @@ class Planner:
             own = [slice(*self.delivered(size)) for size in sizes]
             rows, lengths = cut(self.seed, range(first, end, step), own, sizes, rows, self.snapshot)
         rows.flags.writeable = False
-        return Block(first, end, step, kind, self._locate(rows, bounds, lengths), sizes, self)
+        return Block(first, end, step, kind, self.locate(rows, bounds, lengths), sizes, self)
 
     def read(self, block: Block) -> Sequence[Block]:
-        """The windows that are read when each batch of a block is: stretches that it opens; its own if they may go."""
-        read = getattr(self.sampler, "starts_to_read", None) if block.kind >= 0 and block.read_for == 1 else None
-        if read is not None and _OPENED not in block.around:
-            batches, rows = range(block.first, block.end, block.step), slice(*self.delivered(self.sampler.batch_size))
-            if found := read(self.seed, batches, self.snapshot, self.epoch_start, rows=rows, begun=block.kind):
-                from mouse_core.batches._opening import opened_for  # loaded where stretches are opened
+        """What is read when each batch of a block is: the stretches that it opens; and its own, where those may go."""
+        if block.kind < 0 or block.stretches is not None or not hasattr(self.sampler, "starts_to_read"):
+            return [block]
+        from mouse_core.batches._opening import read_for  # loaded where stretches are opened
 
-                sizes, windows = np.diff(found[1]).tolist(), self._locate(found[0], found[1].tolist(), None)
-                opened = Block(block.first, block.end, block.step, block.kind, windows, sizes, self)
-                opened.read_for = opened_for(self.sampler, self.snapshot, self.shard[1])
-                block.around[_OPENED] = opened
-        opened = block.around.get(_OPENED, block)
-        return [opened] if opened.read_for else [opened, block]
+        found: Sequence[Block] = read_for(self, block, Block)
+        return found
 
-    def _locate(self, starts: Int64s, bounds: Sequence[int] | None, lengths: Int64s | None) -> Windows:
+    def locate(self, starts: Int64s, bounds: Sequence[int] | None, lengths: Int64s | None) -> Windows:
         """See ``Snapshot.locate``; raises ConfigError if some windows are not in the snapshot."""
         length = self.sampler.sequence_length
         if self.padded is not None and lengths is None:

@@ -18,6 +18,7 @@ from mouse_core.sampling.plan import (
     ReadsBlocks,
     Sampling,
     StartsOfRows,
+    Stretches,
     WindowSampler,
 )
 from mouse_core.sampling.windows import (
@@ -50,6 +51,7 @@ __all__ = [
     "SequentialWindows",
     "StartsOfRows",
     "StretchWindows",
+    "Stretches",
     "Weighting",
     "WindowSampler",
     "window_sampler",

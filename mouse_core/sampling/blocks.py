@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.randomness import Key, Order, Orders, Purpose
-from mouse_core.sampling.plan import Blocks
+from mouse_core.sampling.plan import Blocks, Stretches
 from mouse_core.sampling.windows import (
     SECTION,
     cut_at_epochs,
@@ -68,11 +68,6 @@ class Pool:
     def block_rows(self) -> int:
         """Rows of a block."""
         return self.block * self.window_rows
-
-    @property
-    def batches(self) -> int:
-        """From the first window of a block to its last these are no more batches: in each round of lanes comes one."""
-        return (self.block + 1) * self.lanes
 
     @property
     def nbytes(self) -> int:
@@ -154,10 +149,9 @@ class BlockWindows:
 
     def starts_to_read(
         self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
-    ) -> tuple[Int64s, Int64s]:
+    ) -> Stretches:
         """See ``ReadsBlocks.starts_to_read``."""
-        size, pool, starts = self.batch_size, self.pool(snapshot), []
-        read = np.zeros(len(batches), np.int64)
+        size, pool, found = self.batch_size, self.pool(snapshot), []
         rows = slice(*rows.indices(size))
         for epoch, windows, begin, drawn in self._parts(
             seed, batches[0], batches[-1] - batches[0] + 1, snapshot, epoch_start, rows
@@ -171,9 +165,14 @@ class BlockWindows:
             (chosen,) = np.nonzero(opens & (batch % batches.step == 0))
             sizes = drawn[_STRETCH_SIZE, chosen]
             within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-            starts.append(begin + (np.repeat(drawn[_STRETCH, chosen], sizes) + within) * self.sequence_length)
-            np.add.at(read, batch[chosen] // batches.step, sizes)
-        return np.concatenate(starts), np.append(0, np.cumsum(read))
+            starts = begin + (np.repeat(drawn[_STRETCH, chosen], sizes) + within) * self.sequence_length
+            # A window of it comes in each round, up to the last of it or of the epoch.
+            rounds = windows[chosen] // pool.blocks + sizes - drawn[_PLACE, chosen]
+            until = -(-(np.minimum(rounds * pool.blocks, pool.windows) + behind) // size)
+            found.append((starts, sizes, batch[chosen] // batches.step, until))
+        starts, sizes, opening, until = (np.concatenate(some) for some in zip(*found, strict=True))
+        firsts = np.searchsorted(opening, np.arange(len(batches) + 1))
+        return Stretches(starts, np.append(0, np.cumsum(sizes)), firsts, until)
 
     def pool(self, snapshot: Snapshot) -> Pool:
         """The pool that windows of these rows are drawn from."""

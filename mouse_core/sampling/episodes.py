@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.sampling.episode_table import EpisodeTable, WindowView
-from mouse_core.sampling.plan import Blocks, ReadsBlocks, Sampling, WindowRule, WindowSampler
+from mouse_core.sampling.plan import Blocks, ReadsBlocks, Sampling, Stretches, WindowRule, WindowSampler
 from mouse_core.sampling.windows import CyclicWindows, LastWindows, RandomWindows, SequentialWindows, remembered
 from mouse_core.spec import check_count
 from mouse_core.store.snapshot import Snapshot
@@ -122,13 +122,13 @@ class EpisodeWindows:
 
     def starts_to_read(
         self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
-    ) -> tuple[Int64s, Int64s] | None:
+    ) -> Stretches | None:
         """See ``ReadsBlocks.starts_to_read``; None where batches are not drawn from blocks."""
         if not isinstance(self._order, ReadsBlocks):
             return None
         numbers = self._numbers(snapshot)
         found = self._order.starts_to_read(seed, batches, numbers, epoch_start, rows=rows, begun=begun)
-        return None if found is None else (self._starts_of(snapshot, found[0], seed, ()), found[1])
+        return None if found is None else found._replace(starts=self._starts_of(snapshot, found.starts, seed, ()))
 
     def pool(self, snapshot: Snapshot) -> Any:
         """See ``BlockWindows.pool``; None where batches are not drawn from blocks."""

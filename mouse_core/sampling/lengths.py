@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mouse_core._base.checks import is_whole
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.randomness import Key, Purpose, as_integers
-from mouse_core.sampling.plan import MASK, Blocks, PaddedSampler, ReadsBlocks, Sampling, WindowSampler
+from mouse_core.sampling.plan import MASK, Blocks, PaddedSampler, ReadsBlocks, Sampling, Stretches, WindowSampler
 from mouse_core.spec import FieldSpec
 from mouse_core.store.snapshot import Snapshot
 
@@ -76,7 +76,7 @@ class DrawnLengths:
 
     def starts_to_read(
         self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
-    ) -> tuple[Int64s, Int64s] | None:
+    ) -> Stretches | None:
         """See ``ReadsBlocks.starts_to_read``: of whole windows."""
         if not isinstance(self.sampler, ReadsBlocks):
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -130,13 +130,26 @@ class StartsOfRows(Protocol):
         ...
 
 
+class Stretches(NamedTuple):
+    """Stretches of rows that are read as a whole, and the windows that they consist of."""
+
+    starts: npt.NDArray[np.int64]
+    """Where the windows begin, stretch by stretch, int64 ``[n]``."""
+    bounds: npt.NDArray[np.int64]
+    """Where among them those of each stretch begin, and the end, int64 ``[stretches + 1]``."""
+    firsts: npt.NDArray[np.int64]
+    """The first stretch that each batch opens, and the end, int64 ``[batches + 1]``."""
+    until: npt.NDArray[np.int64]
+    """The batch from which on nobody reads each stretch any more, int64 ``[stretches]``."""
+
+
 @runtime_checkable
 class ReadsBlocks(Protocol):
     """What a sampler may offer besides, whose batches take windows from stretches of rows that are read as a whole."""
 
     def starts_to_read(
         self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+    ) -> Stretches | None:
         """Which windows are read when some batches are: those of the stretches that they open.
 
         Over the batches of an epoch these are all of its windows, each once; a batch's own are among its own and those
@@ -149,8 +162,7 @@ class ReadsBlocks(Protocol):
             begun: The first batch that anybody read: stretches that were opened before it are read when it comes.
 
         Returns:
-            Where they begin, int64 ``[n]``; and where among them those of each batch begin, and the end, int64
-            ``[batches + 1]``. None: nothing is read before its batch.
+            The stretches. None: nothing is read before its batch.
         """
         ...
 

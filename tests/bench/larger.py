@@ -29,6 +29,8 @@ from tests.limited import can_limit, run_limited
 
 _LENGTH, _BATCH = 64, 32
 _SECONDS, _WARM, _DISK = 5.0, 5.0, 2.0
+# Batches that are timed together of data in memory, and how often.
+_COUNTED, _CACHED_ROUNDS = 256, 60
 _WAYS = {
     "plan": "exact random windows, asked for ahead",
     "blocks": "windows from blocks",
@@ -87,6 +89,7 @@ def figures(data: Path, rows: int, lance: str | None = None, rounds: int = _ROUN
                 if way not in _PEERS:
                     raise
                 print(f"{_PEERS[way]}: ended, perhaps as the memory was too little for it", file=sys.stderr)
+        one |= _child(sys.executable, "cached", data, 0)
         drop(images)
         one["disk"], one["disk-slowest"] = random_reads(data, _DISK)
         one["disk-long"] = long_reads(images, _DISK)
@@ -128,8 +131,15 @@ def _ratios(found: Sequence[dict[str, float]]) -> list[Figure]:
         ),
         ("of-disk", "plan-speed", "disk", "exact random windows: of the disk's random reads"),
         ("blocks-over-exact", "blocks-batches", "plan-batches", "windows from blocks, over exact random ones"),
+        ("blocks-of-disk", "blocks-speed", "disk-long", "windows from blocks: of the disk's long reads"),
         ("images-of-disk", "images-speed", "disk-long", "frames of 84x84: of the disk's long reads"),
         ("late", "plan-slowest", "disk-slowest", "exact random windows: slowest of 1,000, over the disk's"),
+        (
+            "cached",
+            "cached-looked",
+            "cached-bare",
+            "exact random windows in memory: time, over those that ask for nothing",
+        ),
     ):
         values = [one[over] / one[under] for one in found if under in one]
         made += [_figure(f"larger-{key}", name, values, "times")] if values else []
@@ -163,6 +173,35 @@ def _ours(data: Path, way: str) -> dict[str, float]:
     dtypes = {"obs_image": "uint8"} if way == "images" else {"obs_continuous": "float32"}
     source = BatchSource(store, _LENGTH, _BATCH, sampling, seed=7, dtypes=dtypes)
     return _measured(lambda index: sum(values.nbytes for values in source[index].values()))
+
+
+def _cached(data: Path) -> dict[str, float]:
+    """Seconds that batches take whose rows are all in memory, and of a source that never looks whether they are."""
+    from mouse_core import BatchSource, formats
+    from mouse_core.ahead.local import LocalFiles
+    from mouse_core.bench import Contender, interleave
+    from tests.bench.pages import read_whole
+
+    def batches(source: BatchSource) -> Callable[[int], None]:
+        begun = iter(range(0, 1 << 30, _COUNTED))
+
+        def take(_: int) -> None:
+            first = next(begun)
+            for index in range(first, first + _COUNTED):
+                _ = source[index]
+
+        return take
+
+    read_whole(data)
+    made, of = [], LocalFiles.of
+    for looked in (of, classmethod(lambda *_: None)):
+        LocalFiles.of = looked  # type: ignore[method-assign,assignment]
+        made.append(BatchSource(formats.open(data).to_store(), _LENGTH, _BATCH, seed=7))
+        _ = made[-1][0]
+    LocalFiles.of = of  # type: ignore[method-assign]
+    contenders = [Contender(name, batches(one)) for name, one in zip(("looked", "bare"), made, strict=True)]
+    looked, bare = interleave(contenders, rounds=_CACHED_ROUNDS, budget_seconds=_SECONDS)
+    return {"cached-looked": looked.median, "cached-bare": bare.median}
 
 
 def _lance(data: Path) -> dict[str, float]:
@@ -269,7 +308,7 @@ def _write_lance(data: Path) -> dict[str, float]:
 
 
 _CHILDREN = {way: lambda data, way=way: _ours(data, way) for way in _WAYS}
-_CHILDREN |= {"lance": _lance, "write-lance": _write_lance, "write-arrays": _write_arrays}
+_CHILDREN |= {"cached": _cached, "lance": _lance, "write-lance": _write_lance, "write-arrays": _write_arrays}
 _CHILDREN |= {"memmap": _memmap, "torchrl": _torchrl, "write-torchrl": _write_torchrl, "datasets": _datasets}
 
 

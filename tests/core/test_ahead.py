@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import warnings
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
-from mouse_core.ahead import local, reading
+from mouse_core.ahead import local, maps, own
 from mouse_core.ahead.backing import by_batch, merged
 from mouse_core.ahead.depth import Depth
 from mouse_core.ahead.room import room_for_files
@@ -281,22 +282,6 @@ def test_blocks_of_files_are_asked_for_once_where_there_is_room(
         asked[0] += int((ends - begins).sum())
         ask(self, begins, ends, batches)
 
-    gone, watched, give = set[int](), local.LocalFiles.watched, local._Advice.give
-
-    def watching(self: local.LocalFiles, copy: Any, ranges: Any) -> Any:
-        if index + reading._OF_STRETCHES < len(source):  # an epoch reads each once
-            assert not any(gone & {*range(*one)} for one in zip(*ranges()[:2], strict=True))
-        return watched(self, copy, ranges)
-
-    def giving(self: Any, begins: Int64s, sizes: Int64s, advice: int) -> None:
-        if advice == local._PAGE_OUT:
-            gone.update(*map(range, begins.tolist(), (begins + sizes).tolist()))
-        else:
-            give(self, begins, sizes, advice)
-
-    monkeypatch.setattr(local.LocalFiles, "watched", watching)
-    monkeypatch.setattr(local._Advice, "give", giving)
-    monkeypatch.setattr(local, "_PAGE", 64)
     monkeypatch.setattr(local.LocalFiles, "ask", asking)
     monkeypatch.setattr(local.LocalFiles, "gap", 0)
     monkeypatch.setattr(local.LocalFiles, "look", lambda self, batches: True)
@@ -315,8 +300,6 @@ def test_blocks_of_files_are_asked_for_once_where_there_is_room(
                 for name, values in here[index].items():
                     assert_array_equal(batch[name], values)
         found.append((asked[0], [str(one.message) for one in said]))
-        assert bool(gone) == (room > 2_000 and sys.platform == "linux"), "what is done with is let go"
-        gone.clear()
     (once, nothing), (again, warned) = found
     assert not nothing
     assert again > 1.7 * once
@@ -324,6 +307,125 @@ def test_blocks_of_files_are_asked_for_once_where_there_is_room(
     assert re.match(
         r"sampling 'blocks': expected room for [\d,]+ bytes, the 8 blocks .*, found 2,000 in memo", said_once
     )
+
+
+@pytest.fixture
+def reads_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Files do not fit in memory, and what is read as a whole goes into memory of one's own; gives those, and
+    how many bytes the next has."""
+    probe = tmp_path / "probe"
+    probe.write_bytes(bytes(8192))
+    try:
+        own.DirectReads().close()
+        file = os.open(probe, os.O_RDONLY | os.O_DIRECT)
+    except (AttributeError, OSError) as error:
+        pytest.skip(f"nothing is read past the page cache here: {error}")
+    os.close(file)
+    made = SimpleNamespace(memories=[], most=1 << 20)
+    init = own.OwnMemory.__init__
+
+    def making(self: Any, most: int) -> None:
+        made.memories.append(self)
+        init(self, made.most)
+
+    monkeypatch.setattr(own.OwnMemory, "__init__", making)
+    monkeypatch.setattr(local.LocalFiles, "look", lambda self, batches: True)
+    monkeypatch.setattr(local, "room_for_files", lambda: 0)
+    monkeypatch.setattr("mouse_core.batches._opening.room_for_files", lambda: 1 << 30)
+    return made
+
+
+def _same(source: BatchSource, here: BatchSource, indices: Any) -> None:
+    for index in indices:
+        for name, values in here[index].items():
+            assert_array_equal(source[index][name], values, err_msg=f"{name} of batch {index}")
+
+
+@pytest.mark.parametrize(
+    ("boundary", "options"),
+    [("stream", {}), ("episode", {"shard": (1, 2)}), ("stream", {"windows": {"reward": range(-2, 3)}})],
+)
+def test_blocks_larger_than_memory_are_read_into_memory_of_ones_own(
+    written: Any, reads_own: Any, monkeypatch: pytest.MonkeyPatch, boundary: Any, options: dict[str, Any]
+) -> None:
+    folder, known = written
+    there = DatasetStore.open(folder, fields=[Field("goal")], max_action_dim=5)
+    given = {"boundary": boundary, "seed": 2, **({"pad": False} if boundary == "episode" else {}), **options}
+    source, here = (BatchSource(one, 3, 8, Blocks(rows=60, pool=8), **given) for one in (there, known))
+    copied, moved = list[Int64s](), own.OwnMemory.moved
+
+    @contextmanager
+    def moving(self: own.OwnMemory) -> Any:
+        with moved(self) as places:
+
+            def found(begins: Int64s, ends: Int64s) -> Int64s:
+                copied.append(np.stack([begins, there := places(begins, ends)]))
+                return there
+
+            yield found
+
+    monkeypatch.setattr(own.OwnMemory, "moved", moving)
+    count = len(source)
+    _same(source, here, range(count + 20))
+    # But the first batch, of which nobody knows that others follow; and what is read by offsets from anchors.
+    known_maps, (begins, found) = maps.Maps(), np.concatenate(copied, axis=1)
+    at = known_maps.of(begins)
+    assert (begins != found)[(at >= 0) & known_maps.is_file[at]].mean() > (0.95 if "windows" not in options else 0.5)
+    for memory in reads_own.memories:  # what nobody reads any more is let go of
+        assert all(memory.batch < part.until for part in memory.parts.values())
+    _same(source, here, [*range(40, 60), 7, 3 * count, *range(10), 1])
+    assert not any(part.users for memory in reads_own.memories for part in memory.parts.values())
+
+
+def test_what_cannot_be_read_past_the_page_cache_is_read_by_it(
+    written: Any, reads_own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, known = written
+    there = DatasetStore.open(folder, max_action_dim=5)
+
+    def sources() -> Any:
+        return (BatchSource(one, 5, 8, Blocks(rows=60, pool=8), seed=2) for one in (there, known))
+
+    with monkeypatch.context() as patch:  # a disk that brings less, or another number of bytes
+        done, count = own.DirectReads.done, itertools.count()
+        patch.setattr(
+            own.DirectReads,
+            "done",
+            lambda self, *, wait: [(one, next(count) % 3 > 0) for one, _ in done(self, wait=wait)],
+        )
+        _same(*sources(), range(30))
+    with monkeypatch.context() as patch:  # a system that refuses some
+        begin = own.DirectReads.begin
+        patch.setattr(own.DirectReads, "begin", lambda self, *all: begin(self, *(one[: len(one) // 2] for one in all)))
+        _same(*sources(), range(30))
+    reads_own.most = 16 << 10  # no room but for some
+    _same(*sources(), range(30))
+    with monkeypatch.context() as patch:  # a file system without
+        patch.setattr(maps.Maps, "direct", lambda self, number: None)
+        _same(*sources(), range(30))
+    assert len(reads_own.memories) == 4
+    monkeypatch.setattr(own, "DirectReads", lambda: (_ for _ in ()).throw(OSError("none")))
+    _same(*sources(), range(30))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_child_reads_nothing_into_its_parents_memory(written: Any, reads_own: Any) -> None:
+    folder, known = written
+    there = DatasetStore.open(folder, max_action_dim=5)
+    source, here = (BatchSource(one, 5, 8, Blocks(rows=60, pool=8), seed=2) for one in (there, known))
+    _same(source, here, range(20))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        try:
+            _same(source, here, range(20, 40))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _same(source, here, range(20, 60))
+    assert os.waitpid(child, 0)[1] == 0
+    assert reads_own.memories[0].parts
 
 
 def test_a_pool_that_is_larger_than_the_cache_is_said(both: Any) -> None:
@@ -398,7 +500,7 @@ def test_batches_of_files_that_do_not_fit_are_the_same(
             monkeypatch.setattr(local._Advice, "give", giving)
             if not many:
                 monkeypatch.setattr(os, "pidfd_open", refused, raising=False)
-                monkeypatch.setattr(local, "_lines", lambda _: [])
+                monkeypatch.setattr(maps, "_lines", lambda _: [])
             given.clear()
             source = BatchSource(store, 30, 8, seed=4)
             for index in range(6):
@@ -427,7 +529,7 @@ def test_what_goes_before_it_is_read_is_asked_for_again_and_no_more_than_the_ker
     store, found = formats.open(saved).to_store(**OPTIONS), []
     for faults, most in ((1, 1 << 30), (1, 500), (3, 500)):
         monkeypatch.setattr(local, "_own_faults", partial(next, zip(itertools.count(step=faults), itertools.repeat(0))))
-        monkeypatch.setattr(local, "_read_at_once", lambda disk, most=most: most)
+        monkeypatch.setattr(maps, "_read_at_once", lambda disk, most=most: most)
         source = BatchSource(store, 30, 8, seed=4)
         for index in range(49):
             _ = source[index]

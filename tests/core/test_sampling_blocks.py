@@ -163,14 +163,17 @@ def test_windows_come_as_told(shape: tuple[int, int, int, int], pool: int, seed:
     if batches:
         asked_for = range(epoch_start, epoch_start + batches)
         begun = epoch_start - 10 * made.blocks
-        starts, bounds = sampler.starts_to_read(seed, asked_for, snapshot, epoch_start, rows=some, begun=begun)
-        wanted = [
-            [start for read in reads[number * size : (number + 1) * size][some] for start in read]
-            for number in range(batches)
-        ]
-        assert [part.tolist() for part in np.split(starts, bounds[1:-1])] == wanted
-        starts, bounds = sampler.starts_to_read(seed, asked_for[::3], snapshot, epoch_start, rows=some, begun=begun)
-        assert [part.tolist() for part in np.split(starts, bounds[1:-1])] == wanted[::3]
+        wanted = [[read for read in reads[size * number :][:size][some] if read] for number in range(batches)]
+        for step in (1, 3):
+            found = sampler.starts_to_read(seed, asked_for[::step], snapshot, epoch_start, rows=some, begun=begun)
+            parts = np.split(found.starts, found.bounds[1:-1]) if len(found.until) else []
+            assert len(parts) == len(found.until)
+            opened = np.split(np.arange(len(parts)), found.firsts[1:-1])
+            assert [[parts[one].tolist() for one in those] for those in opened] == wanted[::step]
+            for number, those in zip(range(0, batches, step), opened, strict=True):
+                for one in those.tolist():
+                    last = max(expected.index(start, number * size) for start in parts[one].tolist()) // size
+                    assert 0 < found.until[one] - epoch_start - last <= 2 * made.lanes + 1
 
 
 @settings(max_examples=10)
@@ -191,11 +194,12 @@ def test_whoever_goes_on_reads_what_is_open(
         read: set[int] = set()
         for first in range(begun, begun + 3 * count, count):
             batches = range(first, first + count)
-            starts, bounds = sampler.starts_to_read(5, batches, snapshot, 0, rows=part, begun=begun)
+            found = sampler.starts_to_read(5, batches, snapshot, 0, rows=part, begun=begun)
+            bounds = found.bounds[found.firsts]
             for index, begin, end in zip(batches, bounds, bounds[1:], strict=False):
-                read |= set(starts[begin:end].tolist())
+                read |= set(found.starts[begin:end].tolist())
                 assert set(sampler.starts(5, index, snapshot, 0)[part].tolist()) <= read
-            assert (bounds[0], bounds[-1]) == (0, len(starts))
+            assert (bounds[0], bounds[-1]) == (0, len(found.starts))
 
 
 # ---------------------------------------------------------------------- how random it is
@@ -294,8 +298,8 @@ def test_windows_within_episodes_come_once_an_epoch(boundary: Any) -> None:
     for epoch in range(3):
         found = [source.plan(12 * epoch + index).starts for index in range(12)]
         assert sorted(np.concatenate(found).tolist()) == tiles
-    read, _ = sampler.starts_to_read(0, range(12), source.snapshot, 0, rows=slice(0, 6), begun=-100)
-    assert sorted(read.tolist()) == tiles
+    read = sampler.starts_to_read(0, range(12), source.snapshot, 0, rows=slice(0, 6), begun=-100)
+    assert sorted(read.starts.tolist()) == tiles
     assert np.concatenate(found).tolist() != tiles
 
 
@@ -312,7 +316,7 @@ def test_blocks_with_other_options() -> None:
         assert source[3]["reward"].tolist() == BatchSource(store, 8, 4, **given)[3]["reward"].tolist()  # type: ignore[arg-type]
         sampler: Any = source.sampler
         reads = sampler.starts_to_read(0, range(5), source.snapshot, 0, rows=slice(0, 4), begun=0)
-        assert set(source.plan(0).starts.tolist()) <= set(reads[0].tolist()) or "lengths" in options
+        assert set(source.plan(0).starts.tolist()) <= set(reads.starts.tolist()) or "lengths" in options
     with pytest.raises(ConfigError, match="weighting: expected 'step' with sampling 'blocks'"):
         BatchSource(store, 8, 4, "blocks", boundary="episode", weighting="trajectory")
     with pytest.raises(ConfigError, match="'batch', 'blocks'] or a WindowSampler, found 'block'"):

@@ -1,0 +1,253 @@
+"""What is read as a whole of files that do not fit in memory, in memory of this process's own."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.locks import ProcessLock, forks
+from mouse_core.ahead.backing import Int64s
+from mouse_core.ahead.direct import DirectReads
+from mouse_core.ahead.maps import Maps
+
+_PAGE = mmap.PAGESIZE
+# Bytes of one read: of a longer range several parts come at the same time.
+_READ_BYTES = 256 << 10
+# What is read from more than so many batches on is of somebody who reads at another place.
+_NEAR = 1024
+# A range of one part may lie in another's, with so many between where they begin.
+_WITHIN = 2
+_SHIFT, _WHOSE, _UNTIL = 2, 3, 4
+
+
+@dataclass
+class Part:
+    """Ranges that were asked for together.
+
+    Args:
+        memory: What they have of it: where it begins, and ends.
+        first, until: They are read from batch ``first`` on, by nobody from batch ``until`` on.
+        keeps: Keeps the files mapped, so that the addresses are of no others.
+        coming: Reads that are not done.
+        is_whole: Whether all that are done brought what was wanted.
+        users: How many are copying from it.
+    """
+
+    memory: list[tuple[int, int]]
+    first: int
+    until: int
+    keeps: object
+    coming: int = 0
+    is_whole: bool = True
+    users: int = 0
+
+
+class OwnMemory:
+    """Ranges of mapped files, read past the page cache, and where they are found instead of there.
+
+    The page cache keeps what it is asked for by pages, of each of which somebody must find out when it may go, and of
+    what is read once and as a whole nobody else has any use. Here a range takes one call to come and none to go.
+
+    Args:
+        most: Bytes that are kept at most.
+
+    Raises:
+        OSError: The system cannot read so.
+    """
+
+    def __init__(self, most: int) -> None:
+        most = most // _PAGE * _PAGE
+        self._reads = DirectReads()
+        self._memory = mmap.mmap(-1, most, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for advice in ("MADV_DONTFORK", "MADV_HUGEPAGE"):  # a child has no reads under way; and fewer pages to look up
+            self._memory.madvise(getattr(mmap, advice))
+        self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
+        self._free = [(0, most)]
+        self.parts: dict[int, Part] = {}
+        """What is kept, by number."""
+        self.batch = 0
+        """The batch that came last."""
+        self._next = 0
+        # Of ranges, ascending: where they begin, and end; how much further on they are here; their part, and its end.
+        self._ranges = np.zeros((5, 0), np.int64)
+        self._lock, self._forks = ProcessLock(), forks()
+        weakref.finalize(self, _close, self._reads, self._forks)
+
+    def take(
+        self, maps: Maps, begins: Int64s, ends: Int64s, until: Int64s, first: int, keeps: object
+    ) -> npt.NDArray[np.bool_]:
+        """Begin to read some ranges.
+
+        Args:
+            maps: What is mapped.
+            begins, ends: The ranges, int64 ``[n]``: they ascend and do not touch among those with one ``until``.
+            until: The batch from which on nobody reads them, ascending, int64 ``[n]``.
+            first: The batch from which on they are read.
+            keeps: Keeps the files mapped; it is let go of with the ranges.
+
+        Returns:
+            Which are taken, bool ``[n]``: not those that are in no file that can be read so, or find no room.
+        """
+        with self._lock:
+            found = maps.of(begins)
+            if self._forks != forks():
+                return np.zeros(len(begins), np.bool_)
+            opened = {number: maps.direct(number) for number in np.unique(found).tolist() if number >= 0}
+            files = {number: one[0] for number, one in opened.items() if one is not None}
+            sector = max((one[1] for one in opened.values() if one is not None), default=1)
+            at, known = self._find(begins, ends)
+            known[known] = self._ranges[_UNTIL, at[known]] >= until[known]
+            taken = np.isin(found, list(files)) & (ends <= maps.ends[found]) & ~known
+            froms = begins & -sector
+            sizes = (ends - froms + sector - 1) & -sector
+            targets, whose = np.zeros(len(begins), np.int64), np.zeros(len(begins), np.int64)
+            for last in np.unique(until[taken]).tolist():
+                some = np.flatnonzero(taken & (until == last))
+                if (memory := self._room_for(sizes[some])) is None:
+                    taken[some] = False
+                    continue
+                targets[some], whose[some] = self._address + memory[0], self._next
+                self.parts[self._next] = Part(memory[1], first, last, keeps, users=1)
+                self._next = (self._next + 1) % (1 << 32)
+            rows = np.flatnonzero(taken)
+            if len(rows):
+                shifts = targets - froms
+                self._note(np.stack([begins, ends, shifts, whose, until])[:, rows])
+                fds = np.array([files.get(one, 0) for one in found[rows].tolist()])
+                places = froms[rows] - maps.origins[found[rows]]
+                self._read(whose[rows], fds, places, targets[rows], sizes[rows], (ends - froms)[rows])
+                for number in np.unique(whose[rows]).tolist():
+                    self.parts[number].users -= 1  # so that it did not go for the others
+        return taken | known
+
+    def _read(
+        self, whose: Int64s, files: Int64s, places: Int64s, targets: Int64s, sizes: Int64s, least: Int64s
+    ) -> None:
+        """Begin to read ranges, of which longer ones come in several parts; see ``DirectReads.begin``."""
+        counts = -(-sizes // _READ_BYTES)
+        each = np.repeat(np.arange(len(sizes)), counts)
+        within = (np.arange(len(each)) - np.repeat(np.cumsum(counts) - counts, counts)) * _READ_BYTES
+        least = np.minimum(least[each] - within, _READ_BYTES)
+        sizes, whose = np.minimum(sizes[each] - within, _READ_BYTES), whose[each]
+        for number, count in zip(*np.unique(whose, return_counts=True), strict=True):
+            self.parts[int(number)].coming = int(count)
+        begun = self._reads.begin(whose, files[each], places[each] + within, targets[each] + within, sizes, least)
+        for number in whose[begun:].tolist():
+            self.parts[number].coming -= 1
+            self.parts[number].is_whole = False
+
+    @contextmanager
+    def moved(self) -> Iterator[Callable[[Int64s, Int64s], Int64s]]:
+        """Gives who says, of ranges, where they can be read: here, when they have come, or where they are mapped.
+
+        They stay there until the end.
+        """
+        used: list[Part] = []
+
+        def places(begins: Int64s, ends: Int64s) -> Int64s:
+            with self._lock:
+                if self._forks != forks() or not self._ranges.size:
+                    return begins
+                at, inside = self._find(begins, ends)
+                for number in np.unique(self._ranges[_WHOSE, at[inside]]).tolist():
+                    part = self.parts[number]
+                    while part.coming:
+                        self._look(wait=True)
+                    if part.is_whole:
+                        part.users += 1
+                        used.append(part)
+                    else:
+                        inside &= self._ranges[_WHOSE, at] != number
+                return np.where(inside, begins + self._ranges[_SHIFT, at], begins)
+
+        try:
+            yield places
+        finally:
+            with self._lock:
+                for part in used:
+                    part.users -= 1
+
+    def let_go(self, batch: int) -> None:
+        """Batch ``batch`` comes: keep what nobody reads any more no longer."""
+        with self._lock:
+            self.batch = batch
+            if self._forks == forks():
+                # What is read from further back on is of somebody who reads at another place.
+                parts = self.parts.items()
+                self._drop([number for number, one in parts if one.until <= batch < 2 * one.until - one.first])
+
+    def _find(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+        """The row of each range, and whether it is there at all."""
+        firsts, behind = self._ranges[:2]
+        at = np.searchsorted(firsts, begins, side="right") - 1
+        inside = at >= 0
+        inside[inside] = ends[inside] <= behind[at[inside]]
+        for _ in range(_WITHIN):
+            outside = np.flatnonzero(~inside & (at > 0))
+            at[outside] -= 1
+            inside[outside] = ends[outside] <= behind[at[outside]]
+        return at, inside
+
+    def _room_for(self, sizes: Int64s) -> tuple[Int64s, list[tuple[int, int]]] | None:
+        """Where there is room for ranges of so many bytes, and all that it takes; None where there is not so much."""
+        behind = np.cumsum(sizes)
+        for _ in range(2):
+            places, used, first = np.empty_like(sizes), list[tuple[int, int, int]](), 0
+            for begin, end in sorted(self._free, key=lambda one: one[0] - one[1]):
+                if first == len(sizes):
+                    break
+                before = int(behind[first - 1]) if first else 0
+                last = int(np.searchsorted(behind, before + end - begin, side="right"))
+                places[first:last] = begin + behind[first:last] - sizes[first:last] - before
+                used.append((begin, begin + int(behind[last - 1]) - before if last > first else begin, end))
+                first = last
+            if first == len(sizes):
+                for begin, place, end in used:
+                    self._free.remove((begin, end))
+                    self._free += [(place, end)] if place < end else []
+                return places, [(begin, place) for begin, place, _ in used if begin < place]
+            # Of somebody who reads at another place, and may have gone.
+            parts = self.parts.items()
+            self._drop([number for number, one in parts if not one.first - _NEAR <= self.batch < one.until])
+        return None
+
+    def _note(self, ranges: Int64s) -> None:
+        """Find some ranges here from now on, int64 ``[5, n]``."""
+        ranges = ranges[:, np.argsort(ranges[0], kind="stable")]  # those of one part ascend
+        places = np.searchsorted(self._ranges[0], ranges[0], side="right")
+        self._ranges = np.insert(self._ranges, places, ranges, axis=1)
+
+    def _drop(self, numbers: list[int]) -> None:
+        """Give back the memory of those of some parts that nobody reads and that have come."""
+        if numbers:
+            self._look(wait=False)
+        gone = [number for number in numbers if not self.parts[number].users and not self.parts[number].coming]
+        for number in gone:
+            self._free += self.parts.pop(number).memory
+        if gone:
+            self._ranges = self._ranges[:, ~np.isin(self._ranges[_WHOSE], gone)]
+            whole: list[tuple[int, int]] = []
+            for begin, end in sorted(self._free):
+                if whole and whole[-1][1] == begin:
+                    begin = whole.pop()[0]
+                whole.append((begin, end))
+            self._free = whole
+
+    def _look(self, *, wait: bool) -> None:
+        """Take note of what has come."""
+        for number, fine in self._reads.done(wait=wait):
+            part = self.parts[number]
+            part.coming -= 1
+            part.is_whole &= fine
+
+
+def _close(reads: DirectReads, made: int) -> None:
+    """Wait for what is under way before the memory goes; a forked child has nothing to wait for."""
+    if made == forks():
+        reads.close()
