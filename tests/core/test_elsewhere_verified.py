@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.errors import ChangedError, ConfigError, DataError
 from mouse_core.remote import Reaching
+from mouse_core.remote.clients.objects import FolderClient
 from mouse_core.store.elsewhere import objects, upload
 from tests.core.object_server import Fault, Object, ObjectServer
 
@@ -186,6 +188,33 @@ def test_what_cannot_be_done_is_refused_by_name(server, options, tmp_path):
     for name, value in {"sync": "append", "max_rows": 100, "max_bytes": 1 << 20, "layout": "windows"}.items():
         with pytest.raises(ConfigError, match=f"{name}=: expected a folder that is written, found the address 's3://"):
             DatasetStore.open("s3://data/parquet", **{name: value}, **options)
+
+
+def test_digests_of_several_files_are_asked_for_at_once(server, options, folder, monkeypatch):
+    send(server, folder, "uploaded")
+    rows, calls = DatasetStore.open(URL, **options)._rows, []
+    server.asked.clear()
+    get_all = FolderClient.get_all
+    monkeypatch.setattr(FolderClient, "get_all", lambda self, *asked: calls.append(asked) or get_all(self, *asked))
+    both = [one.sums for one in rows._files.values()]
+    # One that is being found, or is known, is not asked for; nor is a single one, which finds itself.
+    (path,) = (name for name in sorted(server.objects) if name.endswith("1.arrow.sums"))
+    lock = threading.Thread(target=both[0]._lock.acquire)
+    lock.start()
+    lock.join()
+    both[0].find(both)
+    assert calls == []
+    both[0]._lock = threading.RLock()
+    both[0].find(both)
+    both[1].find(both)
+    assert [len(wanted) for wanted, _ in calls] == [2]
+    assert [one.method for one in server.asked if one.path.endswith(".sums")] == ["GET", "GET"]
+    assert both[1]() is both[1]()
+    found = server.objects.pop(path)
+    again = DatasetStore.open(URL, **options | {"cache": options["cache"] / "another"})._rows
+    for one in again._files.values():
+        assert len(one.sums()) == -(-one.info.size // 4096)
+    server.objects[path] = found
 
 
 def test_few_digests_stay_in_memory(server, options, folder, monkeypatch):

@@ -120,6 +120,8 @@ class HubClient(FolderClient):
 
     async def _got(self, path: str, begin: int, end: int) -> memoryview:
         """A range of a file, from where its bytes lie."""
+        if path not in self._places:
+            await self._head(path)  # says so where there is none
         place = self._places.get(path)
         if place is None:
             running = asyncio.get_running_loop().run_in_executor(None, self._find, path)

@@ -70,8 +70,7 @@ class Getter:
                 if placed.error is not None:
                     raise copy.copy(placed.error)
             try:
-                for placed in objects:
-                    placed.known_sums()
+                wanted.find_sums()
                 return self._asked(wanted, sure=sure)
             except StorageError:
                 if self._limits.fail == "raise" and time.monotonic() + pause > until:

@@ -19,7 +19,7 @@ from mouse_core.remote.mirror.counters import Counters
 from mouse_core.remote.mirror.objects import Known, Placed, Runs
 from mouse_core.remote.mirror.shared.pages import ALL_PAGES, PAGE, PAGES, Int64s, pages_of
 from mouse_core.remote.mirror.shared.sharers import Sharer
-from mouse_core.remote.mirror.shared.sparse import SparseFile, is_full
+from mouse_core.remote.mirror.shared.sparse import SparseFile, is_full, sparse_memory
 from mouse_core.remote.mirror.shared.table import Table, same_pages
 from mouse_core.remote.mirror.sums import Sums, sums_of
 
@@ -292,8 +292,7 @@ def _together(
 
 
 def longer(values: Int64s, size: int) -> Int64s:
-    """Some values with zeros behind them, int64 ``[size]``."""
-    # What is not written takes no memory.
-    found = np.zeros(max(size, len(values)), np.int64)
+    """Some values with zeros behind them, int64 ``[size]``; what is not written takes no memory."""
+    found = np.frombuffer(sparse_memory(8 * max(size, len(values), 1)), np.int64)
     found[: len(values)] = values
     return found

@@ -110,6 +110,14 @@ class Runs:
         """Of each page its object's ``salt``, uint32 ``[m]``."""
         return np.repeat(np.array([one.salt for one in self.objects], np.uint32)[self.whose], self.counts)
 
+    def find_sums(self) -> None:
+        """Find the digests of all objects, where they are to be known; raises as ``PageSums``."""
+        known = [placed.sums for placed in self.objects if placed.sums is not None]
+        if len(known) > 1:
+            known[0].find(known)
+        for placed in self.objects:
+            placed.known_sums()
+
     def wrong(self, digests: Sums) -> DataError | None:
         """What is wrong with pages that came, by their digests and those that are known; None: nothing."""
         pages, found = self.pages(), np.zeros(len(digests), np.bool_)

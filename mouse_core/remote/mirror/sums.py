@@ -29,6 +29,14 @@ class PageSums(Protocol):
         """
         ...
 
+    def find(self, others: Sequence[PageSums]) -> None:
+        """Find those of others, which are of its own kind, with requests at once as far as that is possible.
+
+        Raises:
+            StorageError: They were not reached.
+        """
+        ...
+
     def named(self, message: str) -> str:
         """A message that names the object."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -214,12 +215,17 @@ class Files:
     @memo
     def starts(self) -> Int64s:
         """The first row of every record batch, and the end, int64 ``[batches + 1]``."""
-        starts, known, first = np.zeros(int(self._first[-1]) + 1, np.int64), dict[int, Int64s](), 0
-        for begin, one in zip(self._first[:-1].tolist(), self.files, strict=True):
-            # Most have the same list; there may be tens of millions in all.
-            ends = known[id(one.rows)] = known[id(one.rows)] if id(one.rows) in known else np.cumsum(one.rows)
-            np.add(ends, first, out=starts[begin + 1 : begin + 1 + len(ends)])
-            first += int(ends[-1]) if len(ends) else 0
+        starts = np.empty(int(self._first[-1]) + 1, np.int64)
+        starts[0] = at = 0
+        # Most have the same list; there may be tens of millions in all.
+        for _, some in groupby(self.files, lambda one: id(one.rows)):
+            alike = list(some)
+            ends = starts[at] + np.cumsum(alike[0].rows)
+            if len(ends):
+                behind = at + len(alike) * len(ends)
+                rows = np.arange(len(alike)) * (ends[-1] - starts[at])
+                np.add.outer(rows, ends, out=starts[at + 1 : behind + 1].reshape(len(alike), -1))
+                at = behind
         return starts
 
     @property

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # Of a segment that is read as a whole, so much is asked for at a time.
 _PIECE = 64 << 20
-_MARK = b"mousesum"
+_MARK, _CHECK_BYTES = b"mousesum", 16
 # Digests of so many segments stay in memory: some 64 MB.
 _MOST_KNOWN = 1024
 
@@ -166,16 +166,31 @@ class FileSums:
         found = self._known.known(self._sealed)
         if found is None:
             with self._lock:
-                found = self._known.known(self._sealed)
+                found = self._here()
                 if found is None:
-                    found = self._kept()
+                    (found,) = self._beside([self])
                     if found is None:
-                        found = self._beside()
-                        if found is None:
-                            found = self._read()
-                        self._keep(found)
-                    self._known.known(self._sealed, found)
+                        found = self._read()
+                    self._keep(found)
         return found
+
+    def find(self, others: Sequence[FileSums]) -> None:
+        """See ``PageSums``: those beside their segments come at once; whoever has none is left to find them by itself,
+        as are those that another thread is finding.
+        """
+        held = []
+        try:
+            for one in others:
+                if self._known.known(one._sealed) is None and one._lock.acquire(blocking=False):
+                    held.append(one)
+            lacking = [one for one in held if one._here() is None]
+            if len(lacking) > 1:
+                for one, found in zip(lacking, self._beside(lacking), strict=True):
+                    if found is not None:
+                        one._keep(found)
+        finally:
+            for one in held:
+                one._lock.release()
 
     def named(self, message: str) -> str:
         """See ``PageSums``."""
@@ -187,29 +202,32 @@ class FileSums:
         said = [self._known.client.url, self._info.path, self._info.version, str(self._info.size)]
         return self._known.folder / "sums-1" / xxhash.xxh3_128_hexdigest("\0".join(said).encode())
 
-    def _kept(self) -> Sums | None:
-        try:
-            return sums_in(self._file.read_bytes(), self._sealed)
-        except OSError:
-            return None
+    def _here(self) -> Sums | None:
+        """Those that are known, or that the cache has."""
+        found = self._known.known(self._sealed)
+        if found is None:
+            try:
+                found = sums_in(self._file.read_bytes(), self._sealed)
+            except OSError:
+                return None
+        return found if found is None else self._known.known(self._sealed, found)
 
     def _keep(self, sums: Sums) -> None:
+        self._known.known(self._sealed, sums)
         try:
             make_folder(self._file.parent, sync=False)
             write_file(self._file, sums_as_bytes(sums, self._sealed), sync=False)
         except StorageError:
             pass  # they are found again
 
-    def _beside(self) -> Sums | None:
-        """Those that were sent with it; None: there are none, or they are damaged or another file's."""
-        from mouse_core.remote.clients.failing import MissingObject
-
-        most = len(_MARK) + 48 + 4 * -(-self._sealed.bytes // PAGE)
+    def _beside(self, several: Sequence[FileSums]) -> list[Sums | None]:
+        """Those that were sent with some segments; None: there are none, or they are damaged or another file's."""
+        wanted = [(name_of_sums(one._sealed), 0, size_of_sums(one._sealed)) for one in several]
         try:
-            content, _ = self._known.client.read(name_of_sums(self._sealed), most_bytes=most)
-        except (MissingObject, DataError):
-            return None
-        return sums_in(content, self._sealed)
+            contents = self._known.client.get_all(wanted, {})
+        except DataError:  # which one lacks them is not said
+            return [None] * len(several)
+        return [sums_in(content, one._sealed) for one, content in zip(several, contents, strict=True)]
 
     def _read(self) -> Sums:
         with self._known.one_at_a_time:
@@ -232,17 +250,22 @@ def name_of_sums(sealed: Sealed) -> str:
     return f"{sealed.name}.sums"
 
 
+def size_of_sums(sealed: Sealed) -> int:
+    """How many bytes it has."""
+    return len(_MARK) + len(sealed.digest) + 4 * -(-sealed.bytes // PAGE) + _CHECK_BYTES
+
+
 def sums_as_bytes(sums: Sums, sealed: Sealed) -> bytes:
     """What ``sums_in`` takes: whose digests they are, they, and the digest of both."""
     content = _MARK + sealed.digest.encode() + sums.astype("<u4").tobytes()
     return content + xxhash.xxh3_128_digest(content)
 
 
-def sums_in(content: bytes, sealed: Sealed) -> Sums | None:
+def sums_in(content: bytes | memoryview, sealed: Sealed) -> Sums | None:
     """The digests of a segment's pages; None where they are damaged, or another's."""
-    said, check = content[:-16], content[-16:]
+    said, check = bytes(content[:-_CHECK_BYTES]), content[-_CHECK_BYTES:]
     head = _MARK + sealed.digest.encode()
-    whole = len(said) == len(head) + 4 * -(-sealed.bytes // PAGE) and xxhash.xxh3_128_digest(said) == check
+    whole = len(content) == size_of_sums(sealed) and xxhash.xxh3_128_digest(said) == check
     return np.frombuffer(said, "<u4", offset=len(head)) if whole and said.startswith(head) else None
 
 
