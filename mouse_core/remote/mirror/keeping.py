@@ -14,12 +14,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.memory import sparse_zeros
 from mouse_core.errors import StorageError
 from mouse_core.remote.mirror.counters import Counters
 from mouse_core.remote.mirror.objects import Known, Placed, Runs
-from mouse_core.remote.mirror.shared.pages import ALL_PAGES, PAGE, PAGES, Int64s, pages_of
+from mouse_core.remote.mirror.shared.pages import ALL_PAGES, PAGE, PAGES, Int64s, masks_of, pages_of
 from mouse_core.remote.mirror.shared.sharers import Sharer
-from mouse_core.remote.mirror.shared.sparse import SparseFile, is_full, sparse_memory
+from mouse_core.remote.mirror.shared.sparse import SparseFile, is_full
 from mouse_core.remote.mirror.shared.table import Table, same_pages
 from mouse_core.remote.mirror.sums import Sums, sums_of
 
@@ -185,12 +186,14 @@ class Keeper:
         # Of all pages at once, as most runs have few: the number of each, and the row of its block in ``held``.
         pages = came.pages()
         rows = np.minimum(np.searchsorted(held, pages // PAGES), len(held) - 1)
-        bits, is_held = 1 << pages % PAGES, held[rows] == pages // PAGES
-        is_new = is_held & (before[rows] & bits == 0)
+        is_held = held[rows] == pages // PAGES
+        places, noted = rows * PAGES + pages % PAGES, digests ^ came.salts()
+        if not is_held.all():
+            places, noted = places[is_held], noted[is_held]
         self._write(_together(is_held, came, contents))
-        checks, fresh = np.zeros((len(held), PAGES), np.uint32), np.zeros(len(held), np.int64)
-        checks[rows[is_new], pages[is_new] % PAGES] = (digests ^ came.salts())[is_new]
-        np.bitwise_or.at(fresh, rows[is_new], bits[is_new])
+        checks, is_new = np.zeros((len(held), PAGES), np.uint32), np.zeros((len(held), PAGES), np.bool_)
+        checks.reshape(-1)[places], is_new.reshape(-1)[places] = noted, True
+        fresh = masks_of(is_new) & ~before
         with self.table.lock:
             after = self.table.arrived(self.sharer.number, held, fresh, checks)
             self.in_flight -= self.table.count(masks)
@@ -293,6 +296,6 @@ def _together(
 
 def longer(values: Int64s, size: int) -> Int64s:
     """Some values with zeros behind them, int64 ``[size]``; what is not written takes no memory."""
-    found = np.frombuffer(sparse_memory(8 * max(size, len(values), 1)), np.int64)
+    found: Int64s = sparse_zeros(max(size, len(values)), np.int64)
     found[: len(values)] = values
     return found

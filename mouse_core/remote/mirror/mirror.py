@@ -192,12 +192,12 @@ class Mirror:
     def _there(self, begins: Int64s, ends: Int64s) -> bool:
         if self._process().keeper.is_full():
             return False  # what comes just in time is counted batch by batch
-        blocks, masks = touched(begins, ends)
+        blocks, masks = self._process().touched(begins, ends)
         return not (masks & ~self._table.state[blocks]).any()
 
     def _wait(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         process, table = self._process(), self._table
-        blocks, masks = touched(begins, ends)
+        blocks, masks = process.touched(begins, ends)
         pages, waited = pages_of(blocks, masks), False
         while True:
             states = table.state[blocks]
@@ -307,7 +307,8 @@ def _added(mirror: Mirror, client: ObjectClient, info: ObjectInfo, sums: Sequenc
 class _Map:
     """The mirror's file as memory: the ``Backing`` of columns that lie in it."""
 
-    gap = 0  # the mirror itself knows what is better fetched as one
+    # No page lies between such. The mirror itself knows what is better fetched as one.
+    gap = PAGE - 1
 
     def __init__(self, mirror: Mirror, memory: mmap.mmap) -> None:
         self._mirror, self.memory, self.counted = mirror, memory, mirror  # all maps have one set of counters

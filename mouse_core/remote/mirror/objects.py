@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
 from mouse_core.files.locking import Descriptor
 from mouse_core.files.mapped import open_file
@@ -98,6 +99,10 @@ class Runs:
 
     def pages(self) -> Int64s:
         """The numbers of all their pages, int64 ``[m]``."""
+        return self._pages
+
+    @memo
+    def _pages(self) -> Int64s:
         pages: Int64s = np.repeat(self.firsts - self.bounds[:-1], self.counts) + np.arange(self.bounds[-1])
         return pages
 
@@ -110,6 +115,11 @@ class Runs:
         """Of each page its object's ``salt``, uint32 ``[m]``."""
         return np.repeat(np.array([one.salt for one in self.objects], np.uint32)[self.whose], self.counts)
 
+    def _parts(self) -> list[slice]:
+        """Which of all their pages are each object's: runs ascend, and so those of one object follow each other."""
+        cuts = self.bounds[np.searchsorted(self.whose, np.arange(len(self.objects) + 1))].tolist()
+        return [slice(*cut) for cut in pairwise(cuts)]
+
     def find_sums(self) -> None:
         """Find the digests of all objects, where they are to be known; raises as ``PageSums``."""
         known = [placed.sums for placed in self.objects if placed.sums is not None]
@@ -120,18 +130,17 @@ class Runs:
 
     def wrong(self, digests: Sums) -> DataError | None:
         """What is wrong with pages that came, by their digests and those that are known; None: nothing."""
-        pages, found = self.pages(), np.zeros(len(digests), np.bool_)
-        for number, placed in enumerate(self.objects):
+        pages = self.pages()
+        for placed, mine in zip(self.objects, self._parts(), strict=True):
             sums = placed.known_sums()
             if sums is None:
                 continue
-            mine = slice(None) if len(self.objects) == 1 else np.repeat(self.whose == number, self.counts)
             known = pages[mine] - placed.page
             if known[-1] >= len(sums):
                 return placed.damaged(len(sums))
-            found[mine] = sums[known] != digests[mine]
-            if found.any():
-                return placed.damaged(int(pages[found][0]) - placed.page)
+            others = sums[known] != digests[mine]
+            if others.any():
+                return placed.damaged(int(known[others][0]))
         return None
 
 

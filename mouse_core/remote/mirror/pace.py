@@ -21,13 +21,17 @@ _WEIGHT = 0.1
 
 
 class _Asked(NamedTuple):
-    """A batch's number, its blocks, by which it is known, the first of them, its pages, and when it is read."""
+    """A batch's number, its blocks, by which it is known, their numbers, its pages, and when it is read."""
 
     batch: int
     blocks: Int64s
-    first: int
+    numbers: list[int]
     pages: Int64s
     when: int
+
+    def among(self, blocks: set[int]) -> bool:
+        """Whether its blocks are all among others."""
+        return blocks.issuperset(self.numbers)
 
 
 class Pace:
@@ -73,8 +77,7 @@ class Pace:
             if len(self._asked) == _MOST:
                 self._forget()
             when = now + max(1, round(min(max(batch - self._at, 1), _FAR) * self._ticks))
-            first = int(blocks[0]) if len(blocks) else -1
-            self._asked.append(_Asked(batch, blocks, first, pages, when))
+            self._asked.append(_Asked(batch, blocks, blocks.tolist(), pages, when))
             self.pages_ahead += len(pages)
             if self._uses is not None:
                 for page in pages.tolist():
@@ -144,25 +147,15 @@ class Pace:
         """Find the batches that are read, and forget them, and those that were asked for before."""
         # What was asked for before the first of them is not read any more.
         there = set(blocks.tolist())
-        # Most are not by their first, and thousands may be asked for.
-        likely = [number for number, asked in enumerate(self._asked) if asked.first in there or asked.first < 0]
-        skipped = next((number for number in likely if _has(blocks, self._asked[number].blocks)), None)
+        skipped = next((number for number, asked in enumerate(self._asked) if asked.among(there)), None)
         if skipped is None:
             return 1
         count = 0
         # Several batches may be read at once: 5, 6 and 7, if all three were asked for one after the other.
-        while skipped or (self._asked and _has(blocks, self._asked[0].blocks)):
+        while skipped or (self._asked and self._asked[0].among(there)):
             self._at = self._forget()
             skipped, count = max(0, skipped - 1), count + (not skipped)
         if self._last:
             self._ticks += _WEIGHT * (max(1.0, (now - self._last) / count) - self._ticks)
         self._last = now
         return count
-
-
-def _has(blocks: Int64s, some: Int64s) -> bool:
-    """Whether some blocks are all among others; both ascend, int64 ``[n]``."""
-    if len(some) > len(blocks):
-        return False
-    place = np.searchsorted(blocks, some)
-    return bool((place < len(blocks)).all() and (blocks[place] == some).all())

@@ -23,6 +23,7 @@ from mouse_core.remote.mirror.shared.table import Table
 _DENSE, _KEPT, _TIMES = 0.5, 0.75, 4
 # What several batches read is sorted at once, as if each had a mirror of its own, so many bytes long.
 _APART = 1 << 48
+_NONE = np.zeros(0, np.int64)
 
 
 class Process:
@@ -34,6 +35,15 @@ class Process:
         self.fetcher = Fetcher(self.keeper, self.pace)
         self._table, self._known, self._limits = table, known, limits
         self._forks, self.together = forks(), 0  # how many blocks were read at once, at most
+        self._touched = (_NONE, _NONE), (_NONE, _NONE)
+
+    def touched(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
+        """See ``pages.touched``; of the same bytes as the last time, as what is looked for is then waited for."""
+        ranges, found = self._touched
+        if not (np.array_equal(ranges[0], begins) and np.array_equal(ranges[1], ends)):
+            found = touched(begins, ends)
+            self._touched = (begins, ends), found
+        return found
 
     def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
         """Ask for what batches will read: bytes of the mirror, as ``Backing.ask`` takes them."""

@@ -29,7 +29,7 @@ class PageSums(Protocol):
         """
         ...
 
-    def find(self, others: Sequence[PageSums]) -> None:
+    def find(self, others: Sequence[Any]) -> None:
         """Find those of others, which are of its own kind, with requests at once as far as that is possible.
 
         Raises:

@@ -7,6 +7,7 @@ known by the page, a bit for each in the block's mask; what is being fetched, by
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,19 +37,32 @@ def touched(begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
     Returns:
         Blocks, ascending, int64 ``[m]``, and masks, int64 ``[m]``.
     """
+    # Of ranges, and not of pages, which are many.
     first, last = begins // PAGE, (ends - 1) // PAGE
-    counts = last - first + 1
-    pages = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
-    return by_block(pages)
+    blocks, low, high = first // PAGES, first % PAGES, last % PAGES
+    more = last // PAGES - blocks
+    if more.any():
+        whose = np.repeat(np.arange(len(blocks)), more + 1)
+        number = np.arange(len(whose)) - np.repeat(np.cumsum(more) - more, more + 1) - whose
+        blocks = blocks[whose] + number
+        low, high = np.where(number == 0, low[whose], 0), np.where(number == more[whose], high[whose], PAGES - 1)
+    return _united(blocks, (2 << high) - (1 << low))
 
 
 def by_block(pages: Int64s) -> tuple[Int64s, Int64s]:
     """The blocks that some pages (ascending, int64 ``[n]``) lie in, and a mask of those in each."""
-    if not len(pages):
-        return pages, pages
-    blocks = pages // PAGES
-    heads = np.concatenate([[0], np.flatnonzero(np.diff(blocks)) + 1])
-    return blocks[heads], np.bitwise_or.reduceat(1 << (pages % PAGES), heads)
+    return _united(pages // PAGES, 1 << pages % PAGES)
+
+
+def _united(blocks: Int64s, masks: Int64s) -> tuple[Int64s, Int64s]:
+    """Each of some blocks (ascending, int64 ``[n]``) once, with all pages of its masks."""
+    if len(blocks) < 2:
+        return blocks, masks
+    is_head = np.empty(len(blocks), np.bool_)
+    is_head[0] = True
+    np.not_equal(blocks[1:], blocks[:-1], out=is_head[1:])
+    (heads,) = is_head.nonzero()
+    return (blocks, masks) if len(heads) == len(blocks) else (blocks[heads], np.bitwise_or.reduceat(masks, heads))
 
 
 def joined(parts: Sequence[tuple[Int64s, Int64s]]) -> tuple[Int64s, Int64s]:
@@ -57,15 +71,25 @@ def joined(parts: Sequence[tuple[Int64s, Int64s]]) -> tuple[Int64s, Int64s]:
         return parts[0]
     blocks, masks = (np.concatenate(some) for some in zip(*parts, strict=True))
     order = np.argsort(blocks, kind="stable")
-    blocks, masks = blocks[order], masks[order]
-    heads = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1])[: len(blocks)])
-    return blocks[heads], np.bitwise_or.reduceat(masks, heads) if len(heads) else masks
+    return _united(blocks[order], masks[order])
+
+
+def bits(masks: Int64s) -> npt.NDArray[np.bool_]:
+    """Which pages masks name, bool ``[n, 16]``."""
+    each: npt.NDArray[Any] = np.unpackbits(masks.astype("<u2").view(np.uint8), bitorder="little")
+    return each.view(np.bool_).reshape(-1, PAGES)
+
+
+def masks_of(bits: npt.NDArray[np.bool_]) -> Int64s:
+    """The masks of which ``bits`` says which pages they name, int64 ``[n]``."""
+    masks: Int64s = np.packbits(bits, bitorder="little").view("<u2").astype(np.int64)
+    return masks
 
 
 def pages_of(blocks: Int64s, masks: Int64s) -> Int64s:
     """The pages that masks name, ascending where blocks are: of block 2 and mask 0b101, pages 32 and 34."""
-    position, page = np.nonzero(masks[:, None] >> np.arange(PAGES) & 1)
-    found: Int64s = blocks[position] * PAGES + page
+    (place,) = bits(masks).reshape(-1).nonzero()
+    found: Int64s = (blocks * PAGES)[place // PAGES] + place % PAGES
     return found
 
 

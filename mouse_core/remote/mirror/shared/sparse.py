@@ -21,8 +21,6 @@ from mouse_core.remote.mirror.shared.pages import PAGE, Int64s
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MACOS_PUNCH = 99
-# Not shared with forked children.
-_PRIVATE: dict[str, Any] = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
 # Give room back, and keep the size.
 _LINUX_PUNCH = 3
 
@@ -106,19 +104,6 @@ def _fallocate() -> Any:
 def is_full(error: OSError) -> bool:
     """Whether a file could not be written for lack of room."""
     return error.errno in _FULL
-
-
-def sparse_memory(size: int) -> mmap.mmap:
-    """Zeros of this process, which take memory page by page where they are written.
-
-    NumPy asks for large pages where there are many, of which a word in each takes all that there is, and as long to
-    clear.
-    """
-    memory = mmap.mmap(-1, size, **_PRIVATE)
-    if sys.platform == "linux":
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return memory
 
 
 def address_of(memory: mmap.mmap) -> int:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from mouse_core.errors import StoreWarning
 from mouse_core.files.locking import Descriptor, FileLock
 from mouse_core.files.mapped import fence, mapped, open_file, set_aside
-from mouse_core.remote.mirror.shared.pages import ALL_PAGES, BLOCK, PAGES, Int64s, by_block
+from mouse_core.remote.mirror.shared.pages import ALL_PAGES, BLOCK, PAGES, Int64s, bits, by_block
 
 FORMAT = 3
 _MAGIC = int.from_bytes(b"mirror03", "little")
@@ -191,7 +191,7 @@ class Table(Descriptor):
         """
         mine = self.claim[blocks] == me
         blocks, masks = blocks[mine], masks[mine]
-        came = _bits(masks)
+        came = bits(masks)
         self.check[blocks] = np.where(came, checks[mine], self.check[blocks])
         # What nobody asked for has been used as if now.
         unused = came & (self._until(blocks) <= -_LATE)
@@ -267,7 +267,7 @@ class Table(Descriptor):
             self.header[5] += _LOOKED_AT
         until = self._until(blocks).reshape(-1)
         allowed = (until <= 0) | (until > before - self.clock)
-        found = np.flatnonzero(allowed & _bits(states[blocks]).reshape(-1))
+        found = np.flatnonzero(allowed & bits(states[blocks]).reshape(-1))
         if pages < len(found):
             until = until[found]
             # A time far ahead is soon in this order.
@@ -299,12 +299,6 @@ def same_pages(states: Int64s, others: Int64s, masks: Int64s) -> npt.NDArray[np.
 def _low(times: Any) -> Any:
     """The lowest 32 bits of times, int32."""
     return np.asarray(times, np.int64).astype(np.int32)
-
-
-def _bits(masks: Int64s) -> npt.NDArray[np.bool_]:
-    """Which pages masks name, bool ``[n, 16]``."""
-    bits: npt.NDArray[np.bool_] = (masks[:, None] >> np.arange(PAGES) & 1).astype(np.bool_)
-    return bits
 
 
 @cache
