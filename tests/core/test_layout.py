@@ -16,6 +16,7 @@ from mouse_core import BatchSource, DatasetStore, formats
 from mouse_core.bench import opened
 from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.ipc.summed import SummedFile
 from mouse_core.formats.verifying import verify
 from mouse_core.inspect import inspect
 from mouse_core.store.disk.checking import repair
@@ -89,6 +90,27 @@ def test_every_byte_is_held_against_a_checksum_when_rows_around_it_are_read(tmp_
     batches_of(DatasetStore.open(tmp_path, verify=False))
     with pytest.raises(DataError, match="record batch 2"):
         verify(tmp_path)
+
+
+def test_no_more_is_asked_for_at_once_than_stays_until_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows may be large: of so many record batches a memory that is short would lose the first before they are read."""
+    rows, asked, most = rows_of("numbers", 0, 900), [], 1 << 17
+    rows["observation"] = [[float(row)] * 50 for row in range(900)]
+    rows["done"] = [int(row % 7 == 6) for row in range(900)]
+    with DatasetStore.open(tmp_path / "store", "a", layout="windows") as writer:
+        writer.extend(rows)
+    whole = DatasetStore.open(tmp_path / "store").snapshot().episode_starts
+    monkeypatch.setattr("mouse_core.files.ipc.summed._ASKED_BYTES", most)
+    monkeypatch.setattr("mouse_core.store._episodes.starts._BYTES", most)
+    monkeypatch.setattr(SummedFile, "_advise", lambda _, *what: asked.append(what))
+    store = DatasetStore.open(tmp_path / "store")
+    assert np.array_equal(store.snapshot().episode_starts, whole)
+    assert len(store.to_dataset()) == 900
+    sizes = [end - begin for advice, begin, end in asked if advice == "MADV_WILLNEED"]
+    assert sum(sizes) > 4 * most and max(sizes) <= most
+    assert "MADV_NORMAL" not in [advice for advice, _, _ in asked]  # the system would read all around each page
 
 
 def test_a_writer_goes_on_in_the_layout_that_it_finds(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ one record batch reads no other.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,8 +26,9 @@ from mouse_core.files.ipc.batches import PREFIX_BYTES, Footer, read_footer, read
 from mouse_core.files.reading import damaged
 
 _SUMS = np.dtype("<u8")
-# Record batches that are asked for at once: some 16 MB.
-_ASKED = 512
+# Record batches that are asked for at once are so many at most, and no more bytes than that: what is asked for has to
+# stay until it is looked at, also where memory is short.
+_ASKED, _ASKED_BYTES = 512, 8 << 20
 
 
 def write_summed(path: Path, batch: pa.RecordBatch, rows: int) -> tuple[int, str]:
@@ -130,7 +132,8 @@ class SummedFile:
             if found != digest:
                 raise DataError(f"expected the digest {digest} behind the rows, found {found}; it is damaged")
             self._check(0, 0, int(self.footer.begins[0]))
-        self._advise("MADV_NORMAL", 0, len(memory))
+        if digest is None:  # what is held against a checksum is asked for as a whole record batch
+            self._advise("MADV_NORMAL", 0, len(memory))
 
     def _advise(self, advice: str, begin: int, end: int) -> None:
         """Tell the kernel what will be done with some bytes, where it takes advice."""
@@ -138,6 +141,13 @@ class SummedFile:
         if known is not None and begin < end:
             page = begin - begin % mmap.PAGESIZE
             self._memory.madvise(known, page, end - page)
+
+    def _together(self, numbers: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+        """Some record batches, as many at a time as are asked for at once."""
+        size = self.footer.begin // len(self)
+        most = max(1, min(_ASKED, _ASKED_BYTES // max(1, size)))
+        for begin in range(0, len(numbers), most):
+            yield numbers[begin : begin + most]
 
     def _ask(self, numbers: npt.NDArray[np.int64]) -> None:
         """Have some record batches read, ascending, all at once: a disk answers many together as fast as a few."""
@@ -175,8 +185,7 @@ class SummedFile:
             DataError: One is damaged.
         """
         unseen = np.unique(numbers[self._seen[numbers] == 0])
-        for begin in range(0, len(unseen), _ASKED):
-            some = unseen[begin : begin + _ASKED]
+        for some in self._together(unseen):
             self._ask(some)
             for number in some.tolist():
                 last = number + 1 == len(self)
@@ -221,8 +230,7 @@ class SummedFile:
     def batches(self, numbers: range) -> list[pa.RecordBatch]:
         """Some record batches that follow each other; each takes some KB of memory."""
         made = []
-        for begin in range(0, len(numbers), _ASKED):
-            some = numbers[begin : begin + _ASKED]
-            self._ask(np.array(some))
-            made += [self.batch(number) for number in some]
+        for some in self._together(np.array(numbers, np.int64)):
+            self._ask(some)
+            made += [self.batch(number) for number in some.tolist()]
         return made

@@ -14,9 +14,11 @@ from mouse_core._base.locks import ProcessLock
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[str, Int64s, int], npt.NDArray[Any]]
 
-# Rows are read in windows of so many, so many windows at a time.
+# Rows are read in windows of so many, so many windows at a time; and fewer where these lie among more bytes of a file:
+# its record batches may have all columns, and are to be in memory still when the next column is read.
 _LENGTH = 4096
 _WINDOWS = 64
+_BYTES = 16 << 20
 
 
 class Segment(Protocol):
@@ -25,6 +27,11 @@ class Segment(Protocol):
     @property
     def num_rows(self) -> int:
         """How many."""
+        ...
+
+    @property
+    def sealed_bytes(self) -> int:
+        """What they take in files of which some rows are read at a time; 0 elsewhere."""
         ...
 
     @property
@@ -100,10 +107,10 @@ def _look(
         return found
     starts: list[Int64s] = []
     ended, first, last = False, -1, -1
-    row = begin
+    row, most = begin, _rows_at_a_time(segment)
     while row < end:
-        length = min(_LENGTH, end - row)
-        firsts = np.arange(row, min(end - length, row + (_WINDOWS - 1) * length) + 1, length)
+        length = min(_LENGTH, most, end - row)
+        firsts = np.arange(row, min(end - length, row + (max(1, most // length) - 1) * length) + 1, length)
         codes = read("done", firsts, length) if alive else np.zeros(len(firsts) * length, np.int64)
         done = codes != 0 if alive in ((0,), ()) else ~np.isin(codes, alive)
         breaks = np.concatenate([[ended], done[:-1]])
@@ -125,6 +132,12 @@ def _look(
         with _lock:
             _known.setdefault(segment, {})[alive] = found
     return found
+
+
+def _rows_at_a_time(segment: Segment) -> int:
+    """How many rows are read together: of 20 KB each 838, in place of 262,144."""
+    each = segment.sealed_bytes // max(1, segment.num_rows)
+    return min(_WINDOWS * _LENGTH, max(1, _BYTES // each)) if each else _WINDOWS * _LENGTH
 
 
 def _begins(before: npt.NDArray[Any], time: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
