@@ -30,6 +30,8 @@ from mouse_core.files.locking import is_at, lock
 
 StrPath = str | os.PathLike[str]
 
+# What an address begins with; as the path of a folder it would make one of that name here.
+_ADDRESS = re.compile(r"(s3a?|gs|az|azure|adl|abfss?|https?|hf|file):")
 _LEFTOVER = re.compile(r"\.(?P<name>.+?)(\.(?P<process>\d+)(-[0-9a-f]+)?)?\.part(ial)?")
 # What a system says that cannot sync a folder, or does not let us open it for that.
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
@@ -261,7 +263,18 @@ def _remove_unless_locked(partial: str) -> bool:
 
 
 def make_folder(path: StrPath, *, sync: bool = True) -> None:
-    """Make a folder and those above it, where they are missing, and wait until their names are on the disk."""
+    """Make a folder and those above it, where they are missing, and wait until their names are on the disk.
+
+    Raises:
+        ConfigError: It is an address.
+        OSError: It cannot be made.
+    """
+    scheme = "".join(Path(path).parts[:1])
+    if _ADDRESS.fullmatch(scheme):
+        raise ConfigError(
+            f"expected a folder of this machine to write to, found an address ({scheme}//); mouse upload sends the "
+            "folder of a store to object storage, and mouse push rows to the Hub"
+        )
     folder = Path(path).absolute()
     made = [one for one in folder.parents if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)

@@ -265,7 +265,7 @@ def test_a_result_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.M
     assert os.listdir(tmp_path) == []
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "there").mkdir()
     with pytest.raises(ConfigError, match="expected a path where nothing is"):
         convert(stream(), tmp_path / "there")
@@ -277,6 +277,12 @@ def test_refusals(tmp_path: Path) -> None:
         convert(stream(), tmp_path / "x", shard_bytes=0)
     with pytest.raises(StorageError, match="convert: '/proc/nowhere/x': expected to be able to store"):
         convert(stream(), "/proc/nowhere/x")
+    monkeypatch.chdir(tmp_path)
+    for address in ("s3://bucket/x", "s3://bucket/x.parquet", "hf://datasets/a/b"):  # no folder "s3:"
+        with pytest.raises(ConfigError, match=r"expected a folder of this machine .* found an address \((s3|hf)://\)"):
+            convert(stream(), address)
+    with pytest.raises(ConfigError, match="found an address"):
+        stream().to_store().save("s3://bucket/x")
     assert os.listdir(tmp_path) == ["there"]
 
 

@@ -173,6 +173,10 @@ def test_users_in_addresses_and_objects_without_versions_are_refused(server, opt
             DatasetStore.open(address, **options)
         assert "me:" not in str(caught.value)
         assert "password" not in str(caught.value)
+    for address in ("https://host/runs?signature=password", "hf://datasets/a?token=password", "hf://me:password@a/b"):
+        with pytest.raises(ConfigError) as caught:
+            DatasetStore.open(address, "a" if address.startswith("https") else "r")
+        assert "password" not in str(caught.value)
     server.put_folder("data/runs", written)
     signed = f"{server.url}/data/runs?signature=password"
     assert "password" not in repr(verify(signed, cache=options["cache"]))
@@ -214,6 +218,9 @@ def test_options_of_an_address_are_refused_for_a_folder(written, tmp_path):
             DatasetStore.open(written, **told)
         with pytest.raises(ConfigError, match="expected an address"):
             formats.open(written, **told)
+    for cache in ("s3://data/cache", 5):
+        with pytest.raises(ConfigError, match=f"^cache: expected a folder of this machine, found .*{cache}"):
+            DatasetStore.open("s3://data/runs", cache=cache)
 
 
 def test_rows_that_were_not_sealed_are_missed_aloud(server, options, tmp_path):

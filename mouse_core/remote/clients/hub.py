@@ -19,7 +19,7 @@ from mouse_core.remote.client import ObjectInfo
 from mouse_core.remote.clients.configuring import asked_as
 from mouse_core.remote.clients.failing import MissingObject, imported
 from mouse_core.remote.clients.objects import FolderClient
-from mouse_core.remote.clients.options import StorageOptions
+from mouse_core.remote.clients.options import StorageOptions, without_secrets
 
 _URL = re.compile(r"hf://datasets/(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[^/]+))?(?P<path>/.*)?$")
 _NAMED = re.compile(r"hf://datasets/[\w.-]+/[\w.-]+")
@@ -38,7 +38,8 @@ class HubClient(FolderClient):
         found = _URL.match(url)
         if found is None or _NAMED.match(url) is None:
             raise ConfigError(
-                f"expected hf://datasets/namespace/name, then perhaps @revision and a folder, found {url}"
+                "expected hf://datasets/namespace/name, then perhaps @revision and a folder, found "
+                f"{without_secrets(url)}"
             )
         super().__init__(url.rstrip("/"), options)
         self._name, self._revision = found["name"], (found["revision"] or "main").replace("%2F", "/")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mouse_core.errors import ConfigError
-from mouse_core.remote.clients.options import StorageOptions
+from mouse_core.remote.clients.options import StorageOptions, is_url, without_secrets
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Reaching:
             the error is raised ("raise"), or for ever ("retry").
 
     Raises:
-        ConfigError: Options that are no mapping by name, or another ``fail``.
+        ConfigError: Options that are no mapping by name, a cache that is no folder of this machine, or another ``fail``.
     """
 
     storage_options: Mapping[str, Any] | None = None
@@ -38,5 +38,9 @@ class Reaching:
     def __post_init__(self) -> None:
         if self.fail not in ("raise", "retry"):
             raise ConfigError(f"fail: expected 'raise' or 'retry', found {self.fail!r}")
+        if self.cache is not None and (not isinstance(self.cache, str | os.PathLike) or is_url(self.cache)):
+            raise ConfigError(
+                f"cache: expected a folder of this machine, found {without_secrets(str(self.cache))!r:.200}"
+            )
         if not isinstance(self.storage_options, StorageOptions):
             object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core.errors import ConfigError
 from mouse_core.remote.clients import Reaching
+from mouse_core.remote.clients.options import without_secrets
 from mouse_core.store._intake import Rows
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store.disk.manifest import NAME
@@ -49,7 +50,7 @@ def open_elsewhere(
     """
     if mode != "r":
         raise ConfigError(
-            f"{url}: expected the mode 'r', as rows elsewhere are only read, found {mode!r}; write in a folder, and "
+            f"{without_secrets(url)}: expected the mode 'r', as rows elsewhere are only read, found {mode!r}; write in a folder, and "
             "mouse upload sends what is new"
         )
     chosen = {name: value for name, value in options.items() if name in _OF_LEROBOT}
