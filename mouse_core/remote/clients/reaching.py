@@ -27,7 +27,7 @@ class Reaching:
             the error is raised ("raise"), or for ever ("retry").
 
     Raises:
-        ConfigError: Options that are no mapping by name, a cache that is no folder of this machine, or another ``fail``.
+        ConfigError: Options that are no mapping by name, a cache that is no folder of this machine, another ``fail``.
     """
 
     storage_options: Mapping[str, Any] | None = None

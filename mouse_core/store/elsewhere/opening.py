@@ -50,8 +50,8 @@ def open_elsewhere(
     """
     if mode != "r":
         raise ConfigError(
-            f"{without_secrets(url)}: expected the mode 'r', as rows elsewhere are only read, found {mode!r}; write in a folder, and "
-            "mouse upload sends what is new"
+            f"{without_secrets(url)}: expected the mode 'r', as rows elsewhere are only read, found {mode!r}; write in "
+            "a folder, and mouse upload sends what is new"
         )
     chosen = {name: value for name, value in options.items() if name in _OF_LEROBOT}
     options = {name: value for name, value in options.items() if name not in _OF_LEROBOT}
