@@ -23,6 +23,8 @@ from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError
 from mouse_core.formats.verifying import verify
 from mouse_core.remote import Reaching
 from mouse_core.store.elsewhere import upload
+from mouse_core.store.elsewhere.objects import Place
+from mouse_core.store.elsewhere.saved import indexes
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
 from tests.core.mirror_cases import is_left
 from tests.core.object_server import Fault, ObjectServer
@@ -338,6 +340,30 @@ def test_a_saved_dataset_is_read_like_its_folder(server, options, tmp_path):
     server.put("data/saved/dataset_dict.json", b'{"splits": ["../../secrets"]}')
     with pytest.raises(DataError, match="names of files in the same folder"):
         DatasetStore.open("s3://data/saved", **options)
+
+
+def test_record_batches_that_differ_in_length_are_looked_for_from_several_places(tmp_path):
+    """No head says where the next but one is. Values that look like a head change nothing but how long it takes."""
+    sizes = np.random.default_rng(0).integers(40, 60, 160).tolist()
+    place = Place.of(f"file://{tmp_path}", Reaching(cache=tmp_path / "cache", cache_bytes=4 << 20))
+    read, rounds, value = place.client.get_all, [], b"else"
+    place.client.get_all = lambda *wanted: rounds.append(wanted) or read(*wanted)
+    for name in ("plain", "fooled"):
+        batches = [pa.record_batch({"text": pa.array([value * 8] * size, pa.binary())}) for size in sizes]
+        with pa.ipc.new_stream(str(tmp_path / name), batches[0].schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        (found,) = indexes(place, place.client.heads([name]))
+        assert found.rows.tolist() == sizes
+        content = (tmp_path / name).read_bytes()
+        heads = {content[begin : begin + 8] for begin in found.begins.tolist()}
+        assert len(heads) == 1
+        assert name == "fooled" or len(rounds) < 80
+        value = heads.pop()
+    assert content.count(value) > 50_000
+    (tmp_path / "cut").write_bytes(content[:-8])
+    with pytest.raises(DataError, match="cut: expected the end mark of the stream before byte"):
+        indexes(place, place.client.heads(["cut"]))
 
 
 def test_parquet_files_are_read_row_group_by_row_group(server, options, tmp_path):

@@ -39,7 +39,10 @@ LEROBOT = "meta/info.json"
 _MOST_AHEAD = 256
 # Files whose record batches are looked for at once.
 _TOGETHER = 64
-_SCHEMA_BYTES = 1 << 14
+_SCHEMA_BYTES, _HEAD_BYTES = 1 << 14, 1 << 12
+# Record batches of differing length are looked for from so many places of a file at once, so many or more from each;
+# not where they have more bytes than so many, as one of them is read to find each place.
+_MOST_PLACES, _BATCHES_EACH, _MOST_LOOKED_AT = 32, 32, 1 << 20
 
 
 class SavedRows(ReadOnlyRows):
@@ -231,29 +234,80 @@ def _named(where: str, reader: Asking[Index]) -> Asking[Index]:
 
 
 def _index_of(number: int, size: int) -> Asking[Index]:
-    """The index of a stream: heads one after the other, and many at once while they are as far from each other."""
+    """The index of a stream."""
     schema, first = yield from read_with(number, 0, min(size, _SCHEMA_BYTES), lambda read: _schema(read, size))
+    places = yield from _places(number, first, size)
+    stops = [*places[1:], size]
+    parts = yield from together([_lying(number, *ends, size) for ends in zip(places, stops, strict=True)])
+    if any(isinstance(part, DataError) for part in parts):  # what looked like a head was none, or it is damaged
+        parts = [(yield from _lying(number, first, size, size))]
+    begins, rows = [], []
+    for part in parts:
+        if isinstance(part, DataError):
+            raise part
+        begins.append(part[0])
+        rows.append(part[1])
+    return Index(schema, np.concatenate(begins), np.concatenate(rows))
+
+
+def _places(number: int, first: int, size: int) -> Asking[list[int]]:
+    """Where to begin looking for record batches, all at once: the first, and others all over a long stream in which
+    they differ in length, as those of texts and pictures do. None knows where the next but one begins.
+
+    Heads of the same columns are of the same length, which their first 8 bytes say.
+    """
+    one = yield from _maybe(number, first, size, _HEAD_BYTES)
+    two = None
+    if isinstance(one, Message):
+        two = yield from _maybe(number, one.end, size, _HEAD_BYTES)
+    if not isinstance(one, Message) or not isinstance(two, Message) or one.head is None:
+        return [first]
+    stride = one.end - one.begin
+    count = min(_MOST_PLACES, (size - first) // stride // _BATCHES_EACH)
+    if count < 2 or stride > _MOST_LOOKED_AT or two.end - two.begin == stride:
+        return [first]
+    mark = b"\xff\xff\xff\xff" + (one.body - one.begin - 8).to_bytes(4, "little")
+    begins = [(first + (size - first) * part // count) & ~7 for part in range(1, count)]
+    places = [first]
+    contents = yield [Range(number, begin, min(begin + stride + stride // 4, size)) for begin in begins]
+    for begin, content in zip(begins, contents, strict=True):
+        octets = bytes(content)
+        at = octets.find(mark)
+        while at >= 0 and at % 8:
+            at = octets.find(mark, at + 1)
+        if at >= 0 and begin + at > places[-1]:
+            places.append(begin + at)
+    return places
+
+
+def _lying(number: int, first: int, stop: int, size: int) -> Asking[tuple[Int64s, Int64s] | DataError]:
+    """Where record batches begin from one on, until one begins at ``stop`` or, at ``size``, the stream ends; and how
+    many rows each has: heads one after the other, and many at once while they are as far from each other.
+    """
     begins: list[int] = []
     rows: list[int] = []
-    begin, stride, guess, ahead = first, 0, 1 << 12, 1
-    while True:
+    begin, stride, guess, ahead = first, 0, _HEAD_BYTES, 1
+    while begin < stop:
         wanted = [begin + step * stride for step in range(ahead) if step == 0 or begin + step * stride + 8 <= size]
         found = yield from together([_maybe(number, one, size, guess) for one in wanted])
         for at, message in zip(wanted, found, strict=True):
-            if at != begin:
-                break  # those before went another way
+            if at != begin or begin >= stop:
+                break  # those before went another way, or came to the end
             if isinstance(message, DataError):
-                raise message
+                return message
             if message is None:
                 if begin + 8 != size:
-                    raise DataError(f"expected the end of the stream at byte {size}, found its end mark at {begin}")
-                return Index(schema, np.array(begins, np.int64), np.array(rows, np.int64))
+                    return DataError(f"expected the end of the stream at byte {size}, found its end mark at {begin}")
+                return np.array(begins, np.int64), np.array(rows, np.int64)
             if message.head is not None:
                 begins.append(begin)
                 rows.append(message.head.rows)
             guess = message.body - message.begin + 8
-            ahead = min(2 * ahead, _MOST_AHEAD) if message.end - begin == stride else 2
+            ahead = min(2 * ahead, _MOST_AHEAD) if message.end - begin == stride else 1
             stride, begin = message.end - begin, message.end
+    if begin != stop or stop == size:
+        return DataError(f"expected the end mark of the stream before byte {size}, found none")
+    return np.array(begins, np.int64), np.array(rows, np.int64)
 
 
 def _maybe(number: int, begin: int, size: int, guess: int) -> Asking[Message | DataError | None]:
