@@ -272,7 +272,11 @@ def counters_of(source: Any) -> dict[str, float]:
 
 def _backings(source: Any) -> Iterator[Any]:
     """What stands behind the rows of a source, of its members, or of the source that it cuts or recasts."""
-    yield from getattr(getattr(source, "snapshot", None), "backings", ())
+    snapshot = getattr(source, "snapshot", None)
+    yield from getattr(snapshot, "backings", ())
+    for segment in getattr(snapshot, "segments", ()):  # of values that are decoded, as those of Parquet
+        if (fetcher := getattr(segment, "fetched_by", None)) is not None:
+            yield fetcher
     for inner in (*getattr(source, "members", {}).values(), getattr(source, "source", None)):
         if inner is not None:
             yield from _backings(inner)

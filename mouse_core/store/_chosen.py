@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from mouse_core.store._picked import are_too_short
 from mouse_core.store._segments import Segment
 from mouse_core.store.fields import SnapshotConfig
 from mouse_core.store.snapshot import Snapshot
+
+# Pieces of a column that are looked at together.
+_LOOKED_AT = 64
 
 
 class ChosenSegment(Segment):
@@ -37,6 +41,13 @@ class ChosenSegment(Segment):
         self.begins = np.cumsum(sizes) - sizes
         self.num_rows = int(sizes.sum())
         self._first_values = {}
+        # All of it, as its values are asked for where they lie.
+        self.backing, self.sealed_bytes = whole.backing, whole.sealed_bytes
+
+    @property
+    def fetched_by(self) -> Any:
+        """As of the other segment; see ``ElsewhereSegment``."""
+        return getattr(self.whole, "fetched_by", None)
 
     @memo
     def table(self) -> pa.Table:
@@ -115,13 +126,28 @@ class ChosenSegment(Segment):
 
     def take(self, row: int, count: int = 1) -> pa.Table:
         """Some rows that follow each other, as a table; by default one."""
-        if count == 1 or self.whole.is_picked:
-            return super().take(row, count)
         first, last = (self.begins.searchsorted([row, row + count - 1], side="right") - 1).tolist()
         lows = np.maximum(row - self.begins[first : last + 1], 0)
         highs = np.minimum(row + count - self.begins[first : last + 1], self.sizes[first : last + 1])
         parts = zip((self.firsts[first : last + 1] + lows).tolist(), (highs - lows).tolist(), strict=True)
         return pa.concat_tables([self.whole.take(begin, size) for begin, size in parts])
+
+    def _find_first(self, name: str) -> int | None:
+        if self.whole.first_value(name, self.whole.num_rows) is None:
+            return None
+        if self.whole.is_picked:
+            return super()._find_first(name)
+        # Not in the table, which may lie elsewhere and is more than these rows; most often the first row has one.
+        part, begin = self.whole.part(name), 0
+        cut = cut_at_stretches(Stretches(self.whole.chunk_starts), self.firsts, self.sizes)[:3]
+        pieces = list(zip(*(some.tolist() for some in cut), strict=True))
+        edges = [0, 1, *range(1 + _LOOKED_AT, len(pieces), _LOOKED_AT), len(pieces)]
+        for first, end in pairwise(edges):
+            for values in part.slices(pieces[first:end]):
+                if values.null_count < len(values):
+                    return begin + int(np.argmin(values.is_null()))
+                begin += len(values)
+        return None
 
     def _listed(self, row: int, count: int) -> list[int]:
         listed: list[int] = self.row_numbers(np.arange(row, row + count)).tolist()

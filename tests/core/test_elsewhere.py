@@ -6,6 +6,7 @@ import gc
 import io
 import pickle
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from mouse_core.cli import main
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError, StoreWarning
 from mouse_core.formats.verifying import verify
 from mouse_core.remote import Reaching
+from mouse_core.store.derived import DerivedStore, Previous
 from mouse_core.store.elsewhere import upload
 from mouse_core.store.elsewhere.objects import Place
 from mouse_core.store.elsewhere.saved import indexes
+from mouse_core.store.elsewhere.segment import ElsewhereSegment
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
 from tests.core.mirror_cases import is_left
 from tests.core.object_server import Fault, ObjectServer
@@ -32,6 +35,7 @@ from tests.waiting import wait_until
 
 pytest.importorskip("obstore")
 ROWS = 600
+DERIVED = partial(DerivedStore, fields={"before": Previous("reward")})
 REGULAR = ("action", "reward", "done", "observation")
 FIELDS = [
     Field("flag"),
@@ -389,6 +393,33 @@ def test_parquet_files_are_read_row_group_by_row_group(server, options, tmp_path
     server.put("data/parquet/part-1.parquet", b"PAR1" * 9)
     with pytest.raises(DataError, match=r"part-1.parquet: expected a Parquet file"):
         DatasetStore.open("s3://data/parquet", **options)
+
+
+@pytest.mark.parametrize("of", [lambda store: store.where({"episode": range(0, 20, 2)}), DERIVED])
+def test_views_and_derived_fields_wait_for_the_rows_that_they_take(server, options, written, of, monkeypatch):
+    server.put_folder("data/runs", written)
+    there = of(DatasetStore.open("s3://data/runs", **options))
+    monkeypatch.setattr(ElsewhereSegment, "tables", None)  # which reads all rows
+    plain = {"fields": ["action", "obs_continuous"], "seed": 3}
+    same_batches(of(DatasetStore.open(written)), there, **plain)
+    same_batches(of(DatasetStore.open(written)), there)
+    assert there.snapshot().backings
+
+
+def test_what_is_decoded_came_over_the_network_too(server, options, tmp_path):
+    number = np.arange(12_000)
+    values = pa.array(np.random.default_rng(0).random(64 * len(number), np.float32))
+    plain = {"action": number % 5, "reward": number / 7, "done": (number % 50 == 49).astype(np.int64)}
+    columns = {**plain, "observation": pa.FixedSizeListArray.from_arrays(values, 64)}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet", row_group_size=3000)
+    server.put_folder("data/slow", tmp_path)
+    store = DatasetStore.open("s3://data/slow", **options)
+    server.faults[:] = [Fault("parquet", "stall", -1, seconds=0.05)]
+    with PrefetchBatchifier(store, 16, 64, num_workers=0) as loader:
+        loader.next_batch()
+        report = loader.report()
+    assert report.network > 0.04
+    assert 0 < report.network_bytes < 5_000_000
 
 
 def test_what_is_elsewhere_ends_with_its_last_reference(server, options, written, tmp_path):

@@ -90,6 +90,8 @@ class RecordFiles(DecodedFiles):
         ConfigError: The last observation of an episode is missing, and ``final`` was not chosen.
     """
 
+    fetched_by = None
+
     def __init__(
         self,
         records: Records,

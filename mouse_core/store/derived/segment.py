@@ -38,6 +38,13 @@ class DerivedSegment(Segment):
         # Rows that are appended may change what is derived for the rows before: memory of its own for each snapshot.
         self.extent = None if segment.extent is None else object()
         self._parts, self._first_values = {}, {}
+        # Where its own values lie: who copies them waits until they are here.
+        self.backing, self.sealed_bytes = segment.backing, segment.sealed_bytes
+
+    @property
+    def fetched_by(self) -> Any:
+        """As of that segment; see ``ElsewhereSegment``."""
+        return getattr(self.rows_of, "fetched_by", None)
 
     @property
     def recorded(self) -> Segment:
@@ -61,6 +68,13 @@ class DerivedSegment(Segment):
     def origin(self) -> Any:
         """As that of the segment."""
         return self.rows_of.origin
+
+    def _slice(self, row: int, count: int) -> pa.Table:
+        # Not of the table, which has all rows wherever they lie.
+        taken = self.rows_of.take(row, count)
+        for name in self._derived:
+            taken = taken.append_column(name, self._column(name).slice(row, count))
+        return taken
 
     def column(self, name: str) -> pa.ChunkedArray | None:
         """A column, of those of the segment without computing the others."""

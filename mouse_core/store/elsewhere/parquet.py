@@ -31,6 +31,7 @@ from mouse_core.store.elsewhere.rows import ReadOnlyRows
 from mouse_core.store.elsewhere.segment import ElsewhereSegment
 
 if TYPE_CHECKING:
+    from mouse_core.ahead.backing import Backing
     from mouse_core.remote.clients.objects import FolderClient
 
 SUFFIX = ".parquet"
@@ -163,6 +164,11 @@ class DecodedFiles(Files):
     def backing(self) -> None:
         """None: decoded values are in memory."""
         return None
+
+    @property
+    def fetched_by(self) -> Backing | None:
+        """Who fetches what is decoded; None: it is here."""
+        return self.objects.backing
 
     def decode(self, chunk: int, name: str) -> pa.Array:
         """A column of a chunk; one thread at a time calls it."""

@@ -48,6 +48,11 @@ class ElsewhereSegment(Segment):
         self._asked: WeakValueDictionary[str, _PartElsewhere] = WeakValueDictionary()
         self.__dict__.update(chunk_starts=files.starts, _same_chunks=True, is_mapped=False)
 
+    @property
+    def fetched_by(self) -> Backing | None:
+        """Who fetches values that are decoded before they are in memory; None: all lie where ``backing`` has them."""
+        return getattr(self.files, "fetched_by", None)
+
     @memo
     def table(self) -> pa.Table:
         """The steps; reads all of them."""
