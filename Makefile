@@ -104,11 +104,13 @@ $(PY):
 	done; \
 	echo "Needs Python 3.11 or newer; found none of: $(PYTHON). Try: make PYTHON=/path/to/python3" >&2; exit 1
 
-# One stamp for each extra, renewed when the requirements, the pins or the set of packages change.
+# One stamp for each extra, renewed when the requirements, the pins or the set of packages change. Of several, with commas
+# between them, pip is asked once, which it takes 10 s to answer even if all is there.
+comma := ,
 $(VENV)/.installed-%: pyproject.toml constraints.txt $(addsuffix /__init__.py,$(PACKAGES)) | $(PY)
 	@echo "Installing what 'make $(MAKECMDGOALS)' needs into $(VENV) (the first time takes some minutes)"
 	$(PIP) install --quiet -c constraints.txt -e '.[$*]'
-	@touch $@
+	@touch $@ $(addprefix $(VENV)/.installed-,$(subst $(comma), ,$*))
 
 $(REVERB_VENV)/.installed: pyproject.toml tests/reverb/requirements.txt
 	@echo "Installing TF-Agents and Reverb into $(REVERB_VENV): 2 GB, some minutes"
