@@ -21,9 +21,10 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["HF_HUB_DISABLE_XET"] = "1"
 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 os.environ.setdefault("MPLBACKEND", "agg")
-# What JAX compiled for long once is taken from there by the other processes of a run, and by the next run.
+# What JAX compiled once is taken from there by the other processes of a run, by the same one where a test compiles it
+# again, and by the next run.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".jax_cache"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Ray asks nobody before it reports how it is used.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
@@ -41,6 +42,14 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Lanes of few tests do without importing the modules in which none says that it is one of them."""
+    lane = config.getoption("markexpr").split(" ")[0]
+    if lane not in ("slow", "long") or collection_path.suffix != ".py":
+        return None
+    return None if f"mark.{lane}" in collection_path.read_text(encoding="utf-8") else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

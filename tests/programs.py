@@ -1,7 +1,7 @@
 """Programs in processes of their own, forked from one that has imported already what several of them import.
 
-Importing PyTorch and TensorDict takes 2.7 seconds of processor time, of the 4 that most such programs take. A program
-that is run here finds them in `sys.modules`, and is otherwise as one that `python` was started with: its own process,
+Importing PyTorch and TensorDict takes 2.7 seconds of processor time, of the 4 that most such programs take, and importing
+datasets one of the 2 of others. A program that is run here finds them in `sys.modules`, and is otherwise as one that `python` was started with: its own process,
 arguments, folder, environment and output, from its first line to the interpreter's exit.
 """
 
@@ -128,6 +128,7 @@ class Interpreter:
 
 
 FRAMEWORKS = "import torch, tensordict, jax"
+DATA = "import pyarrow.parquet, datasets"
 
 
 @cache
@@ -143,6 +144,7 @@ def run_program(
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
     frameworks: bool = False,
+    data: bool = False,
     seconds: float = 600,
 ) -> subprocess.CompletedProcess[str]:
     """Run a script as `python script arguments` would.
@@ -153,12 +155,14 @@ def run_program(
         folder: Where; by default here.
         environment: Its environment; by default this one.
         frameworks: Whether it imports PyTorch, and maybe JAX; it finds both imported then.
+        data: Whether it imports Arrow and datasets, and no framework; it finds these imported then.
         seconds: When it is given up.
     """
     folder = folder or Path.cwd()
     environment = dict(os.environ if environment is None else environment)
-    if frameworks and sys.platform == "linux":
-        return interpreter(FRAMEWORKS).run(script, *arguments, folder=folder, environment=environment, seconds=seconds)
+    if (frameworks or data) and sys.platform == "linux":
+        forked = interpreter(FRAMEWORKS if frameworks else DATA)
+        return forked.run(script, *arguments, folder=folder, environment=environment, seconds=seconds)
     return subprocess.run(
         [sys.executable, str(script), *arguments],
         cwd=folder,

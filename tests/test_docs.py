@@ -107,9 +107,10 @@ def run_page(page: Path, text: str, folder: Path) -> subprocess.CompletedProcess
     paths = [str(ROOT)] if setup.exists() else []
     paths += filter(None, [os.environ.get("PYTHONPATH")])
     environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": os.pathsep.join(paths)}
-    return run_program(
-        main, folder=folder, environment=environment, frameworks=re.search(IMPORTS_TORCH, program(text)) is not None
-    )
+    frameworks = re.search(IMPORTS_TORCH, program(text)) is not None
+    # Some setups say how datasets is to begin, and so it must not have.
+    data = not frameworks and not (setup.exists() and "os.environ" in setup.read_text(encoding="utf-8"))
+    return run_program(main, folder=folder, environment=environment, frameworks=frameworks, data=data)
 
 
 WITH_PYTHON = [page for page in PAGES if program(page.read_text(encoding="utf-8")).strip()]
