@@ -278,7 +278,14 @@ def test_a_bad_image_names_its_row() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["", "loader.close()", "del loader", "import os; os._exit(0)"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "",
+        "import os; os._exit(0)",
+        *(pytest.param(end, marks=pytest.mark.long) for end in ("loader.close()", "del loader")),
+    ],
+)
 def test_the_interpreter_ends_at_once_and_in_silence(ending: str, tmp_path: Path) -> None:
     """No process of it is left, also of a script that does not guard what it does."""
     program = f"""

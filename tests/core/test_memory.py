@@ -87,8 +87,14 @@ print(resident(*FILES) - files, resident("RssAnon") - private)
     assert private > 60
 
 
-@pytest.mark.parametrize("batch_size", [8, 128], ids=["small batches", "batches of a megabyte"])
-@pytest.mark.parametrize("sampling", ["random", "sequential"])
+@pytest.mark.parametrize(
+    ("batch_size", "sampling"),
+    [
+        (8, "random"),
+        (128, "sequential"),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in ((8, "sequential"), (128, "random"))),
+    ],
+)
 def test_private_memory_stays_flat(folders: list[str], batch_size: int, sampling: str) -> None:
     program = f"""
 source = BatchSource(opened(large), 64, {batch_size}, sampling={sampling!r})

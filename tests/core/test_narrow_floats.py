@@ -36,7 +36,7 @@ def every(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", ["list", "array", "memmap", "ragged"])
+@pytest.mark.parametrize("kind", [pytest.param("list", marks=pytest.mark.slow), "array", "memmap", "ragged"])
 def test_buffers_keep_every_value(name: str, kind: str, tmp_path: Path) -> None:
     values = every(name)
     rows: dict[str, Any] = {"x": values, "n": np.arange(len(values))}

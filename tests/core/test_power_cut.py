@@ -223,7 +223,9 @@ WRITERS[target.name](rows.replace(batches=batches), target)
 """
 
 
-@pytest.mark.parametrize("name", ["saved", "converted", pytest.param("ted.h5", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["saved", *(pytest.param(name, marks=pytest.mark.slow) for name in ("converted", "ted.h5"))]
+)
 def test_two_writers_and_one_that_died(name: str, rows: RowStream, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITING, rows.path, str(tmp_path / name)]
     other = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)

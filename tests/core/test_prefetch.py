@@ -444,11 +444,13 @@ def test_a_loader_that_failed_and_is_abandoned_leaks_no_thread() -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        "loader = PrefetchBatchifier(store, 5, 4); loader.next_batch()",
+        pytest.param("loader = PrefetchBatchifier(store, 5, 4); loader.next_batch()", marks=pytest.mark.slow),
         "loader = PrefetchBatchifier(store, 5, 4, num_workers=4, prefetch=9); [loader.next_batch() for _ in range(50)]",
         "loader = PrefetchBatchifier(store, 5, 4); loader.next_batch(); loader.me = loader",
         "loaders = [iter(PrefetchBatchifier(store, 5, 4)) for _ in range(8)]; [next(loader) for loader in loaders]",
-        "source = BatchSource(store, 300, 200); kept = [source[i] for i in range(9)]",
+        pytest.param(
+            "source = BatchSource(store, 300, 200); kept = [source[i] for i in range(9)]", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_interpreter_leaves_quietly(program: str) -> None:

@@ -69,8 +69,14 @@ def check(folder: Path, said: set[tuple[int, int]], on_interrupted: str) -> None
         BatchSource(store, sequence_length=2, batch_size=4)[0]
 
 
-@pytest.mark.parametrize("on_interrupted", ["mark", "cut"])
-@pytest.mark.parametrize("kind", ["single", "vector"])
+@pytest.mark.parametrize(
+    ("kind", "on_interrupted"),
+    [
+        ("single", "mark"),
+        ("vector", "cut"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("single", "cut"), ("vector", "mark"))),
+    ],
+)
 def test_a_killed_recording_is_there_and_goes_on(kind: str, on_interrupted: str, tmp_path: Path) -> None:
     said = record_and_kill(tmp_path / "store", kind, on_interrupted, 1, 0.1)
     check(tmp_path / "store", said, on_interrupted)
@@ -197,7 +203,7 @@ def test_rows_that_somebody_else_appended_are_not_taken_for_the_recorders(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["single", "vector"])
+@pytest.mark.parametrize("kind", [pytest.param("single", marks=pytest.mark.long), "vector"])
 def test_recordings_are_killed_again_and_again(kind: str, tmp_path: Path) -> None:
     moments = random.Random(0)
     said: set[tuple[int, int]] = set()

@@ -54,8 +54,8 @@ def program(name: str, *arguments: str, timeout: float = 300) -> str:
 
 @pytest.mark.slow
 def test_kills() -> None:
-    found = json.loads(program("store_crash", "--kills", "50", "--seed", "1").splitlines()[-1])
-    assert found["kills"] == 50
+    found = json.loads(program("store_crash", "--kills", "25", "--seed", "1").splitlines()[-1])
+    assert found["kills"] == 25
 
 
 # ---------------------------------------------------------------------- power cuts
@@ -105,7 +105,7 @@ def life(folder: Path, kind: str, sync: str, disk: Disk) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sync", ["none", "flush", "append"])
+@pytest.mark.parametrize("sync", ["none", pytest.param("flush", marks=pytest.mark.long), "append"])
 @pytest.mark.parametrize("kind", FIRST_KINDS)
 def test_power_cuts(kind: str, sync: str, tmp_path: Path) -> None:
     """Cut after every call that syncs or changes names: what was promised is there, and nothing is torn."""
@@ -211,7 +211,9 @@ class Stubborn:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "sync"), [("numbers", "flush"), ("mixed", "append")])
+@pytest.mark.parametrize(
+    ("kind", "sync"), [pytest.param("numbers", "flush", marks=pytest.mark.long), ("mixed", "append")]
+)
 def test_a_disk_that_is_full_for_a_while(kind: str, sync: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At any call that needs room: an error of ours, no row is lost, and what failed works when there is room again."""
     full, step, failed = Full(monkeypatch), 0, 1
@@ -317,7 +319,7 @@ def make(folder: Path, kind: str, *, closed: bool, **options: Any) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FIRST_KINDS)
-@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("closed", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_damaged_copies(kind: str, closed: bool, tmp_path: Path) -> None:
     rows = make(tmp_path / "store", kind, closed=closed, layout="windows" if closed else "columns")
     (tmp_path / "copies").mkdir()

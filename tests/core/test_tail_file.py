@@ -296,7 +296,7 @@ def is_whole(path: Path) -> bool:
 
 @pytest.mark.slow
 def test_kills_at_random_moments(tmp_path: Path) -> None:
-    kills(tmp_path, 20)
+    kills(tmp_path, 10)
 
 
 @pytest.mark.long

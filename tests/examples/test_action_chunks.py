@@ -45,6 +45,7 @@ def test_both_scripts_train_on_the_same_batches() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_both_scripts_train_on_the_same_frames_of_a_video(
     examples: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

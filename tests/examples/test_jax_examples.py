@@ -130,6 +130,7 @@ def any_precision() -> Iterator[None]:
 
 @pytest.mark.usefixtures("any_precision")
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("example", ["compare_online"], indirect=True)
 def test_all_learn_from_the_same_experience_in_float64(
     example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -88,16 +88,20 @@ def agrees_with_the_host(envs: int | None, options: dict[str, Any], transform: A
             same(jax.tree.map(lambda leaf, place=place: leaf[place], batches), expected.sample())
 
 
+def later(*case: Any) -> Any:
+    return pytest.param(*case, marks=pytest.mark.long)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("envs", "count", "options", "transform"),
     [
         (3, 1, {}, [NextView(), NStep(2, 0.5)]),
         (None, 20, {"sequence_length": 1}, None),
-        (None, 20, {"sequence_length": 3, "pad": False}, None),
-        (3, 1, {"sequence_length": 1, "period": 2}, None),
+        later(None, 20, {"sequence_length": 3, "pad": False}, None),
+        later(3, 1, {"sequence_length": 1, "period": 2}, None),
         (None, 20, {"sequence_length": 3, "period": 2}, None),
-        (None, 20, {"sequence_length": 1, "pad": False, "period": 5}, None),
+        later(None, 20, {"sequence_length": 1, "pad": False, "period": 5}, None),
         (3, 1, {"sequence_length": 6}, [NextView(), NStep(2, 0.5)]),
         (None, 20, {"sequence_length": 2, "end_key": "done"}, ReturnsToGo(0.5)),
     ],
@@ -106,6 +110,7 @@ def test_draws_are_those_of_the_host(envs: int | None, count: int, options: Any,
     agrees_with_the_host(envs, options, transform, count, 45 if count == 1 else 4)
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_compiled_whole_draws_for_each_seed_what_it_has_alone() -> None:
     transform = NStep(3, 0.5)
 

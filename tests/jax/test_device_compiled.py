@@ -86,6 +86,7 @@ def test_a_replay_that_is_made_in_a_shard_takes_its_rows() -> None:
     same(jax.tree.map(lambda leaf: leaf[1], found), (alone.rows, alone.episodes.windows))
 
 
+@pytest.mark.slow
 def test_a_module_of_flax_holds_a_replay() -> None:
     class Agent(nnx.Module):
         def __init__(self) -> None:

@@ -45,6 +45,7 @@ def same(found: Any, expected: Any) -> None:
         np.testing.assert_array_equal(found[name], expected[name])
 
 
+@pytest.mark.slow
 def test_batches_are_those_of_the_host() -> None:
     """Shares of 3.5 and 1.5 rows are rounded by the same random numbers; from batch 8 on one has no weight."""
     schedule = Schedule({0: [7, 3], 4: [3, 7], 8: [1, 0]})

@@ -61,7 +61,9 @@ def numbers(batch: Any) -> Any:
     return np.asarray(batch["action"][..., 0])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind.endswith("priority") else [pytest.mark.long]) for kind in KINDS]
+)
 def test_rows_are_added_and_sampled(kind: str) -> None:
     """Groups: add, can_sample and sample, of flat, item and trajectory buffers, in batches of sequences."""
     replay = empty(kind)

@@ -90,7 +90,7 @@ def follows_the_host(steps: int, envs: int | None, options: dict[str, Any], coun
     [
         (11, None, 1, {}),
         pytest.param(300, None, 5, {"sequence_length": 1}, marks=pytest.mark.long),
-        (300, None, 11, {"sequence_length": 3, "pad": False, "period": 2}),
+        pytest.param(300, None, 11, {"sequence_length": 3, "pad": False, "period": 2}, marks=pytest.mark.long),
         (23, 3, 1, {"sequence_length": 5, "pad": 0, "period": 3}),
     ],
 )

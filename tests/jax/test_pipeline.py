@@ -136,7 +136,7 @@ class Item:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", AHEAD)
-@pytest.mark.parametrize("workers", [1, 2, 8])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 8])
 def test_so_many_items_are_alive_and_no_more(workers: int, ahead: int) -> None:
     alive: weakref.WeakSet[Item] = weakref.WeakSet()
     most = 0

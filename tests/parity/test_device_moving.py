@@ -89,7 +89,7 @@ def test_replays_in_torch_and_jax_load_each_other(tmp_path: Path) -> None:
         moved.loads(tmp_path / "jax")
 
 
-@pytest.mark.parametrize(("envs", "writes"), [(3, 9), (None, 4)])
+@pytest.mark.parametrize(("envs", "writes"), [(3, 9), pytest.param(None, 4, marks=pytest.mark.slow)])
 def test_one_file_serves_device_numpy_torch_and_jax(envs: int | None, writes: int, tmp_path: Path) -> None:
     """A ring that went round, in which slices are drawn; and one of single rows that is not full."""
     state = made(envs)

@@ -299,7 +299,7 @@ def test_recurrent_layers_agree_until_their_biases_learn(kind: str) -> None:
     }
 
 
-@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+@pytest.mark.parametrize("kind", ["GRU", pytest.param("LSTM", marks=pytest.mark.long)])
 def test_recurrent_layers_whose_second_bias_stays_0_agree_in_everything(kind: str) -> None:
     ours = TorchRecurrent(kind)
     for name, values in ours.cells.named_parameters():

@@ -105,8 +105,14 @@ def run(ours: Any, values: torch.Tensor) -> np.ndarray:
     return (made[0] if isinstance(made, tuple) else made).detach().numpy()
 
 
+# Beside others of the same kind: two dimensions and groups, two layers of an LSTM.
+OF_ONE_KIND = ("Conv1d", "LSTM", "GRU of three layers")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in OF_ONE_KIND else []) for name in LAYERS]
+)
 def test_both_give_the_same_and_weights_come_back(name: str) -> None:
     make, make_other, shape, moved = LAYERS[name]
     torch.manual_seed(0)

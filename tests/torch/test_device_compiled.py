@@ -102,13 +102,15 @@ def follow(expected: ReplayBuffer, step: Callable[[int], Any], steps: int = STEP
 
 ON_CUDA = pytest.mark.cuda
 LATER = {"slices": pytest.mark.long}
+# Through Inductor, which has all of what stands before it, or in a case that has more.
+WITHOUT = dict.fromkeys(("transitions of some steps", "slices by priority", "rows"), pytest.mark.long)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("on", "backend", "kind"),
     [
-        *(("cpu", "aot_eager", kind) for kind in KINDS),
+        *(pytest.param("cpu", "aot_eager", kind, marks=WITHOUT.get(kind, ())) for kind in KINDS),
         *(pytest.param("cpu", "inductor", kind, marks=LATER.get(kind, ())) for kind in THROUGH_INDUCTOR),
         *(pytest.param("cuda", "inductor", kind, marks=ON_CUDA) for kind in KINDS),
     ],
