@@ -7,6 +7,7 @@ holds the code to the plan, and `scripts/draw_house.py` draws it.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -74,10 +75,20 @@ CORE = modules(ROOT / "mouse_core")
 ALL = CORE | {name: path for package in ADAPTERS for name, path in modules(ROOT / "adapters" / package).items()}
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements below a node, itself first; what they compute is not gone through."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for inner in ("body", "orelse", "finalbody", "handlers", "cases"):
+            waiting += getattr(node, inner, ())
+
+
 def imported(tree: ast.AST, known: dict[str, Path] | None = None) -> set[str]:
     """Full names of all that a tree imports; `from a import b` counts as `a.b` if that is a module."""
     names = set()
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -116,13 +127,13 @@ def _offered(path: Path) -> set[str]:
     """The rooms behind the names that a module takes from `mouse_core` itself."""
     home = {
         alias.asname or alias.name: room(node.module or "")
-        for node in ast.walk(parse(CORE["mouse_core"]))
+        for node in statements(parse(CORE["mouse_core"]))
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
     taken = [
         alias.name
-        for node in ast.walk(parse(path))
+        for node in statements(parse(path))
         if isinstance(node, ast.ImportFrom) and node.module == "mouse_core"
         for alias in node.names
     ]

@@ -1,9 +1,9 @@
 """Programs in processes of their own, forked from one that has imported already what several of them import.
 
-Importing PyTorch and TensorDict takes 2.7 seconds of processor time, of the 4 that most such programs take, and importing
-datasets one of the 2 of others. A program that is run here finds them in `sys.modules`, and is otherwise as one that
-`python` was started with: its own process, arguments, folder, environment and output, from its first line to the
-interpreter's exit.
+Importing PyTorch and TensorDict takes 2.7 seconds of processor time, of the 4 that most such programs take, and
+importing datasets one of the 2 of others. A program that is run here finds them in `sys.modules`, and is otherwise as
+one that `python` was started with: its own process, arguments, folder, environment and output, from its first line to
+the interpreter's exit.
 """
 
 from __future__ import annotations

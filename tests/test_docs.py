@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from scripts.house import ALL, ROOT, parse
+from scripts.house import ALL, ROOT, parse, statements
 from tests.programs import run_program
 
 TOP = [path for path in (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")) if path.exists()]
@@ -273,7 +273,7 @@ def test_docstrings_speak_of_what_is_public() -> None:
         for node in parse(path).body:
             if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name not in public:
                 continue
-            documented = [part for part in ast.walk(node) if isinstance(part, ast.ClassDef | ast.FunctionDef)]
+            documented = [part for part in statements(node) if isinstance(part, ast.ClassDef | ast.FunctionDef)]
             text = "\n".join(ast.get_docstring(part) or "" for part in documented if not part.name.startswith("_"))
             for name in re.findall(r"``([A-Z]\w+)(?:[.(\[][^`]*)?``", text):
                 assert name not in classes or name in public, (
@@ -303,7 +303,7 @@ def described(docstring: str) -> set[str]:
 def stale_parameters(tree: ast.Module) -> list[str]:
     """Parameters that docstrings describe and that are not there."""
     problems = []
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
         taken: set[str] = set()

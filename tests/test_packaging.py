@@ -35,6 +35,7 @@ from scripts.house import (
     necessary,
     parse,
     room,
+    statements,
 )
 
 FRAMEWORKS = {"torch", "tensordict", "torchrl", "jax", "jaxlib", "flax", "optax", "grain", "ray"}
@@ -248,7 +249,7 @@ def test_adapters_do_not_know_each_other(package: str) -> None:
 def private_imports(tree: ast.AST) -> set[str]:
     """What a tree imports from mouse_core that is nobody else's business: modules and names that begin with ``_``."""
     names = set()
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

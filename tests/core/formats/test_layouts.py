@@ -22,7 +22,7 @@ from tests.core.formats.test_flat_files import LENGTHS, flat, logged
 
 h5py = pytest.importorskip("h5py")
 
-SLOW = pytest.mark.slow  # a process is started for every HDF5 file: 0.3 s of processor time
+SLOW = pytest.mark.slow  # a process of its own for every HDF5 file
 
 
 def seen(log: Episode) -> np.ndarray:
