@@ -8,6 +8,7 @@ The wheel is built from the sdist, in a folder of its own, so nothing that lies 
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -162,7 +163,10 @@ def main() -> None:
     """Build, install, import, use."""
     with tempfile.TemporaryDirectory(prefix="wheel-check-") as name:
         folder = Path(name).resolve()
-        run(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+        # From a copy, as others may be building where the checkout lies: pip does, when it installs.
+        ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "site", "out")
+        source = shutil.copytree(ROOT, folder / "source", ignore=ignored)
+        run(sys.executable, "-m", "build", "--outdir", folder, source, cwd=folder)
         (wheel,) = folder.glob("*.whl")
         check_contents(wheel)
         print(f"{wheel.name}: holds {', '.join(sorted(packages()))} and nothing else")
