@@ -17,6 +17,7 @@ from mouse_core import ConfigError, DataError
 from mouse_core.groups import GrpoBatchMaker, RolloutColumn, RolloutRecord, RolloutStream, Turn, open_rollouts
 from tests.core.groups_cases import METADATA, rollout
 from tests.ray.actors import kill
+from tests.waiting import wait_until
 
 
 @pytest.mark.slow
@@ -107,7 +108,7 @@ def test_trainers_share_batches_and_held_producers_are_in_nobodys_way(tmp_path: 
     answered, held = ray.wait(calls, num_returns=20, timeout=0.2)
     # More of them than the actor has threads for producers are held, and batches are made all the same.
     assert len(held) >= 10
-    assert ray.get(buffer.num_ahead.remote()) >= 4
+    assert wait_until(lambda: ray.get(buffer.num_ahead.remote()) >= 4)
     batches = mouse_ray.ActorBatches(buffer, batch_size=40)
     first, second = ray.get([trainer.remote(batches, rank) for rank in (0, 1)], timeout=60)
     assert sorted(first + second) == sorted(f"r{number}" for number in range(80))
