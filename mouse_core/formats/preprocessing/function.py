@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError
 
 # What folders of packages are called, and Debian's.
@@ -264,12 +265,17 @@ def _digest(said: str) -> str:
     return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+# To find the text of a class Python 3.11 parses its module, which several threads cannot do at once: one of them may be
+# told that the depth of recursion was not that expected (python/cpython#106905).
+_PARSING = ProcessLock()
+
+
 def _text(part: Any) -> str:
     """What a function was compiled to; the text of a class, or what its functions were compiled to."""
     name = _name(part)
     if inspect.isfunction(part):
         return f"{name}: {_compiled(part.__code__)}"
-    with suppress(OSError, TypeError):
+    with suppress(OSError, TypeError), _PARSING:
         return f"{name}: {inspect.getsource(part)}"
     members = sorted((key, member) for key, member in vars(part).items() if inspect.isfunction(member))
     return f"{name}: {[_text(member) for _, member in members]}"
