@@ -100,6 +100,7 @@ def both(
     options: dict[str, Any] = {"cache": tmp_path / "cache", "cache_bytes": 64 << 20, "dense_bytes": 0}
     backed = DatasetStore.open(folder.as_uri(), fields=fields, max_action_dim=5, **options).snapshot()
     (backing,) = backed.backings
+    monkeypatch.setattr(backing, "gap", 0)  # bytes are looked at here, and not pages
     return Asked(backing, monkeypatch), known, backed
 
 

@@ -24,7 +24,10 @@ _THREADS = 16
 _IDLE_SECONDS = 2.0
 # One call of a client brings at most so many pages, fewer where something must go for them; a block counts as some, as
 # it is likely a request.
-_MOST_PAGES, _FEW_PAGES, _REQUEST_PAGES = 1024, 256, 4
+_MOST_PAGES, _FEW_PAGES, _REQUEST_PAGES = 512, 256, 4
+# Nothing more is begun with ahead while as much is on its way as came in so many seconds, of the last so many, but for
+# so many pages: what is read first shares the network with it.
+_ON_ITS_WAY, _RATE_SECONDS, _FEW_ON_ITS_WAY = 0.1, 0.5, 2048
 # Who finds no room, or pages that are being fetched already, looks again.
 _AGAIN_SECONDS = 0.01
 # How far ahead things come where others must go for them, in the table's time.
@@ -82,6 +85,7 @@ class Fetcher:
         self._closed = False
         self._getter = Getter(self._limits, self._counters, weakref.WeakMethod(self._pause))
         self._waiting = -1  # the time at which there was no room
+        self._came: deque[tuple[float, int]] = deque()  # when pages came, and how many
         self._horizon = _FIRST_HORIZON
 
     # ------------------------------------------------------------------ what others ask for
@@ -263,7 +267,7 @@ class Fetcher:
                     for task in due:
                         heapq.heappush(self._heap, task)
                 has_room = self._waiting != self._table.clock
-                if self._heap and (self._heap[0].urgent or has_room):
+                if self._heap and (self._heap[0].urgent or (has_room and not self._is_filled(now))):
                     return heapq.heappop(self._heap)
                 if now >= until:
                     break
@@ -273,6 +277,13 @@ class Fetcher:
                 self._idle -= 1
             self._threads -= 1
             return None
+
+    def _is_filled(self, now: float) -> bool:
+        """Whether so much is on its way that more would come no sooner."""
+        while self._came and self._came[0][0] < now - _RATE_SECONDS:
+            self._came.popleft()
+        rate = sum(pages for _, pages in self._came) / _RATE_SECONDS
+        return self.keeper.in_flight > max(_FEW_ON_ITS_WAY, rate * _ON_ITS_WAY)
 
     def run(self, task: Task) -> None:
         """Bring what is not there of a task; what went wrong is kept for whoever waits."""
@@ -321,6 +332,7 @@ class Fetcher:
             self.keeper.failed(held, masks)
             raise
         with self.changed:
+            self._came.append((time.monotonic(), int(wanted.bounds[-1])))
             for block in held.tolist():
                 self.errors.pop(block, None)
 

@@ -48,7 +48,8 @@ class Pace:
         self._uses: dict[int, list[int]] | None = None
         self._at: int | None = None
         self._ticks = 1.0
-        self._last = 0
+        # When batches were last found among those that are read, how many, and how often none was since.
+        self._last = self._count = self._unknown = 0
         self._read: Int64s | None = None
         self.pages_ahead = 0
         """How many pages are asked for and not read yet, those that several batches read as often."""
@@ -107,8 +108,8 @@ class Pace:
         """Note that some blocks (ascending, int64 ``[n]``) are read, at a time, and which pages, int64 ``[m]``.
 
         Returns:
-            Of how many batches they are, as far as that is known, at least 1, and 0 of what was read just before:
-            who waits again because something went meanwhile is no further; and when each page will be read again,
+            How many batches were read, those that were passed over among them, at least 1, and 0 of what was read just
+            before: who waits again because something went meanwhile is no further; and when each page is read again,
             int64 ``[m]``: ``now`` where nobody asked for it, or ``choose`` was not called.
         """
         with self._lock:
@@ -144,18 +145,23 @@ class Pace:
         return batch
 
     def _arrive(self, blocks: Int64s, now: int) -> int:
-        """Find the batches that are read, and forget them, and those that were asked for before."""
+        """Find the batches that are read, and forget them, and those that were asked for before; how many it were.
+
+        Where batches open stretches that others read, too, few are known by their blocks: the others are passed over.
+        """
         # What was asked for before the first of them is not read any more.
         there = set(blocks.tolist())
         skipped = next((number for number, asked in enumerate(self._asked) if asked.among(there)), None)
         if skipped is None:
+            self._unknown += 1
             return 1
         count = 0
         # Several batches may be read at once: 5, 6 and 7, if all three were asked for one after the other.
         while skipped or (self._asked and self._asked[0].among(there)):
             self._at = self._forget()
-            skipped, count = max(0, skipped - 1), count + (not skipped)
-        if self._last:
-            self._ticks += _WEIGHT * (max(1.0, (now - self._last) / count) - self._ticks)
-        self._last = now
+            skipped, count = max(0, skipped - 1), count + 1
+        if self._count:
+            took = (now - self._last - self._unknown) / self._count
+            self._ticks += _WEIGHT * (max(1.0, took) - self._ticks)
+        self._last, self._count, self._unknown = now, count, 0
         return count
