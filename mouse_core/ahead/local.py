@@ -162,7 +162,7 @@ class LocalFiles:
         begins = begins & ~(_PAGE - 1)
         maps, found = self._known_maps(begins)
         if len(maps.begins):
-            is_file = (found >= 0) & maps.is_file[found]
+            is_file = maps.in_file(found)
             found, begins, ends = found[is_file], begins[is_file], np.minimum(ends, maps.ends[found])[is_file]
             most = maps.at_once[found]
             if (ends - begins > most).any():
@@ -178,12 +178,23 @@ class LocalFiles:
         """What is mapped, and the map of each address; looked at again where one is in none."""
         maps, found = self._maps, _NOTHING
         if maps is None or (((found := maps.of(addresses)) < 0).any() and len(maps.begins)):
-            maps = self._maps = Maps()
+            maps = self._maps = Maps() if maps is None else Maps(maps.keeps, maps.begins[maps.sure])
             self._met, found = set(), maps.of(addresses)
         return maps, found
 
+    def _sure_maps(self, addresses: Int64s, keeps: Any) -> Maps:
+        """What is mapped, looked at since the files were there that these addresses are of and that ``keeps`` keeps:
+        other files may have been there before.
+        """
+        maps, found = self._known_maps(addresses)
+        if not maps.is_sure(keeps, found):
+            before = maps.begins[maps.sure] if maps.keeps is keeps else _files_of(keeps.segments)[0]
+            maps, self._met = Maps(keeps, np.concatenate([before, addresses])), set()
+            self._maps = maps
+        return maps
+
     def read_whole(
-        self, begins: Int64s, ends: Int64s, until: Int64s, first: int, keeps: object
+        self, begins: Int64s, ends: Int64s, until: Int64s, first: int, keeps: Any
     ) -> tuple[int, Int64s, Int64s]:
         """Have some ranges read as a whole into memory of this process's own, where files do not fit in memory.
 
@@ -191,7 +202,7 @@ class LocalFiles:
             begins, ends: The ranges, in any order, int64 ``[n]``.
             until: The batch from which on nobody reads each of them, int64 ``[n]``.
             first: The batch from which on they are read.
-            keeps: Keeps the files mapped.
+            keeps: The ``Snapshot``, which keeps the files mapped.
 
         Returns:
             How many bytes are; and the ranges that are not, as two arrays: they are to be asked for.
@@ -203,7 +214,10 @@ class LocalFiles:
         if self._own is None:
             return 0, begins, ends
         begins, ends, until = by_group(begins, ends, until)
-        taken = self._own.take(self._known_maps(begins)[0], begins, ends, until, first, keeps)
+        taken = self._own.take(self._sure_maps(begins, keeps), begins, ends, until, first, keeps)
+        if taken is None:
+            self._own, self._tried_own = None, False  # another next time
+            return 0, begins, ends
         return int((ends - begins)[taken].sum()), begins[~taken], ends[~taken]
 
     def let_go(self, batch: int) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mouse_core._base.locks import ProcessLock, forks
 from mouse_core.ahead.backing import Int64s
 from mouse_core.ahead.direct import DirectReads
-from mouse_core.ahead.maps import Maps
+from mouse_core.ahead.maps import Maps, most_open
 
 _PAGE = mmap.PAGESIZE
 # Bytes of one read: of a longer range several parts come at the same time.
@@ -24,6 +24,9 @@ _NEAR = 1024
 # A range of one part may lie in another's, with so many between where they begin.
 _WITHIN = 2
 _SHIFT, _WHOSE, _UNTIL = 2, 3, 4
+# linux/mman.h: a forked child finds zeros. It has no reads under way, and a hole would be given to others, and then be
+# taken from them when the child lets go of it.
+_WIPE_ON_FORK = 18
 
 
 @dataclass
@@ -62,13 +65,14 @@ class OwnMemory:
     """
 
     def __init__(self, most: int) -> None:
-        most = most // _PAGE * _PAGE
+        self._most = most // _PAGE * _PAGE
+        self._memory = mmap.mmap(-1, self._most, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory.madvise(_WIPE_ON_FORK)
+        with suppress(OSError):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to look up
         self._reads = DirectReads()
-        self._memory = mmap.mmap(-1, most, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        for advice in ("MADV_DONTFORK", "MADV_HUGEPAGE"):  # a child has no reads under way; and fewer pages to look up
-            self._memory.madvise(getattr(mmap, advice))
         self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
-        self._free = [(0, most)]
+        self._free = [(0, self._most)]
         self.parts: dict[int, Part] = {}
         """What is kept, by number."""
         self.batch = 0
@@ -76,54 +80,82 @@ class OwnMemory:
         self._next = 0
         # Of ranges, ascending: where they begin, and end; how much further on they are here; their part, and its end.
         self._ranges = np.zeros((5, 0), np.int64)
-        self._lock, self._forks = ProcessLock(), forks()
+        self._lock, self._forks, self._is_known = ProcessLock(), forks(), True
         weakref.finalize(self, _close, self._reads, self._forks)
+
+    @contextmanager
+    def _held(self) -> Iterator[bool]:
+        """The lock, and whether anything is read here: not in a forked child, nor when somebody was interrupted who
+        had the lock, since when nobody knows what is under way.
+        """
+        with self._lock:
+            is_known, self._is_known = self._is_known, False
+            yield is_known and self._forks == forks()
+            self._is_known = is_known
 
     def take(
         self, maps: Maps, begins: Int64s, ends: Int64s, until: Int64s, first: int, keeps: object
-    ) -> npt.NDArray[np.bool_]:
+    ) -> npt.NDArray[np.bool_] | None:
         """Begin to read some ranges.
 
         Args:
-            maps: What is mapped.
+            maps: What is mapped, as it is now where the ranges are.
             begins, ends: The ranges, int64 ``[n]``: they ascend and do not touch among those with one ``until``.
             until: The batch from which on nobody reads them, ascending, int64 ``[n]``.
             first: The batch from which on they are read.
             keeps: Keeps the files mapped; it is let go of with the ranges.
 
         Returns:
-            Which are taken, bool ``[n]``: not those that are in no file that can be read so, or find no room.
+            Which are taken, bool ``[n]``: not those that are in no file that can be read so, or find no room. None:
+            nothing is read here any more.
         """
-        with self._lock:
-            found = maps.of(begins)
-            if self._forks != forks():
-                return np.zeros(len(begins), np.bool_)
-            opened = {number: maps.direct(number) for number in np.unique(found).tolist() if number >= 0}
-            files = {number: one[0] for number, one in opened.items() if one is not None}
-            sector = max((one[1] for one in opened.values() if one is not None), default=1)
-            at, known = self._find(begins, ends)
-            known[known] = self._ranges[_UNTIL, at[known]] >= until[known]
-            taken = np.isin(found, list(files)) & (ends <= maps.ends[found]) & ~known
-            froms = begins & -sector
-            sizes = (ends - froms + sector - 1) & -sector
-            targets, whose = np.zeros(len(begins), np.int64), np.zeros(len(begins), np.int64)
-            for last in np.unique(until[taken]).tolist():
-                some = np.flatnonzero(taken & (until == last))
-                if (memory := self._room_for(sizes[some])) is None:
-                    taken[some] = False
-                    continue
-                targets[some], whose[some] = self._address + memory[0], self._next
-                self.parts[self._next] = Part(memory[1], first, last, keeps, users=1)
-                self._next = (self._next + 1) % (1 << 32)
-            rows = np.flatnonzero(taken)
-            if len(rows):
-                shifts = targets - froms
-                self._note(np.stack([begins, ends, shifts, whose, until])[:, rows])
-                fds = np.array([files.get(one, 0) for one in found[rows].tolist()])
-                places = froms[rows] - maps.origins[found[rows]]
-                self._read(whose[rows], fds, places, targets[rows], sizes[rows], (ends - froms)[rows])
-                for number in np.unique(whose[rows]).tolist():
-                    self.parts[number].users -= 1  # so that it did not go for the others
+        with self._held() as is_fine:
+            if not is_fine:
+                return None
+            found, taken = maps.of(begins), np.zeros(len(begins), np.bool_)
+            numbers, which = np.unique(found, return_inverse=True)
+            for number in range(0, len(numbers), most := most_open()):
+                rows = np.flatnonzero(which // most == number // most)
+                opened = maps.direct([one for one in numbers[number : number + most].tolist() if one >= 0])
+                if opened:
+                    ranges = begins[rows], ends[rows], until[rows]
+                    taken[rows] = self._take(maps, opened, found[rows], *ranges, Part([], first, 0, keeps, users=1))
+        return taken
+
+    def _take(
+        self,
+        maps: Maps,
+        opened: dict[int, tuple[int, int]],
+        found: Int64s,
+        begins: Int64s,
+        ends: Int64s,
+        until: Int64s,
+        like: Part,
+    ) -> npt.NDArray[np.bool_]:
+        """The same of ranges in some files that are open: ``found`` has which; ``like`` is a part without memory."""
+        sector = max(one[1] for one in opened.values())
+        at, known = self._find(begins, ends)
+        known[known] = self._ranges[_UNTIL, at[known]] >= until[known]
+        taken = np.isin(found, list(opened)) & (ends <= maps.ends[found]) & ~known
+        froms = begins & -sector
+        sizes = (ends - froms + sector - 1) & -sector
+        targets, whose = np.zeros(len(begins), np.int64), np.zeros(len(begins), np.int64)
+        for last in np.unique(until[taken]).tolist():
+            some = np.flatnonzero(taken & (until == last))
+            if (memory := self._room_for(sizes[some])) is None:
+                taken[some] = False
+                continue
+            targets[some], whose[some] = self._address + memory[0], self._next
+            self.parts[self._next] = replace(like, memory=memory[1], until=last)
+            self._next = (self._next + 1) % (1 << 32)
+        rows = np.flatnonzero(taken)
+        if len(rows):
+            files = np.array([opened[one][0] for one in found[rows].tolist()])
+            places = froms[rows] - maps.origins[found[rows]]
+            self._read(whose[rows], files, places, targets[rows], sizes[rows], (ends - froms)[rows])
+            self._note(np.stack([begins, ends, targets - froms, whose, until])[:, rows])
+            for number in np.unique(whose[rows]).tolist():
+                self.parts[number].users -= 1  # so that it did not go for the others
         return taken | known
 
     def _read(
@@ -151,15 +183,15 @@ class OwnMemory:
         used: list[Part] = []
 
         def places(begins: Int64s, ends: Int64s) -> Int64s:
-            with self._lock:
-                if self._forks != forks() or not self._ranges.size:
+            with self._held() as is_fine:
+                if not is_fine or not self._ranges.size:
                     return begins
                 at, inside = self._find(begins, ends)
                 for number in np.unique(self._ranges[_WHOSE, at[inside]]).tolist():
                     part = self.parts[number]
-                    while part.coming:
+                    while part.coming and self._reads.under_way:
                         self._look(wait=True)
-                    if part.is_whole:
+                    if part.is_whole and not part.coming:
                         part.users += 1
                         used.append(part)
                     else:
@@ -169,15 +201,15 @@ class OwnMemory:
         try:
             yield places
         finally:
-            with self._lock:
+            with self._held():
                 for part in used:
                     part.users -= 1
 
     def let_go(self, batch: int) -> None:
         """Batch ``batch`` comes: keep what nobody reads any more no longer."""
-        with self._lock:
+        with self._held() as is_fine:
             self.batch = batch
-            if self._forks == forks():
+            if is_fine:
                 # What is read from further back on is of somebody who reads at another place.
                 parts = self.parts.items()
                 self._drop([number for number, one in parts if one.until <= batch < 2 * one.until - one.first])
@@ -199,7 +231,8 @@ class OwnMemory:
         behind = np.cumsum(sizes)
         for _ in range(2):
             places, used, first = np.empty_like(sizes), list[tuple[int, int, int]](), 0
-            for begin, end in sorted(self._free, key=lambda one: one[0] - one[1]):
+            # What nobody had yet comes last, as it takes memory of the machine's from then on.
+            for begin, end in sorted(self._free, key=lambda one: (one[1] == self._most, one[0] - one[1])):
                 if first == len(sizes):
                     break
                 before = int(behind[first - 1]) if first else 0

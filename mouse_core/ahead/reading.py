@@ -63,6 +63,8 @@ class Blocks(Protocol[BlockT]):
 
     most: int
     """How many batches are planned together at most."""
+    planner: Any
+    """What plans them, of a ``snapshot``."""
 
     def block_with(self, index: int) -> tuple[BlockT, int]:
         """The block that batch ``index`` is in, and its number there."""
@@ -308,7 +310,8 @@ class ReadAhead(Generic[BlockT]):
             # Of several processes that share batches each reads a part of the stretches for all.
             if stretches is not None and block.step == 1 and self._files is not None:
                 until = stretches.until[whose]
-                nbytes, begins, ends = self._files.read_whole(begins, ends, until, index, self._blocks)
+                keeps = self._blocks.planner.snapshot
+                nbytes, begins, ends = self._files.read_whole(begins, ends, until, index, keeps)
                 numbers = np.zeros(len(begins), np.int64)
             ranges = begins, ends, numbers
             for begins, ends, numbers in self._stages(read, number, count, ranges):

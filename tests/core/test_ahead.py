@@ -418,15 +418,66 @@ def test_a_forked_child_reads_nothing_into_its_parents_memory(written: Any, read
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
+    address = np.array([reads_own.memories[0]._address])
     if not child:
         try:
+            assert maps.Maps().of(address)[0] >= 0, "no hole that is given to others, and taken from them at the end"
             _same(source, here, range(20, 40))
+            assert len(reads_own.memories) == 2, "it has memory of its own"
             os._exit(0)
         finally:
             os._exit(1)
     _same(source, here, range(20, 60))
     assert os.waitpid(child, 0)[1] == 0
     assert reads_own.memories[0].parts
+
+
+def test_memory_of_ones_own_is_used_again_before_more_is_taken_of_the_machine(reads_own: Any) -> None:
+    memory, size = own.OwnMemory(1 << 20), np.full(3, 4096)
+    for number in range(100):
+        found = memory._room_for(size)
+        assert found is not None
+        assert found[0].max() < 10 * 4096
+        memory.parts[number] = own.Part(found[1], number, number + 2, None)
+        memory.let_go(number + 1)
+
+
+def test_memory_of_ones_own_is_another_after_an_interrupt(
+    written: Any, reads_own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows what is under way then."""
+    folder, known = written
+    there = DatasetStore.open(folder, max_action_dim=5)
+    for method in ("begin", "done"):
+        reads_own.memories.clear()
+        source, here = (BatchSource(one, 5, 8, Blocks(rows=60, pool=8), seed=2) for one in (there, known))
+        _same(source, here, range(10))
+        with monkeypatch.context() as patch:
+            patch.setattr(own.DirectReads, method, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                _same(source, here, range(10, 60))
+        _same(source, here, range(8, 60))
+        assert len(reads_own.memories) == 2
+
+
+def test_of_many_files_and_of_what_was_mapped_before_each_range_is_read_of_its_own(
+    saved: Path, tmp_path: Path, reads_own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer files are open at a time than are read; and where others were mapped before they are not read."""
+    there, other = formats.open(saved).to_store(**OPTIONS), tmp_path / "other"
+    memory = DatasetStore(**OPTIONS).from_dataset(datasets.load_from_disk(str(saved), keep_in_memory=True))
+    given: dict[str, Any] = {"fields": ["reward", "obs_continuous"], "seed": 2}
+    other.write_bytes(bytes(1 << 20))
+    monkeypatch.setattr(maps, "_FILES", 1)
+    source, here = (BatchSource(one, 5, 8, Blocks(rows=40, pool=8), **given) for one in (there, memory))
+    _same(source, here, [0])
+    files: Any = source._pipeline._ahead._files
+    files._maps = maps.Maps()
+    files._maps._files = [(str(other), other.stat().st_ino)] * len(files._maps.begins)
+    _same(source, here, range(1, 40))
+    (mine,) = reads_own.memories
+    assert mine.parts
+    assert all(part.is_whole for part in mine.parts.values())
 
 
 def test_a_pool_that_is_larger_than_the_cache_is_said(both: Any) -> None:
