@@ -65,12 +65,13 @@ class OwnMemory:
     """
 
     def __init__(self, most: int) -> None:
+        self._reads, self._forks = DirectReads(), forks()
+        weakref.finalize(self, _close, self._reads, self._forks)
         self._most = most // _PAGE * _PAGE
         self._memory = mmap.mmap(-1, self._most, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory.madvise(_WIPE_ON_FORK)
         with suppress(OSError):
             self._memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to look up
-        self._reads = DirectReads()
         self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
         self._free = [(0, self._most)]
         self.parts: dict[int, Part] = {}
@@ -80,8 +81,7 @@ class OwnMemory:
         self._next = 0
         # Of ranges, ascending: where they begin, and end; how much further on they are here; their part, and its end.
         self._ranges = np.zeros((5, 0), np.int64)
-        self._lock, self._forks, self._is_known = ProcessLock(), forks(), True
-        weakref.finalize(self, _close, self._reads, self._forks)
+        self._lock, self._is_known = ProcessLock(), True
 
     @contextmanager
     def _held(self) -> Iterator[bool]:
