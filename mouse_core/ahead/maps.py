@@ -15,7 +15,7 @@ from mouse_core.ahead.backing import Int64s
 # Bytes that the kernel reads at once where nobody says how many: of a longer range it reads no more than that.
 _AT_ONCE = 128 << 10
 # So many files are open at a time, of however many, and no more than one in so many of those that a process may have.
-_FILES, _OF_ALLOWED = 64, 8
+_FILES, _OF_ALLOWED = 256, 16
 # Past the page cache places, sizes and addresses are multiples of so many bytes, or so many, by what disks there are.
 _SECTORS = 512, 4096
 _NOTHING = np.zeros(0, np.int64)
