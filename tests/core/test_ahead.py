@@ -344,7 +344,11 @@ def _same(source: BatchSource, here: BatchSource, indices: Any) -> None:
 
 @pytest.mark.parametrize(
     ("boundary", "options"),
-    [("stream", {}), ("episode", {"shard": (1, 2)}), ("stream", {"windows": {"reward": range(-2, 3)}})],
+    [
+        ("stream", {}),
+        pytest.param("episode", {"shard": (1, 2)}, marks=pytest.mark.slow),
+        pytest.param("stream", {"windows": {"reward": range(-2, 3)}}, marks=pytest.mark.slow),
+    ],
 )
 def test_blocks_larger_than_memory_are_read_into_memory_of_ones_own(
     written: Any, reads_own: Any, monkeypatch: pytest.MonkeyPatch, boundary: Any, options: dict[str, Any]

@@ -118,6 +118,7 @@ def test_rollouts(name: str) -> None:
         RolloutStorage(num_envs=2, num_transitions_per_env=2, fields={"values": RolloutField((), "float8_e5m2")})
 
 
+@pytest.mark.slow
 def test_the_package_does_without_ml_dtypes_and_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['ml_dtypes'] = None\n"

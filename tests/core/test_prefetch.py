@@ -392,6 +392,7 @@ def test_closed_loaders_hold_no_batches() -> None:
 # ---------------------------------------------------------------------- being abandoned
 
 
+@pytest.mark.slow
 def test_an_abandoned_loader_leaks_no_thread() -> None:
     for _ in range(2):
         loader = PrefetchBatchifier(store_of(), 5, 4, num_workers=3)

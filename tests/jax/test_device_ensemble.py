@@ -62,6 +62,7 @@ def test_batches_are_those_of_the_host() -> None:
     assert of_first[8] == 5
 
 
+@pytest.mark.slow
 def test_what_cannot_be_mixed_is_refused() -> None:
     replays, _ = members()
     empty, another = (device.init({name: 0.0}, 4, batch_size=1) for name in ("reward", "cost"))

@@ -33,6 +33,7 @@ def same(found: Any, expected: Any) -> None:
         np.testing.assert_array_equal(found[name], values)
 
 
+@pytest.mark.slow
 def test_rows_stay_on_the_host_and_batches_go_to_the_device() -> None:
     """Of four devices of the CPU the first stands for the host, where there is no other kind."""
     host, target = jax.devices("cpu")[0], jax.devices()[-1]

@@ -196,6 +196,7 @@ def test_beta_may_change_with_each_sample() -> None:
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="errors are raised where nothing waits for a device")
+@pytest.mark.slow
 def test_what_nobody_can_draw_by_is_left_out_or_refused() -> None:
     replay = device.add(made(), rows_of(0, 4, None))
     for index, values, error, words in (

@@ -43,6 +43,7 @@ study = Study("declared", {"numpy": train}, steps=3, seeds=[1, 2], variants={"go
 """
 
 
+@pytest.mark.slow
 def test_a_study_is_run_from_the_command_line(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (installed / "declared_for_the_command.py").write_text(DECLARED)
     out = installed / "out"
