@@ -92,6 +92,12 @@ def by_batch(begins: Int64s, ends: Int64s, numbers: Int64s, gap: int = 0) -> tup
     return begins - apart, ends - apart, numbers
 
 
+def ragged(counts: Int64s) -> tuple[Int64s, Int64s]:
+    """Pairs ``(e, 0 .. counts[e] - 1)`` in order: of ``[2, 0, 1]`` it is ``(0, 0), (0, 1), (2, 0)``."""
+    whose = np.repeat(np.arange(len(counts)), counts)
+    return whose, np.arange(len(whose)) - (np.cumsum(counts) - counts)[whose]
+
+
 def by_group(begins: Int64s, ends: Int64s, groups: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     """Some ranges, those that touch or overlap in a group as one, if none lies within another; the groups ascend."""
     order = np.lexsort((ends, begins, groups))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from mouse_core.ahead.backing import Int64s, by_group, merged
+from mouse_core.ahead.backing import Int64s, by_group, merged, ragged
 from mouse_core.ahead.depth import Depth
 from mouse_core.ahead.maps import Maps
 from mouse_core.ahead.own import OwnMemory
@@ -245,10 +245,9 @@ class LocalFiles:
 def _cut(begins: Int64s, ends: Int64s, most: Int64s) -> tuple[Int64s, Int64s]:
     """Ranges in pieces of at most so many bytes each: of 0..10 and 20..25 with 4, 0..4, 4..8, 8..10, 20..24, 24..25."""
     counts = -(-(ends - begins) // most)
-    number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    most = np.repeat(most, counts)
-    cut = np.repeat(begins, counts) + number * most
-    return cut, np.minimum(cut + most, np.repeat(ends, counts))
+    whose, number = ragged(counts)
+    cut = begins[whose] + number * most[whose]
+    return cut, np.minimum(cut + most[whose], ends[whose])
 
 
 def _files_of(segments: Sequence[Any]) -> tuple[Int64s, Int64s, int]:

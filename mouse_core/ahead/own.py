@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.locks import ProcessLock, forks
-from mouse_core.ahead.backing import Int64s
+from mouse_core.ahead.backing import Int64s, ragged
 from mouse_core.ahead.direct import DirectReads
 from mouse_core.ahead.maps import Maps, most_open
 
@@ -162,9 +162,8 @@ class OwnMemory:
         self, whose: Int64s, files: Int64s, places: Int64s, targets: Int64s, sizes: Int64s, least: Int64s
     ) -> None:
         """Begin to read ranges, of which longer ones come in several parts; see ``DirectReads.begin``."""
-        counts = -(-sizes // _READ_BYTES)
-        each = np.repeat(np.arange(len(sizes)), counts)
-        within = (np.arange(len(each)) - np.repeat(np.cumsum(counts) - counts, counts)) * _READ_BYTES
+        each, within = ragged(-(-sizes // _READ_BYTES))
+        within *= _READ_BYTES
         least = np.minimum(least[each] - within, _READ_BYTES)
         sizes, whose = np.minimum(sizes[each] - within, _READ_BYTES), whose[each]
         for number, count in zip(*np.unique(whose, return_counts=True), strict=True):

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.randomness import Key, Order, Orders, Purpose
+from mouse_core.sampling.episode_table import ragged
 from mouse_core.sampling.plan import Blocks, Stretches
 from mouse_core.sampling.windows import (
     SECTION,
@@ -164,8 +165,8 @@ class BlockWindows:
             batch -= batches.start
             (chosen,) = np.nonzero(opens & (batch % batches.step == 0))
             sizes = drawn[_STRETCH_SIZE, chosen]
-            within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-            starts = begin + (np.repeat(drawn[_STRETCH, chosen], sizes) + within) * self.sequence_length
+            stretch, within = ragged(sizes)
+            starts = begin + (drawn[_STRETCH, chosen][stretch] + within) * self.sequence_length
             # A window of it comes in each round, up to the last of it or of the epoch.
             rounds = windows[chosen] // pool.blocks + sizes - drawn[_PLACE, chosen]
             until = -(-(np.minimum(rounds * pool.blocks, pool.windows) + behind) // size)

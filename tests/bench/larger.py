@@ -14,10 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -164,10 +166,9 @@ def _child(python: str, way: str, data: Path, limit: int) -> dict[str, float]:
 
 def _ours(data: Path, way: str) -> dict[str, float]:
     from mouse_core import BatchSource, formats
-    from mouse_core.ahead.local import LocalFiles
 
     if way == "mapped":
-        LocalFiles.of = classmethod(lambda *_: None)  # type: ignore[method-assign,assignment]
+        _never_looking().start()
     store = formats.open(data).to_store()
     sampling = "blocks" if way == "blocks" else "random"
     dtypes = {"obs_image": "uint8"} if way == "images" else {"obs_continuous": "float32"}
@@ -175,10 +176,16 @@ def _ours(data: Path, way: str) -> dict[str, float]:
     return _measured(lambda index: sum(values.nbytes for values in source[index].values()))
 
 
+def _never_looking() -> Any:
+    """While it is entered, sources are made that never look whether their rows are in memory."""
+    from mouse_core.ahead.local import LocalFiles
+
+    return patch.object(LocalFiles, "of", lambda _: None)
+
+
 def _cached(data: Path) -> dict[str, float]:
     """Seconds that batches take whose rows are all in memory, and of a source that never looks whether they are."""
     from mouse_core import BatchSource, formats
-    from mouse_core.ahead.local import LocalFiles
     from mouse_core.bench import Contender, interleave
     from tests.bench.pages import read_whole
 
@@ -193,12 +200,11 @@ def _cached(data: Path) -> dict[str, float]:
         return take
 
     read_whole(data)
-    made, of = [], LocalFiles.of
-    for looked in (of, classmethod(lambda *_: None)):
-        LocalFiles.of = looked  # type: ignore[method-assign,assignment]
-        made.append(BatchSource(formats.open(data).to_store(), _LENGTH, _BATCH, seed=7))
-        _ = made[-1][0]
-    LocalFiles.of = of  # type: ignore[method-assign]
+    made = []
+    for context in (nullcontext(), _never_looking()):
+        with context:
+            made.append(BatchSource(formats.open(data).to_store(), _LENGTH, _BATCH, seed=7))
+            _ = made[-1][0]
     contenders = [Contender(name, batches(one)) for name, one in zip(("looked", "bare"), made, strict=True)]
     looked, bare = interleave(contenders, rounds=_CACHED_ROUNDS, budget_seconds=_SECONDS)
     return {"cached-looked": looked.median, "cached-bare": bare.median}

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.ahead.backing import ragged
+
 Int64s = npt.NDArray[np.int64]
 
 PAGE = 4096
@@ -42,8 +44,7 @@ def touched(begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
     blocks, low, high = first // PAGES, first % PAGES, last % PAGES
     more = last // PAGES - blocks
     if more.any():
-        whose = np.repeat(np.arange(len(blocks)), more + 1)
-        number = np.arange(len(whose)) - np.repeat(np.cumsum(more) - more, more + 1) - whose
+        whose, number = ragged(more + 1)
         blocks = blocks[whose] + number
         low, high = np.where(number == 0, low[whose], 0), np.where(number == more[whose], high[whose], PAGES - 1)
     return _united(blocks, (2 << high) - (1 << low))
@@ -104,9 +105,9 @@ def runs(pages: Int64s) -> tuple[Int64s, Int64s]:
     pieces = -((firsts - behind) // _LONGEST_RUN)
     if (pieces == 1).all():
         return firsts, behind
-    number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    cut = np.repeat(firsts, pieces) + number * _LONGEST_RUN
-    return cut, np.minimum(cut + _LONGEST_RUN, np.repeat(behind, pieces))
+    run, number = ragged(pieces)
+    cut = firsts[run] + number * _LONGEST_RUN
+    return cut, np.minimum(cut + _LONGEST_RUN, behind[run])
 
 
 def ascending(begins: Sequence[int] | Int64s, ends: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
