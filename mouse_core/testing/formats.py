@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mouse_core import formats
 from mouse_core.errors import MouseError
-from mouse_core.formats.base import RowStream
+from mouse_core.formats.base import MISSING, RowStream
 from mouse_core.spec import check_alignment
 
 
@@ -83,6 +83,25 @@ class FormatConformance:
         assert found == tuple(self.episodes), f"expected (rows, last done) {self.episodes}, found {found}"
         assert stream.rows in (None, table.num_rows), f"rows: expected {table.num_rows}, found {stream.rows}"
         assert stream.episodes in (None, len(starts)), f"episodes: expected {len(starts)}, found {stream.episodes}"
+
+    def test_a_marked_row_lacks_its_observation_alone(self, tmp_path: Path) -> None:
+        """Whole numbers and texts that stay the same all through an episode are in its last row, too."""
+        stream = self.read(self.write(tmp_path))
+        table = stream.to_table()
+        if MISSING not in table.column_names:
+            return
+        step, missing = _numbers(table, "episode_step"), _numbers(table, MISSING)
+        for name in (name for name in table.column_names if name.startswith("metadata_")):
+            kind = table.schema.field(name).type
+            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
+                continue
+            values = table.column(name).to_pylist()
+            for row in np.flatnonzero(missing).tolist():
+                before = set(values[row - int(step[row]) : row])
+                if len(before) == 1 and any(before):
+                    assert {values[row]} == before, (
+                        f"{name}, row {row}: expected {before} as in the episode's other rows, found {values[row]!r}"
+                    )
 
     def test_reading_again_reads_the_same(self, tmp_path: Path) -> None:
         """Also in other pieces."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, SchemaError, formats
+from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, SchemaError, Seconds, formats
 from mouse_core.about import About
 from mouse_core.formats import converting
 from mouse_core.formats.converting import convert
@@ -230,15 +230,40 @@ def test_rows_are_what_was_recorded(final: str, size: int, version: str, tmp_pat
     if final == "mark":
         ends = [step == length for length in robot.lengths for step in range(length + 1)]
         assert table.column("observation_missing").to_pylist() == [int(end) for end in ends]
-    else:
-        assert table.column("metadata_timestamp").to_pylist() == [
-            float(np.float32(step / FPS)) for length in robot.lengths for step in range(length)
-        ]
+    # The marked row lacks its observation alone: it is of the same task, a frame later.
+    more = int(final == "mark")
+    assert table.column("metadata_timestamp").to_pylist() == pytest.approx(
+        [step / FPS for length in robot.lengths for step in range(length + more)], abs=1e-6
+    )
+    assert table.column("metadata_task_index").to_pylist() == [
+        episode % 2 for episode, length in enumerate(robot.lengths) for _ in range(length + more)
+    ]
     assert rows_again(stream) == table.num_rows
 
 
 def rows_again(stream: Any) -> int:
     return sum(batch.num_rows for batch in stream)
+
+
+@pytest.mark.parametrize("way", ["store", "folder"])
+def test_marked_rows_are_found_by_their_task_and_time(way: str, tmp_path: Path) -> None:
+    robot = Robot()
+    store = DatasetStore.open(robot.write(tmp_path / "set"), final="mark")
+    if way == "folder":
+        convert(formats.open(tmp_path / "set", final="mark"), tmp_path / "rows")
+        store = formats.open(tmp_path / "rows").to_store()
+    places = list(store.where(task="place"))
+    assert len(places) == sum(robot.lengths[1::2]) + 2
+    train, held = store.split(train=0.5, held=0.5, by="task").values()
+    assert len(train) + len(held) == len(store)
+    source = BatchSource(
+        DatasetStore(fields=[Field("timestamp", "metadata_timestamp")]).from_dataset(store.to_dataset()),
+        batch_size=len(store),
+        sampling="last",
+        windows={"timestamp": Seconds([-1 / FPS, 0.0])},
+    )
+    stamps = source[0]["timestamp"][source[0]["timestamp_mask"].all(axis=1)]
+    np.testing.assert_allclose(np.diff(stamps, axis=1), 1 / FPS, atol=1e-5)
 
 
 def test_final_must_be_chosen(tmp_path: Path) -> None:

@@ -156,7 +156,8 @@ class TransitionRows:
             following: The columns of ``observations``, of the observation that the transition leads to. Where they
                 differ from the next transition's, the recording is not continuous, and an episode begins there too.
             beside: Columns that stay with the observation that a transition leaves, and of which nothing is known where
-                an episode ends: NaN there, or 0 for what is not fractions.
+                an episode ends: fractions are NaN there. Whole numbers and texts repeat the row before, and so does
+                ``metadata_*`` among ``observations`` where the last observation is missing: a task stays what it was.
 
         Returns:
             Columns of rows; empty arrays where all is held back.
@@ -269,9 +270,12 @@ class TransitionRows:
                 rows[name] = placeholder(values, count)
                 rows[name][start_rows] = values[begins]
                 rows[name][leads_to] = following[name][kept]
-                if part == "beside" or not known:
-                    unknown = np.nan if part == "beside" and values.dtype.kind == "f" else placeholder(values)
-                    rows[name][ends_at] = unknown
+                if part == "beside" and values.dtype.kind == "f":
+                    rows[name][ends_at] = np.nan
+                elif part == "beside" or (not known and name.startswith("metadata_")):
+                    rows[name][ends_at] = values[last & kept]
+                elif not known:
+                    rows[name][ends_at] = placeholder(values)
         if self._final == "mark" and not known:
             rows[MISSING] = np.zeros(count, np.int64)
             rows[MISSING][ends_at] = 1

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from mouse_core.files.reading import damaged
-from mouse_core.formats.columns.named import MISSING, Columns
 from mouse_core.formats.layouts._arrays import Tree
 from mouse_core.formats.layouts.layout import TreeLayout
 
@@ -57,21 +56,3 @@ def column_of(task: str, count: int) -> Any:
     column = np.empty(count, object)
     column[:] = task
     return column
-
-
-def fill_last(columns: Columns, before: str) -> str:
-    """Have rows whose observation is not there say the task of the row before them.
-
-    Args:
-        columns: Changed in place.
-        before: The task of the row before the first.
-
-    Returns:
-        That of the last row.
-    """
-    tasks = columns.get(COLUMN)
-    if tasks is None or not len(tasks):
-        return before
-    for row in np.flatnonzero(columns.get(MISSING, ())).tolist():
-        tasks[row] = tasks[row - 1] if row else before
-    return str(tasks[-1])

@@ -38,7 +38,7 @@ from mouse_core.formats.columns.transitions import TransitionRows, check_final, 
 from mouse_core.formats.layouts._arrays import Array, Tree, Types, check_shapes, in_types, rows_of
 from mouse_core.formats.layouts._npz import NpzTree
 from mouse_core.formats.layouts._stretches import Stretch, files_of, stretches_of
-from mouse_core.formats.layouts._tasks import COLUMN, column_of, fill_last
+from mouse_core.formats.layouts._tasks import COLUMN, column_of
 from mouse_core.formats.layouts._zarr import ZarrTree
 from mouse_core.formats.layouts.layout import TreeLayout, load_layout
 from mouse_core.formats.layouts.presets import LAYOUTS
@@ -62,7 +62,8 @@ def read_layouts(
     An episode that is known as such ends in a row with ``done`` 1 where ``terminated`` is set for its last step, else 2
     where ``truncated`` is, else as the layout's ``ending`` says; flags set before are not heeded. Without rewards the
     column ``reward`` is 0. Metadata whose names begin with ``action``, ``policy`` or ``log_prob`` move with the action,
-    others stay with their observation, and are NaN (0 for whole numbers) where an episode ends without one.
+    others stay with their observation. Where an episode ends without one, fractions are NaN; whole numbers and texts
+    repeat the row before.
     Episodes without steps are left out, and a warning says how many when all rows were read. Numbers have the types of
     the first episode.
 
@@ -167,7 +168,7 @@ def _rows(
     types: Types = {}
     with closing(_trees(files)) as trees:
         for file in trees:
-            rows, task = TransitionRows(final=final, where=file.path), ""
+            rows = TransitionRows(final=final, where=file.path)
             for stretch in stretches_of(file, layout):
                 if not stretch.steps:
                     empty.append(stretch.where)
@@ -182,10 +183,8 @@ def _rows(
                     for part in _parts(file, stretch, layout, size, types):
                         columns = rows.add(*part)
                         check_shapes(columns, shapes, stretch.where)
-                        task = fill_last(columns, task)
                         yield columns
             if (rest := rows.finish()) is not None:
-                fill_last(rest, task)
                 yield rest
 
 

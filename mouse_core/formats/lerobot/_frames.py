@@ -15,7 +15,7 @@ from mouse_core._arrow.column_types import fixed_shape, is_list
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
 from mouse_core.formats.base import damaged
-from mouse_core.formats.columns.named import Columns, named_action, named_observation, schema_of, to_batch
+from mouse_core.formats.columns.named import MISSING, Columns, named_action, named_observation, schema_of, to_batch
 from mouse_core.formats.columns.transitions import transition_rows
 from mouse_core.formats.columns.values import read_values
 from mouse_core.formats.lerobot._meta import Description, Feature
@@ -97,7 +97,10 @@ class Frames:
     def batch(
         self, rows: Columns, schema: pa.Schema, images: Mapping[str, HeldImages], *, where: str
     ) -> pa.RecordBatch:
-        """Rows that were laid out, with the pictures that numbers stand for."""
+        """Rows that were laid out, with the pictures that numbers stand for; a marked row comes a frame later."""
+        if MISSING in rows and (clock := f"metadata_{TIME}") in rows:
+            late = rows[MISSING].reshape(rows[clock].shape) / self.described.frames_per_second
+            rows = {**rows, clock: (rows[clock] + late).astype(rows[clock].dtype)}
         held = {self.encoded[key]: one for key, one in images.items()}
         numbers = _typed(schema, [*held, *self.codes.values()], pa.int64())
         columns = to_batch(rows, numbers, where=where).columns

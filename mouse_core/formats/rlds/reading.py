@@ -221,6 +221,8 @@ def stack_rows(
             if piece.last and (last_step == "transition" or not flags["is_last"][-1]):
                 check_final(final, where=where)
                 columns = _ended(columns, before, staying, final)
+            # The time of the row before, where the next piece is of the same episode.
+            before |= {name: values[-1:][: not piece.last] for name, values in staying.items() if _is_clock(name)}
         yield ordered(columns), where
 
 
@@ -233,10 +235,17 @@ def _ended(columns: Columns, before: Columns, staying: Columns, final: str | Non
     columns["done"][-1] = 0
     more = dict(before)
     for name, values in staying.items():
-        more[name] = values[-1:] if name.startswith("metadata_episode_") else placeholder(values)
+        more[name] = values[-1:] if name.startswith("metadata_") else placeholder(values)
+        if _is_clock(name):  # which goes on as it went
+            latest = np.concatenate([before.get(name, values[:0]), values])[-2:]
+            more[name] = latest[-1:] + np.diff(latest) if len(latest) == 2 else latest
     more |= {"done": np.array([code]), "episode_step": columns["episode_step"][-1:] + 1}
     more[MISSING] = np.ones(1, np.int64)
     return {name: np.concatenate([values, more[name]]) for name, values in columns.items()}
+
+
+def _is_clock(name: str) -> bool:
+    return name.startswith("metadata_") and name.endswith("timestamp")
 
 
 def _flags(piece: Stack, where: str) -> dict[str, npt.NDArray[np.bool_]]:

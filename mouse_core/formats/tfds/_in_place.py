@@ -188,9 +188,10 @@ class RecordFiles(DecodedFiles):
                 raise DataError(f"feature {leaf.name!r}: expected {self._steps[record]} values, found {len(places)}")
             found = [known.read(*place) for place in places[row:stop]]
             if stop > len(places):
-                # The row that marks that an observation is missing.
+                # The row that marks that an observation is missing; other pictures repeat the row before.
                 shape = [size or 1 for size in leaf.shape] or [1, 1, 3]
-                found.append(encode_png(np.zeros(shape, np.uint8)))
+                missing = name.startswith("observation")
+                found.append(encode_png(np.zeros(shape, np.uint8)) if missing else known.read(*places[-1]))
         return pa.StructArray.from_arrays(
             [pa.array(found, pa.binary()), pa.nulls(len(found), pa.string())], fields=list(ENCODED)
         )

@@ -15,6 +15,7 @@ from mouse_core.formats.base import RowStream, reading
 from mouse_core.formats.d4rl import read_d4rl
 from mouse_core.formats.dopamine import read_dopamine
 from mouse_core.formats.layouts import read_layouts
+from mouse_core.formats.lerobot import read_lerobot
 from mouse_core.formats.minari import read_minari, write_minari
 from mouse_core.formats.ogbench import read_ogbench
 from mouse_core.formats.rows import read_rows
@@ -22,6 +23,7 @@ from mouse_core.formats.ted import read_ted, write_ted
 from mouse_core.testing import FormatConformance
 from tests.core.formats.test_flat_files import LENGTHS, atari, flat, logged, write_d4rl, write_dopamine, write_ogbench
 from tests.core.formats.test_layouts import write_robomimic
+from tests.core.test_lerobot import Robot
 
 
 def recorded(*, terminal: int = 1, truncated: int = 2) -> tuple[tuple[int, int], ...]:
@@ -73,6 +75,24 @@ class TestLayouts(FormatConformance):
 
     def read(self, path: Path, **options: Any) -> Any:
         return read_layouts(path, layout="robomimic", **options)
+
+
+class TestLayoutsWithoutEnds(TestLayouts):
+    def write(self, folder: Path) -> Path:
+        return write_robomimic(folder / "x.npz", logged(), ends=False)
+
+    def read(self, path: Path, **options: Any) -> Any:
+        return read_layouts(path, layout="robomimic", final="mark", **options)
+
+
+class TestLeRobot(FormatConformance):
+    episodes = ((6, 1), (4, 1), (8, 1), (5, 1))
+
+    def write(self, folder: Path) -> Path:
+        return Robot().write(folder / "set")
+
+    def read(self, path: Path, **options: Any) -> Any:
+        return read_lerobot(path, final="mark", **options)
 
 
 class FromRows(FormatConformance):

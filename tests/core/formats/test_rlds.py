@@ -116,6 +116,21 @@ def test_a_last_step_that_is_a_transition(final: str) -> None:
         stream = read_rlds(episodes, final=final, last_step="transition", batch_rows=size)
         check_rows(stream.to_table(), logs, final=final)
         assert not stream.notes
+    for episode in episodes:
+        steps = range(len(episode["steps"]))
+        said = [{"language_instruction": "pick", "timestamp": k / 10, "score": np.ones(3) * k} for k in steps]
+        episode["steps"] = [step | more for step, more in zip(episode["steps"], said, strict=True)]
+    if final == "mark":  # only what is missing is missing
+        for size in (1, 2, 100):
+            rows = read_rlds(episodes, final=final, last_step="transition", batch_rows=size).to_table()
+            assert set(rows.column("metadata_language_instruction").to_pylist()) == {"pick"}
+            step = np.array(rows.column("episode_step").to_pylist())
+            several = np.repeat([True, False, True], [len(log) + 1 for log in logs])
+            stamps = np.array(rows.column("metadata_timestamp").to_pylist())
+            np.testing.assert_allclose(stamps[several], step[several] / 10)
+            scores = np.array(rows.column("metadata_score").to_pylist())[:, 0]
+            last = np.array(rows.column("observation_missing").to_pylist()) == 1
+            assert (scores[last] == step[last] - 1).all()
     (note,) = read_rlds(episodes).notes
     assert f"holds the reward {logs[0].rewards[-1]:g} and an action" in note
     nothing = {"action": np.zeros(2), "reward": 0.0}

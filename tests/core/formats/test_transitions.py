@@ -29,24 +29,28 @@ Row = dict[str, Any]
 
 
 def oracle(lengths: list[int], final: str | None, known: bool) -> list[Row]:
-    """Rows of episodes whose n-th observation is n, action 100 + n and note -n; episode k ends with done k % 3."""
+    """Rows of episodes whose n-th observation is n, action 100 + n and note -n; episode k ends with done k % 3.
+
+    The seen metadata are n. Where the last observation is missing, the row before is repeated.
+    """
     rows: list[Row] = []
     n = 0
     for episode, length in enumerate(lengths):
         rows.append({"observation": n, "action": 0, "done": 0, "note": -n, "episode_step": 0, "observation_missing": 0})
+        rows[-1]["metadata_seen"] = n
         for step in range(1, length + 1):
             last = step == length
             row: Row = {"observation": n + 1, "action": 100 + n, "done": episode % 3 if last else 0, "note": -n - 1}
-            row |= {"episode_step": step, "observation_missing": 0}
+            row |= {"episode_step": step, "observation_missing": 0, "metadata_seen": n + 1}
             if last:
-                row["note"] = 0
+                row["note"] = rows[-1]["note"]
                 if not known and final == "drop":
                     if step > 1:
                         rows[-1]["done"] = 2
                     n += 1
                     continue
                 if not known:
-                    row |= {"observation": 0, "observation_missing": 1}
+                    row |= {"observation": 0, "observation_missing": 1, "metadata_seen": n}
             rows.append(row)
             n += 1
         n += 1
@@ -78,10 +82,10 @@ def test_rows_are_those_of_the_oracle(lengths: list[int], cuts: list[int], final
         part = slice(start, stop)
         made.append(
             rows.add(
-                {"observation": n[part]},
+                {"observation": n[part], "metadata_seen": n[part]},
                 {"action": 100 + n[part], "done": done[part]},
                 begins[part],
-                {"observation": n[part] + 1} if known else None,
+                {"observation": n[part] + 1, "metadata_seen": n[part] + 1} if known else None,
                 {"note": -n[part]} if beside else None,
             )
         )
