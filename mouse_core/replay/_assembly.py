@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -16,6 +16,7 @@ from mouse_core.replay.base import Collate
 from mouse_core.replay.ground.encoding import padding_of
 from mouse_core.replay.ground.protocols import Draw, FieldKey, Slots, Storage
 from mouse_core.replay.transforms._fields import GATHERED
+from mouse_core.sampling.episode_table import EpisodeTable
 
 OWN = "traj_id"
 """The one field of a draw that rows may have themselves."""
@@ -55,23 +56,35 @@ def assemble(rows: Any, draw: Draw, collate: Collate | None) -> dict[str, Any]:
     return batch
 
 
-def rows_behind(index: Slots, storage: Storage, steps: int) -> tuple[Slots, npt.NDArray[np.bool_]]:
+def rows_behind(
+    index: Slots, storage: Storage, steps: int, episodes: Sequence[EpisodeTable] = ()
+) -> tuple[Slots, npt.NDArray[np.bool_]]:
     """The slots of rows and of the ``steps`` rows behind each in its stream.
 
-    The ends of episodes are not looked at; the transform does. Nothing is read across the write seam: behind the newest
-    row of a stream there is nothing, however old the rows are that lie there. Of a ring of 8 slots with 11 rows written
-    the newest, row 10, lies in slot 2, and slot 1 has row 9, of age 1: with 2 steps behind it are the slots 1, 2, and 2
-    again, which is not there.
+    Nothing is read across the write seam: behind the newest row of a stream there is nothing, however old the rows are
+    that lie there. Of a ring of 8 slots with 11 rows written the newest, row 10, lies in slot 2, and slot 1 has row 9,
+    of age 1: with 2 steps behind it are the slots 1, 2, and 2 again, which is not there.
+
+    Args:
+        index: Slots that were drawn, int64 ``[batch]``.
+        storage: Its rows.
+        steps: How many rows behind each.
+        episodes: Tables of the episodes; a row behind another counts only if each table has both in one episode.
 
     Returns:
-        Slots, int64 ``[batch, 1 + steps]``, and which of them are there, bool of the same shape; the others repeat the
-        slot of the newest row.
+        Slots, int64 ``[batch, 1 + steps]``, and which of them count, bool of the same shape. Beyond the newest row its
+        slot is repeated.
     """
     written, capacity, stride = storage.written, storage.capacity, storage.num_envs
     # Row n lies in slot n % capacity, and the newest is row written - 1.
     age = (written - 1 - index) % capacity
     offset = np.minimum(np.arange(steps + 1) * stride, age[:, None] // stride * stride)
     known = np.arange(steps + 1) * stride <= age[:, None]
+    for table in episodes:
+        place, env = np.divmod(index, stride)
+        step = table.begin + (place - table.begin) % table.steps
+        _, end, _ = table.episode_of(env, step)
+        known &= np.arange(steps + 1) < (end - step)[:, None]
     return (index[:, None] + offset) % capacity, known
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.locks import forks
-from mouse_core.errors import ConfigError, ForkError
+from mouse_core.errors import ConfigError, ForkError, MissingFieldError
 from mouse_core.randomness import Key
 from mouse_core.replay._assembly import check_names, names_added, rows_behind, shown
 from mouse_core.replay._episodes.index import EpisodeIndex
@@ -26,6 +26,7 @@ from mouse_core.replay.samplers.weighing import priorities_like
 from mouse_core.replay.storages._dataset import DatasetStorage, no_store
 from mouse_core.replay.storages.ring import check_part
 from mouse_core.replay.writers import ImmutableWriter, RoundRobinWriter, check_rows, check_writer
+from mouse_core.sampling.episode_table import EpisodeTable
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 # So many single rows may be written before the sampler is told of them, all at once.
@@ -62,7 +63,8 @@ class Parts:
         self._reserved = names_added(self.sampler, self._gather is not None, self._reach, generations)
         self.masks = "mask" in self._reserved or self._reach > 0
         # The episodes of the rows, where a transform needs other rows of them and the sampler does not know them.
-        self._own_episodes = None if self._gather is None else EpisodeIndex(done=transform.done)
+        looks = self._gather is not None or self._reach > 0
+        self._own_episodes = EpisodeIndex(done=transform.done) if looks else None
         if self._own_episodes is not None and self._own_episodes.is_like(self._of_sampler):
             self._own_episodes = None
         self._watchers = Watchers(transform, storage)
@@ -101,6 +103,14 @@ class Parts:
     def _of_sampler(self) -> Any:
         """The episodes that the sampler keeps, if it does."""
         return getattr(self.sampler, "episodes", None)
+
+    def _episodes_around(self) -> list[EpisodeTable]:
+        """The episodes that rows behind a drawn one must lie in; none where no field says where episodes end."""
+        indexes = [index for index in (self._own_episodes, self._of_sampler) if isinstance(index, EpisodeIndex)]
+        try:
+            return [index.settled(self.storage) for index in indexes]
+        except MissingFieldError:  # the transform raises it too, if it needs to know
+            return []
 
     def shared(self) -> AbstractContextManager[Any]:
         """What to hold where other processes write the storage too."""
@@ -247,7 +257,7 @@ class Parts:
         if self.generations is not None:
             draw.extra = {**draw.extra, "generation": self.generations.of(self.storage, slots)}
         if self._reach and slots.ndim == 1:
-            slots, draw.mask = rows_behind(slots, self.storage, self._reach)
+            slots, draw.mask = rows_behind(slots, self.storage, self._reach, self._episodes_around())
         if rows is not None:
             return rows, draw
         gather = self.storage.get if items else getattr(self.storage, "batch", self.storage.get)

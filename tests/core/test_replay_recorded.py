@@ -13,8 +13,10 @@ from datasets import Dataset
 from mouse_core import DataError, DatasetStore, Field, SchemaError
 from mouse_core.replay import (
     ArrayStorage,
+    CatFrames,
     NextView,
     NStep,
+    PrioritizedSampler,
     PrioritizedSliceSampler,
     RandomSampler,
     ReplayBuffer,
@@ -151,3 +153,63 @@ def test_a_state_goes_on_in_the_middle_of_what_was_planned(weighting: Any) -> No
             found = other.sample()
             check_same(batch, found)
             np.testing.assert_array_equal(batch["traj_id"], found["traj_id"])
+
+
+def broken_off(rows: int, first: int = 0) -> dict[str, Any]:
+    """Rows ``first ..`` of episodes of 5, of which every other one was broken off: only ``episode_step`` says so."""
+    number = np.arange(first, first + rows)
+    return {
+        "observation": number[:, None].astype(np.float32),
+        "action": number % 2,
+        "reward": number * 1.0,
+        "done": (number % 10 == 9).astype(np.int64),
+        "episode_step": number % 5,
+    }
+
+
+def broken_off_buffers(folder: Any) -> dict[str, ReplayBuffer]:
+    """Buffers whose transitions are made when they are read, over such rows."""
+    one: dict[str, Any] = {"transform": NextView(takes="arrived"), "batch_size": 300}
+    several = {**one, "transform": NStep(3, 1.0, takes="arrived")}
+    there = DatasetStore()
+    there.extend(broken_off(40))
+    growing = DatasetStore()
+    growing.extend(broken_off(13))
+    grown = ReplayBuffer(growing, PrioritizedSampler(), **one)
+    grown.sample()
+    growing.extend(broken_off(27, 13))
+    grown.refresh()
+    few = DatasetStore.open(folder / "few", "a", sync="none", max_rows=24)
+    few.extend(broken_off(20))
+    kept = ReplayBuffer(few, **several)
+    kept.sample()
+    few.extend(broken_off(20, 20))
+    kept.refresh()
+    untold = {name: values.tolist() for name, values in broken_off(40).items() if name != "done"}
+    only_steps = DatasetStore(fields=[Field("done", required=False)]).from_dataset(Dataset.from_dict(untold))
+    return {
+        "rows": ReplayBuffer(there, **one),
+        "priorities": ReplayBuffer(there, PrioritizedSampler(), **several),
+        "short slices, flat": ReplayBuffer(
+            there, SliceSampler(sequence_length=7, strict_length=False, pad=False), **one
+        ),
+        "a view": ReplayBuffer(there.where(episode=[0, 2, 3, 6]), **several),
+        "a view of a view": ReplayBuffer(there.where(episode=[0, 2, 3, 6]).where(episode=[0, 6]), **one),
+        "grown": grown,
+        "the oldest dropped": kept,
+        "steps alone": ReplayBuffer(only_steps, transform=CatFrames("obs_continuous", frames=2), batch_size=300),
+    }
+
+
+def test_transitions_end_where_the_episodes_of_a_store_do(tmp_path: Any) -> None:
+    """Also in views, as a store grows, and where it drops its oldest rows."""
+    for name, buffer in broken_off_buffers(tmp_path).items():
+        batch = buffer.sample()
+        obs = batch["obs_continuous"]
+        if name == "steps alone":
+            assert (obs[:, 0] // 5 == obs[:, 1] // 5).all(), name
+            continue
+        obs, behind, mask = obs[:, 0], batch["next"]["obs_continuous"][:, 0], batch["mask"]
+        np.testing.assert_array_equal(mask, obs % 5 != 4, name)
+        assert (obs[mask] // 5 == behind[mask] // 5).all(), name
+        assert (behind[mask] > obs[mask]).all(), name

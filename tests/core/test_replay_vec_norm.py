@@ -16,6 +16,7 @@ from mouse_core.replay import (
     ArrayStorage,
     CatFrames,
     Compress,
+    HindsightRelabel,
     ListStorage,
     MaxValueWriter,
     MemmapStorage,
@@ -48,6 +49,31 @@ class TestCompress(TransformConformance):
             Compress("obs", shape=(2,), dtype="float32"),
             Apply({"reward": np.abs}, stored={"action": np.negative}),
         ]
+
+
+class TestStepsBehindRows(TransformConformance):
+    def make(self) -> Any:
+        return [CatFrames("obs", frames=2), NextView(), NStep(3, 0.9)]
+
+
+class TestArrivedStepsBehindRows(TransformConformance):
+    alignment = "arrived"
+
+    def make(self) -> Any:
+        return NStep(3, 0.9, takes="arrived")
+
+
+class TestHindsight(TransformConformance):
+    def make(self) -> Any:
+        return HindsightRelabel(compute_reward=goal_distance, strategy="final", goal="goal", achieved="obs")
+
+    def rows(self, first: int, n: int) -> dict[str, Any]:
+        rows = super().rows(first, n)
+        return {**rows, "goal": rows["obs"] + 1}
+
+
+def goal_distance(achieved: Any, goal: Any, batch: Any) -> Any:
+    return np.abs(achieved - goal).sum(-1)
 
 
 def wanted(rows: list[float], decay: float) -> tuple[float, float]:

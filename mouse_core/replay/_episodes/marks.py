@@ -79,6 +79,9 @@ def find_keys(read: Read, traj_key: FieldKey | None, end_keys: tuple[FieldKey, .
     if end_keys or traj_key is not None:
         others = tuple(key for key in ends if key not in end_keys)
         return Keys(end_keys, traj_key, True, others, usable if traj_key is None else None)
+    if usable == EPISODE:  # the store knows what its codes of done mean
+        ends = tuple(key for key in ends if key != "done")
+        return Keys(ends, usable, False)
     if ends:
         return Keys(ends, usable, False)
     if there:

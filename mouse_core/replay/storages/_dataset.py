@@ -148,7 +148,7 @@ class DatasetStorage:
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
         """One field of the rows in ``slots``; see ``Storage.read``."""
         rows = np.arange(len(self), dtype=np.int64)[slots] if isinstance(slots, slice) else slots
-        if key == EPISODE and "done" in self.snapshot.readers:
+        if key == EPISODE and not {"done", "time"}.isdisjoint(self.snapshot.readers):
             return self.snapshot.episode_starts.searchsorted(rows, side="right") - 1
         if not isinstance(key, str) or key not in self.snapshot.readers:
             raise MissingFieldError(f"rows: expected a field {key!r}, found {list(self.snapshot.readers)}")

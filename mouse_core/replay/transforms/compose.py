@@ -97,8 +97,9 @@ class Compose:
 
     @property
     def done(self) -> FieldKey:
-        """What says where episodes end to those that gather."""
-        return next((getattr(self.transforms[at], "done", "done") for at in self._gathering), "done")
+        """What says where episodes end to those that gather, or else to those that reach behind a row."""
+        reaching = (at for at, step in enumerate(self.transforms) if getattr(step, "reach", 0))
+        return next((getattr(self.transforms[at], "done", "done") for at in (*self._gathering, *reaching)), "done")
 
     @property
     def watchers(self) -> dict[str, Any]:

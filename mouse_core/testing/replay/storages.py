@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import MissingFieldError, MouseError, StateError
 from mouse_core.nested import stack
-from mouse_core.replay import ReplayBuffer, Storage
+from mouse_core.replay import NextView, ReplayBuffer, Storage
 from mouse_core.spec import Alignment
 from mouse_core.testing._comparing import leaves, refused
 
@@ -253,6 +253,26 @@ class StorageConformance:
         other = ReplayBuffer(self._new(8, 1, _folder(tmp_path, "b")), batch_size=6)
         other.loads(tmp_path / "saved")
         np.testing.assert_array_equal(self.to_numpy(other.sample()["reward"]), rewards)
+
+    def test_what_follows_a_row_is_of_its_episode(self, tmp_path: Path) -> None:
+        """In a ring that comes round, with episodes that were broken off: they end where the next number begins."""
+        for ndim in self.ndims:
+            storage = self._new(10 * ndim, ndim, _folder(tmp_path, str(ndim)))
+            takes: Any = {"takes": storage.alignment}
+            buffer = ReplayBuffer(storage, transform=NextView(**takes), batch_size=200, seed=1)
+            step = np.arange(23)
+            rows = {"obs": step * 1.0, "action": step % 2, "reward": step * 1.0, "episode": step // 4, "done": step * 0}
+            if ndim == 2:
+                shifts = {"done": 0, "action": 0}
+                rows = {name: np.stack([leaf, leaf + shifts.get(name, 100)], 1) for name, leaf in rows.items()}
+            buffer.extend({name: values[:8] for name, values in rows.items()})
+            buffer.extend({name: values[8:] for name, values in rows.items()})
+            batch = buffer.sample()
+            obs, behind, mask = (self.to_numpy(leaf) for leaf in (batch["obs"], batch["next"]["obs"], batch["mask"]))
+            # Rows 13 to 22 are there; rows 15 and 19 end episodes, and nothing is known behind row 22.
+            follows = ~np.isin(obs % 100, [15, 19, 22])
+            np.testing.assert_array_equal(mask, follows)
+            np.testing.assert_array_equal(behind[follows], obs[follows] + 1)
 
     # ------------------------------------------------------------------ helpers
 
