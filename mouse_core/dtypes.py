@@ -76,7 +76,10 @@ def may_look(values: Any) -> bool:
     """Whether looking at what an array of NumPy or torch holds waits for no device, nor breaks what torch compiles."""
     if not is_tensor(values):
         return isinstance(values, np.ndarray | np.generic)
-    return values.device.type == "cpu" and not sys.modules["torch"].compiler.is_compiling()
+    torch: Any = sys.modules["torch"]
+    if values.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return not torch._C._functorch.is_batchedtensor(values)  # inside torch.func.vmap
 
 
 @cache

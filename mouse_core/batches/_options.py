@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -239,6 +240,41 @@ def warn_of_collation(indices: Sequence[int]) -> None:
         "source gives whole batches: write DataLoader(source, batch_size=None)",
         UserWarning,
         stacklevel=3,
+    )
+
+
+# Where samplers whose indices are those of one epoch begin a pass, by module, and the sampler's name there.
+_REPEATING = {
+    "torch.utils.data.sampler": {"SequentialSampler.__iter__": "self", "RandomSampler.__iter__": "self"},
+    "torchdata.stateful_dataloader.sampler": {"_StatefulRandomSamplerIterator.__init__": "sampler"},
+}
+
+
+def warn_of_second_pass(source: object) -> None:
+    """Warn if a sampler of torch's DataLoader begins a second pass over the indices of the first epoch.
+
+    Such a sampler asks for the length of ``source`` once in each pass. Only the stack says who asks. The sampler keeps
+    how many passes there were: another loader over the same source begins with its first one.
+    """
+    frame, level = sys._getframe(1), 1
+    while frame.f_code.co_name == "__len__" and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    sampler = _REPEATING.get(frame.f_globals.get("__name__", ""), {}).get(frame.f_code.co_qualname)
+    callers = [caller for caller in (frame.f_back, frame.f_back and frame.f_back.f_back) if caller is not None]
+    if sampler is None or any(caller.f_locals.get("first_iter") for caller in callers):
+        return  # the latter is an iterator with workers, which begins its first pass twice
+    passes: dict[int, int] = vars(frame.f_locals[sampler]).setdefault("_mouse_passes", {})
+    passes[id(source)] = passes.get(id(source), 0) + 1
+    if passes[id(source)] != 2:
+        return
+    while frame.f_globals.get("__name__", "").startswith(("torch.", "torchdata.")) and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        "a DataLoader asks for the batches of the first epoch a second time: a source goes on beyond its length, a "
+        "sampler of torch does not; mouse_torch.DataLoader(source) delivers the next epoch in every loop, "
+        "sampler=range(begin, end) delivers any batches, and range(len(source)) the same ones again",
+        UserWarning,
+        stacklevel=level + 1,
     )
 
 

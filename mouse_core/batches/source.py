@@ -34,7 +34,9 @@ class BatchSource:
     """Batches of windows ``[B, S, ...]`` by index: ``source[i]`` is the same whoever asks, whenever, in any order.
 
     It works as a ``torch.utils.data.Dataset`` (with ``batch_size=None`` in the DataLoader) and as a source for
-    grain. Pickling it carries paths, not data, for datasets on disk.
+    grain. Both ask for the indices below ``len``, the first epoch, again and again; DataLoaders are warned of it. Use
+    ``mouse_torch.DataLoader`` and ``mouse_jax.to_grain``, or indices of your own, for the epochs that follow. Pickling
+    a source carries paths, not data, for datasets on disk.
 
     Args:
         store: A store, of which a snapshot is taken, or a snapshot.
@@ -239,6 +241,7 @@ class BatchSource:
     def __len__(self) -> int:
         """Batches in an epoch; ConfigError for whoever would shard a shard."""
         asked.check_sharded_once(self.shard)
+        asked.warn_of_second_pass(self)
         return self._pipeline.planner.batches_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:

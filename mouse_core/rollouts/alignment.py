@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
+from array_api_compat import is_jax_array
 
-from mouse_core.dtypes import namespace
+from mouse_core.dtypes import may_look, namespace
 from mouse_core.errors import ConfigError, SchemaError
 
 Array = Any
@@ -71,7 +73,8 @@ def following_values(
 
     Three rows, the second of which ends an episode: with values ``[5, 6, 7]``, dones ``[0, 1, 0]`` and last value 8, V'
     is ``[6, 0, 8]``, the next row's value where that is of the same episode. If the end is a time-out, and its final
-    observation is worth 9, V' is ``[6, 9, 8]``.
+    observation is worth 9, V' is ``[6, 9, 8]``. If its code is 2 (truncated), and it is no time-out, nothing says what
+    its final observation is worth: an error, or, where the codes cannot be looked at, ``[6, NaN, 8]``.
 
     Args:
         rewards, values, dones, last_values, time_outs, final_values: As in ``gae``.
@@ -93,14 +96,47 @@ def following_values(
     check_rows("last_values", last_values, rewards.shape[1:])
     check_truncation(time_outs, final_values)
     ended = dones != 0
-    following = xp.concat([values[1:], last_values[None]])
-    if time_outs is None or final_values is None:
-        return ended, _put(following, ended, 0.0)
-    check_rows("time_outs", time_outs, rewards.shape)
-    check_rows("final_values", final_values, rewards.shape)
-    truncated = xp.astype(time_outs, xp.bool, copy=False)
-    ended = ended | truncated
-    return ended, _put(_put(following, ended, 0.0), truncated, final_values)
+    following = _put(xp.concat([values[1:], last_values[None]]), ended, 0.0)
+    truncated = None
+    if time_outs is not None and final_values is not None:
+        check_rows("time_outs", time_outs, rewards.shape)
+        check_rows("final_values", final_values, rewards.shape)
+        truncated = xp.astype(time_outs, xp.bool, copy=False)
+        ended = ended | truncated
+        following = _put(following, truncated, final_values)
+    if xp.isdtype(dones.dtype, "bool"):
+        return ended, following
+    unknown = dones == 2 if truncated is None else (dones == 2) & ~truncated
+    if _is_known(unknown):
+        check_codes(unknown, time_outs, where="returns")
+        return ended, following
+    return ended, _put(following, unknown, float("nan"))
+
+
+def check_codes(unknown: Array, time_outs: Array | None, *, where: str) -> None:
+    """Check that the caller gives the value of every final observation of a truncated episode.
+
+    Args:
+        unknown: Which rows have code 2 (truncated) in ``dones`` and are no time-outs, bool ``[T, ...]``.
+        time_outs: As in ``gae``.
+        where: The function, for the message.
+
+    Raises:
+        ConfigError: A row is unknown.
+    """
+    xp = namespace(unknown)
+    if not bool(xp.any(unknown)):
+        return
+    first = int(xp.argmax(xp.astype(xp.reshape(unknown, (-1,)), xp.uint8)))
+    row, *others = (int(number) for number in np.unravel_index(first, tuple(unknown.shape)))
+    # The last of three axes, [T, N, 1], is the value's own.
+    others = others[:-1] if len(others) > 1 and unknown.shape[-1] == 1 else others
+    place = f"environment {others[0] if len(others) == 1 else others}, row {row}" if others else f"row {row}"
+    wanted = "time_outs and final_values" if time_outs is None else "time_outs to be true"
+    raise ConfigError(
+        f"{where}: expected {wanted}, as dones say 2 (truncated) at {place}; add 1 for ends that are to count as "
+        "terminations"
+    )
 
 
 def check_truncation(time_outs: Array | None, final_values: Array | None) -> None:
@@ -116,6 +152,14 @@ def check_rows(name: str, values: Array, expected: tuple[int, ...]) -> None:
         raise SchemaError(f"{name}: expected shape {tuple(expected)} as rewards say, found {tuple(values.shape)}")
 
 
+def _is_known(values: Array) -> bool:
+    """Whether looking at values waits for no device, and no framework traces them."""
+    if may_look(values) or not is_jax_array(values):
+        return may_look(values)
+    traced = isinstance(values, sys.modules["jax"].core.Tracer)
+    return not traced and all(device.platform == "cpu" for device in values.devices())
+
+
 def _put(values: Array, where: Array, others: Array | float) -> Array:
     """``others`` where ``where``, else ``values``, which nobody else holds.
 
@@ -126,4 +170,4 @@ def _put(values: Array, where: Array, others: Array | float) -> Array:
         np.copyto(values, others, where=where, casting="same_kind")
         return values
     xp = namespace(values)
-    return xp.where(where, xp.zeros_like(values) if isinstance(others, float) else others, values)
+    return xp.where(where, xp.full_like(values, others) if isinstance(others, float) else others, values)

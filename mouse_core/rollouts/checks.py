@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import kind_of, namespace, widened
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
-from mouse_core.rollouts.alignment import check_truncation
+from mouse_core.rollouts.alignment import check_codes, check_truncation
 from mouse_core.rollouts.fields import COLUMNS, RolloutField, Transition, fields_of
 from mouse_core.spec import Spec
 
@@ -194,7 +194,7 @@ class StepChecks:
             last_values, time_outs, final_values: As in ``RolloutStorage.compute_returns``.
 
         Raises:
-            ConfigError: Only one of ``time_outs`` and ``final_values``; neither of them although dones say 2.
+            ConfigError: Only one of ``time_outs`` and ``final_values``; a row with code 2 in ``dones`` and no time-out.
             SchemaError: Shapes that are wrong.
             DataError: A value that is needed and not finite; a time-out where no episode ends.
         """
@@ -264,15 +264,9 @@ def _check_ends(dones: Array, last_values: Array, time_outs: Array | None, final
         DataError: A time-out where no episode ends, or a value that is needed and not finite.
     """
     xp = namespace(dones)
-    if time_outs is None or final_values is None:
-        truncated = dones == 2
-        if bool(xp.any(truncated)):
-            row, env = divmod(int(xp.argmax(xp.astype(xp.reshape(truncated, (-1,)), xp.uint8))), dones.shape[1])
-            raise ConfigError(
-                "compute_returns: expected time_outs and final_values, as dones say 2 (truncated) at "
-                f"environment {env}, row {row}; add 1 for ends that are to count as terminations"
-            )
-    else:
+    truncated = dones == 2
+    check_codes(truncated if time_outs is None else truncated & ~time_outs, time_outs, where="compute_returns")
+    if time_outs is not None and final_values is not None:
         _refuse("time_outs", time_outs, ~time_outs | (dones != 0), "one only where dones say that an episode ends")
         _refuse("final_values", final_values, ~time_outs | xp.isfinite(final_values), "finite numbers at time_outs")
     _refuse("last_values", last_values, (dones[-1] != 0) | xp.isfinite(last_values), "finite numbers")

@@ -8,7 +8,9 @@ is given.
 Truncation is not termination. Where an episode is cut off from outside (a time limit), what would have followed is
 worth the value of the final observation, which is in no row: give ``time_outs``, which of the ends are such, and
 ``final_values``, the values of the observations with which they ended. Without them every end counts as a termination,
-after which there is nothing (Pardo et al., "Time limits in reinforcement learning", ICML 2018).
+after which there is nothing (Pardo et al., "Time limits in reinforcement learning", ICML 2018). Code 2 (truncated) in
+``dones`` never counts as a termination: without its time-out and final value, it raises ConfigError. Where nobody can
+look at the codes (in ``jax.jit``, in compiled code, on a GPU), V' is NaN at such a row.
 
 In the formulas, d_t is 1 where row t ends an episode, and V'_t is the value of the observation to which row t leads:
 
@@ -86,7 +88,7 @@ def gae(
     Args:
         rewards: Floating ``[T, ...]``.
         values: V, ``[T, ...]``.
-        dones: Not 0 where an episode ends, ``[T, ...]`` of any dtype.
+        dones: Not 0 where an episode ends, ``[T, ...]`` of any dtype; 2 where a time limit ended it.
         last_values: V of the observations after the last row, ``[...]``.
         discount: A number, or one for each row, ``[T, ...]``.
         lam: Likewise; 1 gives Monte Carlo advantages, 0 those of one step.
@@ -99,7 +101,7 @@ def gae(
 
     Raises:
         SchemaError: Shapes that differ, no row, or rewards that are not floating.
-        ConfigError: Only one of ``time_outs`` and ``final_values``.
+        ConfigError: Only one of ``time_outs`` and ``final_values``; code 2 in ``dones`` without a time-out.
 
     Example:
         The episode ends with the second row: its delta is 1 + 0.5 * 0 - 2, and nothing of the third row's reaches it.

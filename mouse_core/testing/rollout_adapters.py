@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mouse_core import rollouts
-from mouse_core.errors import DataError, RolloutError, RolloutFullError, SchemaError
+from mouse_core.errors import ConfigError, DataError, RolloutError, RolloutFullError, SchemaError
 from mouse_core.rollouts.fields import RolloutField
 from mouse_core.testing._comparing import InArrays, refused
 
@@ -100,6 +100,16 @@ class RolloutAdapterConformance(InArrays):
             refused(kind, partial(mine.add_transitions, self.given(bad)))
         self._fill(mine, core, seed=0)
         self._alike(mine, core, "mini_batch_generator", 2, 1)
+
+    def test_truncated_episodes_need_the_values_of_their_ends(self) -> None:
+        """Code 2 in ``dones`` never counts as a termination: without its time-out and final value it is refused."""
+        mine, _ = self._empty()
+        for step in _steps(0):
+            mine.add_transitions(self.given({**step, "dones": np.full_like(step["dones"], 2)}))
+        last, rows = np.zeros(_ENVS, np.float32), np.zeros((_STEPS, _ENVS), np.float32)
+        refused(ConfigError, lambda: mine.compute_returns(self.from_numpy(last), _GAMMA, _LAM))
+        ends = self.given({"time_outs": rows > 0, "final_values": rows})
+        refused(ConfigError, lambda: mine.compute_returns(self.from_numpy(last), _GAMMA, _LAM, **ends))
 
     def _empty(self) -> tuple[Any, rollouts.RolloutStorage]:
         made = [kind(_ENVS, _STEPS, dict(_FIELDS), 3) for kind in (self.storage_class, rollouts.RolloutStorage)]

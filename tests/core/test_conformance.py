@@ -328,9 +328,15 @@ class TakesAll(RolloutStorage):
         super().__init__(*arguments, **options, validate=False)
 
 
+class ForgetsTruncations(RolloutStorage):
+    def add_transitions(self, transition: Any) -> None:
+        super().add_transitions({**transition, "dones": np.minimum(transition["dones"], 1)})
+
+
 @pytest.mark.parametrize(
     ("kind", "test"),
     [
+        (ForgetsTruncations, "test_truncated_episodes_need_the_values_of_their_ends"),
         (OtherReturns, "test_rows_and_returns_are_those_of_the_core"),
         (SameOrderAgain, "test_mini_batches_are_those_of_the_core"),
         (NoMasks, "test_recurrent_mini_batches_are_those_of_the_core"),

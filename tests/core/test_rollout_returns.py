@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -258,3 +259,34 @@ def test_only_half_of_what_truncation_needs_is_refused() -> None:
     for n in (0, -1, True, 1.5):
         with pytest.raises(ConfigError, match="n: expected an integer from 1"):
             n_step_returns(**case.arrays(), discount=0.9, n=n)  # type: ignore[arg-type]
+
+
+FUNCTIONS: dict[str, Any] = {
+    "gae": partial(gae, lam=0.9),
+    "lambda_returns": partial(lambda_returns, lam=0.9),
+    "n_step_returns": partial(n_step_returns, n=2),
+    "vtrace": vtrace,
+    "discounted_returns": discounted_returns,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_code_2_is_no_termination(name: str) -> None:
+    case, function = random_case(0, 4, 3), FUNCTIONS[name]
+    arrays = {**case.arrays(), "time_outs": np.zeros(case.dones.shape, bool), "discount": 0.9}
+    arrays |= {"ratios": case.ratios} if name == "vtrace" else {}
+    arrays.pop("values") if name == "discounted_returns" else None
+    codes = np.zeros(case.dones.shape, np.int64)
+    codes[1, 2] = 2
+    without = {key: value for key, value in arrays.items() if key not in ("time_outs", "final_values")}
+    with pytest.raises(ConfigError, match=r"expected time_outs and .* 2 \(truncated\) at environment 2, row 1"):
+        function(**{**without, "dones": codes})
+    with pytest.raises(ConfigError, match=r"expected time_outs to be true, .* 2 \(truncated\) at environment 2, row 1"):
+        function(**{**arrays, "dones": codes})
+    with pytest.raises(ConfigError, match=r"2 \(truncated\) at row 1"):
+        function(**{k: v if np.ndim(v) < 2 else v[..., 2, 0] for k, v in {**without, "dones": codes}.items()})
+    found = function(**{**arrays, "dones": codes, "time_outs": codes == 2})
+    expected = function(**{**arrays, "dones": codes > 0, "time_outs": codes > 0})
+    np.testing.assert_array_equal(found, expected)
+    terminal = function(**{**without, "dones": np.minimum(codes, 1)})
+    np.testing.assert_array_equal(terminal, function(**{**without, "dones": codes > 0}))

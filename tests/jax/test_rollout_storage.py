@@ -446,6 +446,26 @@ def test_functions_agree_with_numpy(shape: tuple[int, int], source: Any) -> None
     same(jax.jit(source.normalized)(theirs["rewards"]), core.normalized(case.rewards))
 
 
+@pytest.mark.parametrize("name", ["gae", "lambda_returns", "n_step_returns", "vtrace", "discounted_returns"])
+def test_code_2_is_no_termination(name: str) -> None:
+    """It is refused where values are known; under jit, which cannot refuse, what would need its value is NaN."""
+    case = random_case(1, 4, 3, dtype="float32")
+    arrays = case.arrays(convert=jnp.asarray, truncation=False)
+    options: dict[str, Any] = {"n_step_returns": {"n": 2}, "gae": {"lam": 0.9}, "lambda_returns": {"lam": 0.9}}
+    arrays |= {"ratios": jnp.asarray(case.ratios)} if name == "vtrace" else {}
+    arrays.pop("values") if name == "discounted_returns" else None
+    function = partial(getattr(returns, name), discount=0.9, **options.get(name, {}))
+    codes = jnp.zeros(case.dones.shape, jnp.uint8).at[1, 2].set(2)
+    with pytest.raises(ConfigError, match=r"2 \(truncated\) at environment 2, row 1"):
+        function(**{**arrays, "dones": codes})
+    for found in jax.tree.leaves(jax.jit(function)(**{**arrays, "dones": codes})):
+        assert jnp.isnan(found[1, 2]).all()
+        assert jnp.isfinite(found[2:]).all()
+        assert jnp.isfinite(found[:, :2]).all()
+    ends = {"time_outs": codes == 2, "final_values": arrays["rewards"]}
+    same(jax.jit(function)(**{**arrays, "dones": codes, **ends}), function(**{**arrays, "dones": codes > 0, **ends}))
+
+
 def test_split_and_pad_under_jit() -> None:
     random = np.random.default_rng(0)
     values, dones = random.normal(size=(6, 4, 2)).astype(np.float32), random.random((6, 4, 1)) < 0.3

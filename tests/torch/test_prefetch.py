@@ -17,6 +17,7 @@ from tensordict import TensorDict
 
 from mouse_core import BatchSource, ConfigError, DatasetStore, Field, WorkerError
 from mouse_core import PrefetchBatchifier as NumpyBatchifier
+from mouse_core.mixtures import MixtureSource
 from mouse_torch import PrefetchBatchifier
 from tests.core.oracle import assert_same, digest
 from tests.core.worlds import Part, World, build, parts, worlds
@@ -292,6 +293,22 @@ def test_the_default_conversion_of_torchs_data_loader() -> None:
     chosen = list(torch.utils.data.DataLoader(source, batch_size=None, sampler=sampler))
     for index, batch in zip(sampler, chosen, strict=True):
         assert_same({name: tensor.numpy() for name, tensor in batch.items()}, source[index], index)
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"num_workers": 1, "persistent_workers": True}], ids=str)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_a_second_pass_of_torchs_data_loader_is_warned(options: dict[str, Any]) -> None:
+    mixture = MixtureSource({"one": BatchSource(store_of(), 7, 3), "two": BatchSource(store_of(), 7, 3)})
+    for source in (BatchSource(store_of(), 7, 3), mixture):
+        for _ in range(2):  # another loader begins with its first pass
+            loader = torch.utils.data.DataLoader(source, batch_size=None, **options)
+            assert len(list(loader)) == len(loader) == len(loader)
+        with pytest.warns(UserWarning, match="the batches of the first epoch a second time") as warned:
+            list(loader)
+        assert {warning.filename for warning in warned} == {__file__}
+        list(loader)  # said once
+        once = torch.utils.data.DataLoader(source, batch_size=None, sampler=range(len(source)))
+        assert len(list(once)) == len(list(once)) == len(source)  # by an evaluation, whose indices are its own
 
 
 def test_a_source_pickles_without_torch() -> None:

@@ -261,6 +261,26 @@ def test_functions_agree_with_numpy(shape: tuple[int, int]) -> None:
             np.testing.assert_allclose(other.numpy(), one, rtol=1e-12, atol=1e-12)
 
 
+def test_code_2_is_no_termination() -> None:
+    case = random_case(1, 4, 3)
+    arrays = case.arrays(convert=torch.as_tensor, truncation=False)
+    codes = torch.zeros(arrays["dones"].shape, dtype=torch.uint8)
+    codes[1, 2] = 2
+    with pytest.raises(ConfigError, match=r"2 \(truncated\) at environment 2, row 1"):
+        core.gae(**{**arrays, "dones": codes}, discount=0.99, lam=0.9)
+
+    def advantages(dones: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = core.gae(**{**arrays, "dones": dones}, discount=0.99, lam=0.9)[0]
+        return found
+
+    # vmap cannot look at values: rows that need the unknown value become NaN.
+    unseen = torch.func.vmap(advantages)(torch.stack([codes, codes * 0]))
+    assert unseen[0, :2, 2].isnan().all()
+    assert unseen[0, 2:].isfinite().all()
+    assert unseen[0, :, :2].isfinite().all()
+    assert unseen[1].equal(advantages(codes * 0))
+
+
 def test_gradients_flow() -> None:
     case = random_case(1, 5, 4)
     arrays = case.arrays(convert=torch.as_tensor)
