@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core.errors import DataError
+from mouse_core.files.noted import check_schemas
 from mouse_core.files.reading import reading
 
 _FILE_MAGIC = b"ARROW1"
@@ -119,26 +120,24 @@ def count_rows(file: Path) -> int:
 def check_mapped(data: Any) -> None:
     """Hold a table of ``datasets`` against the files that it is mapped from: each must have been read to its end.
 
-    Takes a constant time for each file, unless columns or rows of it were left out; then the heads of its record
-    batches are read.
+    The schema of each is compared with what is noted beside it. Takes a constant time for each file, unless columns or
+    rows of it were left out; then the heads of its record batches are read.
 
     Args:
         data: A ``datasets.table.Table``.
 
     Raises:
-        DataError: A file is cut, or holds more than its reader saw.
+        DataError: A file is cut, has another schema than was written, or holds more than its reader saw.
     """
-    seen = set()
-    for row in getattr(data, "blocks", [[data]]):
-        for block in row:
-            path = getattr(block, "path", None)
-            if path is None or path in seen or not Path(path).is_file():
-                continue
-            seen.add(path)
-            plain = all(replay[0] in _HARMLESS for replay in block.replays or ())
-            # What a glance at both ends cannot tell, a walk through the file decides.
-            if not (plain and _ends_together(Path(path), block.table)):
-                count_rows(Path(path))
+    blocks = [block for row in getattr(data, "blocks", [[data]]) for block in row]
+    found = {path: block for block in reversed(blocks) if (path := getattr(block, "path", None)) is not None}
+    files = {Path(path): block for path, block in found.items() if Path(path).is_file()}
+    check_schemas(files)
+    for file, block in files.items():
+        plain = all(replay[0] in _HARMLESS for replay in block.replays or ())
+        # What a glance at both ends cannot tell, a walk through the file decides.
+        if not (plain and _ends_together(file, block.table)):
+            count_rows(file)
 
 
 def _ends_together(file: Path, table: pa.Table) -> bool:

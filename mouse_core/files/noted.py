@@ -2,8 +2,12 @@
 
 It stands in ``state.json`` beside what ``datasets`` keeps there, which passes over it::
 
-    "_mouse": {"rows": 603, "digest": "...", "files": {NAME: {"rows": 603, "bytes": 30416, "sha256": "..."}},
+    "_mouse": {"rows": 603, "digest": "...",
+               "files": {NAME: {"rows": 603, "bytes": 30416, "sha256": "...", "schema": "..."}},
                "sha256": "..."}
+
+The SHA-256 of all bytes is compared by ``verify``. The one of an Arrow file's schema is compared whenever the file is
+opened: under another schema the same bytes are other values.
 
 A Parquet file that is written here carries it in itself, between its last page and its footer, where no reader looks
 and what rewrites the file does not take it along::
@@ -20,7 +24,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +34,8 @@ from mouse_core.files.reading import damaged, read_json_object, reading
 
 _STATE, _INFO, _KEY = "state.json", "dataset_info.json", "_mouse"
 _PIECE = 8 << 20
+# What stands before the metadata of a message of Arrow's, and how large a schema is at most.
+_PREFIX_BYTES, _MOST_SCHEMA = 8, 64 << 20
 _SEAL = b"mouse_data file %b footer %b mouse_data\n"
 _SEAL_FORM = re.compile(rb"mouse_data file ([0-9a-f]{64}) footer ([0-9a-f]{64}) mouse_data\n")
 _SEAL_BYTES = len(_SEAL) - 4 + 128
@@ -46,11 +52,13 @@ class NotedFile:
         bytes: Its size.
         sha256: Of its bytes.
         rows: How many it holds; None where it is a description.
+        schema: The SHA-256 of the schema that an Arrow file begins with; see ``schema_sha256``.
     """
 
     bytes: int
     sha256: str
     rows: int | None = None
+    schema: str | None = None
 
 
 @dataclass(frozen=True)
@@ -94,16 +102,61 @@ def noted(folder: Path) -> Noted | None:
     """
     if not (folder / _STATE).is_file():
         return None
-    found = read_json_object(folder / _STATE).get(_KEY)
+    return noted_in(read_json_object(folder / _STATE), folder / _STATE)
+
+
+def noted_in(state: Mapping[str, Any], where: str | Path) -> Noted | None:
+    """What is noted in a ``state.json`` that was read, which messages call ``where``; None where nothing is.
+
+    Raises:
+        DataError: The note is damaged.
+    """
+    found = state.get(_KEY)
     if found is None:
         return None
-    with reading(folder / _STATE):
+    with reading(where):
         files = {str(name): NotedFile(**about) for name, about in found["files"].items()}
         for file in files.values():
             if type(file.bytes) is not int or type(file.rows) not in (int, type(None)):
                 raise DataError(f"expected numbers of bytes and rows, found {file!r:.200}")
         digest = None if found["digest"] is None else str(found["digest"])
         return Noted(int(found["rows"]), digest, files, str(found["sha256"]))
+
+
+def schema_sha256(content: bytes) -> str:
+    """The SHA-256 of the message that an Arrow stream begins with: a mark, the schema's length and the schema.
+
+    Args:
+        content: The beginning of the stream, with the whole message.
+    """
+    return hashlib.sha256(content[: _PREFIX_BYTES + int.from_bytes(content[4:_PREFIX_BYTES], "little")]).hexdigest()
+
+
+def _schema_in(file: Path) -> str:
+    with file.open("rb") as stream:
+        begin = stream.read(_PREFIX_BYTES)
+        return schema_sha256(begin + stream.read(min(int.from_bytes(begin[4:], "little"), _MOST_SCHEMA)))
+
+
+def check_schemas(files: Iterable[Path]) -> None:
+    """Hold the schemas of Arrow files against what is noted of them.
+
+    Raises:
+        DataError: Another schema than was written.
+    """
+    known: dict[Path, Noted | None] = {}
+    for file in files:
+        about = known[file.parent] = known[file.parent] if file.parent in known else noted(file.parent)
+        if about is None or file.name not in about.files or file.suffix != ".arrow":
+            continue
+        with reading(file):
+            check_schema(file, about.files[file.name].schema, _schema_in(file))
+
+
+def check_schema(file: Any, known: str | None, found: str) -> None:
+    """Raise DataError unless the digest of a file's schema is the one that is noted, where one is."""
+    if known is not None and known != found:
+        raise damaged(file, f"expected a schema with the SHA-256 {known} as was written, found {found}")
 
 
 def check_counts(rows: Mapping[Path, int]) -> None:
@@ -237,7 +290,8 @@ def _digest_of(stream: IO[bytes], end: int, tail: bytes, advance: Callable[[int]
 def _measured(file: Path, advance: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
     with file.open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
-        return {"bytes": size, "sha256": _digest_of(stream, size, b"", advance).decode()}
+        found = {"bytes": size, "sha256": _digest_of(stream, size, b"", advance).decode()}
+    return found | ({"schema": _schema_in(file)} if file.suffix == ".arrow" else {})
 
 
 def _own_digest(state: Mapping[str, Any]) -> str:

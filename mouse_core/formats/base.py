@@ -84,6 +84,7 @@ class RowStream:
             is only taken for granted.
         image_roots: Folders (absolute, without links) in which images may lie that rows name by path, beside those that
             the data lie in.
+        noted: The digest of all rows that was noted when they were written; None where none was.
     """
 
     path: str
@@ -101,6 +102,7 @@ class RowStream:
     opened: Callable[..., DatasetStore] | None = field(default=None, repr=False)
     about: About = field(default_factory=About)
     image_roots: tuple[str, ...] = ()
+    noted: str | None = None
 
     def __post_init__(self) -> None:
         if self.about.alignment is None and self.alignment != "arrived":
@@ -126,7 +128,7 @@ class RowStream:
         if "alignment" in changes and "about" not in changes:
             changes["about"] = self.about.replace(alignment=changes["alignment"])
         if "batches" in changes:
-            changes = {"mapped": None, "opened": None, "mended": None, **changes}
+            changes = {"mapped": None, "opened": None, "mended": None, "noted": None, **changes}
         return replace(self, **changes)
 
     def image_folders(self) -> tuple[str, ...]:
@@ -147,7 +149,7 @@ class RowStream:
                 watch(batch)
                 yield batch
 
-        return self.replace(batches=batches, mapped=self.mapped, opened=self.opened)
+        return self.replace(batches=batches, mapped=self.mapped, opened=self.opened, noted=self.noted)
 
     def to_table(self) -> pa.Table:
         """All rows, in memory, with what they say of themselves."""
@@ -180,6 +182,11 @@ class RowStream:
         """A digest of names, types and all values, in order; see ``rows_digest``."""
         return rows_digest(self)
 
+    def check_digest(self, found: str) -> None:
+        """Raise DataError unless ``found``, the digest of all rows as they were read, is the one that is noted."""
+        if self.noted is not None and found != self.noted:
+            raise damaged(self.path, f"expected rows with the digest {self.noted} as were written, found {found}")
+
     def write(self, path: str | os.PathLike[str], *, videos: bool = True) -> str:
         """Write all rows to a folder that ``datasets.load_from_disk`` opens, one batch in memory at a time.
 
@@ -209,6 +216,7 @@ class RowStream:
             with pa.OSFile(str(partial / name), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
                 for batch in embedded(self).watched(digest.update).watched(first.add):
                     writer.write_batch(batch.cast(schema) if batch.schema != schema else batch)
+            self.check_digest(digest.hexdigest())
             describe(partial, schema, self.about, {name: digest.rows}, digest.hexdigest())
             if videos and self.about.videos:
                 carry_videos(self.about.videos, self.image_folders(), partial)

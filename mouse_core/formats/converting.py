@@ -258,6 +258,11 @@ class _Job:
                     break
                 self.shards.append(writer.finish(digest.hexdigest()))
             self._save()
+        try:
+            self.stream.check_digest(whole.hexdigest())
+        except DataError:
+            shutil.rmtree(self.work, ignore_errors=True)
+            raise
         self.digest = whole.hexdigest()
         self._save()
 

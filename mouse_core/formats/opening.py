@@ -152,7 +152,7 @@ def open(
     if roots:
         opened = opened.replace(image_roots=roots)
     if opened.rows is not None:
-        kept = {name: getattr(opened, name) for name in ("mapped", "opened", "mended")}
+        kept = {name: getattr(opened, name) for name in ("mapped", "opened", "mended", "noted")}
         opened = opened.replace(batches=partial(_all_rows, opened), **kept)
     return opened if alignment is None else _with_alignment(opened, alignment, root, found)
 

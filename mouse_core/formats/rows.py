@@ -15,7 +15,7 @@ from mouse_core._base.threads import in_order
 from mouse_core.about.dataset import About, joined, read_about
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files import arrow
-from mouse_core.files.noted import check_counts, check_seal
+from mouse_core.files.noted import check_counts, check_schemas, check_seal, noted
 from mouse_core.files.reading import read_json_object
 from mouse_core.formats._files.on_disk import STATE, files_by_split, left_out
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
@@ -35,8 +35,8 @@ def read_rows(
     """Read a folder that ``save_to_disk`` wrote, an Arrow or Parquet file, or a folder of such files.
 
     Every record batch is validated before anything looks into it, and page checksums of Parquet files are verified
-    where there are any, and the checksum of the footer that this library writes. Arrow files carry no checksums: damage
-    that leaves a value a value is not seen.
+    where there are any, and the checksum of the footer that this library writes. Of Arrow files the schema is compared
+    with what is noted beside it. They carry no checksums of values: damage that leaves a value a value is not seen.
 
     Args:
         path: The file or folder. A folder of files with names such as ``train-00000-of-00002.parquet``, also inside a
@@ -54,6 +54,7 @@ def read_rows(
     root = Path(path)
     found = files_by_split(root)
     files = _files_of(found, splits, root)
+    check_schemas(files)
     schemas = {file: _schema_of(file) for file in files}
     schema = _common(schemas)
     about = _about(schemas)
@@ -74,7 +75,15 @@ def read_rows(
         notes=_notes(root),
         mapped=partial(_mapped, files) if all(map(_is_stream, files)) else None,
         about=about,
+        noted=_noted(files, whole=not splits),
     )
+
+
+def _noted(files: Sequence[Path], *, whole: bool) -> str | None:
+    """The digest that is noted of all rows, where they are those of one folder."""
+    folder, *others = {file.parent for file in files}
+    about = None if others or not whole else noted(folder)
+    return None if about is None else about.digest
 
 
 def _files_of(found: Mapping[str, Sequence[Path]], splits: Sequence[str] | None, root: Path) -> list[Path]:

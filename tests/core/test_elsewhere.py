@@ -349,6 +349,20 @@ def test_a_saved_dataset_is_read_like_its_folder(server, options, tmp_path):
         DatasetStore.open("s3://data/saved", **options)
 
 
+def test_the_schema_of_a_saved_dataset_elsewhere_is_the_one_that_was_written(server, options, tmp_path):
+    store = DatasetStore()
+    store.extend(rows(0, ROWS))
+    store.save(tmp_path / "saved")
+    (file,) = (tmp_path / "saved").glob("*.arrow")
+    whole = file.read_bytes()
+    place = whole.index(b"reward")
+    file.write_bytes(whole[:place] + b"s" + whole[place + 1 :])
+    server.put_folder("data/saved", tmp_path / "saved")
+    for _ in range(2):  # the second time by the index that was kept
+        with pytest.raises(DataError, match=r"s3://data/saved/.*arrow: expected a schema with the SHA-256"):
+            DatasetStore.open("s3://data/saved", **options)
+
+
 def test_record_batches_that_differ_in_length_are_looked_for_from_several_places(tmp_path):
     """No head says where the next but one is. Values that look like a head change nothing but how long it takes."""
     sizes = np.random.default_rng(0).integers(40, 60, 160).tolist()

@@ -49,7 +49,7 @@ def embedded(stream: Any, *, others: bool = True) -> Any:
             yield from _pieces(batch, images, first, roots)
             first += batch.num_rows
 
-    return stream.replace(batches=batches, mapped=stream.mapped)
+    return stream.replace(batches=batches, mapped=stream.mapped, noted=stream.noted)
 
 
 def names_files(data_type: pa.DataType) -> bool:

@@ -86,7 +86,7 @@ def _rows_at(
         found = saved.files_saved(client)
         if found is not None:
             refuse_to_verify(client.url, "a dataset of save_to_disk", verify)
-            return saved.SavedRows(place, told, budget, infos_of(client, found[0]), found[1])
+            return saved.SavedRows(place, told, budget, infos_of(client, found[0]), *found[1:])
     paths = [file] if file else parquet.parquet_files(client)
     if paths:
         refuse_to_verify(client.url, "Parquet files", verify)

@@ -18,6 +18,7 @@ from mouse_core._arrow.windows import Int64s
 from mouse_core.about.dataset import About, joined, read_about
 from mouse_core.errors import ConfigError, DataError, SchemaError, StorageError
 from mouse_core.files.ipc.batches import Message
+from mouse_core.files.noted import check_schema, noted_in, schema_sha256
 from mouse_core.files.reading import MOST_JSON
 from mouse_core.files.writing import make_folder, write_file
 from mouse_core.remote.client import ObjectInfo
@@ -54,6 +55,7 @@ class SavedRows(ReadOnlyRows):
         budget: Of the memory for dense copies.
         infos: The Arrow files, streams all of them, in their order, as they are now.
         said: What is said of each beside what its schema says.
+        schemas: The SHA-256 of the schema of each, as far as it was noted when the file was written.
     """
 
     def __init__(
@@ -63,14 +65,16 @@ class SavedRows(ReadOnlyRows):
         budget: DenseBudget,
         infos: Sequence[ObjectInfo],
         said: Mapping[str, About],
+        schemas: Mapping[str, str],
     ) -> None:
         super().__init__(place.client.url, told, budget)
-        self._again = place, told, budget, infos, said
+        self._again = place, told, budget, infos, said, schemas
         found = indexes(place, infos)
         schema = bare_schema(found[0].schema)
         abouts = []
         for info, index in zip(infos, found, strict=True):
             where = place.client.shown(info.path)
+            check_schema(where, schemas.get(info.path), index.sha256)
             if not bare_schema(index.schema).equals(schema):
                 raise SchemaError(
                     f"{where}: expected the columns of {infos[0].path}, {schema.names}, found {index.schema.names}"
@@ -90,8 +94,12 @@ class SavedRows(ReadOnlyRows):
         return SavedRows, self._again
 
 
-def files_saved(client: FolderClient) -> tuple[list[str], dict[str, About]] | None:
-    """The Arrow files that a saved dataset, or a dict of them, names, and what is said of each; None: there is none.
+_Saved = tuple[list[str], dict[str, About], dict[str, str]]
+
+
+def files_saved(client: FolderClient) -> _Saved | None:
+    """The Arrow files that a saved dataset, or a dict of them, names, what is said of each, and what is noted of their
+    schemas; None: there is none.
 
     Raises:
         ConfigError: Its rows are found through row numbers.
@@ -101,18 +109,18 @@ def files_saved(client: FolderClient) -> tuple[list[str], dict[str, About]] | No
     if splits is None:
         return _files_in(client, "")
     names = _plain(splits.get("splits"), client.shown(SPLITS))
-    paths: list[str] = []
-    said: dict[str, About] = {}
+    paths, said, schemas = list[str](), dict[str, About](), dict[str, str]()
     for name in names:
         found = _files_in(client, f"{name}/")
         if found is None:
             raise DataError(f"{client.shown(name)}: expected {STATE} of a split, found none")
         paths += found[0]
         said |= found[1]
-    return paths, said
+        schemas |= found[2]
+    return paths, said, schemas
 
 
-def _files_in(client: FolderClient, folder: str) -> tuple[list[str], dict[str, About]] | None:
+def _files_in(client: FolderClient, folder: str) -> _Saved | None:
     state = _json(client, folder + STATE)
     if state is None:
         return None
@@ -125,7 +133,9 @@ def _files_in(client: FolderClient, folder: str) -> tuple[list[str], dict[str, A
     paths = [folder + name for name in _plain(entries, client.shown(folder + STATE))]
     info = _json(client, folder + INFO) or {}
     about = read_about(str(info.get("description", "")), where=client.shown(folder + INFO))
-    return paths, dict.fromkeys(paths, about)
+    known = noted_in(state, client.shown(folder + STATE))
+    schemas = {folder + name: one.schema for name, one in known.files.items() if one.schema} if known else {}
+    return paths, dict.fromkeys(paths, about), schemas
 
 
 def _plain(names: Any, where: str) -> list[str]:
@@ -160,18 +170,19 @@ class Index:
 
     Args:
         schema: Its columns.
+        sha256: Of the message that has them; see ``files.noted.schema_sha256``.
         begins: At which byte each begins, int64 ``[n]``.
         rows: How many rows each has, int64 ``[n]``.
     """
 
-    def __init__(self, schema: pa.Schema, begins: Int64s, rows: Int64s) -> None:
-        self.schema, self.begins, self.rows = schema, begins, rows
+    def __init__(self, schema: pa.Schema, sha256: str, begins: Int64s, rows: Int64s) -> None:
+        self.schema, self.sha256, self.begins, self.rows = schema, sha256, begins, rows
 
     def to_bytes(self) -> bytes:
         """What ``of_bytes`` takes."""
         file = io.BytesIO()
         schema = np.frombuffer(self.schema.serialize(), np.uint8)
-        np.savez(file, schema=schema, begins=self.begins, rows=self.rows)
+        np.savez(file, schema=schema, sha256=self.sha256, begins=self.begins, rows=self.rows)
         content = file.getvalue()
         return xxhash.xxh3_128_digest(content) + content
 
@@ -181,12 +192,13 @@ class Index:
         if xxhash.xxh3_128_digest(content[16:]) != content[:16]:
             return None
         with np.load(io.BytesIO(content[16:]), allow_pickle=False) as found:
-            return cls(pa.ipc.read_schema(pa.py_buffer(found["schema"].tobytes())), found["begins"], found["rows"])
+            schema = pa.ipc.read_schema(pa.py_buffer(found["schema"].tobytes()))
+            return cls(schema, str(found["sha256"]), found["begins"], found["rows"])
 
 
 def indexes(place: Place, infos: Sequence[ObjectInfo]) -> list[Index]:
     """The indexes of streams: those that the cache has, and others, which it has from then on."""
-    folder = place.mirror.folder / "index-1"
+    folder = place.mirror.folder / "index-2"
     known = [_kept(_file_of(folder, place, info)) for info in infos]
     missing = [number for number, one in enumerate(known) if one is None]
     client = place.client
@@ -235,7 +247,7 @@ def _named(where: str, reader: Asking[Index]) -> Asking[Index]:
 
 def _index_of(number: int, size: int) -> Asking[Index]:
     """The index of a stream."""
-    schema, first = yield from read_with(number, 0, min(size, _SCHEMA_BYTES), lambda read: _schema(read, size))
+    schema, sha256, first = yield from read_with(number, 0, min(size, _SCHEMA_BYTES), lambda read: _schema(read, size))
     places = yield from _places(number, first, size)
     stops = [*places[1:], size]
     parts = yield from together([_lying(number, *ends, size) for ends in zip(places, stops, strict=True)])
@@ -247,7 +259,7 @@ def _index_of(number: int, size: int) -> Asking[Index]:
             raise part
         begins.append(part[0])
         rows.append(part[1])
-    return Index(schema, np.concatenate(begins), np.concatenate(rows))
+    return Index(schema, sha256, np.concatenate(begins), np.concatenate(rows))
 
 
 def _places(number: int, first: int, size: int) -> Asking[list[int]]:
@@ -318,8 +330,8 @@ def _maybe(number: int, begin: int, size: int, guess: int) -> Asking[Message | D
         return error
 
 
-def _schema(read: Any, size: int) -> tuple[pa.Schema, int]:
-    """The schema that a stream begins with, and where its message ends."""
+def _schema(read: Any, size: int) -> tuple[pa.Schema, str, int]:
+    """The schema that a stream begins with, the SHA-256 of its message, and where that ends."""
     head = bytes(read(0, 8))
     length = int.from_bytes(head[4:8], "little")
     if head[:4] != b"\xff\xff\xff\xff" or not 0 < length < size:
@@ -333,4 +345,4 @@ def _schema(read: Any, size: int) -> tuple[pa.Schema, int]:
             schema = pa.ipc.read_schema(content)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"expected a schema of Arrow, found a damaged one: {error}") from error
-    return schema, 8 + length
+    return schema, schema_sha256(content), 8 + length

@@ -75,6 +75,45 @@ def test_any_flipped_bit_is_found_and_its_file_named(written: Path, capsys: pyte
     assert all(file.name in said for file in files[:2])
 
 
+@pytest.mark.parametrize("way", ["converted", "written", "saved"])
+def test_no_flipped_bit_of_a_schema_is_silent(way: str, tmp_path: Path) -> None:
+    """Values under another schema are other values: a name, a type, a number of bits."""
+    if way == "converted":
+        convert(stream(), tmp_path / "rows")
+    elif way == "written":
+        stream().write(tmp_path / "rows")
+    else:
+        stream().to_store().save(tmp_path / "rows")
+    (file,) = (tmp_path / "rows").glob("*.arrow")
+    whole = file.read_bytes()
+    mapped = datasets.load_from_disk(str(tmp_path / "rows"))
+    end = 8 + int.from_bytes(whole[4:8], "little")
+    for place in range(0, end, 7):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        with pytest.raises(DataError, match=rf"{file.name}: expected a schema with the SHA-256 .* as was written"):
+            formats.open(tmp_path / "rows")
+        with pytest.raises(DataError, match="expected a schema with the SHA-256"):
+            DatasetStore().from_dataset(mapped)
+    file.write_bytes(whole)
+    assert formats.open(tmp_path / "rows").digest() == stream().digest()
+    assert len(DatasetStore().from_dataset(mapped)) == ROWS
+
+
+@pytest.mark.parametrize("way", ["convert", "write"])
+def test_damaged_values_are_not_written_on(way: str, tmp_path: Path) -> None:
+    """With a digest that says that they are as they were."""
+    stream().write(tmp_path / "rows")
+    (file,) = (tmp_path / "rows").glob("*.arrow")
+    whole = file.read_bytes()
+    place = whole.index(np.array(stream().to_table().column("reward")[:3]).tobytes()) + 3
+    file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+    damaged = formats.open(tmp_path / "rows")
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"expected rows with the digest .* as were written, found"):
+            convert(damaged, tmp_path / "new") if way == "convert" else damaged.write(tmp_path / "new")
+        assert [one.name for one in tmp_path.iterdir()] == ["rows"]
+
+
 def test_rows_are_compared_when_files_are_opened(tmp_path: Path) -> None:
     stream(ROWS).write(tmp_path / "out")
     stream(500).write(tmp_path / "other")
