@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, DataError
 
 # Each value of theirs is one of float32, too.
 _ML_FLOATS = frozenset(
@@ -143,7 +143,43 @@ def largest_of(dtype: np.dtype[Any]) -> float:
     return float(limits.finfo(dtype).max)
 
 
-class RowError(ValueError):
+def is_hidden(value: Any) -> bool:
+    """Whether a value is None, or a masked array of which nothing is to be seen: a null."""
+    return value is None or (isinstance(value, np.ma.MaskedArray) and value.size > 0 and bool(value.mask.all()))
+
+
+_HIDDEN = "expected a value, found a masked one (filled() replaces it)"
+
+
+def refuse_hidden(value: Any) -> None:
+    """Raise RowError if a masked array, or one in a list, hides a value: what lies under a mask is no data."""
+    if isinstance(value, np.ma.MaskedArray):
+        if np.ma.is_masked(value):
+            mask = np.ma.getmaskarray(value)
+            row = int(mask.reshape(len(mask), -1).any(axis=1).argmax()) if mask.ndim else 0
+            raise RowError(row, _HIDDEN)
+    elif isinstance(value, list | tuple):
+        for kind in {*map(type, value)}:
+            if issubclass(kind, np.ma.MaskedArray):
+                for row, item in enumerate(value):
+                    if np.ma.is_masked(item):
+                        raise RowError(row, _HIDDEN)
+
+
+def to_numpy(value: Any) -> npt.NDArray[Any]:
+    """``np.asarray`` that changes no value in silence.
+
+    Raises:
+        RowError: A mask hides a value, or an integer among floats is none that float64 holds.
+    """
+    refuse_hidden(value)
+    array = np.asarray(value)
+    if array.dtype == np.float64 and isinstance(value, list | tuple) and (np.abs(array) >= 2.0**53).any():
+        check_exact_items(value)  # of integers and floats, NumPy rounds the integers
+    return array
+
+
+class RowError(DataError):
     """A value that its field does not allow; ``row`` counts along the first axis of what was looked at."""
 
     def __init__(self, row: int, message: str) -> None:
@@ -151,14 +187,47 @@ class RowError(ValueError):
         self.row = row
 
 
+def is_lossless(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
+    """Whether every value of ``dtype`` is one of ``other``. NumPy calls integers of 64 bits in float64 safe."""
+    return np.can_cast(dtype, other, "safe") and (dtype.kind not in "iu" or dtype.itemsize < 8 or other.kind != "f")
+
+
+def is_beyond_floats(array: npt.NDArray[Any]) -> bool:
+    """Whether integers are so large that float64 does not hold all of their size."""
+    return bool(array.size) and (int(array.max()) > _EXACT or int(array.min()) < -_EXACT)
+
+
+def check_exact(array: npt.NDArray[Any]) -> None:
+    """Raise RowError if float64 does not hold some integer of ``array`` exactly, such as 2**53 + 1."""
+    if not is_beyond_floats(array):
+        return
+    floats, beyond = array.astype(np.float64), 2.0 ** (64 - (array.dtype.kind == "i"))
+    with np.errstate(invalid="ignore"):
+        lost = (floats >= beyond) | (floats.astype(array.dtype) != array)
+    _refuse(array, lost, _EXACT_NUMBERS)
+
+
+_EXACT = 1 << 53
+_EXACT_NUMBERS = "whole numbers that float64 holds exactly (integer dtypes hold others)"
+
+
+def check_exact_items(items: Any) -> None:
+    """``check_exact`` of the integers among nested lists and arrays of numbers, which NumPy made floats of."""
+    for row, item in enumerate(items):
+        for value in np.asarray(item, object).flat:
+            if isinstance(value, int | np.integer) and int(float(value)) != int(value):
+                raise RowError(row, f"expected {_EXACT_NUMBERS}, found {value}")
+
+
 def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """``array`` in ``dtype``, the same object where nothing changes.
 
-    Numbers may be rounded to a float that is narrower. Everything else must arrive as the value it was.
+    Numbers may be rounded to a float that is narrower than float64. Everything else must arrive as the value it was.
 
     Raises:
-        RowError: A value does not fit: an integer out of range, a fraction or NaN for an integer dtype, a finite
-            float that would become infinite, or anything but 0 and 1 for a boolean.
+        RowError: A value does not fit: an integer out of range, or one for a float that float64 does not hold exactly,
+            a fraction or NaN for an integer dtype, a finite float that would become infinite, or anything but 0 and 1
+            for a boolean.
     """
     if array.dtype == dtype:
         return array
@@ -166,7 +235,7 @@ def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         array = array.astype(np.float32)
         if array.dtype == dtype:
             return array
-    if np.can_cast(array.dtype, dtype, "safe") or not array.size:
+    if is_lossless(array.dtype, dtype) or not array.size:
         return array.astype(dtype)
     if array.dtype.kind in "biu" and dtype.kind in "iu":
         converted = array.astype(dtype)
@@ -179,6 +248,8 @@ def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 def _to_floats(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Numbers rounded to a float dtype that may be narrower; see ``convert``."""
+    if array.dtype.kind in "iu":
+        check_exact(array)
     largest = largest_of(dtype)
     if array.dtype.kind == "f" and -largest <= array.min() and array.max() <= largest:
         return array.astype(dtype)  # most likely; neither NaN nor infinities are among them
@@ -215,7 +286,7 @@ def convert_to(values: npt.NDArray[Any], dtype: np.dtype[Any], out: npt.NDArray[
     Raises:
         RowError: As ``convert``, with the number of the step, ``window * S + step``.
     """
-    if out is None or not np.can_cast(values.dtype, dtype, "safe"):
+    if out is None or not is_lossless(values.dtype, dtype):
         steps = values.reshape(values.shape[0] * values.shape[1], -1)
         values = convert(steps, dtype).reshape(values.shape)
     if out is None:
@@ -227,7 +298,7 @@ def convert_to(values: npt.NDArray[Any], dtype: np.dtype[Any], out: npt.NDArray[
 def _refuse(array: npt.NDArray[Any], where: npt.NDArray[np.bool_], wanted: str) -> None:
     if where.any():
         position = int(where.argmax())
-        row = position * len(array) // array.size
+        row = position * len(array) // array.size if array.ndim else 0
         raise RowError(row, f"expected {wanted}, found {array.flat[position].item()}")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.dtypes import convert, is_ml_float, named_dtype, number_kind, widened
+from mouse_core.dtypes import RowError, check_exact, convert, is_ml_float, named_dtype, number_kind, to_numpy, widened
 from mouse_core.errors import DataError, MissingFieldError, SchemaError
 
 __all__ = [
@@ -220,6 +220,8 @@ def fit(leaf: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[Any]:
     if not is_weak(leaf) or array.dtype.kind not in _HELD_BY.get(number_kind(dtype), ""):
         raise SchemaError(f"{where}: expected the dtype {dtype} of the first write, found {array.dtype}")
     try:
+        if number_kind(dtype) == "f" and array.dtype.kind in "iu":
+            check_exact(array)
         with np.errstate(over="raise"):
             if is_ml_float(dtype):  # of which NumPy says nothing where a number becomes infinite
                 return convert(np.atleast_1d(array), dtype).reshape(array.shape)
@@ -239,7 +241,9 @@ def as_array(leaf: Any, *, where: str) -> npt.NDArray[Any]:
     else:
         try:
             small = _narrow_tensor(leaf) if hasattr(leaf, "dtype") else None
-            array = np.asarray(leaf) if small is None else small
+            array = to_numpy(leaf) if small is None else small
+        except RowError as error:
+            raise DataError(f"{where}: {error}") from error
         except (ValueError, TypeError, RuntimeError) as error:
             if hasattr(leaf, "dtype"):
                 raise SchemaError(f"{where}: expected what NumPy takes, found {leaf.dtype}: {error}") from error

@@ -30,7 +30,7 @@ class JaxArrays(HostArrays):
 
     def array(self, value: Any) -> Any:
         """A value as an array."""
-        return value if isinstance(value, jax.Array) else np.asarray(value)
+        return value if isinstance(value, jax.Array) else super().array(value)
 
     def may_look(self, array: Any) -> bool:
         """Whether values are known, and no device has to be waited for."""

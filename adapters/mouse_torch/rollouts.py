@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from mouse_core import ConfigError, rollouts
+from mouse_core.dtypes import refuse_hidden
 from mouse_core.rollouts.checks import HostArrays
 from mouse_torch import _words
 from mouse_torch.tracing import untraced
@@ -34,6 +35,7 @@ class TensorArrays(HostArrays):
 
     def array(self, value: Any) -> torch.Tensor:
         """A value as a tensor, detached from the graph."""
+        refuse_hidden(value)
         return torch.as_tensor(value, device=self.device).detach()
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> torch.Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core._base.checks import UNREADABLE
-from mouse_core.dtypes import dtype_name, named_dtype
+from mouse_core.dtypes import RowError, dtype_name, is_hidden, named_dtype, refuse_hidden
 from mouse_core.errors import DataError
 
 Buffer = memoryview
@@ -40,11 +40,17 @@ def encoded(columns: Mapping[str, Any]) -> tuple[list[Any], list[Buffer]]:
 
 
 def _encoded(name: str, values: Any) -> tuple[list[Any], list[Buffer]]:
+    if np.ma.is_masked(values):
+        values = [None if is_hidden(value) else value for value in values]
     if not isinstance(values, list | tuple | np.ndarray) and hasattr(values, "__array__"):
         values = np.asarray(values)  # of a framework
     if isinstance(values, np.ndarray) and values.dtype.kind in _PLAIN:
         return ["array", dtype_name(values.dtype), list(values.shape)], [_bytes_of(values)]
-    items = list(values)
+    items = [None if is_hidden(value) else value for value in values]
+    try:
+        refuse_hidden(items)
+    except RowError as error:
+        raise DataError(f"column {name!r}: {error} at row {error.row}") from error
     if items and all(isinstance(item, np.ndarray) and item.dtype.kind in _PLAIN for item in items):
         (dtype, *others) = {item.dtype for item in items}
         if not others:

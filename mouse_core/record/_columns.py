@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mouse_core.dtypes import refuse_hidden
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import Field
 
@@ -83,7 +84,7 @@ def observation_columns(parts: list[Part], images: str, *, declared: bool = Fals
         name = "_".join(map(str, ("observation", *part.keys))) if part.keys else whole
         if part.is_image:
             name = name if part.keys else "observation_image"
-            convert: Callable[[Any], Any] = _as_png if images == "png" else np.array
+            convert: Callable[[Any], Any] = _as_png if images == "png" else _as_pixels
         else:
             convert = _copying(part, part.dtype if declared else None)
         columns.append(Column(name, part, convert))
@@ -145,21 +146,31 @@ def _whole(value: Any) -> int:
     return index(value.item() if isinstance(value, np.ndarray) and value.size == 1 else value)
 
 
+def _as_pixels(value: Any) -> Any:
+    refuse_hidden(value)
+    return np.array(value)
+
+
 def _as_png(value: Any) -> dict[str, Any]:
     from mouse_core.images import encode_png
 
+    refuse_hidden(value)
     return {"bytes": encode_png(value), "path": None}
 
 
 @dataclass(frozen=True)
 class _ArrayOf:
-    """Copies arrays, in a dtype (None: their own) and a shape."""
+    """Copies arrays, in a dtype (None: their own, but floats where their space has such) and a shape."""
 
     dtype: Any
     shape: tuple[int, ...]
+    floats: Any = None
 
     def __call__(self, value: Any) -> Any:
+        refuse_hidden(value)
         made = np.array(value, self.dtype)
+        if self.floats is not None and made.dtype.kind in "biu":
+            made = made.astype(self.floats)  # an environment that resets to zeros without a dtype
         return made if made.shape == self.shape else made.reshape(self.shape)
 
 
@@ -167,7 +178,8 @@ def _copying(part: Part, dtype: Any) -> Callable[[Any], Any]:
     """Copies of a part's values: a whole number as Python's, an array that is all of an observation as a vector."""
     if part.kind != "array":
         return _whole if part.kind == "whole" else str
-    return _ArrayOf(dtype, part.shape if part.keys else (int(np.prod(part.shape, dtype=np.int64)),))
+    shape = part.shape if part.keys else (int(np.prod(part.shape, dtype=np.int64)),)
+    return _ArrayOf(dtype, shape, part.dtype if part.dtype is not None and part.dtype.kind == "f" else None)
 
 
 def values_of(columns: list[Column], value: Any) -> Row:

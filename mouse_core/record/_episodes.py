@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mouse_core.dtypes import is_hidden, refuse_hidden
 from mouse_core.errors import ClosedError, ConfigError, DataError, RolloutError, SchemaError
 from mouse_core.record._columns import Row
 from mouse_core.record._running import TRUNCATED, Running
@@ -297,6 +298,7 @@ def reward_of(reward: Any) -> float:
         DataError: It is none, or several.
     """
     try:
+        refuse_hidden(reward)
         return float(reward)
     except (TypeError, ValueError) as error:
         raise DataError(f"reward: expected one number, found {reward!r:.80}") from error
@@ -319,8 +321,11 @@ def infos_of(info: Mapping[str, Any], infos: Mapping[str, Any]) -> Row:
 
 
 def kept_info(value: Any, dtype: Any) -> Any:
-    """A copy of an info."""
-    if dtype is not None and value is not None:
+    """A copy of an info; None where a mask hides it."""
+    if is_hidden(value):
+        return None
+    refuse_hidden(value)
+    if dtype is not None:
         return np.array(value, dtype)[()]
     return value.copy() if isinstance(value, np.ndarray) else value
 

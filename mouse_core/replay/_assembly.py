@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.dtypes import is_number, namespace, number_kind
+from mouse_core.dtypes import is_number, namespace, number_kind, to_numpy
 from mouse_core.errors import DataError, MissingFieldError, SchemaError
 from mouse_core.nested import as_array, find, flatten, is_varying, map_tree, path_of, stack, structure_of, unflatten
 from mouse_core.replay.base import Collate
@@ -251,7 +251,7 @@ def _numbers_in(rows: Any, key: FieldKey) -> npt.NDArray[Any] | None:
     if not isinstance(rows, Mapping) or path_of(key)[0] not in rows:
         return None
     try:
-        values = np.asarray(find(rows, key))
+        values = to_numpy(find(rows, key))
         if number_kind(values.dtype) not in "biuf":
             raise ValueError(f"{values.dtype}")
     except MissingFieldError:

@@ -11,6 +11,7 @@ import numpy as np
 
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.tracing import refuse_traced
+from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError
 from mouse_core.nested import find
 from mouse_core.replay._assembly import REDUCTIONS, assemble, reduced
@@ -247,19 +248,19 @@ class ReplayBuffer(RowBuffer):
             if self.generations and generation is None:
                 generation = find(batch, "generation", where="update_priority")
             index = np.asarray(index)
-            priority = priorities_like(index, reduced(np.asarray(priority), index.ndim, self._priority_reduction))
+            priority = priorities_like(index, reduced(to_numpy(priority), index.ndim, self._priority_reduction))
             there = meant(np.ones(index.shape, np.bool_), batch, self._parts.masks)
             if not there.all():
                 index, priority = index[there], priority[there]
                 generation = None if generation is None else np.asarray(generation)[there]
-        priority = reduced(np.asarray(priority), np.ndim(index), self._priority_reduction)
+        priority = reduced(to_numpy(priority), np.ndim(index), self._priority_reduction)
         with self._lock, self._shared():
             self._parts.update_priority(index, priority, generation)
             self._updates += 1
 
     def check_update(self, index: Any, priority: Any, generation: Any = None) -> None:
         """Raise what ``update_priority`` would, and change nothing."""
-        priority = reduced(np.asarray(priority), np.ndim(index), self._priority_reduction)
+        priority = reduced(to_numpy(priority), np.ndim(index), self._priority_reduction)
         with self._lock, self._shared():
             self._parts.update_priority(index, priority, generation, check=True)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.dtypes import kind_of, namespace, widened
+from mouse_core.dtypes import RowError, check_exact, kind_of, namespace, to_numpy, widened
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.rollouts.alignment import check_codes, check_truncation
 from mouse_core.rollouts.fields import COLUMNS, RolloutField, Transition, fields_of
@@ -39,7 +39,7 @@ class HostArrays:
 
     def array(self, value: Any) -> Array:
         """A value as an array of this kind, on this device."""
-        return np.asarray(value)
+        return to_numpy(value)
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An array of zeros of a NumPy dtype, or one of this kind of arrays, that may be written to anywhere."""
@@ -164,6 +164,8 @@ class StepChecks:
         try:
             made = self._arrays.array(value)
             kind = kind_of(made.dtype)
+        except RowError as error:
+            raise DataError(f"{name}: {error}") from error
         except (TypeError, ValueError, RuntimeError) as error:
             raise SchemaError(
                 f"{name}: expected an array of shape {list(shape)}, found {type(value).__name__}"
@@ -182,6 +184,11 @@ class StepChecks:
             if least < bounds.min or most > bounds.max:
                 found = least if least < bounds.min else most
                 raise DataError(f"{name}: expected {bounds.min}..{bounds.max} ({dtype}), found {found}")
+        if kind in "iu" and dtype.kind == "f" and isinstance(made, np.ndarray):
+            try:
+                check_exact(made)
+            except RowError as error:
+                raise DataError(f"{name}: {error}") from error
         return made
 
     def ends(

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._base.locks import ProcessLock
-from mouse_core.dtypes import RowError
+from mouse_core.dtypes import RowError, is_hidden
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.arrow import check_mapped
 from mouse_core.spec import FieldSpec
@@ -236,7 +236,7 @@ class Appender:
 
     def _relearnt(self, extent: Extent, row: Mapping[str, Any], coming: int = 0) -> Extent | None:
         fresh = {
-            name for name, column in extent.columns.items() if column.kind.kind == "null" and row[name] is not None
+            name for name, column in extent.columns.items() if column.kind.kind == "null" and not is_hidden(row[name])
         }
         if not fresh:
             return None
@@ -279,9 +279,9 @@ def _arrow_type(column: ColumnExtent) -> pa.DataType:
 
 def _first_known(values: Any) -> Any:
     """The first value that is not None, to infer a type from."""
-    if isinstance(values, np.ndarray) and values.dtype != object:
+    if type(values) is np.ndarray and values.dtype != object:
         return values[0]
-    return next((value for value in values if value is not None), None)
+    return next((value for value in values if not is_hidden(value)), None)
 
 
 def select_splits(

@@ -17,7 +17,7 @@ from mouse_core._arrow.column_types import ColumnType, Reading, check_readable, 
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.gathering import gather, pieces_lying
 from mouse_core._arrow.windows import WindowsPart
-from mouse_core.dtypes import RowError, largest_of, number_kind
+from mouse_core.dtypes import RowError, is_lossless, largest_of, number_kind
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.spec import Alignment, Field, FieldSpec
 from mouse_core.store._segments import Segment
@@ -86,7 +86,7 @@ class FieldReader:
     def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
         """What to move values in that become ``dtype`` later: the column's dtype where that loses nothing."""
         stored = self.column.kind.dtype
-        lossless = self.holds_fills and np.can_cast(stored, dtype, "safe") and stored.itemsize <= dtype.itemsize
+        lossless = self.holds_fills and is_lossless(stored, dtype) and stored.itemsize <= dtype.itemsize
         return stored if lossless else dtype
 
     def read(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core import DatasetStore, Field
+from mouse_core import BatchSource, DatasetStore, Field
 from mouse_core.errors import DataError, MissingFieldError, SchemaError
 from tests.core.oracle import Rule, assert_same, field_arrays
 from tests.core.test_store import everything
@@ -169,11 +169,104 @@ def test_a_dict_that_makes_up_values_is_not_asked_for_any() -> None:
     assert len(store) == 3
 
 
-def test_a_masked_array_is_its_values() -> None:
-    store = make_store()
-    store.append(first_row())
-    store.append(first_row() | {"observation": np.ma.array([1, 2, 3], mask=[0, 1, 0], dtype=np.float32)})
-    assert everything(store)["obs_continuous"][1].tolist() == [1.0, 2.0, 3.0]
+def _rows(**changed: Any) -> dict[str, Any]:
+    count = np.arange(4)
+    return {"observation": np.zeros((4, 2)), "action": count, "done": count * 0, "reward": count + 0.5} | changed
+
+
+def _taken(many: bool, **changed: Any) -> list[dict[str, Any]]:
+    store, rows = DatasetStore(), _rows(**changed)
+    if many:
+        store.extend(rows)
+    else:
+        for number in range(4):
+            store.append({name: values[number] for name, values in rows.items()})
+    return [{name: row[name] for name in changed} for row in store]
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_what_a_mask_hides_is_null_or_refused(many: bool) -> None:
+    masked, count = np.ma.masked_array, np.arange(4)
+    assert _taken(many, episode_step=masked(count, count == 2))[1:3] == [{"episode_step": 1}, {"episode_step": None}]
+    assert _taken(many, metadata_x=masked(count * 1.0, count < 2))[1:3] == [{"metadata_x": None}, {"metadata_x": 2.0}]
+    rows = masked(np.ones((4, 2)), np.array([[1, 1], [0, 0], [0, 0], [1, 1]]))
+    assert _taken(many, metadata_x=rows)[2:] == [{"metadata_x": [1.0, 1.0]}, {"metadata_x": None}]
+    assert _taken(many, metadata_x=masked(np.array(list("abcd")), count == 0))[0] == {"metadata_x": None}
+    assert _taken(many, reward=masked(count + 0.5))[3] == {"reward": 3.5}  # hides nothing
+    with pytest.raises(DataError, match=r"column 'reward': expected a value.* at row 2"):
+        _taken(many, reward=masked(count + 0.5, count == 2))
+    part = masked(np.ones((4, 2)), np.array([[0, 0], [0, 1], [0, 0], [0, 0]]))
+    for name in ("observation", "metadata_x"):
+        with pytest.raises(DataError, match=f"column '{name}': expected a value, found a masked one .* at row 1"):
+            _taken(many, **{name: part})
+
+
+def test_masked_arrays_in_a_list_are_masked() -> None:
+    ones, hidden = np.ones(2), np.ma.masked_array(np.ones(2), [1, 1])
+    assert [row["metadata_x"] for row in _taken(True, metadata_x=[hidden, ones, ones, None])] == [
+        None,
+        [1, 1],
+        [1, 1],
+        None,
+    ]
+    with pytest.raises(DataError, match=r"'observation': expected a value, found a masked one .* at row 3"):
+        _taken(True, observation=[ones, ones, ones, hidden])
+
+
+STAMP = 1764345600123456789
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "int32", "uint8", "float32"])
+def test_arrays_of_numbers_keep_their_dtype(many: bool, dtype: str) -> None:
+    largest = np.iinfo(dtype).max if dtype[0] != "f" else 2**24
+    values = np.array([[largest - number, number] for number in range(4)], dtype)
+    for rows in (values, values[:, 0], list(values)):
+        taken = _taken(many, observation=rows)
+        assert [row["observation"] for row in taken] == [row.tolist() for row in rows]
+    store = DatasetStore()
+    store.extend(_rows(observation=values))
+    assert store.columns["observation"].value_type == dtype.replace("float32", "float")
+    small = DatasetStore(max_obs_continuous_dim=1)
+    small.extend(_rows(observation=values[:, 1]))
+    assert small.snapshot().spec["obs_continuous"].dtype == np.float64
+    assert BatchSource(small, 4, 1, sampling="sequential")[0]["obs_continuous"].ravel().tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_integers_that_a_float_does_not_hold_are_refused(many: bool) -> None:
+    exact = "expected whole numbers that float64 holds exactly .*found 1764345600123456789 at row 2"
+    numbers = [0.5, 1, STAMP, 2]
+    with pytest.raises(DataError, match=f"'reward': {exact}"):
+        _taken(many, reward=numbers)
+    with pytest.raises(DataError, match=f"'observation': {exact}"):
+        _taken(many, observation=[[0.5], [1], [STAMP], [2]])
+    assert [row["reward"] for row in _taken(many, reward=[0.5, 2**60, -(2**53), 1e300])] == [
+        0.5,
+        2**60,
+        -(2**53),
+        1e300,
+    ]
+    assert _taken(many, observation=[[STAMP]] * 4)[3] == {"observation": [STAMP]}  # of whole numbers alone
+
+
+def test_integers_that_a_batch_does_not_hold_are_refused() -> None:
+    """A batch has observations as float64; a field of integers delivers them as they are."""
+    stamps = np.array([[STAMP + number] for number in range(4)])
+    rows = _rows(observation=stamps)
+    table = pa.table({name: values if values.ndim == 1 else values.tolist() for name, values in rows.items()})
+    whole = [Field("obs_continuous", column="observation", dtype="int64")]
+    for fill in (lambda store: store.extend(rows), lambda store: store.from_dataset(table)):
+        store, other = DatasetStore(), DatasetStore(fields=whole)
+        fill(store)
+        fill(other)
+        for dtypes in ({}, {"obs_continuous": "float32"}):
+            with pytest.raises(DataError, match="obs_continuous: expected whole numbers that float64 holds exactly"):
+                BatchSource(store, 4, 1, dtypes=dtypes)[0]
+        assert (
+            BatchSource(other, 4, 1, sampling="sequential")[0]["obs_continuous"].ravel().tolist()
+            == stamps.ravel().tolist()
+        )
 
 
 def test_a_store_that_is_dropped_is_gone() -> None:

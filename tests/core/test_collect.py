@@ -192,6 +192,23 @@ def test_values_arrive_as_they_would_in_a_store_here(server: StoreServer, store:
         client.extend({**columns, "note": [object()] * 20})
 
 
+def test_a_mask_and_whole_numbers_arrive_as_they_are(server: StoreServer, store: DatasetStore) -> None:
+    stamp = 1764345600123456789
+    rows = numbered(0, 3) | {
+        "observation": np.array([[stamp + number] for number in range(3)]),
+        "episode_step": np.ma.masked_array(np.arange(3), [0, 1, 0]),
+    }
+    with StoreClient(server.address, "a") as client:
+        client.extend(rows)
+        hidden = np.ma.masked_array(rows["reward"], [0, 1, 0])
+        part = np.ma.masked_array(np.ones((3, 2)), [[0, 0], [0, 0], [0, 1]])
+        for bad in ({"reward": hidden}, {"metadata_x": part}):
+            with pytest.raises(DataError, match=next(iter(bad))):
+                client.extend(rows | bad)
+    assert [row["observation"] for row in store] == [[stamp], [stamp + 1], [stamp + 2]]
+    assert [row["episode_step"] for row in store] == [0, None, 2]
+
+
 def test_a_client_waits_for_a_server_that_is_started_again(tmp_path: Path) -> None:
     store = DatasetStore.open(tmp_path / "s", "a")
     first = StoreServer(store)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from mouse_core import BatchSource, ClosedError, ConfigError, DataError, DatasetStore, RolloutError, SchemaError
@@ -96,6 +98,63 @@ def test_lists_of_texts_that_are_empty_at_first() -> None:
     store = DatasetStore()
     play(Recorder(Told(Counting([8], "vector")), store, infos=["tags"]), 1, seed=None)
     assert [row["metadata_infos_tags"] for row in store] == [None, None, None, ["b"], None, ["b"], [], ["b"], []]
+
+
+class Frames(gym.Env[Any, Any]):
+    """Observations of a dtype and a shape: at step t all of them are ``first + t``."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, dtype: Any, shape: tuple[int, ...], first: int = 0, given: Any = None) -> None:
+        low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max) if np.dtype(dtype).kind != "f" else (-1e9, 1e9)
+        self.observation_space = gym.spaces.Box(low, high, shape, dtype)
+        self.first, self.given, self.steps = first, given or dtype, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.full(self.observation_space.shape, self.first, self.given), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.full_like(self.observation_space.low, self.first + self.steps), 0.5, self.steps == 3, False, {}
+
+
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize(("dtype", "shape", "first"), [("int64", (2,), 1764345600123456789), ("uint8", (4, 8, 8), 0)])
+def test_observations_keep_their_dtype(vector: bool, dtype: str, shape: tuple[int, ...], first: int) -> None:
+    store = DatasetStore()
+    make = partial(Frames, dtype, shape, first)
+    if vector:
+        envs = gym.vector.SyncVectorEnv([make, make])
+        with VectorRecorder(envs, store) as recorder:
+            recorder.reset(seed=0)
+            for _ in range(3):
+                recorder.step(np.zeros(2, np.int64))
+    else:
+        record(make(), store=store, episodes=2, seed=0)
+    assert store.columns["observation"] == pa.list_(getattr(pa, dtype)())
+    assert [set(row["observation"]) for row in store] == [{first + step} for step in range(4)] * 2
+
+
+def test_an_environment_that_begins_with_zeros_of_another_dtype() -> None:
+    rows = record(Frames("float32", (2,), given="int64"), episodes=1, seed=0)
+    assert rows.columns["observation"] == pa.list_(pa.float32())
+
+
+@pytest.mark.parametrize("images", ["raw", "png"])
+def test_masked_observations_are_refused(images: str) -> None:
+    env = Recorder(Frames("uint8", (8, 8)), DatasetStore(), images=images)
+    env.env.step = lambda _: (  # type: ignore[method-assign]
+        np.ma.masked_array(np.zeros((8, 8), np.uint8), np.eye(8)),
+        0.0,
+        True,
+        False,
+        {},
+    )
+    env.reset(seed=0)
+    with pytest.raises(DataError, match=r"observation_image.*masked"):
+        env.step(0)
 
 
 def check_vector(store: DatasetStore, logs: list[list[list[Any]]], *, episodes: int, infos: Any = ()) -> None:

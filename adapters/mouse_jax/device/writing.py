@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from mouse_core import ConfigError, SchemaError
-from mouse_core.nested import FieldKey
+from mouse_core.nested import FieldKey, as_array
 from mouse_core.replay import Priorities
 from mouse_core.replay.device.options import check_names, check_order, check_rooms, composed, find_marks
 from mouse_core.spec import Alignment
@@ -293,7 +293,7 @@ def _accepted(replay: Replay, rows: Any) -> Any:
     lead = 1 if replay.layout.num_envs is None else 2
     arrays, counts = {}, {}
     for key, memory in held.items():
-        leaf = given[key] if isinstance(given[key], jax.Array) else np.asarray(given[key])
+        leaf = given[key] if isinstance(given[key], jax.Array) else as_array(given[key], where=f"add: field {key!r}")
         weak = not hasattr(given[key], "dtype")
         one, several = memory.shape[1:], (None, *memory.shape[1:])
         if leaf.shape == one:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.dtypes import is_ml_float, widened
+from mouse_core.dtypes import is_ml_float, to_numpy, widened
 from mouse_core.errors import DataError
 
 _MAX_TOKEN = 2**31 - 1
@@ -22,7 +22,7 @@ def array_of(values: Any, where: str) -> npt.NDArray[Any]:
         DataError: They are no array; ``where`` begins the message.
     """
     try:
-        array = np.asarray(widened(values.detach()).cpu() if hasattr(values, "detach") else values)
+        array = to_numpy(widened(values.detach()).cpu() if hasattr(values, "detach") else values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{where} as an array, found {values!r:.80}: {error}") from error
     return widened(array) if is_ml_float(array.dtype) else array

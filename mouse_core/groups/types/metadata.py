@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core.dtypes import RowError, refuse_hidden
 from mouse_core.errors import DataError
 
 NODE = pa.struct(
@@ -56,6 +57,10 @@ def _copy(value: Any, where: str, depth: int) -> Any:
     if kind is list or kind is tuple:
         return kind(_copy(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(value))
     if isinstance(value, np.ndarray | np.generic) and np.asarray(value).dtype.kind in "biufc":
+        try:
+            refuse_hidden(value)
+        except RowError as error:
+            raise DataError(f"{where}: {error}") from error
         return np.array(value, order="C") if isinstance(value, np.ndarray) else value
     raise DataError(
         f"{where}: expected None, bool, int, float, str, bytes, numeric NumPy values, or lists, tuples and dicts of "

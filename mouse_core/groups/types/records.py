@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.dtypes import refuse_hidden
 from mouse_core.errors import DataError
 from mouse_core.groups.types.arrays import logprobs_of, tokens_of
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns, checked_columns
@@ -326,6 +327,7 @@ def check_rewarded(rollout: RolloutRecord) -> float:
 
 def _finite(value: Any, where: str) -> float:
     try:
+        refuse_hidden(value)
         number = float(value)
     except (TypeError, ValueError):
         raise DataError(f"{where} as a number, found {value!r:.100}") from None

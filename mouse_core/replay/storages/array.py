@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.nested import map_tree, stack
 from mouse_core.replay.ground.memory import RowMemory
@@ -255,7 +256,7 @@ class ArrayStorage(RingStorage):
 
 def _as_given(leaf: Any) -> Any:
     """An array; a list stays, whose rows may differ in length."""
-    return leaf if isinstance(leaf, list) else np.asarray(leaf)
+    return leaf if isinstance(leaf, list) else to_numpy(leaf)
 
 
 def _scalars(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[type, ...]:

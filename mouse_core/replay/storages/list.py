@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.dtypes import refuse_hidden
 from mouse_core.errors import DataError, StateError
 from mouse_core.nested import find, flatten, map_tree
 from mouse_core.replay.ground.encoding import object_array
@@ -54,6 +55,7 @@ class ListStorage(RingStorage):
             one: ``rows`` is a single object.
         """
         items = [rows] if one else take_apart(rows)
+        _refuse_hidden(items)
         for number, item in enumerate(items, self._written):
             slot = number % self._capacity
             if slot == len(self._items):
@@ -67,6 +69,7 @@ class ListStorage(RingStorage):
         """Replace the objects in ``slots``; ``rows`` as for ``append``."""
         self._check_slots(slots)
         items = take_apart(rows)
+        _refuse_hidden(items)
         check_put(slots, len(items))
         for slot, item in zip(slots.reshape(-1).tolist(), items, strict=True):
             self._items[slot] = item
@@ -132,6 +135,12 @@ class ListStorage(RingStorage):
             self._signatures.wrote(slot)
         self._written, self._size = int(state["written"]), len(items)
         self._changes += 1
+
+
+def _refuse_hidden(items: list[Any]) -> None:
+    """Raise DataError where a mask hides a value: a batch is made of arrays without masks."""
+    for item in items:
+        map_tree(refuse_hidden, item)
 
 
 def take_apart(rows: Any) -> list[Any]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchLayout
-from mouse_core.dtypes import convert
+from mouse_core.dtypes import convert, is_hidden
 from mouse_core.store._tail.values import (
     TailColumn,
     check_object,
@@ -95,6 +95,8 @@ class ScalarExtent(NumbersExtent):
         self.whole = column.whole
         self.bounds: tuple[float, float] | None = column.bounds
         self._largest = inf
+        # The largest integer that is written as it comes.
+        self._exact = 2.0**53 if column.kind.dtype.kind == "f" else inf
         #: Whether there is more to check than ``usual`` says.
         self.is_checked = column.whole or (column.domain is not None and column.domain_limits is None)
         if column.bounds is None and column.kind.dtype in (np.float16, np.float32):
@@ -104,16 +106,17 @@ class ScalarExtent(NumbersExtent):
     @property
     def usual(self) -> tuple[float, float] | None:
         """Between which numbers of a plain type nothing is left to check; None: there are no such limits."""
-        limits = self.bounds if self._largest is inf else (-self._largest, self._largest)
+        largest = min(self._largest, self._exact)
+        limits = self.bounds if largest is inf or self.bounds is not None else (-largest, largest)
         within = self._column.domain_limits
         return within if limits is None else limits if within is None else _common(limits, within)
 
     def put(self, row: int, value: Any) -> None:
         """Write one value; raises ValueError, TypeError or OverflowError where it does not fit."""
-        if value is None and self._column.nullable:
+        if type(value) not in self.plain and self._column.nullable and is_hidden(value):
             self._put_null(row)
             return
-        if type(value) not in self.plain:
+        if type(value) not in self.plain or (type(value) is int and not -self._exact <= value <= self._exact):
             value = check_scalar(value, self._column)
         if self.bounds is not None and not self.bounds[0] <= value <= self.bounds[1]:
             raise ValueError(f"expected {self._column.allowed}, found {value}")
@@ -173,7 +176,7 @@ class VectorExtent(NumbersExtent):
 
     def put(self, row: int, value: Any) -> None:
         """Write one array; raises ValueError or TypeError where it does not fit."""
-        if value is None and self._column.nullable:
+        if type(value) is not np.ndarray and self._column.nullable and is_hidden(value):
             self._put_null(row)
             self._end(row, 0)
             return

@@ -217,6 +217,6 @@ def prepare(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any]:
         check_vector(array[0], column)
     elif array.ndim != 1:
         raise ValueError(f"expected one number a row, found arrays of shape {list(array.shape[1:])}")
-    array = convert(check_kind(array, column.kind.dtype), column.kind.dtype)
+    array = convert(check_kind(array, column), column.kind.dtype)
     check_values(array, column)
     return array

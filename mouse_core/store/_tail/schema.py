@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core._arrow.column_types import ColumnType, column_type
-from mouse_core.dtypes import is_ml_float
+from mouse_core.dtypes import is_beyond_floats, is_hidden, is_ml_float
 from mouse_core.images.pixels import image_shape, is_encoded
 from mouse_core.spec import Field
 from mouse_core.store._tail.values import TailColumn, as_array, check_object
@@ -40,6 +40,7 @@ def tail_column(
     Raises:
         ValueError: No Arrow type can hold the value.
     """
+    value = None if is_hidden(value) else value
     nullable = field is None or field.fill is not None
     unknown = TailColumn(ColumnType("null"), arrow_type=pa.null(), nullable=nullable)
     kind = None if known is None else column_type(known)
@@ -88,7 +89,8 @@ def _bounded(column: TailColumn, field: Field, bounds: tuple[int, int] | None, *
     """The column with what its field allows: values within bounds, and whole ones where it delivers integers."""
     wanted = _wanted_dtype(field, vectors=vectors)
     whole = column.kind.dtype.kind == "f" and wanted is not None and wanted.kind in "iu"
-    return replace(column, whole=whole, bounds=bounds, allowed="" if bounds is None else field.shown(bounds))
+    floats = column.kind.dtype.kind in "iu" and wanted is not None and wanted.kind == "f"
+    return replace(column, whole=whole, whole_floats=floats, bounds=bounds, allowed="" if bounds is None else field.shown(bounds))
 
 
 def _of_arrays(column: TailColumn, value: Any, field: Field | None, shape: tuple[int, ...] | None) -> TailColumn | None:
@@ -153,7 +155,8 @@ def _infer(value: Any, field: Field | None) -> ColumnType:
 def _kept_dtype(array: Any, value: Any, field: Field | None) -> np.dtype[Any]:
     """The dtype to keep values in: the recorded one, unless a whole number stands for a float or a flag for a code.
 
-    The first reward of an episode is often written as a plain 0; the column must still take 0.5.
+    The first reward of an episode is often written as a plain 0; the column must still take 0.5. An array of integers
+    says its dtype, and stays as it is: frames of uint8 take an eighth, and float64 does not hold all int64.
     """
     dtype: np.dtype[Any] = array.dtype
     if field is not None and field.image:
@@ -163,7 +166,9 @@ def _kept_dtype(array: Any, value: Any, field: Field | None) -> np.dtype[Any]:
     if wanted is None:
         return dtype
     if wanted.kind == "f" and dtype.kind in "biu":
-        return np.dtype(np.float64)
+        vectors = field is not None and (array.ndim or field.min_ndim)
+        kept = vectors and dtype.kind != "b" and (hasattr(value, "dtype") or is_beyond_floats(array))
+        return dtype if kept else np.dtype(np.float64)
     if wanted.kind in "iu" and dtype.kind == "b":
         return wanted
     return dtype

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from mouse_core._arrow.column_types import ColumnType
 from mouse_core._base.checks import values_of
-from mouse_core.dtypes import RowError, convert, is_ml_float, widened
+from mouse_core.dtypes import RowError, convert, is_hidden, is_ml_float, refuse_hidden, to_numpy, widened
 from mouse_core.errors import DataError
 from mouse_core.images.pixels import check_image, decode_image, encode_png
 
@@ -35,6 +35,7 @@ class TailColumn:
         pixel: The dtype of images' pixels.
         image_roots: Folders in which images that are named by path may lie.
         whole: Whether numbers must be whole, although the column holds floats.
+        whole_floats: Whether floats that are whole go into a column of integers, as the field delivers floats.
         single: Whether a number and a vector of one value are the same.
         allowed: What values within ``bounds`` are, in words.
         domain: Which values rows may have, a spec of ``mouse_core.spec``; None: any.
@@ -52,6 +53,7 @@ class TailColumn:
     pixel: np.dtype[Any] = _BYTE
     image_roots: tuple[str, ...] = ()
     whole: bool = False
+    whole_floats: bool = False
     single: bool = False
     allowed: str = ""
     domain: Any = None
@@ -98,6 +100,7 @@ def at_row(row: int, check: Callable[..., Any], *arguments: Any) -> Any:
 def check_vector(value: Any, column: TailColumn) -> npt.NDArray[Any]:
     """``value`` as an array whose kind and shape fit the column, or ValueError."""
     if column.image:
+        refuse_hidden(value)
         pixels = decode_image(value, dtype=column.pixel, image_roots=column.image_roots)
         value = pixels[:, :, 0] if pixels.shape == (*column.shape, 1) else pixels
     array = as_array(value)
@@ -112,15 +115,16 @@ def check_vector(value: Any, column: TailColumn) -> npt.NDArray[Any]:
             return np.empty(0, column.kind.dtype)
     elif array.shape != column.shape:
         raise ValueError(f"expected shape {list(column.shape)}, found {list(array.shape)}")
-    return check_kind(array, column.kind.dtype)
+    return check_kind(array, column)
 
 
 def check_object(value: Any, column: TailColumn) -> Any:
     """``value`` as an item of an ObjectExtent, or ValueError or a pyarrow error."""
-    if value is None:
+    if is_hidden(value):
         if not column.nullable:
             raise ValueError("expected a value, found None")
         return None
+    refuse_hidden(value)
     if column.kind.kind == "image":
         item = value if isinstance(value, bytes | Mapping) else encode_png(value, dtype=column.pixel)
         item = item if isinstance(item, Mapping) else {"bytes": item, "path": None}
@@ -159,15 +163,19 @@ def as_array(value: Any) -> npt.NDArray[Any]:
     if type(value) is np.ndarray and not is_ml_float(value.dtype):
         return value
     try:
-        return np.asarray(widened(value))  # Arrow has no bfloat16 and no 8-bit floats, but all of their values
+        return to_numpy(widened(value))  # Arrow has no bfloat16 and no 8-bit floats, but all of their values
     except RuntimeError as error:  # a tensor with a gradient, an array that was donated
         raise TypeError(f"expected numbers, found {type(value).__name__}: {error}") from error
 
 
-def check_kind(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """``array`` if it holds numbers of a kind that ``dtype`` may take, or TypeError."""
+def check_kind(array: npt.NDArray[Any], column: TailColumn) -> npt.NDArray[Any]:
+    """``array`` if it holds numbers of a kind that the column may take, or TypeError."""
     # Whole numbers may go to float columns, never fractions to integer columns.
-    if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and dtype.kind != "f"):
+    dtype = column.kind.dtype
+    if array.dtype.kind == "f" and dtype.kind != "f":
+        if not column.whole_floats or not (array == np.floor(array)).all():
+            raise TypeError(f"expected {dtype}, found {array.dtype}; a column keeps the dtype of its first value")
+    elif array.dtype.kind not in "biuf":
         raise TypeError(f"expected {dtype}, found {array.dtype}")
     return array
 
@@ -183,7 +191,7 @@ def check_scalar(value: Any, column: TailColumn) -> Any:
         array = array.reshape(())
     if array.ndim:
         raise ValueError(f"expected a single number, found shape {list(array.shape)}")
-    return convert(check_kind(array, column.kind.dtype), column.kind.dtype)[()]
+    return convert(check_kind(array, column), column.kind.dtype)[()]
 
 
 def check_values(array: npt.NDArray[Any], column: TailColumn) -> None:
@@ -232,5 +240,7 @@ def plain_types(dtype: np.dtype[Any]) -> frozenset[type]:
     """Types whose values a memoryview of ``dtype`` takes as they are, or refuses."""
     if dtype.kind == "b":
         return frozenset([bool, np.bool_])
-    types: list[type] = [bool, int, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32]
-    return frozenset([*types, float, np.float16, np.float32, np.float64] if dtype.kind == "f" else [*types, np.uint64])
+    types: list[type] = [bool, int, np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32]
+    if dtype.kind == "f":  # which does not hold all integers of 64 bits; of ``int`` there are limits
+        return frozenset([*types, float, np.float16, np.float32, np.float64])
+    return frozenset([*types, np.int64, np.uint64])

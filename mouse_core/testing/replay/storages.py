@@ -217,7 +217,7 @@ class StorageConformance:
         self._holds(storage, {0: 0, 1: 1})
 
     def test_what_is_refused_changes_nothing(self, tmp_path: Path) -> None:
-        """Rows unlike the first, and slots that are not in use."""
+        """Rows unlike the first, values that a mask hides, and slots that are not in use."""
         storage = self._new(5, 1, tmp_path)
         storage.append(rows_from(0, 3))
         changes = storage.changes
@@ -225,8 +225,12 @@ class StorageConformance:
             refused(IndexError, partial(storage.get, np.array(slots)))
             refused(IndexError, partial(storage.put, np.array(slots), rows_from(50, len(slots))))
         refused(MouseError, lambda: storage.put(np.array([0, 1]), rows_from(50, 3)), "expected")
+        good = rows_from(50, 2)
+        hidden = {**good, "reward": np.ma.masked_array(good["reward"], [False, True])}
+        refused(MouseError, lambda: storage.append(hidden), "expected")
+        refused(MouseError, lambda: storage.put(np.array([0, 1]), hidden), "expected")
+        refused(MouseError, lambda: storage.append({**row_of(50), "reward": hidden["reward"][1]}, one=True), "expected")
         if self.typed:
-            good = rows_from(50, 2)
             for bad in (
                 {**good, "extra": np.zeros(2)},
                 {name: value for name, value in good.items() if name != "reward"},

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.dtypes import RowError, refuse_hidden
+from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.nested import FieldKey, flatten, map_tree, structure_of, unflatten
 from mouse_core.replay import Slices
 from mouse_torch.device.ground.kept import Kept, zeros
@@ -229,6 +230,10 @@ def _moved(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 def _tensor(key: FieldKey, leaf: Any) -> torch.Tensor:
     if isinstance(leaf, torch.Tensor):
         return leaf
+    try:
+        refuse_hidden(leaf)
+    except RowError as error:
+        raise DataError(f"field {key!r}: {error}") from error
     try:
         if isinstance(leaf, np.ndarray | np.generic):
             array = np.asarray(leaf)
