@@ -86,7 +86,7 @@ class RolloutAdapterConformance(InArrays):
         self._alike(mine, core, "mini_batch_generator", 2, 1)
 
     def test_rows_that_do_not_fit_are_refused(self) -> None:
-        """Names, shapes, and values that are not finite or no codes; the row is not written."""
+        """Names, shapes, and values that are not finite, no codes or hidden by a mask; the row is not written."""
         mine, core = self._empty()
         good = _steps(0)[0]
         nan = good["rewards"] * np.float32("nan")
@@ -98,6 +98,10 @@ class RolloutAdapterConformance(InArrays):
             (DataError, {**good, "dones": good["dones"] + 7}),
         ):
             refused(kind, partial(mine.add_transitions, self.given(bad)))
+        # What a mask of NumPy hides is no data.
+        for name in ("rewards", "observations"):
+            hidden = np.ma.masked_array(good[name], np.arange(good[name].size).reshape(good[name].shape) == 0)
+            refused(DataError, partial(mine.add_transitions, {**self.given(good), name: hidden}))
         self._fill(mine, core, seed=0)
         self._alike(mine, core, "mini_batch_generator", 2, 1)
 

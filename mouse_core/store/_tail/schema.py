@@ -90,7 +90,9 @@ def _bounded(column: TailColumn, field: Field, bounds: tuple[int, int] | None, *
     wanted = _wanted_dtype(field, vectors=vectors)
     whole = column.kind.dtype.kind == "f" and wanted is not None and wanted.kind in "iu"
     floats = column.kind.dtype.kind in "iu" and wanted is not None and wanted.kind == "f"
-    return replace(column, whole=whole, whole_floats=floats, bounds=bounds, allowed="" if bounds is None else field.shown(bounds))
+    return replace(
+        column, whole=whole, whole_floats=floats, bounds=bounds, allowed="" if bounds is None else field.shown(bounds)
+    )
 
 
 def _of_arrays(column: TailColumn, value: Any, field: Field | None, shape: tuple[int, ...] | None) -> TailColumn | None:

@@ -171,7 +171,7 @@ class DeviceReplayConformance(InArrays):
             np.testing.assert_array_equal(self.to_numpy(leaf), expected, ".".join(path))
 
     def test_what_is_refused_changes_nothing(self) -> None:
-        """Rows unlike the example, priorities where there are none, and a batch of nothing."""
+        """Rows unlike the example, values that a mask hides, priorities where there are none, and a batch of nothing."""
         state = self._init(_pair_of())
         assert not bool(self.can_sample(state)), "expected nothing to draw"
         refused(MouseError, lambda: self.sample(state, 0))
@@ -184,6 +184,7 @@ class DeviceReplayConformance(InArrays):
             {**good, "reward": good["reward"][:2]},
             {**good, "obs": {**good["obs"], "vector": good["obs"]["vector"][:, :1]}},
             _rows(500, _STEPS + 1, None),
+            {**good, "reward": np.ma.masked_array(good["reward"], np.arange(3) == 1)},
         ):
             refused(MouseError, lambda bad=bad: self.add(state, bad))  # type: ignore[misc]
         refused(ConfigError, lambda: self.set_priorities(state, np.zeros(1, np.int32), np.ones(1, np.float32)))
