@@ -171,7 +171,7 @@ class DeviceReplayConformance(InArrays):
             np.testing.assert_array_equal(self.to_numpy(leaf), expected, ".".join(path))
 
     def test_what_is_refused_changes_nothing(self) -> None:
-        """Rows unlike the example, values that a mask hides, priorities where there are none, and a batch of nothing."""
+        """Rows unlike the example, values that a mask hides, priorities where none are, and a batch of nothing."""
         state = self._init(_pair_of())
         assert not bool(self.can_sample(state)), "expected nothing to draw"
         refused(MouseError, lambda: self.sample(state, 0))
