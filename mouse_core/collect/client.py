@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 import pyarrow as pa
 
 from mouse_core._base.checks import as_record, columns_of
-from mouse_core.collect.columns import encoded
 from mouse_core.collect.shared import error_of
-from mouse_core.collect.wire import reachable, receive, send
+from mouse_core.collect.wire import encoded, reachable, receive, send
 from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, StorageError
 from mouse_core.spec import Alignment, check_alignment
 
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from mouse_core.about.dataset import About
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
+# A server may wait for the end of a connection before, whose name a client has, before it answers a hello.
+_HELLO_S = 10.0
 
 
 @runtime_checkable
@@ -72,7 +73,7 @@ class _Socket:
         except BaseException:
             made.close()
             raise
-        made.settimeout(None)  # a write may take as long as others do before it
+        made.settimeout(max(timeout_s, _HELLO_S))
         self._socket = made
 
     def exchange(self, call: Mapping[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
@@ -80,6 +81,7 @@ class _Socket:
             raise ConnectionError("not connected")
         send(self._socket, call, parts)
         reply, body = receive(self._socket)
+        self._socket.settimeout(None)  # only a hello is answered soon: a write takes as long as others do before it
         return {**reply, "body": body}
 
     def close(self) -> None:
@@ -135,7 +137,8 @@ class Client:
                 self._prepare(call, sent=sent)
                 sent = True
                 reply = self._channel.exchange(call, parts)
-            except (ConnectionError, FileNotFoundError, TimeoutError, BrokenPipeError) as error:
+            except (ConnectionError, FileNotFoundError, TimeoutError, BlockingIOError) as error:
+                # A full queue of a server that is busy is a BlockingIOError.
                 self._is_connected = False
                 if time.monotonic() - begin > self._timeout:
                     known = "; whether it was carried out is not known" if sent and parts else ""

@@ -7,6 +7,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -20,9 +21,13 @@ from mouse_core.store.dataset_store import DatasetStore
 
 SOCKET = "server.socket"
 """What the socket is called in the folder of a store."""
-_WAITING = 128
 # A client that was killed and started again may be there before the old one's connection is seen to be closed.
 _PATIENCE_S = 5.0
+# A connection has so long to say hello, and so long to send or take some more of a message that has begun.
+_HELLO_S, _STALL_S = 10.0, 60.0
+_HELLO_BYTES = 4096
+_MOST_IDLE = 256
+_PAUSE_S = 0.05
 
 
 @runtime_checkable
@@ -51,6 +56,46 @@ class Shared(Protocol):
         """Let go; what is served stays open."""
 
 
+class IdleConnections:
+    """The connections of a server that wait for a call, of which only some stay open.
+
+    Where there are too many, the one that waits longest is shut down: who has it connects again with the next call.
+
+    Args:
+        most: How many may wait.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting: dict[socket.socket, None] = {}  # in the order in which they began to wait
+        self._lock = threading.Lock()
+
+    def add(self, connection: socket.socket) -> None:
+        """Note that a connection waits from now on."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+            self._waiting[connection] = None
+            while len(self._waiting) > self._most:
+                self._shut_down()
+
+    def remove(self, connection: socket.socket) -> bool:
+        """Note that a connection waits no more, as a call begins or it ends; False: it was shut down."""
+        with self._lock:
+            return self._waiting.pop(connection, self) is None
+
+    def make_room(self) -> None:
+        """Shut down the connection that waits longest, where there is one."""
+        with self._lock:
+            if self._waiting:
+                self._shut_down()
+
+    def _shut_down(self) -> None:
+        connection = next(iter(self._waiting))
+        del self._waiting[connection]
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
 class StoreServer:
     """Takes the rows of clients, in other processes of this machine, into a store.
 
@@ -59,7 +104,9 @@ class StoreServer:
     meanwhile, take snapshots and train. Clients wait for a server that is started again at the same address, and what
     they send twice is written once: see ``SharedStore``.
 
-    Only processes of the same user reach it; nothing that is sent is run.
+    Only processes of the same user reach it; nothing that is sent is run. Memory for what is sent is taken as it comes.
+    Of many connections that wait for a call, those that wait longest are closed; their clients connect again by
+    themselves.
 
     Args:
         store: A store that may be written to, in memory or opened with ``mode="a"``; or what else answers clients, as
@@ -93,6 +140,7 @@ class StoreServer:
         self.address = os.path.abspath(os.fspath(address))
         self._process = os.getpid()
         self._connections: dict[threading.Thread, socket.socket] = {}
+        self._idle = IdleConnections(_MOST_IDLE)
         self._names: dict[str, threading.Thread] = {}
         self._change = threading.Condition()
         self._is_open = True
@@ -121,7 +169,7 @@ class StoreServer:
                     listener.bind(path)
                 finally:
                     os.umask(before)
-                listener.listen(_WAITING)
+                listener.listen(socket.SOMAXCONN)
         except BaseException:
             listener.close()
             raise
@@ -141,39 +189,60 @@ class StoreServer:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                return
+                with self._change:
+                    if not self._is_open:
+                        return
+                # Of open files there are too many; those who connect wait meanwhile.
+                self._idle.make_room()
+                time.sleep(_PAUSE_S)
+                continue
             thread = threading.Thread(target=self._serve, args=(connection,), name="store-client", daemon=True)
             with self._change:
                 if not self._is_open:
                     connection.close()
                     return
                 self._connections[thread] = connection
-            thread.start()
+            self._idle.add(connection)
+            try:
+                thread.start()
+            except RuntimeError:  # of threads there are too many
+                self._drop(connection, thread)
 
     def _serve(self, connection: socket.socket) -> None:
         thread = threading.current_thread()
         try:
-            while True:
+            connection.settimeout(_HELLO_S)
+            call, body = receive(connection, most_text=_HELLO_BYTES, most_bytes=0)
+            refused = self._named(call, thread)
+            _send(connection, refused or self._shared.answer(call, body))
+            while not refused:
+                connection.settimeout(None)
+                self._idle.add(connection)
+                if not connection.recv(1, socket.MSG_PEEK) or not self._idle.remove(connection):
+                    return
+                connection.settimeout(_STALL_S)
                 call, body = receive(connection)
-                refused = self._named(call.get("client"), thread) if call.get("call") == "hello" else None
-                reply = refused or self._answer(call, body, thread)
-                send(connection, reply, reply.pop("body", ()))
-        except (OSError, DataError):
+                if self._names.get(str(call.get("client"))) is not thread:
+                    raise DataError("call: expected the name that the connection has")
+                _send(connection, self._shared.answer(call, body))
+        except (OSError, DataError, MemoryError):
             pass  # it is gone, or is none of ours
         finally:
-            connection.close()
-            with self._change:
-                self._connections.pop(thread, None)
-                self._names = {name: other for name, other in self._names.items() if other is not thread}
-                self._change.notify_all()
+            self._drop(connection, thread)
 
-    def _answer(self, call: dict[str, Any], body: memoryview, thread: threading.Thread) -> dict[str, Any]:
-        if self._names.get(str(call.get("client"))) is not thread:
+    def _drop(self, connection: socket.socket, thread: threading.Thread) -> None:
+        self._idle.remove(connection)
+        connection.close()
+        with self._change:
+            self._connections.pop(thread, None)
+            self._names = {name: other for name, other in self._names.items() if other is not thread}
+            self._change.notify_all()
+
+    def _named(self, call: dict[str, Any], thread: threading.Thread) -> dict[str, Any] | None:
+        """Give the name in a hello to a connection; what to answer where another one has it, or there is none."""
+        name = call.get("client")
+        if call.get("call") != "hello" or not isinstance(name, str):
             return {"error": "ConfigError", "message": "call: expected one who said hello", "count": 0}
-        return self._shared.answer(call, body)
-
-    def _named(self, name: Any, thread: threading.Thread) -> dict[str, Any] | None:
-        """Give a name to a connection; what to answer where another one has it."""
         with self._change:
             if not self._change.wait_for(lambda: self._names.get(name, thread) is thread, _PATIENCE_S):
                 message = f"client: expected a name that no other client has, found {name!r}, which is connected"
@@ -214,3 +283,11 @@ class StoreServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _send(connection: socket.socket, reply: dict[str, Any]) -> None:
+    body = reply.pop("body", ())
+    try:
+        send(connection, reply, body)
+    except DataError as error:  # too large to be sent
+        send(connection, {"error": "DataError", "message": str(error)})

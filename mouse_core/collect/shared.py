@@ -28,7 +28,7 @@ import xxhash
 from mouse_core import errors
 from mouse_core._base.checks import UNREADABLE
 from mouse_core.about.dataset import About
-from mouse_core.collect.columns import decoded
+from mouse_core.collect.wire import decoded
 from mouse_core.errors import ConfigError, DataError, MouseError, StorageError
 from mouse_core.files.log import Log
 from mouse_core.store.dataset_store import DatasetStore

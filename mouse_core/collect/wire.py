@@ -1,8 +1,16 @@
-"""Messages over a socket: what is asked for or answered, in JSON, and bytes behind it.
+"""Messages over a socket: a call or its answer in JSON, then a body of bytes. Nothing in a message is pickled or run.
 
-    b"MSC1" | length of the JSON, 4 bytes | length of the bytes behind it, 8 bytes | JSON | bytes
+    b"MSC1" | length of the JSON, 4 bytes | length of the body, 8 bytes | JSON | body
 
-Numbers are little-endian. Lengths are looked at before there is memory for them.
+Numbers are little-endian. Memory becomes resident as the bytes arrive, whatever length a message announces.
+
+Columns of rows are a description of plain values in the JSON, and their values one behind the other in the body:
+
+- an array ``[n, ...]`` of numbers: its dtype and shape, and its bytes
+- a list of arrays of numbers: their dtype and shapes, and their bytes
+- anything else (text, bytes, lists, dicts, None): an Arrow column
+
+A body is never larger in memory than its bytes allow: compressed and shared values are refused before they are decoded.
 """
 
 from __future__ import annotations
@@ -13,15 +21,25 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
-from mouse_core.errors import ConfigError, DataError
+import numpy as np
+import pyarrow as pa
 
+from mouse_core._base.checks import UNREADABLE
+from mouse_core.dtypes import RowError, dtype_name, is_hidden, named_dtype, refuse_hidden
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.ipc.batches import read_message
+
+Buffer = memoryview
 _HEAD = struct.Struct("<4sIQ")
 _MAGIC = b"MSC1"
 _MOST_SAID = 1 << 24
+_MOST_DIMENSIONS = 32
 MOST_BYTES = 1 << 31
 """Bytes of the rows of one write, at most."""
+_PLAIN = "biufc"
 _MOST_PARTS = 512  # which the system takes at once
 _LONGEST_PATH = 100
 
@@ -48,8 +66,14 @@ def send(to: socket.socket, said: Mapping[str, Any], parts: Sequence[memoryview]
             rest[0] = rest[0][sent:]
 
 
-def receive(source: socket.socket) -> tuple[dict[str, Any], memoryview]:
+def receive(
+    source: socket.socket, *, most_text: int = _MOST_SAID, most_bytes: int = MOST_BYTES
+) -> tuple[dict[str, Any], memoryview]:
     """The next message.
+
+    Args:
+        source: The socket.
+        most_text, most_bytes: How long its JSON and its body may be.
 
     Raises:
         ConnectionError: There is none any more.
@@ -57,21 +81,21 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], memoryview]:
         OSError: It cannot be had.
     """
     magic, said, nbytes = _HEAD.unpack(_exactly(source, _HEAD.size))
-    if magic != _MAGIC or said > _MOST_SAID or nbytes > MOST_BYTES:
+    if magic != _MAGIC or said > most_text or nbytes > most_bytes:
         raise DataError(
-            f"message: expected one of up to {MOST_BYTES} bytes, found {bytes(magic)!r} of {said} and {nbytes}"
+            f"message: expected one of up to {most_bytes} bytes, found {bytes(magic)!r} of {said} and {nbytes}"
         )
     try:
         text = json.loads(bytes(_exactly(source, said)))
-    except ValueError as error:
+    except UNREADABLE as error:
         raise DataError(f"message: expected JSON, found {error}") from error
     if not isinstance(text, dict):
-        raise DataError(f"message: expected a dict, found {text!r:.80}")
+        raise DataError(f"message: expected a dict, found a {type(text).__name__}")
     return text, _exactly(source, nbytes)
 
 
 def _exactly(source: socket.socket, nbytes: int) -> memoryview:
-    memory = memoryview(bytearray(nbytes))
+    memory = np.empty(nbytes, np.uint8).data  # not resident before bytes arrive
     done = 0
     while done < nbytes:
         count = source.recv_into(memory[done:])
@@ -95,3 +119,141 @@ def reachable(path: str) -> Iterator[str]:
         yield short
     finally:
         os.close(folder)
+
+
+def encoded(columns: Mapping[str, Any]) -> tuple[list[Any], list[Buffer]]:
+    """What columns are, and their bytes.
+
+    Raises:
+        DataError: Values that are neither numbers, text, bytes nor lists and dicts of such.
+    """
+    described: list[Any] = []
+    parts: list[Buffer] = []
+    for name, values in columns.items():
+        kind, brought = _encoded(name, values)
+        described.append([str(name), *kind, sum(part.nbytes for part in brought)])
+        parts += brought
+    return described, parts
+
+
+def _encoded(name: str, values: Any) -> tuple[list[Any], list[Buffer]]:
+    if np.ma.is_masked(values):
+        values = [None if is_hidden(value) else value for value in values]
+    if not isinstance(values, list | tuple | np.ndarray) and hasattr(values, "__array__"):
+        values = np.asarray(values)  # of a framework
+    if isinstance(values, np.ndarray) and values.dtype.kind in _PLAIN:
+        return ["array", dtype_name(values.dtype), list(values.shape)], [_bytes_of(values)]
+    items = [None if is_hidden(value) else value for value in values]
+    try:
+        refuse_hidden(items)
+    except RowError as error:
+        raise DataError(f"column {name!r}: {error} at row {error.row}") from error
+    if items and all(isinstance(item, np.ndarray) and item.dtype.kind in _PLAIN for item in items):
+        (dtype, *others) = {item.dtype for item in items}
+        if not others:
+            shapes = [list(item.shape) for item in items]
+            return ["arrays", dtype_name(dtype), shapes], [_bytes_of(item) for item in items]
+    return ["arrow", "", [len(items)]], _arrow_bytes(name, items)
+
+
+def _arrow_bytes(name: str, items: list[Any]) -> list[Buffer]:
+    """A column of anything that Arrow takes, as the messages of a schema and of a record batch."""
+    try:
+        column = pa.array([item.tolist() if isinstance(item, np.ndarray | np.generic) else item for item in items])
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(
+            f"column {name!r}: expected numbers, text, bytes, or lists and dicts of such, found {error}"
+        ) from error
+    batch = pa.record_batch([column], [""])
+    return [memoryview(batch.schema.serialize()), memoryview(batch.serialize())]
+
+
+def _bytes_of(values: np.ndarray[Any, Any]) -> Buffer:
+    flat = np.ascontiguousarray(values).reshape(-1)
+    return memoryview(flat.view(np.uint8).data if flat.size else b"")
+
+
+def decoded(described: Any, body: Buffer) -> dict[str, Any]:
+    """The columns; arrays are views of ``body``.
+
+    Raises:
+        DataError: The description does not go with the bytes, or the values would take far more memory than the bytes.
+    """
+    columns: dict[str, Any] = {}
+    most = _most_values(body)
+    try:
+        begin = 0
+        for name, kind, dtype, shape, nbytes in described:
+            if not 0 <= nbytes <= len(body) - begin:
+                raise ValueError(f"{nbytes} bytes of {len(body) - begin}")
+            part = body[begin : begin + nbytes]
+            if kind == "array":
+                columns[str(name)] = _array(dtype, shape, part, most)
+            elif kind == "arrays":
+                columns[str(name)] = _arrays(dtype, shape, part, most)
+            else:
+                columns[str(name)] = read_batch(part, most=most).column(0).to_pylist()
+            begin += nbytes
+        if begin != len(body):
+            raise ValueError(f"{len(body)} bytes for {begin}")
+    except (*UNREADABLE, pa.ArrowException, OSError) as error:
+        raise DataError(f"rows: expected columns as a client sends them, found {error!r:.200}") from error
+    return columns
+
+
+def _most_values(body: Buffer) -> int:
+    """How many values a body may stand for: nulls and rows of no values have no bytes, and take memory once decoded."""
+    return 16 * len(body) + 4096
+
+
+def read_batch(body: Buffer, schema: pa.Schema | None = None, *, most: int | None = None) -> pa.RecordBatch:
+    """One record batch that a client sent, its values within ``body``.
+
+    Args:
+        body: The message of the record batch; without ``schema`` the message of a schema before it.
+        schema: Its columns.
+        most: How many values it may have, those within lists and dicts included; None: by the bytes of ``body``.
+
+    Raises:
+        DataError: It is something else; or is compressed, refers to values more than once, or has more values.
+        pyarrow.ArrowException, OSError, ValueError: It is damaged.
+    """
+    begin = 0
+    if schema is None:
+        schema = pa.ipc.read_schema(pa.py_buffer(body))
+        first = read_message(lambda begin, end: body[begin:end], 0, len(body))
+        begin = len(body) if first is None else first.end
+    message = read_message(lambda begin, end: body[begin:end], begin, len(body))
+    head = None if message is None else message.head
+    if head is None or head.compressed or head.columns(schema, 0).keys() != set(schema.names):
+        raise DataError("expected a record batch of plain values that are not compressed, found another")
+    values = float(head.levels[:, 0].sum(dtype=np.float64)) if len(head.levels) else 0
+    if values > (_most_values(body) if most is None else most):
+        raise DataError(f"expected values for {len(body)} bytes, found {values:.0f}")
+    batch = pa.ipc.read_record_batch(pa.py_buffer(body[begin:]), schema)
+    batch.validate(full=True)
+    return batch
+
+
+def _arrays(dtype: str, shapes: Any, part: Buffer, most: int) -> list[np.ndarray[Any, Any]]:
+    found, begin = [], 0
+    for shape in shapes:
+        end = begin + _count(shape) * named_dtype(dtype).itemsize
+        found.append(_array(dtype, shape, part[begin:end], most))
+        begin = end
+    return found
+
+
+def _array(dtype: str, shape: Sequence[int], part: Buffer, most: int) -> np.ndarray[Any, Any]:
+    kind = named_dtype(dtype)
+    fits = min(shape, default=0) >= 0 and _count(shape) * kind.itemsize == len(part)
+    # A shape such as [10**12, 0] has no bytes, and 10**12 rows.
+    if kind.kind not in _PLAIN or not fits or prod(max(one, 1) for one in shape) > most:
+        raise ValueError(f"{dtype} {shape} of {len(part)} bytes")
+    return np.frombuffer(part, kind).reshape(shape)
+
+
+def _count(shape: Sequence[int]) -> int:
+    if len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"{len(shape)} dimensions")
+    return prod(shape)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+import socket
+import sys
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from mouse_core.collect.server import IdleConnections
 from mouse_core.errors import ChangedError, MouseError
 from mouse_core.view._answers import Answers
 
@@ -33,6 +36,9 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors {ancestors}"
 )
+
+
+_MOST_IDLE = 64
 
 
 def plotly_script() -> Path:
@@ -76,8 +82,7 @@ class Server:
             (_Handler,),
             {"answers": answers, "token": token, "files": files, "policy": _POLICY.format(ancestors=ancestors)},
         )
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
-        self._server.daemon_threads = True
+        self._server = _Listener(("127.0.0.1", port), handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/{token}/"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True, name="mouse-view")
         self._thread.start()
@@ -95,8 +100,36 @@ class Server:
         self._answers.close()
 
 
+class _Listener(ThreadingHTTPServer):
+    """Accepts connections, and keeps some of those that ask for nothing."""
+
+    daemon_threads = True
+    request_queue_size = socket.SOMAXCONN
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.idle = IdleConnections(_MOST_IDLE)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer it in a thread."""
+        self.idle.add(request)
+        super().process_request(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print what went wrong, unless the other side went away."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close it."""
+        self.idle.remove(request)
+        super().shutdown_request(request)
+
+
 class _Handler(BaseHTTPRequestHandler):
     """One connection."""
+
+    server: _Listener
 
     answers: Answers
     token: str
@@ -108,11 +141,24 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer."""
-        port = self.server.server_port  # type: ignore[attr-defined]
+        if not self.server.idle.remove(self.connection):
+            self.close_connection = True
+            return
+        try:
+            self._do_get()
+        finally:
+            self.server.idle.add(self.connection)
+
+    def _do_get(self) -> None:
+        port = self.server.server_port
         if self.headers.get("Host", "") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
             self._say(HTTPStatus.FORBIDDEN, "expected this machine's address as Host, found another")
             return
-        asked = urlsplit(self.path)
+        try:
+            asked = urlsplit(self.path)
+        except ValueError:
+            self._say(HTTPStatus.BAD_REQUEST, "expected a path, found what is none")
+            return
         _, token, *rest = [*asked.path.split("/"), ""]
         if not hmac.compare_digest(token.encode(), self.token.encode()):
             self._say(HTTPStatus.FORBIDDEN, "expected the token of this viewer in the address, found none or another")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import json
 import os
 import random
 import shutil
@@ -11,19 +13,24 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
 from mouse_core import ClosedError, ConfigError, DataError, DatasetStore, Field, SchemaError
 from mouse_core.about import About
 from mouse_core.collect import SharedStore, StoreClient, StoreServer
+from mouse_core.collect.wire import MOST_BYTES, decoded, receive
 from mouse_core.errors import ForkError, MouseError, StorageError
+from mouse_core.groups.sharing.wire import decode_rollouts
+from mouse_core.groups.types.columns import Columns
 from mouse_core.record import Recorder, record
 from mouse_core.testing import example_columns
 
@@ -281,15 +288,22 @@ def test_what_is_no_call_is_refused_and_harms_nobody(server: StoreServer, store:
     rng = np.random.default_rng(3)
     with StoreClient(server.address, "a") as client:
         for turn in range(60):
-            with socket.socket(socket.AF_UNIX) as raw:
-                raw.connect(server.address)
+            with connected(server) as raw:
                 text = rng.choice([b"{}", b"[1]", b'{"call": "write"}', b'{"call": "hello", "client": 5}', b"nonsense"])
-                head = b"MSC1" + len(text).to_bytes(4, "little") + int(rng.integers(9)).to_bytes(8, "little")
-                raw.sendall(rng.bytes(int(rng.integers(60))) if turn % 2 else head + text + bytes(9))
+                raw.sendall(rng.bytes(int(rng.integers(60))) if turn % 2 else head(text, int(rng.integers(9))) + text)
                 with suppress(ConnectionError):
                     raw.shutdown(socket.SHUT_WR)
                     while raw.recv(4096):
                         pass
+        for text in (b'{"call": "hello", "client": ["a"]}', b'{"a":' * 20_000 + b"1" + b"}" * 20_000, b"[" * 4000):
+            with connected(server) as raw, suppress(ConnectionError):
+                raw.sendall(head(text) + text)
+                while raw.recv(4096):
+                    pass
+            with connected(server) as raw, suppress(ConnectionError):
+                said_hello(raw, f"raw {len(text)}")
+                raw.sendall(head(text) + text)
+                assert not raw.recv(4096)
         client.extend(numbered(0, 2))
     shared = SharedStore(DatasetStore())
     write: dict[str, Any] = {"call": "write", "client": "a", "number": 1}
@@ -299,6 +313,9 @@ def test_what_is_no_call_is_refused_and_harms_nobody(server: StoreServer, store:
         {**write, "columns": [["x", "array", "|O", [1], 8]]},
         {**write, "columns": [["x", "array", "<i8", [10**12], 8]]},
         {**write, "columns": [["x", "array", "<i8", [-1], 8]]},
+        {**write, "columns": [["x", "array", "<i8", [10**9, 0], 0], ["y", "array", "<i8", [1], 8]]},
+        {**write, "columns": [["x", "arrays", "<i8", [[10**9, 0], [1]], 8]]},
+        {**write, "columns": [["x", "array", "<i8", [1] * 40, 8]]},
         {**write, "columns": [["x", "arrays", "", [1], 8]]},
         {**write, "columns": [["x", "arrow", "", [1], 8]]},
         {**write, "columns": []},
@@ -309,6 +326,138 @@ def test_what_is_no_call_is_refused_and_harms_nobody(server: StoreServer, store:
         assert reply["error"] in ("ConfigError", "DataError"), reply
     assert len(shared.store) == 0
     assert len(store) == 2
+
+
+def connected(server: StoreServer) -> socket.socket:
+    raw = socket.socket(socket.AF_UNIX)
+    raw.settimeout(30)
+    raw.connect(server.address)
+    return raw
+
+
+def head(text: bytes, nbytes: int = 0) -> bytes:
+    return b"MSC1" + len(text).to_bytes(4, "little") + nbytes.to_bytes(8, "little")
+
+
+def said_hello(raw: socket.socket, name: str) -> None:
+    text = json.dumps({"call": "hello", "client": name, "token": name}).encode()
+    raw.sendall(head(text) + text)
+    assert raw.recv(4096).endswith(b'{"count": 0}')
+
+
+def test_who_finds_a_full_queue_waits_as_long_as_the_time_out_says(tmp_path: Path, store: DatasetStore) -> None:
+    path = str(tmp_path / "busy")
+    with ExitStack() as stack:
+        busy = stack.enter_context(socket.socket(socket.AF_UNIX))
+        busy.bind(path)
+        busy.listen(0)
+        others = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(5)]
+        for other in others:
+            other.setblocking(False)
+        assert [other.connect_ex(path) for other in others][-1] == errno.EAGAIN
+        with pytest.raises(StorageError, match=r"expected an answer of .* within 0 s"):
+            StoreClient(path, "a", timeout_s=0)
+        waiting = threading.Thread(target=lambda: StoreClient(path, "a", timeout_s=30).extend(numbered(0, 3)))
+        waiting.start()
+        waiting.join(0.05)
+    os.unlink(path)
+    with StoreServer(store, path):
+        waiting.join(30)
+    assert rewards(store) == [0, 1, 2]
+
+
+def test_a_length_that_is_announced_takes_no_memory() -> None:
+    resource = pytest.importorskip("resource")
+    here, there = socket.socketpair()
+    with here, there:
+        here.sendall(head(b"{}", MOST_BYTES) + b"{}" + bytes(100))
+        here.shutdown(socket.SHUT_WR)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(ConnectionResetError):
+            receive(there)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+def test_who_says_nothing_or_half_a_message_is_let_go(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with StoreClient(server.address, "a") as client:
+        monkeypatch.setattr("mouse_core.collect.server._HELLO_S", 0.05)
+        monkeypatch.setattr("mouse_core.collect.server._STALL_S", 0.05)
+        with connected(server) as raw:
+            assert not raw.recv(1)
+        with connected(server) as raw:  # nothing is announced before a hello
+            raw.sendall(head(b"{}", 1 << 20))
+            assert not raw.recv(1)
+        with connected(server) as raw:
+            said_hello(raw, "b")
+            raw.sendall(head(b"{}", 1 << 20))
+            assert not raw.recv(1)
+        client.extend(numbered(0, 2))
+        assert len(server.clients) == 1
+
+
+def test_connections_that_wait_make_room_and_their_clients_come_again(
+    store: DatasetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mouse_core.collect.server._MOST_IDLE", 8)
+    with StoreServer(store) as server, ExitStack() as stack:
+        clients = [stack.enter_context(StoreClient(server.address, f"{name}")) for name in range(20)]
+        silent = [stack.enter_context(connected(server)) for _ in range(40)]
+        for turn, client in enumerate(clients * 2):
+            client.extend(numbered(turn, 1))
+        assert all(not raw.recv(1) for raw in silent)
+        assert rewards(store) == list(range(40))
+        assert [client.written for client in clients] == [2] * 20
+
+
+def test_a_server_that_may_open_no_more_files_goes_on_when_it_may(
+    server: StoreServer, store: DatasetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")] * 3
+
+    def full(listener: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", full)
+    with StoreClient(server.address, "a"), StoreClient(server.address, "b") as client:
+        client.extend(numbered(0, 2))
+    assert (len(store), failures) == (2, [])
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([b"0" * 10_000_000]),
+        pa.array(["a" * 10_000]).dictionary_encode().take(pa.array([0] * 1000)),
+        pa.nulls(10_000_000),
+        pa.ListArray.from_arrays([0, 10_000_000], pa.nulls(10_000_000)),
+        pa.FixedSizeListArray.from_arrays(pa.nulls(10_000_000), 10_000_000),
+        pa.RunEndEncodedArray.from_arrays(pa.array([10_000_000]), pa.array(["a"])),
+        pa.array(["a" * 10_000] * 1000, pa.string_view()),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_a_small_body_is_no_large_one(column: pa.Array) -> None:
+    """What would be far larger in memory is refused before it is there."""
+    batch = pa.record_batch([column], [""])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        stream.write_batch(batch)
+    plain = batch.schema.serialize().to_pybytes() + batch.serialize().to_pybytes()
+    bodies = [sink.getvalue().to_pybytes(), *([] if len(plain) > 1_000_000 else [plain])]
+    for body in bodies:
+        assert len(body) < 100_000
+        described = [["x", "arrow", "", [len(column)], len(body)]]
+        tracemalloc.start()
+        try:
+            with pytest.raises(DataError, match="expected"):
+                decoded(described, memoryview(body))
+            assert tracemalloc.get_traced_memory()[1] < 1_000_000
+        finally:
+            tracemalloc.stop()
+    with pytest.raises(DataError, match="rollouts: expected"):
+        decode_rollouts(memoryview(batch.serialize()), Columns())
 
 
 class Direct:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mouse_core.collect.client import Channel, Client
-from mouse_core.collect.columns import encoded
+from mouse_core.collect.wire import encoded
 from mouse_core.errors import DataError
 from mouse_core.groups.sharing.wire import decode_rollouts, encode_rollouts
 from mouse_core.groups.stored.readiness import Awaited

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mouse_core.collect.columns import decoded
+from mouse_core.collect.wire import decoded
 from mouse_core.errors import ConfigError, DataError, MouseError, TimedOutError
 from mouse_core.groups.buffer import RolloutBuffer
 from mouse_core.groups.sharing.wire import decode_rollouts, encode_rollouts

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from mouse_core.collect.wire import read_batch
 from mouse_core.errors import DataError
 from mouse_core.groups._files.arrow.rollouts import rollouts_to_table, rollouts_with, table_to_rollouts
 from mouse_core.groups.types.columns import Columns
@@ -30,9 +31,7 @@ def decode_rollouts(body: memoryview, declared: Columns) -> list[RolloutRecord]:
     """
     known = _at_once(declared)
     try:
-        rows = pa.ipc.read_record_batch(pa.py_buffer(body), rollouts_with(known))
-        rows.validate(full=True)
-        return table_to_rollouts(rows, declared=known)
+        return table_to_rollouts(read_batch(body, rollouts_with(known)), declared=known)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"rollouts: expected them as a client sends them, found: {error}") from error
 
