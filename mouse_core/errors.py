@@ -26,6 +26,10 @@ class ConfigError(MouseError, ValueError):
     """An argument that cannot be used: an unknown name, a number out of range, a pair that does not go together."""
 
 
+class SpecIndexError(ConfigError, IndexError):
+    """An index that no array of a spec's shape has, or one of a dynamic dimension."""
+
+
 class SchemaError(MouseError, ValueError):
     """Columns whose names, types or widths do not fit the store, its fields, or each other."""
 

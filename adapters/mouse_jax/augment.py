@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from mouse_core import ConfigError
-from mouse_core.augment import Augmenter, AugmentTokensConfig, Draws, ImageShapes
+from mouse_core.augment import Augmenter, AugmentScalarSpec, AugmentTokensConfig, Draws, ImageShapes
+
+__all__ = ["AugmentScalarSpec", "AugmentTokensConfig", "TokenAugmenter"]
 
 
 class TokenAugmenter(Augmenter[dict[str, jax.Array]]):
@@ -41,8 +43,7 @@ class TokenAugmenter(Augmenter[dict[str, jax.Array]]):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from mouse_core import AugmentScalarSpec, AugmentTokensConfig
-        >>> from mouse_jax import TokenAugmenter
+        >>> from mouse_jax.augment import AugmentScalarSpec, AugmentTokensConfig, TokenAugmenter
         >>> batch = {"reward": jnp.ones((1, 2))}
         >>> augmenter = TokenAugmenter(AugmentTokensConfig(scale_reward=AugmentScalarSpec(mean=2.0)))
         >>> augmenter.update_augmentations(batch)

@@ -9,8 +9,10 @@ import torch
 from tensordict import TensorDict
 
 from mouse_core import ConfigError
-from mouse_core.augment import Augmenter, AugmentTokensConfig, Draws, ImageShapes
+from mouse_core.augment import Augmenter, AugmentScalarSpec, AugmentTokensConfig, Draws, ImageShapes
 from mouse_torch.tracing import untraced
+
+__all__ = ["AugmentScalarSpec", "AugmentTokensConfig", "TokenAugmenter"]
 
 
 @untraced("update_augmentations", "next_draws")
@@ -37,9 +39,8 @@ class TokenAugmenter(Augmenter[TensorDict]):
 
     Example:
         >>> import torch
-        >>> from mouse_core import AugmentScalarSpec, AugmentTokensConfig
         >>> from tensordict import TensorDict
-        >>> from mouse_torch import TokenAugmenter
+        >>> from mouse_torch.augment import AugmentScalarSpec, AugmentTokensConfig, TokenAugmenter
         >>> batch = TensorDict({"reward": torch.ones(1, 2)}, batch_size=[1, 2])
         >>> augmenter = TokenAugmenter(AugmentTokensConfig(scale_reward=AugmentScalarSpec(mean=2.0)))
         >>> augmenter.update_augmentations(batch)

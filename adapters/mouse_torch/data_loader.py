@@ -26,6 +26,20 @@ from mouse_torch.transfer import batch_dims, from_numpy
 _TAKES_DICTS = "transformers.trainer"
 _TAKES_AHEAD = "ray.train.torch.train_loop_utils"
 
+# What torch's DataLoader takes and this one does not, and what to use in its place.
+_OF_TORCH = {
+    "shuffle": "sampling='sequential', every window once an epoch in a new order, or 'random'",
+    "sampler": "sampling, the name of one or a WindowSampler",
+    "batch_sampler": "sampling, the name of one or a WindowSampler",
+    "collate_fn": "map, a function of a whole batch",
+    "generator": "seed",
+    "prefetch_factor": "prefetch",
+    **dict.fromkeys(
+        ("timeout", "worker_init_fn", "multiprocessing_context", "persistent_workers", "pin_memory_device", "in_order"),
+        "num_workers, the number of threads, which need no more",
+    ),
+}
+
 
 @untraced("next_batch", "__iter__", "set_epoch", "load_state_dict", "refresh")
 class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
@@ -76,6 +90,9 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
         as_dict: bool = False,
         **options: Any,
     ) -> None:
+        for name in options:
+            if name in _OF_TORCH:
+                raise ConfigError(f"DataLoader: expected none of torch's {name}, found it; use {_OF_TORCH[name]}")
         whole = isinstance(store, BatchSource) and store.shard == (0, 1)
         unsettled = shard == "auto" and (whole or isinstance(store, Store | Snapshot | MixtureSource))
         first = {"sequence_length": sequence_length, "batch_size": batch_size, "sampling": sampling}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from mouse_core import ConfigError
@@ -24,8 +26,12 @@ def check_device(device: str | torch.device | None) -> torch.device:
 
 
 def check_pin(pin_memory: bool | None) -> bool:
-    """Whether host memory is to be pinned: by default where there is an accelerator; ConfigError if there is none."""
+    """Whether to pin host memory: by default where there is an accelerator. Without one, True warns."""
     there = torch.accelerator.is_available()
     if pin_memory and not there:
-        raise ConfigError("pin_memory: expected an accelerator for pinned memory, found none; use None or False")
-    return there if pin_memory is None else bool(pin_memory)
+        warnings.warn(
+            "pin_memory: expected an accelerator for pinned memory, found none; batches are not pinned",
+            UserWarning,
+            stacklevel=2,
+        )
+    return there and pin_memory is not False

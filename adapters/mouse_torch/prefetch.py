@@ -32,11 +32,12 @@ class PrefetchBatchifier(Batchifier[TensorDict]):
 
     Args:
         num_workers: As everywhere; of a replay buffer that keeps tensors the calling thread always makes the batches.
-        pin_memory: Whether host memory is pinned; None: where there is an accelerator.
+        pin_memory: Whether host memory is pinned; None: where there is an accelerator. Without one, nothing is pinned,
+            and True warns.
         device: A ``torch.device`` or its name; None: on the host, or where the replay buffer has its batches.
 
     Raises:
-        ConfigError: ``pin_memory=True`` or a device that is not there; else see ``mouse_core.prefetch.Batchifier``.
+        ConfigError: A device that is not there; else see ``mouse_core.prefetch.Batchifier``.
         MissingFieldError: See ``mouse_core.prefetch.Batchifier``.
     """
 

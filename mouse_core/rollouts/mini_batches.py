@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import pairwise
@@ -46,6 +46,14 @@ class _FieldAttribute:
 class MiniBatch(Mapping[str, Array]):
     """Some rows of a rollout: a mapping by the names of the storage's fields, ``batch["observations"]``, with
     attributes for those that training code knows, ``batch.obs``.
+
+    As in rsl_rl, a mini-batch unpacks into 18 parts; ``batch.keys()`` has the names of the fields:
+
+        obs, (ref_obs, ref_mask) or None, critic_obs, (critic_ref_obs, critic_ref_mask) or None, actions,
+        target_values, advantages, returns, old_actions_log_prob, old_mu, old_sigma, dagger_actions, hidden_states,
+        masks, rnd_state, obs_prev_state, ref_obs_prev_state, ref_obs_prev_mask = batch
+
+    A part that the rollout does not have is None.
 
     A mini-batch of rows has arrays ``[B, ...]``. A recurrent one has trajectories ``[T, K, ...]`` of what the policy
     reads, padded, with ``masks``, and ``[T, n, ...]`` of everything else, the rows of its n environments.
@@ -93,13 +101,45 @@ class MiniBatch(Mapping[str, Array]):
         hint = f"; batch.{name} is an attribute" if known else f"; did you mean {close[0]!r}?" if close else ""
         raise MissingFieldError(f"mini-batch: expected one of the fields {list(self.fields)}, found {name!r}{hint}")
 
-    def __iter__(self) -> Iterator[str]:
-        """The names of the fields there are."""
-        return iter(self.fields)
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # the names are those of keys()
+        """The 18 parts, in the order that training code unpacks."""
+        parts = (
+            self.obs,
+            pair(self.ref_obs, self.ref_mask),
+            self.critic_obs,
+            pair(self.critic_ref_obs, self.critic_ref_mask),
+            self.actions,
+            self.target_values,
+            self.advantages,
+            self.returns,
+            self.old_actions_log_prob,
+            self.old_mu,
+            self.old_sigma,
+            self.dagger_actions,
+            self.hidden_states,
+            self.masks,
+            self.rnd_state,
+            self.obs_prev_state,
+            self.ref_obs_prev_state,
+            self.ref_obs_prev_mask,
+        )
+        return iter(parts)
 
     def __len__(self) -> int:
-        """How many fields there are."""
-        return len(self.fields)
+        """The number of parts, 18."""
+        return 18
+
+    def keys(self) -> KeysView[str]:
+        """The names of the fields there are."""
+        return self.fields.keys()
+
+    def values(self) -> ValuesView[Array]:
+        """The values of the fields there are."""
+        return self.fields.values()
+
+    def items(self) -> ItemsView[str, Array]:
+        """The names and values of the fields there are."""
+        return self.fields.items()
 
     # Arrays do not compare to one truth: a mini-batch equals itself alone.
     __eq__ = object.__eq__
@@ -138,35 +178,6 @@ class MiniBatch(Mapping[str, Array]):
         policy_states.tree_map(lambda path, leaf: hidden.setdefault(path, leaf[None]), self.hidden_states)
         total = StreamDigest.of(index, (self.fields, *(parts for parts in (beside, hidden) if parts))).total
         return StreamDigest(total, len(next(iter(self.fields.values()))))
-
-    def astuple(self) -> tuple[Any, ...]:
-        """The 18 parts in the order that training code unpacks.
-
-        Returns:
-            (obs, (ref_obs, ref_mask) or None, critic_obs, (critic_ref_obs, critic_ref_mask) or None, actions,
-            target_values, advantages, returns, old_actions_log_prob, old_mu, old_sigma, dagger_actions, hidden_states,
-            masks, rnd_state, obs_prev_state, ref_obs_prev_state, ref_obs_prev_mask); None for what there is not.
-        """
-        return (
-            self.obs,
-            pair(self.ref_obs, self.ref_mask),
-            self.critic_obs,
-            pair(self.critic_ref_obs, self.critic_ref_mask),
-            self.actions,
-            self.target_values,
-            self.advantages,
-            self.returns,
-            self.old_actions_log_prob,
-            self.old_mu,
-            self.old_sigma,
-            self.dagger_actions,
-            self.hidden_states,
-            self.masks,
-            self.rnd_state,
-            self.obs_prev_state,
-            self.ref_obs_prev_state,
-            self.ref_obs_prev_mask,
-        )
 
 
 def pair(values: Array | None, mask: Array | None) -> tuple[Array, Array | None] | None:

@@ -179,8 +179,8 @@ class RolloutStorage(RolloutRows):
             histories: Fields whose last H frames are delivered too, and H.
 
         Returns:
-            An iterator over ``num_mini_batches * num_epochs`` mini-batches; ``astuple()`` gives what training code
-            unpacks.
+            An iterator over ``num_mini_batches * num_epochs`` mini-batches, each of which unpacks into 18 parts;
+            see ``MiniBatch``.
 
         Raises:
             RolloutError: The rollout is not full, or has no returns yet; later, it was changed meanwhile.

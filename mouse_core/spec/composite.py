@@ -63,7 +63,7 @@ class Composite(Domain, Mapping[str, Any]):
 
     def __getitem__(self, index: Any) -> Any:
         """An entry by its name, or the specs of what an index takes from the axes of ``shape``."""
-        if not isinstance(index, str) and not _is_path(index):
+        if not is_name(index):
             return super().__getitem__(index)
         found: Any = self
         for name in path_of(index):
@@ -74,8 +74,11 @@ class Composite(Domain, Mapping[str, Any]):
         return found
 
     def __contains__(self, key: object) -> bool:
+        """Whether there is an entry of a name, or, of anything but a name, what ``contains`` says of it."""
+        if not is_name(key):
+            return self.contains(key)
         found: Any = self
-        for name in (key,) if isinstance(key, str) else key if _is_path(key) else (None,):  # type: ignore[attr-defined]
+        for name in path_of(key):
             if not isinstance(found, Composite) or name not in found.entries:
                 return False
             found = found.entries[name]
@@ -295,15 +298,15 @@ class Composite(Domain, Mapping[str, Any]):
 
 
 def _names(key: Any) -> tuple[str, ...]:
-    if isinstance(key, str):
-        return (key,)
-    if _is_path(key):
-        return tuple(key)
+    if is_name(key):
+        return path_of(key)
     raise ConfigError(f"Composite: expected names of fields as strings, or tuples of them, found {key!r:.80}")
 
 
-def _is_path(key: Any) -> bool:
-    return isinstance(key, tuple) and bool(key) and all(isinstance(name, str) for name in key)
+def is_name(key: Any) -> bool:
+    """Whether ``key`` is a name, or a tuple of the names that lead to a field."""
+    names = (key,) if isinstance(key, str) else key
+    return isinstance(names, tuple) and bool(names) and all(isinstance(name, str) for name in names)
 
 
 def _put(entries: dict[str, Domain], names: tuple[str, ...], spec: Any, shape: Shape) -> None:

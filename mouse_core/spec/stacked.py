@@ -12,7 +12,7 @@ import numpy as np
 from mouse_core._base.checks import as_record
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.randomness import Key
-from mouse_core.spec.composite import Composite
+from mouse_core.spec.composite import Composite, is_name
 from mouse_core.spec.ground._shapes import Array, Change, Shape, check_axis, check_shape, operate, taken_rows
 from mouse_core.spec.ground.base import MOST_VALUES, Domain
 
@@ -78,16 +78,17 @@ class Stacked(Domain):
 
     def __getitem__(self, index: Any) -> Any:
         """The spec of what an index takes; by the name of a field that all of them have, the stack of its specs."""
-        names = (index,) if isinstance(index, str) else index
-        if isinstance(names, tuple) and names and all(isinstance(name, str) for name in names):
+        if is_name(index):
             for one in self.specs:
-                if not _is_nested(one) or names not in one:
+                if not _is_nested(one) or index not in one:
                     raise MissingFieldError(f"spec: expected a field {index!r} in all specs, found {one!r:.200}")
-            return stack_specs([one[names] for one in self.specs], self.axis)
+            return stack_specs([one[index] for one in self.specs], self.axis)
         return super().__getitem__(index)
 
     def __contains__(self, key: object) -> bool:
-        return all(_is_nested(one) and key in one for one in self.specs)
+        if not is_name(key) or not _is_nested(self):
+            return self.contains(key)
+        return all(key in one for one in self.specs)
 
     # --- what a domain is asked -------------------------------------------------------------------------------------
 
@@ -319,7 +320,10 @@ def _part(layout: Any, values: Any, axis: int, number: int, n: int) -> Any:
         if missing is not None:
             raise DataError(f"field {missing!r}: expected it, found {list(record)}")
         return {name: _part(one, record[name], axis, number, n) for name, one in layout.items()}
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError(f"expected numbers in the host's memory, found {values!r:.80} ({error})") from error
     place = axis - len(layout[0]) - 1
     if array.ndim < -place or array.shape[place] != n:
         raise DataError(f"expected {n} places along axis {place}, found {array.shape}")

@@ -160,8 +160,8 @@ def test_the_tuple_has_the_known_order() -> None:
             None,
             "rnd_state",
         )
-        found = batch.astuple()
-        assert len(found) == 18
+        found = tuple(batch)
+        assert len(found) == len(batch) == 18
         for value, name in zip(found, expected, strict=False):
             for part, of in zip(value, name, strict=True) if isinstance(name, tuple) else [(value, name)]:
                 if of:
@@ -184,12 +184,12 @@ def test_what_is_not_there_is_none() -> None:
         storage.add_transitions(given_)
     storage.compute_returns(np.zeros(3), 0.9, 0.9)
     batch = next(storage.mini_batch_generator(1))
-    found = batch.astuple()
+    found = tuple(batch)
     assert found[2] is found[0]
     assert [place for place, value in enumerate(found) if value is None] == [1, 3, 11, 13, 14, 15, 16, 17]
     assert batch.obs_prev_mask is None
     assert found[12] == (None, None)
-    recurrent = next(storage.recurrent_mini_batch_generator(1)).astuple()
+    recurrent = tuple(next(storage.recurrent_mini_batch_generator(1)))
     assert [place for place, value in enumerate(recurrent) if value is None] == [1, 3, 11, 14, 15, 16, 17]
 
 
@@ -199,7 +199,7 @@ def test_the_critic_sees_the_references_where_it_has_none_of_its_own() -> None:
     assert batch.critic_ref_obs.shape == (15, 2, 2)
     fields = {name: values for name, values in batch.fields.items() if "privileged" not in name}
     plain = MiniBatch(fields)
-    assert plain.astuple()[3] == (plain.ref_obs, plain.ref_mask)
+    assert tuple(plain)[3] == (plain.ref_obs, plain.ref_mask)
 
 
 def test_mini_batches_are_copies() -> None:
@@ -420,8 +420,8 @@ def test_recurrent_mini_batches(parts: int, shuffle: bool, hidden: Any) -> None:
             env_axis = axis if axis is not None else (1 if array.ndim > 3 else 0)
             expected = [np.take(array[first], env, axis=env_axis) for env, first, _ in own]
             np.testing.assert_array_equal(state, np.stack(expected, axis=env_axis))
-        assert batch.astuple()[12] is batch.hidden_states
-        assert batch.astuple()[13] is batch.masks
+        assert tuple(batch)[12] is batch.hidden_states
+        assert tuple(batch)[13] is batch.masks
         np.testing.assert_array_equal(
             unpad_trajectories(batch.obs, batch.masks), storage.observations[:, envs], strict=True
         )
@@ -583,8 +583,8 @@ def test_a_mini_batch_is_a_mapping_of_the_fields_there_are(recurrent: bool) -> N
     generator = storage.recurrent_mini_batch_generator if recurrent else storage.mini_batch_generator
     batch = next(generator(1, 1))
     names = list(batch.fields)
-    assert list(batch) == list(batch.keys()) == list(dict(batch)) == names
-    assert len(batch) == len(names)
+    assert list(batch.keys()) == list(dict(batch)) == list({**batch}) == names
+    assert [id(values) for values in batch.values()] == [id(batch[name]) for name in names]
     assert "observations" in batch
     assert "obs" not in batch
     assert batch.get("nothing") is None

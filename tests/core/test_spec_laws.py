@@ -26,6 +26,17 @@ def test_what_is_drawn_is_in_the_domain_and_the_same_again(one: Any, seed: int) 
     assert one.contains(one.sample(seed))
 
 
+NUMBERS = [2, -1, 1j, 2**70, [1], (1, 2), [[1], [1, 2]], np.zeros(3)]
+OTHERS = ["no name", b"x", None, object(), {}, {"a": 1}, {1: 2}]
+
+
+@FEW
+@given(domains(), st.integers(0, 99))
+def test_in_asks_what_contains_asks(one: Any, seed: int) -> None:
+    for values in (one.sample(seed), one.sample(seed, 3), one.zeros(), *NUMBERS, *OTHERS):
+        assert (values in one) is one.contains(values)
+
+
 @FEW
 @given(domains(), st.integers(0, 99))
 def test_what_is_in_the_domain_is_projected_to_itself_and_all_else_into_it(one: Any, seed: int) -> None:

@@ -93,8 +93,9 @@ def test_an_index_takes_what_it_takes_of_an_array(index: Any) -> None:
 def test_an_index_that_no_array_has_is_refused(index: Any) -> None:
     for one in (Binary((5, 3)), Categorical(2, (5, 3)), OneHot(4, (5, 3, 4)), Composite({}, (5, 3))):
         if not (isinstance(one, Composite) and isinstance(index, str)):
-            with pytest.raises(ConfigError, match="index: "):
+            with pytest.raises(ConfigError, match="index: ") as raised:
                 one[index]
+            assert isinstance(raised.value, IndexError)
 
 
 def test_axes_of_their_own_stay() -> None:

@@ -492,6 +492,10 @@ def test_entries_of_a_composite_are_found_added_and_left_out() -> None:
     assert ("b", "c") in spec
     assert ("b", "d") not in spec
     assert 0 not in spec
+    values = {"a": np.zeros(4, bool), "b": {"c": np.zeros(4, np.int64)}}
+    assert spec.contains(values)
+    assert values in spec
+    assert {"a": values["a"]} not in spec
     assert list(spec) == ["a", "b"]
     assert list(spec.leaves()) == ["a", ("b", "c")]
     more = spec.with_fields({"b": Composite({"d": Binary()}), "a": Unbounded()})

@@ -194,3 +194,11 @@ def test_a_loader_delivers_the_values_of_the_core(views: int, x64: bool) -> None
     with mouse_core.PrefetchBatchifier(store, 5, 4, augment=config, views=views) as core:
         core.load_state_dict(state)
         assert core.state_dict() == state
+
+
+def test_one_module_has_all_that_mouse_imports_to_augment() -> None:
+    from mouse_jax import augment
+
+    assert augment.TokenAugmenter is mouse_jax.TokenAugmenter
+    assert augment.AugmentTokensConfig is mouse_core.AugmentTokensConfig
+    assert augment.AugmentScalarSpec is mouse_core.AugmentScalarSpec

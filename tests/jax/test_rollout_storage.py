@@ -159,7 +159,7 @@ def test_mini_batches_are_those_of_numpy() -> None:
         count = 0
         for one, other in zip(batches, expected, strict=True):
             count += 1
-            same(one.astuple(), other.astuple())
+            same(tuple(one), tuple(other))
             same(one.fields, other.fields)
             same(one.histories, other.histories)
             same(one.obs_prev_mask, other.obs_prev_mask)
@@ -174,7 +174,7 @@ def test_recurrent_mini_batches_are_those_of_numpy() -> None:
         expected = storage.recurrent_mini_batch_generator(parts, 1, shuffle=shuffle)
         rollout, batches = rollout_storage.recurrent_mini_batches(rollout, parts, 1, shuffle=shuffle)
         for one, other in zip(batches, expected, strict=True):
-            same(one.astuple(), other.astuple())
+            same(tuple(one), tuple(other))
 
 
 def test_mini_batches_under_jit() -> None:
@@ -216,7 +216,7 @@ def test_mini_batches_under_jit() -> None:
     after, unrolled = compiled(after, 2, 1)
     assert int(after.epoch) == 3
     for one, other in zip(unrolled, storage.mini_batch_generator(2, 1), strict=True):
-        same(one.astuple(), other.astuple())
+        same(tuple(one), tuple(other))
 
     recurrent = jax.jit(lambda rollout: rollout_storage.recurrent_mini_batches(rollout, 1, 1)[1])(rollout)
     for one, other in zip(recurrent, storage.recurrent_mini_batch_generator(1, 1), strict=True):

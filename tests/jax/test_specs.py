@@ -54,3 +54,10 @@ def test_stacks_are_what_their_values_are(specs: list[Domain]) -> None:
     for spec in (stack, Composite({"in": stack})):
         drawn = sample(spec, 0, 4)
         assert shape_dtypes(spec, 4) == jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), drawn)
+
+
+def test_in_asks_what_contains_asks_of_arrays() -> None:
+    one = Bounded(-1, [1.0, 2.0], (2,), "float32")
+    values = sample(one, 0, 3)
+    assert values in one
+    assert values * 9 not in one

@@ -201,3 +201,11 @@ def test_on_a_device() -> None:
     assert int(augmenter(steps)["action"][1, 2]) in (0, 99)
     with pytest.raises(DataError, match=r"action: expected 0..4, found 99"):
         apply(dict(steps.items()), draws, validate=True)
+
+
+def test_one_module_has_all_that_mouse_imports_to_augment() -> None:
+    from mouse_torch import augment
+
+    assert augment.TokenAugmenter is mouse_torch.TokenAugmenter
+    assert augment.AugmentTokensConfig is mouse_core.AugmentTokensConfig
+    assert augment.AugmentScalarSpec is mouse_core.AugmentScalarSpec

@@ -56,6 +56,17 @@ def test_it_is_a_data_loader_with_the_same_batches(as_dict: bool) -> None:
         assert loader.state_dict() == other.state_dict()
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("shuffle", "sampling='sequential'"), ("collate_fn", "map"), ("persistent_workers", "num_work")],
+)
+def test_arguments_of_torchs_alone_are_refused(name: str, instead: str) -> None:
+    with pytest.raises(ConfigError, match=f"expected none of torch's {name}, found it; use {instead}"):
+        DataLoader(example_store(), **OPTIONS, **{name: True})
+    ours = inspect.signature(PrefetchBatchifier).parameters
+    assert name in inspect.signature(torch.utils.data.DataLoader).parameters.keys() - ours.keys()
+
+
 def test_views_are_dicts_each() -> None:
     with DataLoader(example_store(), **OPTIONS, views=2, as_dict=True) as loader:
         batch = loader.next_batch()

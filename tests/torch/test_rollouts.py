@@ -129,7 +129,7 @@ def check_batches(device: str) -> None:
         theirs.mini_batch_generator(4, 2, histories={"observations": 3}),
         strict=True,
     ):
-        same(found.astuple(), expected.astuple(), device)
+        same(tuple(found), tuple(expected), device)
         same(found.fields, expected.fields, device)
         same(found.histories, expected.histories, device)
         same(found.obs_prev_mask, expected.obs_prev_mask, device)
@@ -139,7 +139,7 @@ def check_batches(device: str) -> None:
             theirs.recurrent_mini_batch_generator(2, 2, shuffle=shuffle),
             strict=True,
         ):
-            same(found.astuple(), expected.astuple(), device)
+            same(tuple(found), tuple(expected), device)
     assert ours.state_dict() == theirs.state_dict()
 
 

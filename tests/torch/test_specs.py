@@ -112,3 +112,10 @@ def test_what_is_no_spec_of_torchrl_is_refused() -> None:
         unknown = data.Composite(a=data.Categorical(-1))
     with pytest.raises(ConfigError, match="spec/a: expected a number of codes that is known"):
         from_torchrl(unknown)
+
+
+def test_in_asks_what_contains_asks_of_tensors() -> None:
+    for one in (WHOLE, Bounded(-1, [1.0, 2.0], (2,)), stack_specs([Bounded(-1, 1), Bounded(-5, 5)])):
+        values = sample(one, 0, 3)
+        assert values in one
+        assert (values * 9 if isinstance(values, torch.Tensor) else TensorDict({})) not in one

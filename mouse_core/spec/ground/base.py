@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Self
 
-from mouse_core.errors import ConfigError, DataError
+from mouse_core.errors import ConfigError, DataError, SpecIndexError
 from mouse_core.randomness import Key
 from mouse_core.spec.ground._draws import key_of
 from mouse_core.spec.ground._shapes import (
@@ -158,8 +158,14 @@ class Domain:
         return self._examined(values)[0]
 
     def contains(self, values: Any) -> bool:
-        """Whether all values are in the domain, with their dtype and shape; ``why_not`` says why they are not."""
+        """Whether all values are in the domain, with their dtype and shape; ``why_not`` says why they are not.
+
+        ``values in spec`` gives the same answer, unless ``values`` is the name of an entry of a ``Composite``.
+        """
         return self.why_not(values) is None
+
+    def __contains__(self, values: object) -> bool:
+        return self.contains(values)
 
     def check(self, values: Any, *, where: str = "") -> None:
         """Raise DataError unless all values are in the domain.
@@ -228,8 +234,11 @@ class Domain:
         return iter(self.unbind(0))
 
     def __getitem__(self, index: Any) -> Any:
-        """The spec of the values that an index takes; ConfigError where it takes none."""
-        return self._changed(self._selection(index), where="index")
+        """The spec of the values that an index takes; SpecIndexError, a ConfigError, where it takes none."""
+        try:
+            return self._changed(self._selection(index), where="index")
+        except ConfigError as error:
+            raise SpecIndexError(*error.args) from error
 
     def to(self, device: object) -> Self:
         """The same spec for another device: a label that adapters read, such as "cuda:0", or None.
