@@ -99,7 +99,7 @@ class TimedOutError(MouseError, TimeoutError):
 
 
 class StoreWarning(UserWarning):
-    """A store on disk was opened, and rows are not there any more that were appended before."""
+    """Something that a store had is lost: rows that were appended before, or where an episode begins among its rows."""
 
 
 class AlignmentWarning(UserWarning):

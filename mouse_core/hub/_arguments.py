@@ -11,8 +11,8 @@ from mouse_core.about.dataset import About, joined
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.formats.columns.blocks import check_size
 from mouse_core.hub._shards import Part, ShardOptions
-from mouse_core.store.export import to_dataset
-from mouse_core.store.snapshot import Snapshot
+from mouse_core.store.export import to_dataset, warn_of_joins
+from mouse_core.store.snapshot import Snapshot, shows_no_join
 
 if TYPE_CHECKING:
     from mouse_core.store.views import Store
@@ -79,12 +79,19 @@ def collect_parts(
         stores = [given] if isinstance(given, Store) else given
         if not isinstance(stores, Sequence) or not all(isinstance(store, Store) for store in stores):
             raise ConfigError(f"split {split!r}: expected DatasetStore objects, found {given!r}")
-        parts[split] = []
+        parts[split], joins, rows, last = [], [], 0, None
         for index, store in enumerate(stores):
             where = f"split {split!r}" + (f", store {index}" if len(stores) > 1 else "")
             alignments.setdefault(store.alignment, where)
             said += [(where, store.about)] if len(store) else []
             parts[split] += _parts_of(store, where)
+            snapshot = store.snapshot()
+            if last is not None and snapshot.segments and shows_no_join(last, snapshot.segments[0], snapshot.config):
+                joins.append(rows)
+            joins += [rows + row for row in snapshot.unseen_joins()]
+            rows, last = rows + len(snapshot), snapshot.segments[-1] if snapshot.segments else last
+        if joins:
+            warn_of_joins(f"split {split!r}", joins, stacklevel=4)
         if not parts[split]:
             raise ConfigError(f"split {split!r}: expected at least one row, found none, which nobody could load")
     if len(alignments) > 1:

@@ -100,6 +100,11 @@ class Segment:
         """The dataset that has these rows and no others, if there is one."""
         return None
 
+    @property
+    def recording(self) -> object:
+        """What rows have in common that go on from each other: a dataset that was loaded, None where appended."""
+        return self if self.extent is None and self.place is None else None
+
     def seal(self) -> None:
         """Make the table, and let go of what it is made from."""
         if self.table is not None:

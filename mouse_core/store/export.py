@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import pyarrow as pa
 
 from mouse_core._arrow.column_types import ColumnType, column_type
 from mouse_core.about.dataset import About, read_about, with_about
-from mouse_core.errors import ConfigError, DataError
+from mouse_core.errors import ConfigError, DataError, StoreWarning
 from mouse_core.files.noted import note
 from mouse_core.files.writing import making
 from mouse_core.images.pixels import encode_png
@@ -38,6 +39,9 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], about: Abou
 
     if not snapshot.num_rows:
         raise ConfigError("to_dataset: expected a store with rows, found an empty one")
+    joins = snapshot.unseen_joins()
+    if joins:
+        warn_of_joins("to_dataset", joins, stacklevel=4)
     origins = [segment.origin for segment in snapshot.segments]
     features = _features(snapshot, types)
     parts = []
@@ -49,6 +53,17 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], about: Abou
     # Parts that say different things do not go together, as datasets sees it; all of it is said once, of the whole.
     dataset = parts[0] if len(parts) == 1 else datasets.concatenate_datasets([_saying_nothing(part) for part in parts])
     return dataset if read_about(dataset) == about else with_about(dataset, about)
+
+
+def warn_of_joins(label: str, rows: Sequence[int], stacklevel: int) -> None:
+    """Warn that a dataset will join episodes, where only the store knows that one begins at each of some rows."""
+    warnings.warn(
+        f"{label}: the new dataset joins two episodes at row {rows[0]}"
+        f"{f', and at {len(rows) - 1} other rows' if len(rows) > 1 else ''}: one was loaded or pushed behind the "
+        "other, and no row shows it. A column 'episode_step' shows it, or done 2 in the row before",
+        StoreWarning,
+        stacklevel=stacklevel,
+    )
 
 
 def save(snapshot: Snapshot, dataset: Any, path: str | os.PathLike[str]) -> None:

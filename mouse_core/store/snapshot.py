@@ -16,7 +16,7 @@ from mouse_core._arrow.column import Growth
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.windows import Stretches, Windows
 from mouse_core._base.memo import memo
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import Alignment, Field, Spec, codes_called
 from mouse_core.store._segments import Segment, continues, growth_of
 from mouse_core.store.fields import FieldReader, SnapshotConfig, bind_fields, kinds_of, rows_without
@@ -177,8 +177,9 @@ class Snapshot:
         """The rows at which episodes begin, int64 ``[n]``, ascending; the first read looks at all rows once.
 
         An episode begins behind a row whose ``done`` is not 0 (where its codes have labels: not called "alive"), and
-        where ``time`` is there, also at a row whose time is 0 or not larger than that of the row before. Where neither
-        is there, every row is one.
+        where ``time`` is there, also at a row whose time is 0 or not larger than that of the row before. It also
+        begins where a dataset that was loaded begins or ends, unless the time goes on by 1. Where neither is there,
+        every row is one.
 
         Raises:
             DataError: A code of ``done`` that does not exist.
@@ -187,6 +188,15 @@ class Snapshot:
 
         alive = codes_called(self.config.fields["done"], "alive") or (0,)
         return episode_starts(self.segments, self.num_rows, self.readers, self.stored, alive)
+
+    def unseen_joins(self) -> list[int]:
+        """The rows at which an episode begins only because a dataset was loaded on its own: no row shows it."""
+        rows = np.cumsum(self.rows_of_segments).tolist()
+        return [
+            row
+            for row, (before, after) in zip(rows, pairwise(self.segments), strict=False)
+            if before.recorded.recording is not after.recorded.recording and shows_no_join(before, after, self.config)
+        ]
 
     def stretch_starts(self, column: str) -> npt.NDArray[np.int64]:
         """The rows at which a column's value changes, int64 ``[n]``, ascending, with 0 first; "": the task.
@@ -348,3 +358,16 @@ def _stretches(
     n = len(chunks)
     chunk, row = chunks.located(np.arange(n), np.zeros(n, np.int64))
     return chunks.starts[:-1], chunk + first, row
+
+
+def shows_no_join(before: Segment, after: Segment, config: SnapshotConfig) -> bool:
+    """Whether an episode begins with one recording behind another, and no row shows it."""
+    starts = []
+    try:
+        for appended in (None, object()):  # rows that are appended go on from each other
+            rows = [Segment(before.take(before.num_rows - 1)), Segment(after.take(0))]
+            rows[0].extent = rows[1].extent = appended
+            starts.append(len(Snapshot(rows, config).episode_starts))
+    except DataError:  # whoever reads these rows hears of it
+        return True
+    return starts == [2, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from mouse_core import (
     PrefetchBatchifier,
     StateError,
 )
+from mouse_core.errors import StoreWarning
+from mouse_core.replay import NextView, ReplayBuffer
 from mouse_core.sampling import EpisodeWindows, PaddedSampler
 from mouse_core.sampling.search import SortedSearch
 from tests.core.statistics import check_frequencies
@@ -170,18 +173,65 @@ def test_weighting(weighting: Any, pad: bool) -> None:
 
 
 def test_times_say_where_an_episode_was_broken_off() -> None:
-    """Without any done, between and within datasets; without times an episode goes on."""
+    """Without any done, between and within datasets; without times an episode goes on as far as its dataset does."""
     for kind in ("rows", "table", "parts", "indices"):
+        joins = [7] if kind == "parts" else []
         store = store_of([4, 1, 6, 3], kind, ends=False)
         assert store.snapshot().episode_starts.tolist() == [0, 4, 5, 11]
-        assert store_of([4, 1, 6, 3], kind, ends=False, time=False).snapshot().episode_starts.tolist() == [0]
-        assert store_of([4, 1, 6, 3], kind, time=False).snapshot().episode_starts.tolist() == [0, 4, 5, 11]
+        untimed = store_of([4, 1, 6, 3], kind, ends=False, time=False)
+        assert untimed.snapshot().episode_starts.tolist() == [0, *joins]
+        ended = store_of([4, 1, 6, 3], kind, time=False)
+        assert ended.snapshot().episode_starts.tolist() == sorted([0, 4, 5, 11, *joins])
     assert store_of([3, 3], "parts", time=False).snapshot().episode_starts.tolist() == [0, 3]
     # Times that are not known say nothing; larger steps of time are no boundary.
     rows = rows_of([9])
     rows["episode_step"] = [0, 2, None, None, 4, 4, None, 0, 1]
     store = DatasetStore().from_dataset(pa.table(rows))
     assert store.snapshot().episode_starts.tolist() == [0, 5, 7]
+
+
+def untimed(first: int, done: int = 0) -> Dataset:
+    """Four rows of an episode, which the last one may end."""
+    rows = {"observation": [[float(row)] for row in range(first, first + 4)], "done": [0, 0, 0, done]}
+    return Dataset.from_dict({**rows, "action": [0] * 4, "reward": [0.0] * 4})
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_dataset_that_was_loaded_on_its_own_begins_an_episode(on_disk: bool, tmp_path: Path) -> None:
+    """Whether or not the one before it ended; so do rows behind it, wherever they lie and whoever reads them."""
+    row = {"observation": [400.0], "done": 0, "action": 0, "reward": 0.0}
+    expected = [0, 4, 8, 12, 16, 18]
+    with DatasetStore.open(tmp_path / "rows", "a") if on_disk else DatasetStore() as store:
+        store.from_dataset(untimed(0)).from_dataset(untimed(100, 1)).from_dataset(
+            {"a": untimed(200), "b": untimed(300)}
+        )
+        store.extend([row, row])
+        store.from_dataset(untimed(500))
+        stores = [store.snapshot(), pickle.loads(pickle.dumps(store.snapshot()))]
+        store.flush()
+        if on_disk:
+            stores += [DatasetStore.open(tmp_path / "rows").snapshot()]
+        for snapshot in stores:
+            assert snapshot.episode_starts.tolist() == expected
+        starts = BatchSource(store, 3, 300, boundary="episode", pad=False).plan(0).starts
+        assert set(starts.tolist()) == {0, 1, 4, 5, 8, 9, 12, 13, 18, 19}
+        batch = ReplayBuffer(store, transform=NextView(takes="arrived"), batch_size=300).sample()
+        steps = (batch["next"]["obs_continuous"] - batch["obs_continuous"])[batch["mask"], 0]
+        assert set(steps.tolist()) <= {1.0, 0.0}
+        with pytest.warns(StoreWarning, match="joins two episodes at row 4, and at 3 other rows"):
+            store.save(tmp_path / "saved")
+
+
+def test_small_datasets_on_disk_are_put_together_unless_only_the_store_parts_them(tmp_path: Path) -> None:
+    files = []
+    for name, done in (("ended", 1), ("open", 0)):
+        with DatasetStore.open(tmp_path / name, "a") as store:
+            for first in range(0, 80, 4):
+                store.from_dataset(untimed(first, done))
+        with DatasetStore.open(tmp_path / name, "a") as store:
+            assert store.snapshot().episode_starts.tolist() == list(range(0, 80, 4))
+        files.append(len(list((tmp_path / name / "segments").iterdir())))
+    assert files[0] < files[1] == 20
 
 
 def test_many_segments_of_many_rows() -> None:

@@ -35,6 +35,11 @@ class Segment(Protocol):
         ...
 
     @property
+    def recording(self) -> object:
+        """What rows have in common that go on from each other; an episode begins where it changes."""
+        ...
+
+    @property
     def recorded(self) -> Segment:
         """The same rows without columns that are computed."""
         ...
@@ -66,7 +71,8 @@ def episode_starts(
     """The rows at which episodes begin, int64 ``[n]``, ascending, 0 first.
 
     An episode begins behind a row whose ``done`` ends one, and, where times are known, at a row whose time is 0 or not
-    larger than that of the row before: so an episode that was broken off ends where the next one begins. Rows that say
+    larger than that of the row before: so an episode that was broken off ends where the next one begins. An episode
+    also begins with a dataset that was loaded on its own, and behind it, unless its time is the next one. Rows that say
     neither, as prompts and pictures do, are an episode each.
 
     Args:
@@ -82,16 +88,16 @@ def episode_starts(
     if "done" not in fields and "time" not in fields:
         return np.arange(rows)
     parts = [np.zeros(1, np.int64)]
-    begin, before = 0, None
+    begin, before, recording = 0, None, None
     if "done" not in fields:
         alive = ()
     for segment in segments:
         end = min(begin + segment.num_rows, rows)
         found = _look(segment, begin, end, fields, read, alive)
-        if before is not None and (before.ended or _begins(np.array([before.last]), np.array([found.first]))[0]):
+        if before is not None and _is_cut(before, found, recording is segment.recorded.recording):
             parts.append(np.array([begin]))
         parts.append(found.starts + begin)
-        begin, before = end, found
+        begin, before, recording = end, found, segment.recorded.recording
     return np.concatenate(parts)
 
 
@@ -144,3 +150,9 @@ def _begins(before: npt.NDArray[Any], time: npt.NDArray[Any]) -> npt.NDArray[np.
     """Whether steps of these times begin an episode, behind steps of those."""
     found: npt.NDArray[np.bool_] = (time == 0) | ((time >= 0) & (before >= 0) & (time <= before))
     return found
+
+
+def _is_cut(before: _Found, after: _Found, same_recording: bool) -> bool:
+    """Whether an episode begins with a segment behind another one."""
+    follows = same_recording or 0 <= before.last == after.first - 1
+    return not follows or before.ended or bool(_begins(np.array([before.last]), np.array([after.first]))[0])

@@ -50,6 +50,8 @@ _UNKNOWN = b"0" * 64
 _LISTS = ("number", "rows", "bytes", "digest", "schema", "appended")
 # Of version 2.
 _MORE_LISTS = ("batch_rows", "stride")
+# Where there are some: whoever does not know them reads the rows as one recording.
+_LOAD = "load"
 # A longer manifest than others of our files: a million segments.
 MOST_BYTES = 8 * MOST_JSON
 """Of a manifest."""
@@ -70,6 +72,8 @@ class Sealed(NamedTuple):
         batch_rows: How many rows a record batch has, the last maybe fewer; 0: it is all in one.
         stride: How many bytes after each other record batches of all those rows begin, where each has its values as far
             behind its beginning as the others; 0: that is not so.
+        load: Of the rows of a dataset, which one it was: rows of another one do not go on from them. Numbers are the
+            same where the rows themselves say so. 0 for rows that were appended.
     """
 
     number: int
@@ -81,6 +85,7 @@ class Sealed(NamedTuple):
     nulls: tuple[str, ...] = ()
     batch_rows: int = 0
     stride: int = 0
+    load: int = 0
 
     @property
     def name(self) -> str:
@@ -137,7 +142,7 @@ class Manifest:
         """What is known of segments, as the file has it."""
         columns = zip(*self.segments, strict=True) if self.segments else ((),) * len(Sealed._fields)
         known = dict(zip(Sealed._fields, columns, strict=True))
-        return {name: list(known[name]) for name in (*_LISTS, *_MORE_LISTS)}
+        return {name: list(known[name]) for name in (*_LISTS, *_MORE_LISTS, _LOAD)}
 
     @property
     def rows(self) -> int:
@@ -178,7 +183,7 @@ class Manifest:
         """The text of the file."""
         # Releases that know only files of one record batch read the others no further than that.
         version = FORMAT if any(self.lists["batch_rows"]) else 1
-        names = (*_LISTS, *_MORE_LISTS) if version > 1 else _LISTS
+        names = (*_LISTS, *(_MORE_LISTS if version > 1 else ()), *([_LOAD] if any(self.lists[_LOAD]) else ()))
         said = {
             "format": version,
             "about": json.loads(self.about.to_json()),
@@ -285,13 +290,14 @@ def _manifest_of(said: Mapping[str, Any], before: Manifest) -> Manifest:
     lists = {name: said["segments"][name] for name in _LISTS}
     none = [0] * len(lists["number"])
     lists |= {name: said["segments"][name] if said["format"] > 1 else none for name in _MORE_LISTS}
+    lists[_LOAD] = said["segments"].get(_LOAD, none)
     tails = tuple(Tail(*tail) for tail in said["tails"])
     dropped, next_number = said["dropped"], said["next_number"]
     _check_counts([dropped, next_number])
     same = _known(lists, before)
     new = {name: values[same:] for name, values in lists.items()}
     _check_files(new, tails, next_number, len(schemas), before.lists["number"][:same])
-    _check_counts([*new["batch_rows"], *new["stride"]])
+    _check_counts([*new["batch_rows"], *new["stride"], *new[_LOAD]])
     new["nulls"] = [tuple(map(str, said["nulls"].get(str(number), ()))) for number in new["number"]]
     of_each = zip(*(new[name] for name in Sealed._fields), strict=True)
     segments = (*before.segments[:same], *starmap(Sealed, of_each))

@@ -160,7 +160,7 @@ class SealingRows(FolderRows):
         waiting = self._waiting[:1]
         if not waiting:
             return False
-        sealed, manifest = self._written(self._pieces_of([waiting[0][1]]), appended=True)
+        sealed, manifest = self._written(self._pieces_of([waiting[0][1]], [0]), appended=True)
         with self.lock:
             if self._waiting[:1] != waiting:  # its rows were dropped meanwhile
                 self._remove(sealed)
@@ -232,7 +232,8 @@ class SealingRows(FolderRows):
         try:
             # What is damaged must not get checksums of its own.
             table = SealedFile(self.folder_path, one, manifest.schemas[one.schema], first, verify=True).table
-            sealed, known = self._written(self._pieces_of([Segment(table.slice(rows))]), appended=one.appended)
+            pieces = self._pieces_of([Segment(table.slice(rows))], [one.load])
+            sealed, known = self._written(pieces, appended=one.appended)
         except (DataError, StorageError):
             return [], ()  # it goes once none of its rows is to stay
         return sealed, known.schemas
@@ -259,7 +260,7 @@ class SealingRows(FolderRows):
         if len(tables) < len(run):
             return True  # whoever reads the damaged file is told, and nobody else
         sealed, _ = write_segment(self.folder_path, self._folder.take_number(), pa.concat_tables(tables), self._layout)
-        sealed = sealed._replace(schema=parts[0].schema, appended=parts[0].appended)
+        sealed = sealed._replace(schema=parts[0].schema, appended=parts[0].appended, load=parts[0].load)
         with self.lock:
             now = self._folder.manifest
             at = next((place for place, one in enumerate(now.segments) if one == parts[0]), -1)
@@ -282,20 +283,21 @@ class SealingRows(FolderRows):
             self._looked_at = (), range(0)
             return None
 
-    def _pieces_of(self, segments: Sequence[Segment]) -> Iterator[pa.Table]:
-        """The rows of segments as those of the files that they are to be in."""
-        for segment in segments:
-            yield from pieces_of(segment, *self.limits.of_a_file(MOST_BYTES))
+    def _pieces_of(self, segments: Sequence[Segment], loads: Sequence[int]) -> Iterator[tuple[pa.Table, int]]:
+        """The rows of segments as those of the files that they are to be in, with the ``load`` of each."""
+        for segment, load in zip(segments, loads, strict=True):
+            for piece in pieces_of(segment, *self.limits.of_a_file(MOST_BYTES)):
+                yield piece, load
 
-    def _written(self, tables: Iterable[pa.Table], *, appended: bool) -> tuple[list[Sealed], Manifest]:
+    def _written(self, pieces: Iterable[tuple[pa.Table, int]], *, appended: bool) -> tuple[list[Sealed], Manifest]:
         """Tables as sealed segments that no manifest names yet, and a manifest that knows their schemas."""
         manifest, written = self._folder.manifest, []
         try:
-            for table in tables:
+            for table, load in pieces:
                 if table.num_rows:
                     sealed, schema = write_segment(self.folder_path, self._folder.take_number(), table, self._layout)
                     manifest, which = manifest.with_schema(schema)
-                    written.append(sealed._replace(schema=which, appended=appended))
+                    written.append(sealed._replace(schema=which, appended=appended, load=load))
         except BaseException:
             self._remove(written)
             raise

@@ -89,7 +89,9 @@ def rows_at(where: tuple[Path, str, int, str, str], count: int, image_roots: tup
             return TailSegment.of(tail.extent(count), image_roots, (tail.token, first), where)
     except (ConfigError, DataError):
         pass  # it was sealed since, or another store is there
-    return Segment(rows_of(folder, first, count, identity), image_roots=image_roots)
+    segment = Segment(rows_of(folder, first, count, identity), image_roots=image_roots)
+    segment.extent = object()  # appended rows, which go on from those before
+    return segment
 
 
 class PartOfFiles(ColumnPart):
@@ -153,6 +155,11 @@ class SealedSegment(Segment):
         size = self.file.sealed.batch_rows or self.num_rows
         starts = np.append(np.arange(0, self.num_rows, size), self.num_rows)
         self.__dict__.update(chunk_starts=starts, _same_chunks=True, is_mapped=False)
+
+    @property
+    def recording(self) -> object:
+        """See ``Segment``."""
+        return self.file.sealed.load or None
 
     @property
     def table(self) -> pa.Table:
@@ -246,6 +253,11 @@ class SealedSegments(Segment):
                     getattr(known, table)[ours] = getattr(part, table)[theirs]
 
     @property
+    def recording(self) -> object:
+        """See ``Segment``."""
+        return self.members[0].recording
+
+    @property
     def table(self) -> pa.Table:
         """The steps; opens every file."""
         return pa.concat_tables([one.table for one in self.members])
@@ -336,7 +348,7 @@ def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> lis
     return made
 
 
-def _alike(segment: Segment) -> tuple[int, bool, bool] | None:
+def _alike(segment: Segment) -> tuple[int, bool, int, bool] | None:
     """What sealed segments have in common that can be one; last, whether they have many record batches."""
     sealed = segment.file.sealed if isinstance(segment, SealedSegment) else None
-    return None if sealed is None else (sealed.schema, sealed.appended, sealed.batch_rows > 0)
+    return None if sealed is None else (sealed.schema, sealed.appended, sealed.load, sealed.batch_rows > 0)

@@ -122,7 +122,7 @@ def small_run(
     for first in range(len(segments) - 1, -1, -1):
         one, last = segments[first], segments[-1]
         size, rows, largest = size + one.bytes, rows + one.rows, max(largest, one.bytes)
-        unlike = one.schema != last.schema or one.appended != last.appended
+        unlike = (one.schema, one.appended, one.load) != (last.schema, last.appended, last.load)
         if unlike or one.number in damaged or size > most_bytes or (most_rows is not None and rows > most_rows):
             break
         if len(segments) - first >= _FEWEST and 2 * largest <= size:

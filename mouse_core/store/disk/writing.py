@@ -23,6 +23,7 @@ from mouse_core.store.disk.sealed import LAYOUTS, MOST_BYTES
 from mouse_core.store.disk.sealing import SealingRows
 from mouse_core.store.disk.tail import FolderAppender, SyncedAppender, TailFile
 from mouse_core.store.disk.upkeep import ALL, Limits, wait_for_sealing
+from mouse_core.store.snapshot import shows_no_join
 
 if TYPE_CHECKING:
     from mouse_core.about.dataset import About
@@ -124,11 +125,27 @@ class WrittenRows(SealingRows):
                 self._check()
                 schema = self.schema.merged(segments, said)
                 if self._is_sealed():
-                    sealed, manifest = self._written(self._pieces_of(segments), appended=False)
+                    loads = self._loads_of(segments, schema)
+                    sealed, manifest = self._written(self._pieces_of(segments, loads), appended=False)
                     uninterrupted(partial(self._take_sealed, sealed, manifest, schema))
                     return
                 uninterrupted(self.appender.close)
             self.seal_waiting()
+
+    def _loads_of(self, segments: Sequence[Segment], schema: StoreSchema) -> list[int]:
+        """The ``load`` of each of some datasets: that of the rows before where the rows show the end of an episode."""
+        known = self._folder.manifest.segments
+        newest = max((one.load for one in known), default=0)
+        before: Segment | None = self.segments[-1] if known else None
+        current = known[-1].load if known else 0
+        loads = []
+        for segment in segments:
+            if segment.num_rows:
+                if not current or before is None or shows_no_join(before, segment, schema.config()):
+                    newest = current = newest + 1
+                before = segment
+            loads.append(current)
+        return loads
 
     def _take_sealed(self, sealed: Sequence[Sealed], manifest: Manifest, schema: StoreSchema) -> None:
         before, self.schema = self.schema, schema

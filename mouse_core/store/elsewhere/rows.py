@@ -133,15 +133,15 @@ class ElsewhereRows(ReadOnlyRows):
                 break
             made.append((segment, sealed, begin))
             at, first = at + len(sealed), first + segment.num_rows
-        for key, some in groupby(manifest.segments[at:], lambda sealed: (sealed.schema, sealed.appended)):
+        for key, some in groupby(manifest.segments[at:], _key):
             alike = tuple(some)
             # So that there are few: a row is taken into another segment few times.
-            while made and len(made[-1][1]) <= len(alike) and (made[-1][1][0].schema, made[-1][1][0].appended) == key:
+            while made and len(made[-1][1]) <= len(alike) and _key(made[-1][1][0]) == key:
                 _, before, first = made.pop()
                 alike = (*before, *alike)
             files = Files(self._place, [self._files[one] for one in alike], manifest.schemas[key[0]])
             place = (self._token, first)
-            segment = ElsewhereSegment(files, schema.image_roots, place, appended=key[1])
+            segment = ElsewhereSegment(files, schema.image_roots, place, appended=key[1], load=key[2])
             made.append((segment, alike, first))
             first += segment.num_rows
         self._made, self.schema = made, schema
@@ -224,3 +224,8 @@ def _refused(url: str) -> ConfigError:
         f"store {url}: expected a store in a folder that was opened to be written, found one elsewhere; write it in a "
         "folder, and mouse upload sends what is new"
     )
+
+
+def _key(sealed: Sealed) -> tuple[int, bool, int]:
+    """What files have in common that are one segment."""
+    return sealed.schema, sealed.appended, sealed.load

@@ -33,20 +33,32 @@ class ElsewhereSegment(Segment):
         image_roots: Folders in which images that rows name by path may lie.
         place: See ``Segment``.
         appended: Whether the rows were appended to a store, and are not those of a dataset.
+        load: See ``Sealed``.
     """
 
     def __init__(
-        self, files: Files, image_roots: tuple[str, ...], place: tuple[object, int] | None, *, appended: bool = False
+        self,
+        files: Files,
+        image_roots: tuple[str, ...],
+        place: tuple[object, int] | None,
+        *,
+        appended: bool = False,
+        load: int = 0,
     ) -> None:
         self.files, self.place = files, place
         self.backing = files.backing
         self.extent = object() if appended else None
         self.num_rows = int(files.starts[-1])
-        self._appended, self._named_roots = appended, image_roots
+        self._appended, self._load, self._named_roots = appended, load, image_roots
         self._parts, self._first_values = {}, {}
         # The columns that were asked for, which know each other by it, and keep nobody alive.
         self._asked: WeakValueDictionary[str, _PartElsewhere] = WeakValueDictionary()
         self.__dict__.update(chunk_starts=files.starts, _same_chunks=True, is_mapped=False)
+
+    @property
+    def recording(self) -> object:
+        """See ``Segment``."""
+        return self._load or None
 
     @property
     def fetched_by(self) -> Backing | None:
@@ -156,13 +168,13 @@ class ElsewhereSegment(Segment):
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _segment, (self.files, self._named_roots, self.place, self._appended)
+        return _segment, (self.files, self._named_roots, self.place, self._appended, self._load)
 
 
 def _segment(
-    files: Files, image_roots: tuple[str, ...], place: tuple[object, int] | None, appended: bool
+    files: Files, image_roots: tuple[str, ...], place: tuple[object, int] | None, appended: bool, load: int
 ) -> ElsewhereSegment:
-    return ElsewhereSegment(files, image_roots, place, appended=appended)
+    return ElsewhereSegment(files, image_roots, place, appended=appended, load=load)
 
 
 class _PartElsewhere(ColumnPart):
