@@ -6,7 +6,7 @@ try:
 except ImportError as error:
     raise ImportError("mouse_jax needs JAX and grain: pip install 'mouse-data[jax]'") from error
 
-from mouse_jax import device, groups, returns, rollout_storage, search
+from mouse_jax import device, groups, returns, rollout_storage
 from mouse_jax.augment import TokenAugmenter
 from mouse_jax.dtypes import REPLACED_DTYPES, replaced_dtypes
 from mouse_jax.map_dataset import to_grain
@@ -30,7 +30,6 @@ __all__ = [
     "replaced_dtypes",
     "returns",
     "rollout_storage",
-    "search",
     "shape_dtypes",
     "to_grain",
 ]

@@ -1,63 +1,7 @@
-"""Trees of what was seen and of what may come: rollouts that share observations, and Monte-Carlo tree search."""
+"""Rollouts that share observations as one graph, and the tree of what is known to follow an observation."""
 
 from mouse_core.trees.forest import Forest
-from mouse_core.trees.search import (
-    NodeStatistics,
-    SearchTree,
-    add_pending,
-    backup,
-    backup_paths,
-    best_action,
-    descend,
-    exp3,
-    exp3_update,
-    expand,
-    mean_values,
-    new_tree,
-    node_statistics,
-    puct,
-    qtransform_by_min_max,
-    qtransform_by_parent_and_siblings,
-    qtransform_completed_by_mix_value,
-    remove_pending,
-    select_by_puct,
-    set_root,
-    subtree,
-    ucb,
-    ucb_tuned,
-    virtual_loss,
-    visit_probabilities,
-)
 from mouse_core.trees.steps import Steps
 from mouse_core.trees.tree import Tree
 
-__all__ = [
-    "Forest",
-    "NodeStatistics",
-    "SearchTree",
-    "Steps",
-    "Tree",
-    "add_pending",
-    "backup",
-    "backup_paths",
-    "best_action",
-    "descend",
-    "exp3",
-    "exp3_update",
-    "expand",
-    "mean_values",
-    "new_tree",
-    "node_statistics",
-    "puct",
-    "qtransform_by_min_max",
-    "qtransform_by_parent_and_siblings",
-    "qtransform_completed_by_mix_value",
-    "remove_pending",
-    "select_by_puct",
-    "set_root",
-    "subtree",
-    "ucb",
-    "ucb_tuned",
-    "virtual_loss",
-    "visit_probabilities",
-]
+__all__ = ["Forest", "Steps", "Tree"]

@@ -1,4 +1,4 @@
-"""The lines on search trees in docs/guides/coming-from.md: each number has its test here."""
+"""The lines on trees in docs/guides/coming-from.md: each number has its test here."""
 
 from __future__ import annotations
 
@@ -55,29 +55,5 @@ def test_N05_N06_N07_N08_N09_N10_N11_N12_trees() -> None:
     assert tree.to_string(lambda tree, edge: edge) == "(0,) 0\n (0, 0) 1\n (0, 1) 2"
 
 
-def test_N13_N14_N15_scores_of_actions() -> None:
-    sums, visits, squares = np.array([3.0, 1.0]), np.array([4, 2]), np.array([3.0, 0.5])
-    values = trees.mean_values(sums, visits)
-    torchrl = sums / visits + 2 * np.sqrt(9) / (1 + visits)
-    np.testing.assert_allclose(trees.puct(values, visits, 1.0, 9, exploration=2, base=None), torchrl)
-    share = np.log(9) / visits
-    variance = np.minimum(0.25, squares / visits - values**2 + np.sqrt(2 * share))
-    expected = values + np.sqrt(share * variance)
-    np.testing.assert_allclose(trees.ucb_tuned(values, squares / visits, visits, 9), expected)
-    weights = np.array([1.0, 3.0])
-    np.testing.assert_allclose(trees.exp3(np.log(weights), exploration=0.1), 0.9 * weights / 4 + 0.05)
-
-
-def test_N16_N17_N18_N19_N20_N21_search() -> None:
-    """The trees themselves are compared in tests/core/test_tree_search.py."""
-    logits = np.array([[0.0, 0.0, -np.inf]])
-    tree = trees.new_tree(logits, np.zeros(1), num_nodes=3)
-    parent, action = trees.descend(tree)
-    assert (parent.tolist(), action.tolist()) == ([0], [0])  # the first of two alike
-    leaf = {"value": np.ones(1), "prior_logits": logits}
-    tree, node = trees.expand(tree, parent, action, reward=np.ones(1), discount=np.zeros(1), **leaf)
-    tree = trees.backup(tree, node)
-    assert tree.children_visits[0, 0].tolist() == [1, 0, 0]
-    assert trees.descend(tree)[0].tolist() == [0]  # the episode ended with action 0
-    assert not {"gumbel_muzero_policy", "search_policy"} & set(trees.__all__)
-    assert {"qtransform_by_min_max", "qtransform_completed_by_mix_value"} <= set(trees.__all__)
+def test_N13_scores_of_a_search_are_left_to_mctx() -> None:
+    assert trees.__all__ == ["Forest", "Steps", "Tree"]
