@@ -56,6 +56,7 @@ class Parts:
         self.writer: Writer = check_part("writer", writer, Writer)
         check_writer(self.writer, storage, self.sampler, transform)
         self.prioritized = hasattr(self.sampler, "update_priority")
+        _check_dilation(self.sampler, transform)
         self._reach: int = getattr(transform, "reach", 0)
         self._gather = getattr(transform, "gather", None)
         if self._gather is not None or getattr(transform, "watchers", None):
@@ -352,3 +353,16 @@ class Parts:
         self._reset_listeners()
         if saved is not None:
             self.generations = saved
+
+
+def _check_dilation(sampler: Sampler, transform: Any) -> None:
+    """Raise ConfigError where steps that lie apart would be taken for neighbours."""
+    apart = getattr(sampler, "dilation", 1)
+    pairing = [] if transform is None or "slice_id" in getattr(sampler, "adds", ()) else transform.pairing
+    if apart > 1 and pairing:
+        name = type(pairing[0]).__name__
+        raise ConfigError(
+            f"transform: expected a sampler with dilation=1 for {name}, which pairs each step with the next row, found "
+            f"dilation={apart}: the rows between steps are not in the slices. Store next entries and returns with the "
+            f"rows instead, or draw with dilation=1"
+        )

@@ -22,9 +22,12 @@ from mouse_core.replay import (
     ConsumingSampler,
     MarkSlices,
     MaxValueWriter,
+    NextView,
+    NStep,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     ReplayBuffer,
+    ReturnsToGo,
     ReverseSampler,
     SliceSampler,
     StalenessSampler,
@@ -252,6 +255,26 @@ def test_slices_with_a_period_and_a_dilation(lengths: list[int], length: int, pe
     assert batch["row"].shape == (400, length)
     assert (np.diff(batch["row"])[batch["mask"][:, 1:]] == dilation).all()
     assert set(map(tuple, batch["row"][batch["mask"].all(axis=1)].tolist())) == expected
+
+
+@pytest.mark.parametrize("transform", [NextView(), NStep(2, 1.0), [lambda batch: batch, ReturnsToGo()]])
+@pytest.mark.parametrize("kind", [SliceSampler, PrioritizedSliceSampler])
+def test_steps_that_lie_apart_are_no_neighbours(kind: Any, transform: Any) -> None:
+    """Slices are refused; of flat ones each row has the rows behind it read."""
+    with pytest.raises(ConfigError, match=r"dilation=1 for (NextView|NStep|ReturnsToGo), which pairs"):
+        ReplayBuffer(ArrayStorage(30), kind(sequence_length=3, dilation=2), transform=transform)
+    buffer = ReplayBuffer(ArrayStorage(30), SliceSampler(sequence_length=3), transform=transform)
+    with pytest.raises(ConfigError, match="found dilation=2"):
+        buffer.with_parts(sampler=kind(sequence_length=3, dilation=2, pad=False))
+
+
+def test_flat_slices_with_a_dilation_have_their_next_rows() -> None:
+    sampler = SliceSampler(sequence_length=3, dilation=2, pad=False, strict_length=False)
+    buffer = ReplayBuffer(ArrayStorage(30), sampler, transform=NextView(), batch_size=20)
+    buffer.extend({"row": np.arange(28), "done": np.arange(28) % 14 == 13})
+    batch = buffer.sample()
+    assert (batch["next"]["row"] - batch["row"])[batch["mask"] & ~batch["next"]["done"]].all()
+    assert set((batch["next"]["row"] - batch["row"])[batch["mask"]].tolist()) <= {0, 1}
 
 
 def test_a_dilation_of_prioritised_slices_and_flat_ones() -> None:

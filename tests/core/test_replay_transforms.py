@@ -687,6 +687,13 @@ def test_alignments_must_fit() -> None:
         delivered_alignment(Compose(Select("x"), NStep(3, 0.9)), "arrived")
     with pytest.raises(ConfigError, match="expected one that takes 'outgoing' rows"):
         Compose(NextView(takes="arrived"), ReturnsToGo(takes="arrived"))
+    # What the message says is right at once, and it names the one transform that is to be changed.
+    storage = ArrayStorage(10, alignment="arrived")
+    with pytest.raises(ConfigError, match="found NextView with takes='outgoing'; pass takes='arrived' to NextView, or"):
+        ReplayBuffer(storage, transform=[NextView(), NStep(3, 0.9)])
+    ReplayBuffer(storage, transform=[NextView(takes="arrived"), NStep(3, 0.9)])
+    with pytest.raises(ConfigError, match="'outgoing' rows, the alignment that NextView delivers, found NStep with"):
+        ReplayBuffer(storage, transform=[NextView(takes="arrived"), NStep(3, 0.9, takes="arrived")])
 
 
 def test_single_transitions_with_what_is_read_behind_them() -> None:

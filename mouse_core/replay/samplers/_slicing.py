@@ -74,6 +74,11 @@ class SliceSampling:
         return self._burn_in + (self._rule.length - 1) // self._dilation + 1
 
     @property
+    def dilation(self) -> int:
+        """How many rows lie between a step and the next one, itself included."""
+        return self._dilation
+
+    @property
     def adds(self) -> tuple[str, ...]:
         """The fields of a draw that rows cannot have."""
         if self._pad is not False:

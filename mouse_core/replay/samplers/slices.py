@@ -60,7 +60,8 @@ class SliceSampler(SliceSampling):
             has no such slice any more, comes one that begins with the oldest that it has, unless shorter episodes are
             left out.
         dilation: A slice is every so-many-th row. Of 4 steps with a dilation of 2 it is the rows 0, 2, 4 and 6 of an
-            episode, which must have 7 for all of them to be there. What lies between is left out, rewards included.
+            episode, which must have 7 for all of them to be there. What lies between is left out, rewards included. So
+            a buffer refuses ``NextView``, ``NStep``, ``HindsightRelabel`` and ``ReturnsToGo`` of slices ``[B, S]``.
         burn_in: How many of the first steps of a slice lie before the row that it begins with: those that bring the
             state of a recurrent network about. Where the episode has no steps there, ``mask`` is False; slices begin as
             if these steps were none of theirs. So with ``span=(False, True)`` every row has a slice of its own.

@@ -16,6 +16,7 @@ from mouse_core.replay.ground.protocols import TRANSFORM_CALLS, FieldKey
 from mouse_core.replay.transforms._fields import as_array, find_any, runs
 from mouse_core.replay.transforms.fields import Apply, Cast
 from mouse_core.replay.transforms.next_view import NextView
+from mouse_core.replay.transforms.returns import ReturnsToGo
 from mouse_core.spec import Alignment
 
 Array = Any
@@ -47,12 +48,9 @@ class Compose:
         self._check_chain()
 
     def _check_chain(self) -> None:
-        known: Alignment | None = None
-        for transform in self.transforms:
-            if known is not None:
-                known = delivered_alignment(transform, known)
-            else:
-                known = getattr(transform, "alignment", None) or getattr(transform, "takes", None)
+        known = next((takes for step in self.transforms if (takes := getattr(step, "takes", None))), None)
+        if known is not None:
+            delivered_alignment(self, known)
 
     def _said(self, name: str) -> list[Any]:
         """What those transforms that have an attribute say of it, in order."""
@@ -77,6 +75,11 @@ class Compose:
     def reach(self) -> int:
         """How many rows behind a drawn one they need together."""
         return sum(self._said("reach"))
+
+    @property
+    def pairing(self) -> list[Any]:
+        """Which of them pair a step of a slice with the next step, or sum over the steps."""
+        return [step for step in self.transforms if getattr(step, "reach", 0) or isinstance(step, ReturnsToGo)]
 
     @property
     def _gathering(self) -> list[int]:
@@ -175,14 +178,19 @@ def delivered_alignment(transform: Callable[..., Any] | None, alignment: Alignme
     Raises:
         ConfigError: It takes rows of the other alignment.
     """
-    takes = getattr(transform, "takes", None)
-    if takes is not None and takes != alignment:
-        raise ConfigError(
-            f"transform: expected one that takes {alignment!r} rows, as they are here, found {transform!r}; say "
-            f"takes={alignment!r}, or convert the rows first"
-        )
-    gives: Alignment | None = getattr(transform, "alignment", None)
-    return gives or alignment
+    known, source = alignment, "the rows have"
+    for step in getattr(transform, "transforms", (transform,)):
+        takes = getattr(step, "takes", None)
+        name = type(step).__name__
+        if takes is not None and takes != known:
+            raise ConfigError(
+                f"transform: expected one that takes {known!r} rows, the alignment that {source}, found {name} with "
+                f"takes={takes!r}; pass takes={known!r} to {name}, or convert the rows first"
+            )
+        gives: Alignment | None = getattr(step, "alignment", None)
+        if gives is not None:
+            known, source = gives, f"{name} delivers"
+    return known
 
 
 def _read_ahead(batch: Any) -> tuple[int, frozenset[FieldKey]] | None:
