@@ -41,8 +41,6 @@ from scripts.house import (
 FRAMEWORKS = {"torch", "tensordict", "torchrl", "jax", "jaxlib", "flax", "optax", "grain", "ray"}
 # Heavy or optional: the core imports these where they are used, never on import.
 DEFERRED = {"datasets", "pandas", "huggingface_hub", "PIL", "rich", "matplotlib", "gymnasium"}
-MAX_LINES = 350
-MOST_IN_A_ROOM = 10
 
 
 def roots(names: set[str]) -> set[str]:
@@ -201,16 +199,6 @@ def test_folders_within_a_room_do_not_import_each_other_both_ways() -> None:
     assert not both
 
 
-def test_rooms_are_small() -> None:
-    modules_of: dict[str, int] = {}
-    for path in CORE.values():
-        if path.name != "__init__.py":
-            folder = str(path.parent.relative_to(ROOT))
-            modules_of[folder] = modules_of.get(folder, 0) + 1
-    for folder, number in modules_of.items():
-        assert number <= MOST_IN_A_ROOM, f"{folder}: {number} modules; some need a room"
-
-
 def test_trainers_are_where_make_looks_for_them() -> None:
     """In its lane nothing else is collected, which would take as long as a tenth of it."""
     texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
@@ -287,12 +275,6 @@ def test_tests_use_public_names() -> None:
     found = {path.relative_to(tests).as_posix() for path in named if private_imports(parse(path))}
     assert found <= KNOW_PRIVATE.keys(), "test it through public names, or say here why that cannot be"
     assert found == KNOW_PRIVATE.keys(), "a test that no longer knows what is private loses its line"
-
-
-def test_a_module_fits_in_one_head() -> None:
-    lines = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in ALL.values()}
-    found = {path: number for path, number in lines.items() if number > MAX_LINES}
-    assert not found, "make it a folder, or move a purpose out of it"
 
 
 def test_packages_say_that_they_are_typed() -> None:
