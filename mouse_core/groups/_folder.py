@@ -15,6 +15,7 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError, MissingRowError, StorageError
 from mouse_core.groups._files.batches import BatchFiles
 from mouse_core.groups._files.index import (
+    Told,
     encode_given_up,
     encode_parts,
     encode_ready,
@@ -55,8 +56,12 @@ class Folder:
     Attributes:
         parts: The files of the sealed groups, in order.
         uids: Of all rollouts, with the places of their groups in ``parts``, -1 for those that are not sealed.
-        versions: Of the policies that all rollouts are of, and those that were said to be the latest.
+        versions: Of the policies that rollouts are of, and those that were said to be the latest.
+        told: The latter, in order.
+        lost: The groups of versions that a trainer went back behind, by their uids.
         given_up: Uids of rollouts that nobody waits for any more.
+        duplicates: How many came again since the folder was opened.
+        refused: How many were given since in calls that were refused.
         waiting: The rollouts whose groups are not sealed.
         readiness: The sealed groups that wait for late columns.
         batches: Those that were stored.
@@ -85,6 +90,7 @@ class Folder:
         self.batches = BatchFiles(
             root,
             index.batches,
+            index.told,
             self._index_log,
             compression=compression,
             sync=sync,
@@ -95,11 +101,16 @@ class Folder:
         self._kept = Kept(memory_bytes)
         self.waiting = Waiting(root, rules, self._kept, self.uids, declared)
         self.uids.update(dict.fromkeys(self.waiting.by_uid, -1))
-        keys = (*(part.key for part in self.parts), *self.waiting.groups)
-        self.versions = Versions({key.policy_version for key in keys})
-        for version in index.told:
-            self.versions.tell(version)
+        self.told, self.lost = index.told, set[str]()
+        self.versions = Versions()
+        for told in self.told:
+            if self.versions.tell(told.version) or told is self.told[0]:
+                self._lose(told)
+        keys = [*(part.key for part in self.parts if part.place not in self.lost), *self.waiting.groups]
+        for version in {key.policy_version for key in keys}:
+            self.versions.note(version)
         self.given_up = index.given_up
+        self.duplicates = self.refused = 0
         self._given = Given(root, declared, self.uids, self.parts, self.waiting)
         self.waiting.tidy()
         self._store = LateStore(root, declared, compression=compression, sync=sync)
@@ -108,8 +119,8 @@ class Folder:
         self._unnoted: list[Part] = []
         self._ready = self._all_ready(index.ready)
         if making is not None:
-            for version in index.told if making.takes_groups else index.told[-1:]:
-                making.set_policy_version(version)
+            for told in self.told if making.takes_groups else self.told[-1:]:
+                making.set_policy_version(told.version)
             self._resume(making)
 
     def _all_ready(self, noted: Sequence[str]) -> list[Part]:
@@ -122,11 +133,15 @@ class Folder:
         self._note_ready([ready[place] for place in others])
         return [ready[place] for place in (*known, *others)]
 
+    def _lose(self, told: Told) -> None:
+        """Note that the groups of later versions that were sealed by then are of a policy that is not trained on."""
+        before = [part for part in self.parts if part.number < told.sealed]
+        ahead = {part.key.policy_version: self.versions.is_ahead(part.key.policy_version) for part in before}
+        self.lost.update(part.place for part in before if ahead[part.key.policy_version])
+
     def _groups(self, parts: Sequence[Part]) -> list[StoredGroup]:
-        """What the batch maker is given: of those that take groups none of a version that is not there yet."""
-        there = parts
-        if self._making is not None and self._making.takes_groups and self.versions.has_ahead:
-            there = [part for part in parts if not self.versions.is_ahead(part.key.policy_version)]
+        """What the batch maker is given: none of a version that is lost."""
+        there = [part for part in parts if part.place not in self.lost] if self.lost else parts
         return [StoredGroup.of(self._root, part, self._late, self.given_up, self._kept) for part in there]
 
     def _resume(self, making: Making) -> None:
@@ -144,10 +159,10 @@ class Folder:
             StorageError: They cannot be written, or one that is there cannot be read; nothing was added.
         """
         new, counts = self._given.rollouts(requests)
-        if not new:
-            return counts, None
-        plan = self.waiting.plan(list(new.values()), time.time())
-        self.carry_out(plan)
+        plan = self.waiting.plan(list(new.values()), time.time()) if new else None
+        if plan is not None:
+            self.carry_out(plan)
+        self.duplicates += sum(map(len, requests)) - sum(counts)
         return counts, plan
 
     def carry_out(self, plan: Plan) -> None:
@@ -204,21 +219,27 @@ class Folder:
     def set_policy_version(self, version: str) -> None:
         """Note which version is the latest, and tell the batch maker.
 
-        Where it goes back, or comes again to versions that are there, the maker begins anew with those that are not
-        later, as it would after a restart.
+        Where it goes back, groups of later versions are lost, those included that were not full, which are sealed: what
+        comes of these versions from then on is of another policy. The maker begins anew, as it would after a restart.
 
         Raises:
-            StorageError: It cannot be noted; nothing has changed.
+            StorageError: It cannot be noted; nothing has changed, but that groups of later versions are sealed.
         """
         if version == self.versions.told:
             return
-        self._index_log.append(encode_version(version), sync=self._sync)
-        had_ahead = self.versions.has_ahead
-        begins_anew = self.versions.tell(version) or had_ahead or self.versions.has_ahead
+        self.carry_out(self.waiting.ahead(Versions(told=version)))
+        told = Told(version, self._number, len(self.batches.stored))
+        self._index_log.append(encode_version(version, told.sealed), sync=self._sync)
+        self.told.append(told)
+        goes_back = self.versions.tell(version)
+        if goes_back:
+            self._lose(told)
         if self._making is not None:
             self._making.set_policy_version(version)
-            if self._making.takes_groups and begins_anew:
-                self._resume(self._making)
+            if goes_back:
+                self._making.lose(self.lost)
+                if self._making.takes_groups:
+                    self._resume(self._making)
 
     def give_up(self, uids: Sequence[str]) -> int:
         """Note that nobody waits for some rollouts any more, and that they are not to be drawn; how many are new.
@@ -330,9 +351,27 @@ class Folder:
             "stored": len(self.uids),
             "unsealed": self.waiting.count,
             "awaiting_columns": self.readiness.num_rollouts,
+            "queued": 0 if self._making is None else self._making.num_later,
             "given_up": len(self.given_up),
         }
-        return {**({} if self._making is None else self._making.summary()), **counts}
+        found = {} if self._making is None else self._making.summary()
+        says = found.keys() >= {"received", "held", "used"}
+        used = set() if says and not self.lost else {uid for batch in self.batches.stored for uid in batch.uids}
+        lost = [uid for part in self._ready if part.place in self.lost for uid in part.uids]
+        used_before = sum(uid in used for uid in lost)
+        if says:
+            found["used"] += used_before
+        else:
+            # The maker does not say what became of those that it was given.
+            ready = [uid for part in self._ready if part.place not in self.lost for uid in part.uids]
+            given_up = sum(uid in self.given_up and uid not in used for uid in ready)
+            found |= {"used": used_before + sum(uid in used for uid in ready), "left/given_up": given_up}
+            found["held"] = len(ready) + used_before - counts["queued"] - found["used"] - given_up
+        left = {"lost_versions": len(lost) - used_before, "duplicate": self.duplicates, "refused": self.refused}
+        for name, count in left.items():
+            found[f"left/{name}"] = found.get(f"left/{name}", 0) + count
+        found["received"] = len(self.uids) + self.duplicates + self.refused
+        return {**found, **counts}
 
     def close(self) -> None:
         """Close the logs; what waits is in them."""

@@ -89,7 +89,10 @@ class StoredInBuffer:
         """Numbers for a log: those of the batch maker's ``summary``, if it has one, and how many rollouts there are.
 
         "stored" is all of them, "unsealed" those whose groups are not sealed, "awaiting_columns" those of sealed groups
-        that wait for late columns, and "given_up" those that nobody waits for any more.
+        that wait for late columns, "queued" those that a batch maker of one's own is given with the next batch, and
+        "given_up" those that nobody waits for any more. "received" is "stored" and, since the folder was opened, what
+        came again or in calls that were refused. Each of them is counted once: in "unsealed", "awaiting_columns",
+        "queued", "held", "used" or one "left/<reason>"; see ``GrpoBatchMaker.summary``.
         """
         with self._lock:
             return self._folder.summary()
@@ -122,7 +125,8 @@ class StoredInBuffer:
         """How many versions older than the newest the examples of a batch were when it was made, ``[B]``; NaN: unknown.
 
         The newest is that of all rollouts that had been added. Numbers are subtracted; of other versions those between
-        are counted.
+        are counted. Where a trainer went back behind an example's version since, the example is as many versions apart
+        from the newest as lie on both lines: of 5, where ``set_policy_version`` told 3 and then 4, that is 2 + 1.
 
         Raises:
             MissingFieldError, DataError, StorageError: As ``read_batch``.

@@ -173,17 +173,22 @@ class RolloutBuffer(StoredInBuffer):
             ClosedError, ForkError: The buffer is closed, or this is a forked child.
         """
         given = list(rollouts)
-        for number, rollout in enumerate(given):
-            if not isinstance(rollout, RolloutRecord):
-                raise DataError(f"add_rollouts: expected a RolloutRecord at {number}, found {rollout!r:.100}")
-            given[number] = with_columns(rollout, self._columns)
-            self._folder.versions.refuse_ahead(rollout.policy_version, rollout.rollout_uid)
-            if self._making is not None:
-                self._making.check(rollout)
         if not given:
             return 0
-        self._pressure.hold(timeout, self._step, self._folder.counts)
-        new: int = self._requests.serve(given, self._add)
+        try:
+            for number, rollout in enumerate(given):
+                if not isinstance(rollout, RolloutRecord):
+                    raise DataError(f"add_rollouts: expected a RolloutRecord at {number}, found {rollout!r:.100}")
+                given[number] = with_columns(rollout, self._columns)
+                self._folder.versions.refuse_ahead(rollout.policy_version, rollout.rollout_uid)
+                if self._making is not None:
+                    self._making.check(rollout)
+            self._pressure.hold(timeout, self._step, self._folder.counts)
+            new: int = self._requests.serve(given, self._add)
+        except DataError:
+            with self._lock:
+                self._folder.refused += len(given)
+            raise
         return new
 
     def _add(self, requests: Sequence[Sequence[RolloutRecord]]) -> list[int]:
@@ -253,8 +258,9 @@ class RolloutBuffer(StoredInBuffer):
         """Say which version of the policy is the latest; it is noted in the folder, and told the batch maker.
 
         Staleness is measured from it, and rollouts of later versions are refused. Say it again whenever the policy
-        changes. Where a trainer goes back to an older one, as from a checkpoint, rollouts of later versions stay in
-        their files, and are not drawn until their version is reached again.
+        changes. Where a trainer goes back to an older one, as from a checkpoint, rollouts of later versions that are
+        there are of a policy that is not trained on any more: they stay in their files, and are never drawn, also not
+        once the new policy reaches their version. Batches that have some are stale: see ``batch_staleness``.
 
         Raises:
             DataError: Neither a str nor an int.

@@ -257,15 +257,24 @@ def test_groups_that_earned_the_same_are_left_out_and_replaced() -> None:
     assert not any(example.advantage.any() for example in batch)
 
 
-def test_rollouts_that_the_policy_did_not_write_only_count() -> None:
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("turn", [Turn("4", "assistant", [1]), Turn("4", "assistant", [], []), Turn("4", "user", [1])])
+def test_rollouts_without_a_token_in_the_loss_are_not_scored(turn: Turn, sealed: bool, tmp_path: Path) -> None:
     maker = GrpoBatchMaker()
-    maker.add_rollout(RolloutRecord("math", "problem", "1", "given", (Turn("4", "assistant", [1]),), 5.0))
-    maker.add_rollout(rollout(1))
-    (example,) = maker.create_batch(1) or []
-    assert example.rollout_uid == "r1"
-    assert example.advantage.max() == 0.0
-    assert example.advantage.min() == -4.0
-    assert maker.available == 0
+    items = [RolloutRecord("math", "problem", "1", "given", (turn,), 5.0), rollout(1), rollout(3)]
+    with RolloutBuffer(tmp_path, 3, batch_maker=maker, sync=False) as buffer:
+        for item in items:
+            (buffer if sealed else maker).add_rollout(item)
+        assert {x.rollout_uid: float(x.advantage[-1]) for x in maker.create_batch(2) or []} == {"r1": -2.0, "r3": 2.0}
+        assert (maker.available, maker.summary()["left/untrained"]) == (0, 1)
+        # One that would end an older group does not, and one that would differ from its group does not.
+        maker.add_rollout(rollout(7, example="b", version=2, reward=1.0))
+        maker.add_rollout(rollout(8, example="b", version=2, reward=1.0))
+        maker.add_rollout(RolloutRecord("math", "b", "2", "other", (turn,), 5.0))
+        assert (maker.available, maker.summary()["left/filter_zero_variance"]) == (0, 2)
+        maker.add_rollout(rollout(9, example="b", version=2, reward=0.0))
+        maker.add_rollout(RolloutRecord("math", "b", "3", "newer", (turn,), 5.0))
+        assert maker.available == 3
 
 
 def test_later_rollouts_of_a_group_count_for_all() -> None:
@@ -448,9 +457,9 @@ def test_what_waits_is_read_back_where_memory_has_no_room(tmp_path: Path) -> Non
         check(buffer)
 
 
-def test_answers_without_tokens_only_count() -> None:
+def test_answers_without_tokens_are_not_drawn() -> None:
     answers = [Turn("4", "assistant", [], []), Turn("4", "assistant", [1], [-0.5])]
-    maker = GrpoBatchMaker(advantage=ReinforcePlusPlus())
+    maker = GrpoBatchMaker(advantage=ReinforcePlusPlus(), filter_zero_variance=False)
     for number, answer in enumerate([answers[0], answers[0], answers[1]]):
         item = rollout(number)
         maker.add_rollout(replace(item, turns=(item.turns[0], answer)))

@@ -31,6 +31,7 @@ from mouse_core.groups import (
     RolloutStream,
     TopK,
     Turn,
+    advantages,
     make_examples,
 )
 from tests.core.groups_cases import group, rollout
@@ -325,6 +326,166 @@ def test_filters_are_those_of_a_loop(groups: list[list[float]], k: int, lengths:
     assert found == expected
 
 
+@pytest.mark.parametrize("way", ["buffer", "restarted", "rollouts read back"])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_sealed_group_is_scored_by_itself(way: str, pooled: bool, tmp_path: Path) -> None:
+    """Also beside others of the same problem and version, whether they are drawn together or one after the other."""
+    rewards = {"a": [0.0, 0, 0, 1], "b": [1.0, 1, 1, 0], "c": [1.0] * 4, "d": [0.0] * 4}
+    items = [
+        replace(rollout(n, reward=x), rollout_uid=f"{name}{n}") for name in rewards for n, x in enumerate(rewards[name])
+    ]
+
+    def opened() -> RolloutBuffer:
+        return RolloutBuffer(tmp_path, 4, batch_maker=GrpoBatchMaker(pool_groups=pooled), sync=False)
+
+    with opened() as buffer:
+        for first in range(0, 16, 4):
+            buffer.add_rollouts(items[first : first + 4])
+        stored = buffer.rollouts()
+        maker: Any = buffer.batch_maker
+    if way == "restarted":
+        with opened() as buffer:
+            maker = buffer.batch_maker
+    if way == "rollouts read back":
+        maker = fed(list(stored), pool_groups=pooled)
+    uids = {one.group_uid for one in stored.groups}
+    assert len(uids) == 4
+    assert [one.group_uid for one in stored] == [one.group_uid for one in stored.groups for _ in range(4)]
+    assert maker.available == (16 if pooled else 8)
+    found: dict[str, float] = {}
+    while (batch := maker.create_batch(4)) is not None:
+        found |= {example.rollout_uid: float(example.advantage[-1]) for example in batch}
+    groups = [items] if pooled else [items[:4], items[4:8]]
+    expected = {
+        item.rollout_uid: worth
+        for many in groups
+        for item, worth in zip(many, advantages([item.reward for item in many]), strict=True)
+    }
+    assert found == pytest.approx(expected, abs=1e-6)
+    summary = maker.summary()
+    assert (summary["groups"], summary["left/filter_zero_variance"]) == ((1, 0) if pooled else (4, 8))
+
+
+def test_functions_of_rows_see_sealed_groups_apart(tmp_path: Path) -> None:
+    with RolloutBuffer(tmp_path, 4, batch_maker=GrpoBatchMaker(retention=TopK(2)), sync=False) as buffer:
+        for first in (0, 4):
+            buffer.add_rollouts(group(first, 4))
+        assert set(everything(buffer.batch_maker)) == {"r2", "r3", "r6", "r7"}  # type: ignore[arg-type]
+
+
+def test_a_batch_maker_of_ones_own_can_tell_groups_apart(tmp_path: Path) -> None:
+    class Maker:
+        def __init__(self) -> None:
+            self.came: Counter[str] = Counter()
+
+        def add_rollout(self, item: RolloutRecord) -> None:
+            self.came[item.group_uid] += 1
+
+        def create_batch(self, batch_size: int) -> list[RLExample] | None:
+            return None
+
+        def get_batch_metadata(self, batch: Any) -> dict[str, Any]:
+            return {}
+
+    for _ in range(2):
+        maker = Maker()
+        with RolloutBuffer(tmp_path, 4, batch_maker=maker, sync=False) as buffer:
+            buffer.add_rollouts([*group(0, 4), *group(4, 4)])
+            buffer.add_rollouts(replace(item, group_uid="another buffer's") for item in group(8, 5))
+            assert maker.came == {one.group_uid: 4 for one in buffer.rollouts().groups}
+            assert buffer.rollout("r0").group_uid == buffer.rollouts().groups[0].group_uid
+            assert buffer.rollout("r12").group_uid == ""
+            summary = buffer.summary()
+            assert (summary["stored"], summary["held"], summary["unsealed"]) == (13, 12, 1)
+
+
+Step = tuple[str, int, int]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["add", "add", "add", "draw", "tell"]), st.integers(0, 40), st.integers(0, 5))),
+    st.sampled_from(["drop", "until_as_large", "keep"]),
+    st.sampled_from([None, 0, 2]),
+    st.sampled_from([None, 1500]),
+    st.sampled_from([(), TopK(2), [Lengths(most=9), Newest(6)]]),
+    st.integers(1, 2),
+    st.booleans(),
+)
+def test_every_rollout_that_came_is_held_was_used_or_left_for_one_reason(
+    steps: list[Step],
+    older: str,
+    stale: int | None,
+    capacity: int | None,
+    retention: Any,
+    max_uses: int,
+    filtered: bool,
+) -> None:
+    maker = GrpoBatchMaker(
+        "math",
+        older_groups=older,
+        max_staleness=stale,
+        capacity_bytes=capacity,
+        retention=retention,
+        max_uses=max_uses,
+        filter_zero_variance=filtered,
+    )
+    came, refused, drawn = 0, 0, Counter[str]()
+    for what, number, version in steps:
+        if what == "add":
+            turns = (Turn("", "assistant", [1] * (number % 4), None if number == 7 else [-0.5] * (number % 4)),)
+            environment, example = ("code", "math", "math", "math")[number % 4], str(number % 3)
+            uid = f"{number}-{version if number % 5 else 0}"
+            item = RolloutRecord(environment, example, version, uid, turns, float(number % 3 == 0), 0.0)
+            came += 1
+            try:
+                maker.add_rollout(item)
+            except DataError:  # of a later version, or another one of its uid
+                refused += 1
+        elif what == "tell":
+            maker.set_policy_version(version)
+        elif (batch := maker.create_batch(1 + version)) is not None:
+            drawn.update(example.rollout_uid for example in batch)
+        summary = maker.summary()
+        left = {name: count for name, count in summary.items() if name.startswith("left/")}
+        assert min(left.values()) >= 0
+        assert came == summary["received"] == summary["held"] + summary["used"] + sum(left.values())
+        assert summary["held"] == summary["available"]
+        assert summary["left/refused"] == refused
+    assert maker.summary()["used"] <= len(drawn)
+
+
+def test_what_leaves_is_counted_by_its_reason(tmp_path: Path) -> None:
+    stale = fed([item for v in range(5) for item in group(10 * v, 4, example=str(v), version=v)], max_staleness=1)
+    assert (stale.summary()["left/max_staleness"], stale.summary()["held"]) == (12, 8)
+    with RolloutBuffer(tmp_path, 2, batch_maker=GrpoBatchMaker(max_staleness=9), sync=False) as buffer:
+        buffer.add_rollouts(group(0, 5, version=3))
+        buffer.add_rollouts(group(0, 5, version=3))
+        buffer.set_policy_version(4)
+        for refused in (group(9, 2, version=5), [rollout(0, version=3, reward=9.0)]):
+            with pytest.raises(DataError):
+                buffer.add_rollouts(refused)
+        assert buffer.create_and_store_batch(2) is not None
+        buffer.set_policy_version(2)
+        summary = {name: count for name, count in buffer.summary().items() if count}
+    assert {name: summary[name] for name in summary if name.startswith("left/")} == {
+        "left/duplicate": 5,
+        "left/refused": 3,
+        "left/lost_versions": 3,
+    }
+    assert (summary["received"], summary["stored"], summary["used"]) == (13, 5, 2)
+
+
+@pytest.mark.parametrize("rewards", [(0.3, 0.1 + 0.2), (0.0, 0.1 + 0.2 - 0.3), (0.3, float(np.float32(0.3)))])
+def test_rewards_that_differ_by_rounding_are_equal(rewards: tuple[float, float]) -> None:
+    items = [rollout(number, reward=reward) for number, reward in enumerate(rewards)]
+    assert fed(items).available == 0
+    assert fed([*items, rollout(5, reward=0.31)]).available == 3
+    by_turn = [replace(one, turns=(replace(one.turns[1], reward=one.reward),)) for one in items]
+    assert fed(by_turn, advantage=RewardToGo()).available == 0
+    assert not advantages([0.3, 0.1 + 0.2, 0.3], normalize_std=True, eps=0).any()
+
+
 def test_versions_from_the_future_change_nothing(tmp_path: Path) -> None:
     maker = GrpoBatchMaker()
     with RolloutBuffer(tmp_path, 4, batch_maker=maker, sync=False) as buffer:
@@ -378,10 +539,18 @@ def test_a_trainer_that_goes_back_draws_nothing_of_later_versions(older: str, tm
     assert drawn(buffer) == ({"4": {1}, "5": {0}} if older == "keep" else {"5": {0}})
     buffer.add_rollouts(group(100, 4, version=5))  # those of version 7 do not make them old
     assert drawn(buffer) == {"5": {0}}
-    buffer.set_policy_version(7)
-    assert drawn(buffer) == ({"6": {1}, "7": {0}} if older == "keep" else {"7": {0}})
+    for _ in range(2):
+        buffer.set_policy_version(7)  # another one than that of the rollouts that are there
+        assert drawn(buffer) == {}
+        assert buffer.summary()["left/lost_versions"] == 12
+        buffer.close()
+        buffer = opened()
+    assert buffer.num_ahead == buffer.num_waiting == 4, "those of 4 and 5 whose groups are not sealed"
+    buffer.add_rollouts(group(110, 2, example="open", version=7))
+    buffer.add_rollouts(group(120, 4, version=7))
+    assert drawn(buffer) == {"7": {0}}
+    assert buffer.num_waiting == 6, "what is lost is in no group with others"
     buffer.close()
-    assert opened().num_ahead == 8, "those whose groups are not sealed"
 
 
 def test_groups_of_which_nothing_can_be_drawn_take_no_time() -> None:

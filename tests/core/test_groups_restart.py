@@ -52,6 +52,7 @@ def options(rng: random.Random) -> dict[str, Any]:
         "older_groups": rng.choice([None, "keep"] if retention else ["drop", "keep", "until_as_large"]),
         "max_staleness": rng.choice([None, None, 1]),
         "capacity_bytes": rng.choice([None, None, 12_000]),
+        "pool_groups": rng.random() < 0.3,
     }
 
 
@@ -126,6 +127,14 @@ def test_batches_are_the_same_with_and_without_restarts(seed: int, tmp_path: Pat
         if rng.random() < 0.25:
             both[1].close()
             both[1] = opened("restarted")
+        for buffer in both:
+            summary = buffer.summary()
+            left = sum(count for name, count in summary.items() if name.startswith("left/"))
+            assert (
+                summary["stored"]
+                <= summary["received"]
+                == left + sum(summary[name] for name in ("unsealed", "awaiting_columns", "queued", "held", "used"))
+            )
         assert {name: set(one.uids) for name, one in both[0].waiting_for().items()} == {
             name: set(one.uids) for name, one in both[1].waiting_for().items()
         }
@@ -146,7 +155,8 @@ def test_a_retention_of_ones_own_is_told_the_same_after_a_restart(tmp_path: Path
         return 2 * rows.tokens >= np.array(longest, np.int64)
 
     def opened() -> RolloutBuffer:
-        maker = GrpoBatchMaker(rng_seed=0, retention=at_least_half_as_long, filter_zero_variance=False)
+        retention: Any = at_least_half_as_long
+        maker = GrpoBatchMaker(rng_seed=0, retention=retention, filter_zero_variance=False, pool_groups=True)
         return RolloutBuffer(tmp_path, batch_maker=maker, sync=False)
 
     def come(buffer: RolloutBuffer, **lengths: int) -> None:

@@ -17,7 +17,7 @@ from mouse_core.errors import MissingFieldError, StorageError
 from mouse_core.files.log import Log
 from mouse_core.files.writing import remove, write_file
 from mouse_core.groups._files.arrow.examples import examples_to_table, examples_with, table_to_examples
-from mouse_core.groups._files.index import USED, StoredBatch, encode_batches
+from mouse_core.groups._files.index import USED, StoredBatch, Told, encode_batches
 from mouse_core.groups._files.names import BATCHES
 from mouse_core.groups._files.parts import (
     digest_of,
@@ -29,6 +29,7 @@ from mouse_core.groups._files.parts import (
 )
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns, common_columns
 from mouse_core.groups.types.example import RLExample
+from mouse_core.groups.types.versions import Versions
 
 _METADATA, _COLUMNS = b"mouse_batch_metadata", b"mouse_batch_columns"
 _STALENESS = b"mouse_batch_staleness"
@@ -43,6 +44,7 @@ class BatchFiles:
     Args:
         root: The buffer's folder.
         stored: Those there are, in order; new ones are added to the list.
+        told: The versions that were said to be the latest, in order; others add new ones to the list.
         log: Where new ones are noted.
         compression: Of the pages.
         sync: Whether to wait until all is on the disk.
@@ -54,13 +56,14 @@ class BatchFiles:
         self,
         root: Path,
         stored: list[StoredBatch],
+        told: list[Told],
         log: Log,
         *,
         compression: str,
         sync: bool,
         digest: Callable[[int, Sequence[RLExample]], StreamDigest] | None = None,
     ) -> None:
-        self.stored = stored
+        self.stored, self._told = stored, told
         self._folder = root / BATCHES
         self._log, self._compression, self._sync = log, compression, sync
         self._digest_of = digest
@@ -140,12 +143,14 @@ class BatchFiles:
         return found
 
     def staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """How far each example of a batch was behind the newest version; see ``read_staleness``.
+        """How far each example of a batch is behind the newest version; see ``read_staleness``.
 
         Raises:
             MissingFieldError, DataError, StorageError: As ``read``.
         """
-        return read_staleness(self._path(batch_id))
+        path = self._path(batch_id)
+        number = next(number for number, batch in enumerate(list(self.stored)) if batch.batch_id == batch_id)
+        return read_staleness(path, [one.version for one in list(self._told) if one.batches > number])
 
     def _path(self, batch_id: str) -> Path:
         names = {batch.batch_id: batch.name for batch in list(self.stored)}
@@ -167,16 +172,29 @@ def read_examples(path: Path) -> list[RLExample]:
     return table_to_examples(read_table(path, examples_with(declared), content), declared)
 
 
-def read_staleness(path: Path) -> npt.NDArray[np.float64]:
+def read_staleness(path: Path, told: Sequence[str] = ()) -> npt.NDArray[np.float64]:
     """How many versions older than the newest each example was, when the batch of a file was made; NaN: not known.
+
+    Where a trainer has gone back behind an example's version since, it is how many versions it and the newest are apart
+    along both lines: see ``Versions.parted``.
+
+    Args:
+        path: The file.
+        told: The versions that were said to be the latest since the batch was made, in order.
 
     Raises:
         DataError, StorageError: As ``read_examples``.
     """
     noted = read_metadata(path).get(_STALENESS)
-    if noted is None:  # it was stored before this was noted
-        return np.full(len(read_examples(path)), np.nan)
-    return np.array(json.loads(noted), np.float64)
+    # It may have been stored before this was noted.
+    behind = np.full(len(read_examples(path)), np.nan) if noted is None else np.array(json.loads(noted), np.float64)
+    if told:
+        versions = Versions(told)
+        versions.tell(told[-1])
+        for place, example in enumerate(read_examples(path)):
+            apart = versions.parted(example.policy_version, told) if example.policy_version else None
+            behind[place] = behind[place] if apart is None else apart
+    return behind
 
 
 def _plain(value: Any) -> Any:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -95,9 +95,9 @@ def encode_batches(batches: Sequence[StoredBatch]) -> bytes:
     return b"B" + _encoded([[batch.name for batch in batches], [batch.uids for batch in batches]], _STORED)
 
 
-def encode_version(version: str) -> bytes:
-    """A record of the log that says which version is the latest."""
-    return b"V" + version.encode()
+def encode_version(version: str, sealed: int) -> bytes:
+    """A record of the log that says which version is the latest, and how many groups were sealed before."""
+    return b"W" + sealed.to_bytes(8, "little") + version.encode()
 
 
 def encode_given_up(uids: Sequence[str]) -> bytes:
@@ -121,6 +121,20 @@ def _tuples(lists: pa.Array) -> list[Any]:
     return [values[begin:end] for begin, end in pairwise(accumulate(lists.value_lengths().to_pylist(), initial=0))]
 
 
+class Told(NamedTuple):
+    """A version that was said to be the latest.
+
+    Args:
+        version: The version.
+        sealed: How many groups were sealed before; those of later versions are lost.
+        batches: How many batches were stored before.
+    """
+
+    version: str
+    sealed: int
+    batches: int
+
+
 @dataclass
 class Index:
     """What is noted of a folder.
@@ -136,7 +150,7 @@ class Index:
     parts: list[Part] = field(default_factory=list)
     batches: list[StoredBatch] = field(default_factory=list)
     ready: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
     given_up: set[str] = field(default_factory=set)
 
 
@@ -152,8 +166,11 @@ def _decode(records: Sequence[bytes]) -> Index:
             index.ready += _columns(record, _READY)[0]
         elif kind == b"B":
             index.batches += map(StoredBatch, *_columns(record, _STORED))
-        elif kind == b"V":
-            index.told.append(record[1:].decode())
+        elif kind == b"W":
+            sealed = int.from_bytes(record[1:9], "little")
+            index.told.append(Told(record[9:].decode(), sealed, len(index.batches)))
+        elif kind == b"V":  # of earlier releases, to which none was lost
+            index.told.append(Told(record[1:].decode(), 0, len(index.batches)))
         elif kind == b"U":
             index.given_up.update(_columns(record, _GIVEN_UP)[0])
         elif kind not in (b"P", b"G", b"S"):  # groups as earlier releases noted them: their files are read once more
@@ -196,16 +213,16 @@ def read_index(root: Path) -> Index:
     return _compare(root, read_log(index_path(root)), clean=False)[0]
 
 
-def follow_batches(root: Path, position: int = 0) -> tuple[list[StoredBatch], int]:
-    """The batches that were noted in a folder's log from a position on, and where to read on; nothing is changed.
+def follow_batches(root: Path, position: int = 0) -> tuple[Index, int]:
+    """The batches and versions that were noted in a folder's log from a position on, and where to read on.
 
-    Only what is in the log has its number for good.
+    Nothing is changed. Only what is in the log has its number for good.
 
     Raises:
         DataError, StorageError: As ``open_index``.
     """
     records, position = follow_log(index_path(root), position)
-    return _decode([record for record in records if record[:1] == b"B"]).batches, position
+    return _decode([record for record in records if record[:1] in b"BVW"]), position
 
 
 def _compare(root: Path, records: Sequence[bytes], *, clean: bool) -> tuple[Index, list[Part], list[StoredBatch]]:

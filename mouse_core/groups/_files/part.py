@@ -57,7 +57,7 @@ class Part:
 
     @property
     def place(self) -> str:
-        """Where the group is, in the buffer's folder."""
+        """Where the group is, in the buffer's folder: it tells the group from all others, also of the same key."""
         place = f"{folder_name(self.key.environment)}/{self.name}"
         return f"{place}#{self.first}" if self.first else place
 

@@ -214,6 +214,7 @@ def _known(parts: Sequence[Part]) -> dict[str, list[Any]]:
     }
     for name, values in (("rollout_uid", "uids"), ("created", "created"), ("reward", "rewards")):
         columns[name] = list(chain.from_iterable(getattr(part, values) for part in parts))
+    columns["group_uid"] = [part.place for part in parts for _ in part.uids]
     return columns
 
 

@@ -18,6 +18,7 @@ from mouse_core.groups._files.kept import Kept
 from mouse_core.groups._files.names import STATE
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import GroupKey, RolloutRecord
+from mouse_core.groups.types.versions import Versions
 from mouse_core.spec import check_count
 
 # A log larger than this is written anew once most of it is about rollouts that have left.
@@ -200,6 +201,10 @@ class Waiting:
     def all(self) -> Plan:
         """A plan that seals everything."""
         return self._seal(self.groups)
+
+    def ahead(self, versions: Versions) -> Plan:
+        """A plan that seals what is of versions newer than the one that is said to be the latest."""
+        return self._seal({key: group for key, group in self.groups.items() if versions.is_ahead(key.policy_version)})
 
     def due(self, now: float) -> Plan:
         """A plan that seals what has waited long enough."""

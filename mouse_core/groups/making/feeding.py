@@ -102,6 +102,10 @@ class Making:
         """How many rollouts have not been given to the maker yet."""
         return sum(len(group.uids) - len(group.given_up) for group in self._ready)
 
+    def lose(self, group_uids: Container[str]) -> None:
+        """Let go of groups that are on their way, by their uids, as they are of a version that is lost."""
+        self._ready = deque(group for group in self._ready if group.group_uid not in group_uids)
+
     def _feed_ready(self) -> None:
         """Read the groups that are ready, and give them to the maker."""
         self._feed_coming()

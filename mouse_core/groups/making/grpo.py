@@ -27,8 +27,10 @@ from mouse_core.spec import check_count
 class GrpoBatchMaker:
     """Makes batches of rollouts that are scored against the others of their group.
 
-    A group is the rollouts of one environment, problem and policy version. What a rollout is worth is an ``advantage``
-    of its group's rewards, in double precision, by default that of RLOO. A batch is a sample without replacement of the
+    A group that a ``RolloutBuffer`` sealed is scored by itself, whatever else has its problem and policy version. Of
+    rollouts that no buffer sealed, a group is those of one environment, problem and policy version. What a rollout is
+    worth is an ``advantage`` of its group's rewards, in double precision, by default that of RLOO. Rollouts without a
+    token in the loss are not scored, and no other is compared with them. A batch is a sample without replacement of the
     rollouts of groups of which something can be learnt, and a function of the seed, the number of batches before it,
     and what is there.
 
@@ -39,10 +41,10 @@ class GrpoBatchMaker:
         rng_seed: In ``[0, 2**64)``; None: 0.
         advantage: ``Rloo()`` (None), ``Grpo()``, ``DrGrpo()``, ``ReinforcePlusPlus()``, ``RewardToGo()``, or a function
             of one's own; see ``Advantage``.
-        filter_zero_variance: Whether groups are left out whose rollouts all earned the same, of which nothing is learnt
-            where rollouts are compared with the others of their group, as by all advantages here; a function of one's
-            own has none left out, unless it ``compares``. A batch is filled up with others, so it is never smaller for
-            it.
+        filter_zero_variance: Whether groups are left out whose rollouts all earned the same, rounding apart. Nothing is
+            learnt of them where rollouts are compared with the others of their group, as by all advantages here; a
+            function of one's own has none left out, unless it ``compares``. A batch is filled up with others, so it is
+            never smaller for it.
         retention: Which rollouts are kept, and how likely each is drawn: ``Lengths(...)``, ``Rewards(...)``,
             ``TopK(...)``, ``Recency(...)``, ``Newest(...)``, ``MaxAge(...)``, a function of one's own, or several,
             whose weights are multiplied; see ``Retention``.
@@ -58,6 +60,8 @@ class GrpoBatchMaker:
         balance: Whether every environment gets the same share of a batch; or their shares by name, others getting
             none. What one lacks the others give.
         capacity_bytes: Rollouts leave behind which more came than so many bytes, about, with them; None: none does.
+        pool_groups: Whether sealed groups of one environment, problem and policy version are scored as one. What a
+            rollout is worth then depends on which of them came before its batch was drawn.
 
     Raises:
         ConfigError: An argument that cannot be used.
@@ -76,6 +80,7 @@ class GrpoBatchMaker:
         max_uses: int = 1,
         balance: bool | Mapping[str, float] = False,
         capacity_bytes: int | None = None,
+        pool_groups: bool = False,
     ) -> None:
         if environment_name is not None and (not isinstance(environment_name, str) or not environment_name):
             raise ConfigError(f"environment_name: expected a name or None, found {environment_name!r}")
@@ -92,6 +97,7 @@ class GrpoBatchMaker:
             self._advantage,
             environment=environment_name,
             older=older_groups or ("keep" if self._retention or max_staleness is not None else "drop"),
+            pool=bool(pool_groups),
             leaves_equal=bool(filter_zero_variance) and compares != "nothing",
             by_turn=compares == "turns",
             max_staleness=None if max_staleness is None else check_count("max_staleness", max_staleness, 0),
@@ -127,9 +133,14 @@ class GrpoBatchMaker:
                 beyond the one that ``set_policy_version`` was told, or one that came before with other content (of one
                 that was drawn or has left, as far as that is known: group, rewards, lengths).
         """
-        self.check_rollout(rollout)
-        refuse_undeclared(rollout)
-        self._holding.come(Piece.of_rollout(rollout))
+        try:
+            self.check_rollout(rollout)
+            refuse_undeclared(rollout)
+            piece = Piece.of_rollout(rollout)
+        except DataError:
+            self._holding.refuse()
+            raise
+        self._holding.come(piece)
 
     def add_group(self, group: StoredGroup) -> None:
         """Take a stored group; see ``ResumableBatchMaker``."""
@@ -138,8 +149,9 @@ class GrpoBatchMaker:
     def set_policy_version(self, version: str | int) -> None:
         """Say which version is the latest. It counts for staleness, and rollouts of later ones are refused from now on.
 
-        Say it again whenever the policy changes. Where it goes back to an older one, groups of later ones are
-        forgotten; a ``RolloutBuffer`` gives them again once their version is reached.
+        Say it again whenever the policy changes. Rollouts of later versions that are there belong to a policy that is
+        not trained on, as where a trainer goes back to a checkpoint: they are never drawn, also not once another policy
+        reaches their version.
 
         Raises:
             DataError: Neither a str nor an int.
@@ -214,6 +226,7 @@ class GrpoBatchMaker:
             piece.uses[place] = count
             if count >= self._max_uses:
                 pool.release(row)
+                self._holding.used += 1
         self._draws += 1
         return batch
 
@@ -229,8 +242,14 @@ class GrpoBatchMaker:
         Of all that ever came, also before a restart: "rollouts", "groups", "groups_equal" (whose rollouts all earned
         the same), their share "groups_equal_share"; of what is there: "available", and of the rewards of all groups
         that are wanted, and the tokens and the staleness of rollouts that can be drawn, "<name>_mean", "_std", "_min"
-        and "_max", NaN where there are none; each for all and after "<environment>/" for each. "left/<name>" is how
-        many left for that retention, or for "capacity_bytes".
+        and "_max", NaN where there are none; each for all and after "<environment>/" for each.
+
+        "received" is how many rollouts were given, again or in vain, too. Each of them is counted once: in "held",
+        which a batch may still have, in "used", which batches had ``max_uses`` times, or in one "left/<reason>", whose
+        reason is an option ("environment_name", "max_staleness", "older_groups", "filter_zero_variance",
+        "capacity_bytes"), the name of a retention, "duplicate", "refused", "given_up", "untrained" (no token in the
+        loss) or "lost_versions" (see ``set_policy_version``). "left/filter_zero_variance" goes down where others join
+        a group that earned the same. A restart forgets what was a duplicate or refused.
         """
         available = self.available
         return {**self._holding.summary(), "available": available}

@@ -19,6 +19,20 @@ from mouse_core.groups.types.records import RolloutRecord
 from mouse_core.groups.types.same import other_one, refuse_other
 from mouse_core.groups.types.versions import Versions
 
+# Why rollouts leave, or are not taken; a retention's name is another reason.
+_REASONS = (
+    "environment_name",
+    "duplicate",
+    "refused",
+    "given_up",
+    "untrained",
+    "max_staleness",
+    "older_groups",
+    "lost_versions",
+    "filter_zero_variance",
+    "capacity_bytes",
+)
+
 
 class Holding:
     """Rollouts by their groups.
@@ -27,6 +41,7 @@ class Holding:
         advantage: What they are worth.
         environment: The only one whose rollouts are taken; None: all are.
         older: One of ``OLDER_GROUPS``.
+        pool: Whether sealed groups of one problem and version are scored as one.
         leaves_equal: Whether none can be drawn of a group that earned the same.
         by_turn: Whether that is told by turns, too.
         max_staleness: How many versions behind rollouts may be; None: any number.
@@ -35,7 +50,9 @@ class Holding:
     Attributes:
         pool: Those that may be drawn.
         versions: Of the policy.
-        left: How many left, and for what.
+        received: How many rollouts came, whatever became of them.
+        used: How many left as batches have had them.
+        left: How many others left, by the reason. Each that came is held, used, or left for one reason.
 
     Raises:
         ConfigError: ``older`` is something else.
@@ -47,6 +64,7 @@ class Holding:
         *,
         environment: str | None,
         older: str,
+        pool: bool,
         leaves_equal: bool,
         by_turn: bool,
         max_staleness: int | None,
@@ -54,7 +72,7 @@ class Holding:
     ) -> None:
         if older not in OLDER_GROUPS:
             raise ConfigError(f"older_groups: expected one of {list(OLDER_GROUPS)}, found {older!r}")
-        self._advantage, self._environment, self._older = advantage, environment, older
+        self._advantage, self._environment, self._older, self._pool = advantage, environment, older, pool
         self._leaves_equal, self._by_turn = leaves_equal, by_turn
         self._max_staleness, self._capacity = max_staleness, capacity
         self.versions = Versions()
@@ -62,8 +80,9 @@ class Holding:
 
     def begin(self) -> None:
         """Be as if nothing had come; versions stay known."""
-        self.pool, self._wanted, self._tally = Pool(self._advantage), WantedGroups(self._older), Tally()
-        self.left: Counter[str] = Counter()
+        self.pool, self._wanted, self._tally = Pool(self._advantage), WantedGroups(self._older, self._pool), Tally()
+        self.received = self.used = 0
+        self.left: Counter[str] = Counter(dict.fromkeys(_REASONS, 0))
         self._arrived: Counter[str] = Counter()
         self._serial = self._nbytes = 0
         self._newest = -math.inf
@@ -100,10 +119,17 @@ class Holding:
         if differing:
             raise other_one(rollout.rollout_uid, differing, "add_rollout")
 
+    def refuse(self) -> None:
+        """Count a rollout that is refused."""
+        self.received += 1
+        self.left["refused"] += 1
+
     def come(self, piece: Piece) -> None:
         """Let rollouts come. One that is in no file comes once; of those in files somebody else sees to it."""
         if piece.group is None:
             if piece.part.uids[0] in self._alone:
+                self.received += 1
+                self.left["duplicate"] += 1
                 return
             self._alone[piece.part.uids[0]] = piece
         self._arrive(piece)
@@ -119,18 +145,22 @@ class Holding:
 
         Args:
             pieces: They, in the order in which they came.
-            settle: Says of those of a group that is wanted what became of them.
+            settle: Says what became of them.
         """
         for piece in pieces:
             self._arrive(piece)
             if self._environment in (None, piece.part.key.environment):
                 self._note(piece.part.key.policy_version)
         # All are counted before one is taken: most groups are followed by a newer one of the same problem.
-        counted = [(piece, self._count_in(piece)) for piece in pieces]
+        counted = []
+        for piece in pieces:
+            settle(piece)
+            counted.append((piece, self._count_in(piece)))
         for piece, members in counted:
             if members is not None and members.is_wanted:
-                settle(piece)
                 self._take(piece, members)
+            elif members is not None:
+                self._left("older_groups", piece)
         self._leave()
 
     def _arrive(self, piece: Piece) -> None:
@@ -139,6 +169,7 @@ class Holding:
         self._newest = max(self._newest, *piece.part.created)
         piece.serial, piece.arrival, piece.before = self._serial, self._arrived[environment], self._nbytes
         self._serial += count
+        self.received += count
         self._arrived[environment] += count
         if self._environment in (None, environment):
             self._nbytes += piece.part.nbytes
@@ -147,16 +178,27 @@ class Holding:
         """The group that rollouts join, a new one if need be; None if it is not wanted."""
         environment, _, version = piece.part.key
         if self._environment not in (None, environment):
+            self.left["environment_name"] += len(piece.part.uids)
             return None
+        self.used += sum(place in piece.gone for place in piece.places)
+        self.left["given_up"] += piece.given_up
+        self.left["untrained"] += len(piece.part.uids) - piece.given_up - len(piece.places)
         self._note(version)
-        members, gone = (None, []) if self._stale(version) else self._wanted.count_in(piece)
+        is_stale = self._stale(version)
+        members, gone = (None, []) if is_stale else self._wanted.count_in(piece)
         was_equal = None
         if members is not None:
-            was_equal = members.is_equal if members.first is not None else None
+            was_equal = None if members.is_empty else members.is_equal
             members.note(piece, by_turn=self._by_turn)
+        else:
+            self._left("max_staleness" if is_stale else "older_groups", piece)
         self._tally.count(piece, members, was_equal)
-        self._forget(gone)
+        self._forget(gone, "older_groups")
         return members
+
+    def _left(self, reason: str, piece: Piece) -> None:
+        """Count rollouts that could still be drawn as gone for a reason."""
+        self.left[reason] += len(piece.present)
 
     def _take(self, piece: Piece, members: Members) -> None:
         """Take rollouts of a group that is wanted. Those of a group of which none can be drawn wait for more of it."""
@@ -164,12 +206,16 @@ class Holding:
         members.pieces.append(piece)
         if self._capacity is not None:
             self._in_capacity.append(piece)
-        if self._leaves_equal and members.is_equal:
+        if self._is_left_out(members):
             return
         coming = [piece] if is_there else members.pieces
         if is_there or any(one.present for one in coming):
             environment, _, version = piece.part.key
             self.pool.add(coming, self.environments.index(environment), self.versions.place(version))
+
+    def _is_left_out(self, members: Members) -> bool:
+        """Whether nothing can be learnt of a group."""
+        return self._leaves_equal and members.is_equal
 
     # ------------------------------------------------------------------ leaving
 
@@ -188,14 +234,16 @@ class Holding:
                     self.pool.release(self.pool.row_of(piece.serial + place))
                 piece.let_go(places)
 
-    def _forget(self, gone: Sequence[Members]) -> None:
+    def _forget(self, gone: Sequence[Members], reason: str) -> None:
         """Forget groups that are not wanted any more."""
         for members in gone:
             members.is_wanted = False
             self.pool.drop(members)
             for piece in members.pieces:
+                self._left(reason, piece)
                 piece.forget()
-                if piece.group is None:
+                # One of a version that is lost has the version's number, and must not come as one of the new version.
+                if piece.group is None and reason != "lost_versions":
                     self._alone.pop(piece.part.uids[0], None)
 
     def weigh(self, retentions: Sequence[Retention]) -> None:
@@ -216,10 +264,9 @@ class Holding:
     # ------------------------------------------------------------------ versions
 
     def set_policy_version(self, version: str) -> None:
-        """Say which version is the latest; groups of later ones are forgotten."""
-        self.versions.tell(version)
-        if self.versions.has_ahead:
-            self._forget(self._wanted.drop(self.versions.is_ahead))
+        """Say which version is the latest; groups of later ones are lost."""
+        if self.versions.tell(version):
+            self._forget(self._wanted.drop(self.versions.is_ahead), "lost_versions")
         self._forget_stale()
 
     def _note(self, version: str) -> None:
@@ -228,7 +275,7 @@ class Holding:
 
     def _forget_stale(self) -> None:
         if self._max_staleness is not None:
-            self._forget(self._wanted.drop(self._stale))
+            self._forget(self._wanted.drop(self._stale), "max_staleness")
 
     def _stale(self, version: str) -> bool:
         return self._max_staleness is not None and self.versions.behind(version) > self._max_staleness
@@ -258,4 +305,10 @@ class Holding:
     def summary(self) -> dict[str, float]:
         """Numbers for a log; see ``GrpoBatchMaker.summary``."""
         found = self._tally.summary(self._wanted, self.versions.behind)
-        return {**found, **{f"left/{name}": count for name, count in self.left.items()}}
+        there = [0, 0]
+        for one in self._wanted:
+            there[self._is_left_out(one)] += sum(len(piece.present) for piece in one.pieces)
+        # Groups that earned the same may be joined by others, and are drawn from then.
+        left = {**self.left, "filter_zero_variance": there[True]}
+        counts = {"received": self.received, "held": there[False], "used": self.used}
+        return {**found, **counts, **{f"left/{name}": count for name, count in left.items()}}

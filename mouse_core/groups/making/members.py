@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from mouse_core._base.memo import memo
 from mouse_core.errors import MissingFieldError
 from mouse_core.groups._files.part import Part, part_of
+from mouse_core.groups.making.functions.advantages import are_equal
 from mouse_core.groups.stored.reading import StoredGroup
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns, RolloutColumn
 from mouse_core.groups.types.records import RolloutRecord, check_rewarded
@@ -30,10 +32,11 @@ class Piece:
 
     Args:
         part: What is known of them.
-        places: Which of them count: all that were not given up.
+        places: Which of them are scored: all that the policy wrote, and that were not given up.
         rewards: What all earned; None only where one was given up.
         group: The stored group that they are, or else
         record: the one rollout, while it has not left.
+        group_uid: The sealed group that they are of, where one was named.
 
     Attributes:
         serial: How many rollouts came before them.
@@ -49,6 +52,7 @@ class Piece:
     rewards: Sequence[float | None]
     group: StoredGroup | None = None
     record: RolloutRecord | None = None
+    group_uid: str = ""
     serial: int = 0
     arrival: int = 0
     before: int = 0
@@ -61,15 +65,23 @@ class Piece:
     @classmethod
     def of_rollout(cls, rollout: RolloutRecord) -> Piece:
         """A rollout that is in no file."""
-        return cls(part_of([rollout]), (0,), (check_rewarded(rollout),), record=rollout, _declared=rollout.declared)
+        part, rewards = part_of([rollout]), (check_rewarded(rollout),)
+        places = () if part.untrained else (0,)
+        return cls(part, places, rewards, None, rollout, rollout.group_uid, _declared=rollout.declared)
 
     @classmethod
     def of_group(cls, group: StoredGroup) -> Piece:
-        """A group in its file. Those that were given up count for nothing."""
+        """A group in its file. Those that were given up, or have no token in the loss, are scored as if not there."""
         places: Sequence[int] = range(len(group.uids))
-        if group.given_up:
-            places = [place for place in places if group.uids[place] not in group.given_up]
-        return cls(group.part, places, group.rewards, group)
+        if group.given_up or group.part.untrained:
+            given_up, untrained = group.given_up, group.part.untrained
+            places = [place for place in places if place not in untrained and group.uids[place] not in given_up]
+        return cls(group.part, places, group.rewards, group, group_uid=group.group_uid)
+
+    @property
+    def given_up(self) -> int:
+        """How many of them were given up."""
+        return 0 if self.group is None else len(self.group.given_up)
 
     @property
     def declared(self) -> Columns:
@@ -94,8 +106,7 @@ class Piece:
     @property
     def present(self) -> list[int]:
         """The places of those that can be drawn, now or some day."""
-        left = self.gone.union(self.part.untrained)
-        return [place for place in self.places if place not in left]
+        return [place for place in self.places if place not in self.gone]
 
     def let_go(self, places: Sequence[int]) -> None:
         """Let some leave for good; what they earned counts all the same."""
@@ -158,29 +169,33 @@ class NumbersOfRows(Mapping[str, npt.NDArray[Any]]):
 
 @dataclass(slots=True, eq=False)
 class Members:
-    """A group of one version of the policy.
+    """Rollouts of one version of the policy that are scored against each other.
 
     Args:
         version: The version.
-        order: By which versions are compared.
         number: Of the group.
-        count: How many of its rollouts came.
-        pieces: These.
-        first: What the first one earned, to see whether others earned the same.
-        is_equal: Whether they all did.
+        pieces: Those of its rollouts that came.
+        least, most: The rewards of these lie between.
+        earned: What the turns of the first one earned, to see whether those of others earned the same.
+        is_equal: Whether they all did, rounding apart.
         present: How many of its rollouts are among those to draw from.
         is_wanted: Whether they are still wanted.
     """
 
     version: str
-    order: tuple[Any, ...]
     number: int
-    count: int = 0
     pieces: list[Piece] = field(default_factory=list)
-    first: tuple[float | None, int] | None = None
+    least: float = math.inf
+    most: float = -math.inf
+    earned: int | None = None
     is_equal: bool = True
     present: int = 0
     is_wanted: bool = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no rollout came that is scored."""
+        return self.most < self.least
 
     def note(self, piece: Piece, *, by_turn: bool) -> None:
         """See what rollouts earned that came.
@@ -192,12 +207,28 @@ class Members:
         piece.members = self
         earned = piece.part.earned if by_turn else ()
         for place in piece.places:
-            own = (piece.rewards[place], earned[place] if earned else 0)
-            if self.first is None:
-                self.first = own
-            elif own != self.first:
-                self.is_equal = False
-                return
+            reward, own = piece.rewards[place] or 0.0, earned[place] if earned else 0
+            self.least, self.most = min(self.least, reward), max(self.most, reward)
+            self.earned = own if self.earned is None else self.earned
+            self.is_equal &= own == self.earned
+        self.is_equal &= self.is_empty or are_equal(self.least, self.most)
+
+
+@dataclass(slots=True, eq=False)
+class VersionGroups:
+    """The groups of one policy version on one problem.
+
+    Args:
+        version: The version.
+        order: By which versions are compared.
+        count: How many rollouts came that are scored.
+        groups: By the uid of the sealed group; "" is that of all rollouts that were sealed in none.
+    """
+
+    version: str
+    order: tuple[Any, ...]
+    count: int = 0
+    groups: dict[str, Members] = field(default_factory=dict)
 
 
 class WantedGroups:
@@ -205,15 +236,16 @@ class WantedGroups:
 
     Args:
         older: One of ``OLDER_GROUPS``.
+        pool: Whether sealed groups of one problem and version are scored as one.
     """
 
-    def __init__(self, older: str) -> None:
-        self._older = older
-        self._groups: dict[Problem, list[Members]] = {}
+    def __init__(self, older: str, pool: bool) -> None:
+        self._older, self._pool = older, pool
+        self._versions: dict[Problem, list[VersionGroups]] = {}
         self._next = 0
 
-    def __iter__(self) -> Any:
-        return (members for groups in self._groups.values() for members in groups)
+    def __iter__(self) -> Iterator[Members]:
+        return (group for versions in self._versions.values() for one in versions for group in one.groups.values())
 
     def count_in(self, piece: Piece) -> tuple[Members | None, list[Members]]:
         """Let rollouts come.
@@ -222,31 +254,35 @@ class WantedGroups:
             Their group, a new one if need be, or None if it is not wanted; and the groups that are no longer wanted.
         """
         environment, example_id, version = piece.part.key
-        groups = self._groups.setdefault((environment, example_id), [])
-        place = next((place for place, one in enumerate(groups) if one.version == version), len(groups))
-        if place == len(groups):
+        versions = self._versions.setdefault((environment, example_id), [])
+        place = next((place for place, one in enumerate(versions) if one.version == version), len(versions))
+        if place == len(versions):
             order = version_order(version)
-            if self._older != "keep" and groups and order < groups[-1].order:
+            if self._older != "keep" and versions and order < versions[-1].order:
                 return None, []
-            groups.append(Members(version, order, self._next))
+            versions.append(VersionGroups(version, order))
+        own = versions[place]
+        own.count += len(piece.places)
+        uid = "" if self._pool else piece.group_uid
+        members = own.groups.get(uid)
+        if members is None:
+            members = own.groups[uid] = Members(version, self._next)
             self._next += 1
-        own = groups[place]
-        own.count += len(piece.part.uids)
-        if self._older == "keep" or not place:
-            return own, []
+        if self._older == "keep" or not place or not piece.places:
+            return members, []
         # Unless all are kept, versions stand in their order, of equal ones the one that came last behind.
-        gone = [one for one in groups[:place] if self._older == "drop" or one.count <= own.count]
-        self._groups[environment, example_id] = [one for one in groups if one not in gone]
-        return own, gone
+        gone = [one for one in versions[:place] if self._older == "drop" or one.count <= own.count]
+        self._versions[environment, example_id] = [one for one in versions if one not in gone]
+        return members, [group for one in gone for group in one.groups.values()]
 
     def drop(self, unwanted: Callable[[str], bool]) -> list[Members]:
         """Drop the groups of all versions that a function names; they."""
-        gone = []
-        for problem, groups in list(self._groups.items()):
-            gone += [one for one in groups if unwanted(one.version)]
-            kept = [one for one in groups if not unwanted(one.version)]
+        gone: list[Members] = []
+        for problem, versions in list(self._versions.items()):
+            gone += [group for one in versions if unwanted(one.version) for group in one.groups.values()]
+            kept = [one for one in versions if not unwanted(one.version)]
             if kept:
-                self._groups[problem] = kept
+                self._versions[problem] = kept
             else:
-                del self._groups[problem]
+                del self._versions[problem]
         return gone

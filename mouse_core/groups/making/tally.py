@@ -28,11 +28,11 @@ class Tally:
         Args:
             piece: They.
             members: Their group, where it is wanted.
-            was_equal: Whether all of it had earned the same before they came; None: they are its first.
+            was_equal: Whether all of it had earned the same before they came; None: none of it was scored.
         """
         counts = self._counts.setdefault(piece.part.key.environment, Counter())
-        counts["rollouts"] += len(piece.places)
-        if members is not None:
+        counts["rollouts"] += len(piece.part.uids) - piece.given_up
+        if members is not None and not members.is_empty:
             counts["groups"] += was_equal is None
             counts["groups_equal"] += members.is_equal - bool(was_equal)
 

@@ -19,7 +19,7 @@ from mouse_core.groups._files.kept import Kept
 from mouse_core.groups._files.part import Part
 from mouse_core.groups._files.parts import read_groups
 from mouse_core.groups.stored.late import LateColumns
-from mouse_core.groups.types.records import RolloutGroup, RolloutRecord
+from mouse_core.groups.types.records import RolloutGroup, RolloutRecord, of_group
 from mouse_core.groups.types.versions import version_order
 
 # Files that are read in one go.
@@ -61,6 +61,11 @@ class StoredGroup:
         """The group of a file in a buffer's folder."""
         own = frozenset(given_up & set(part.uids)) if given_up else frozenset()
         return cls(*part.key, part.uids, late.rewards(part), root, part, late, own, kept)
+
+    @property
+    def group_uid(self) -> str:
+        """Tells the group from all others, also from those of the same problem and version; rollouts read have it."""
+        return self.part.place
 
     @property
     def path(self) -> Path:
@@ -120,7 +125,7 @@ def read_wanted(wanted: Sequence[Wanted]) -> list[list[RolloutRecord]]:
     for number, one in enumerate(wanted):
         kept = one.group.kept
         there = [None if kept is None else kept.get(one.group.uids[place]) for place in one.places]
-        known = [rollout for rollout in there if rollout is not None]
+        known = [of_group(rollout, one.group.group_uid) for rollout in there if rollout is not None]
         found.append(one.group.late.fill(known) if len(known) == len(one.places) else [])
         if len(known) < len(one.places):
             missing.append(number)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import DataError
 from mouse_core.groups._files.batches import read_examples, read_staleness
-from mouse_core.groups._files.index import StoredBatch, follow_batches
+from mouse_core.groups._files.index import StoredBatch, Told, follow_batches
 from mouse_core.groups._files.names import BATCHES
 from mouse_core.groups.buffer import RolloutBuffer
 from mouse_core.groups.types.example import RLExample
@@ -29,7 +29,7 @@ class StoredBatches(Protocol):
         ...
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """How many versions older than the newest each example was, float64 ``[B]``."""
+        """How many versions older than the newest each example is, float64 ``[B]``."""
         ...
 
 
@@ -43,6 +43,7 @@ class FolderBatches:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._stored: list[StoredBatch] = []
+        self._told: list[Told] = []
         self._position = 0
 
     def __repr__(self) -> str:
@@ -51,15 +52,23 @@ class FolderBatches:
     def batch_at(self, index: int) -> str | None:
         """The id of a batch; None while it is not in the log."""
         if index >= len(self._stored):
-            new, self._position = follow_batches(self._root, self._position)
-            self._stored += new
+            self._follow()
         return self._stored[index].batch_id if index < len(self._stored) else None
 
-    def _path(self, batch_id: str) -> Path:
-        name = next((batch.name for batch in reversed(self._stored) if batch.batch_id == batch_id), None)
-        if name is None:
+    def _follow(self) -> None:
+        new, self._position = follow_batches(self._root, self._position)
+        self._told += [one._replace(batches=one.batches + len(self._stored)) for one in new.told]
+        self._stored += new.batches
+
+    def _number(self, batch_id: str) -> int:
+        numbers = range(len(self._stored) - 1, -1, -1)
+        number = next((number for number in numbers if self._stored[number].batch_id == batch_id), None)
+        if number is None:
             raise DataError(f"batch: expected one of {self!r}, found {batch_id!r}")
-        return self._root / BATCHES / name
+        return number
+
+    def _path(self, batch_id: str) -> Path:
+        return self._root / BATCHES / self._stored[self._number(batch_id)].name
 
     def read_batch(self, batch_id: str) -> Sequence[RLExample]:
         """Its examples."""
@@ -67,7 +76,9 @@ class FolderBatches:
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
         """How far each was behind."""
-        return read_staleness(self._path(batch_id))
+        self._follow()  # a trainer may have gone back since
+        number = self._number(batch_id)
+        return read_staleness(self._path(batch_id), [one.version for one in self._told if one.batches > number])
 
 
 class BufferBatches:

@@ -67,7 +67,7 @@ class BatchShare:
         self._empty = _empty(batch)
         behind = {"staleness": staleness[~np.isnan(staleness)]}
         if token_versions is not None:
-            behind["token_staleness"] = _by_token([batch[place] for place in kept], batch, staleness, token_versions)
+            behind["token_staleness"] = _by_token(kept, batch, staleness, token_versions)
         self.report: Mapping[str, Any] = {
             "index": index,
             "batch_id": batch_id,
@@ -108,7 +108,7 @@ class BatchShare:
 
 
 def _by_token(
-    kept: Sequence[RLExample], batch: Sequence[RLExample], staleness: npt.NDArray[np.float64], name: str
+    kept: Sequence[int], batch: Sequence[RLExample], staleness: npt.NDArray[np.float64], name: str
 ) -> npt.NDArray[np.float64]:
     """How many versions behind the newest each token in the loss is whose version is known.
 
@@ -123,12 +123,15 @@ def _by_token(
         known = [one.name for one in declared.of("token") if not one.shape and np.dtype(one.dtype).kind in "iu"]
         raise DataError(f"token_versions: expected a column of one integer per token, one of {known}, found {name!r}")
     numbers = [version_number(example.policy_version) for example in batch]
-    newest = [float(one) + behind for one, behind in zip(numbers, staleness.tolist(), strict=True) if one is not None]
-    own = np.concatenate([np.zeros(0), *(one.columns[name][one.loss_mask] for one in kept)])
-    own = own[own != column.fill] if column.fill is not None else own
-    if not newest or np.isnan(newest).all():
-        return np.zeros(0)
-    behind: npt.NDArray[np.float64] = max(float(np.nanmax(newest)), own.max(initial=-np.inf)) - own
+    newest = np.array([np.nan if one is None else float(one) for one in numbers]) + staleness
+    tokens = [batch[place].columns[name][batch[place].loss_mask] for place in kept]
+    own = np.concatenate([np.zeros(0), *tokens])
+    # Of an example whose version is not known it is the newest that others know of.
+    newest[np.isnan(newest)] = np.nanmax(newest, initial=-np.inf)
+    known = np.repeat(newest[kept], list(map(len, tokens)))
+    there = np.isfinite(known) & (own != column.fill if column.fill is not None else True)
+    own = own[there]
+    behind: npt.NDArray[np.float64] = np.maximum(known[there], own.max(initial=-np.inf)) - own
     return behind
 
 

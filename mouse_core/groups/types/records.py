@@ -110,6 +110,7 @@ class RolloutRecord(ByValue):
         metadata: As in ``Turn``.
         columns: By name what a ``RolloutColumn`` declares for each example, ``shape``.
         declared: What its columns and those of its turns are; set by the buffer that takes it in.
+        group_uid: Names the sealed group that it was read from; set by the buffer that sealed it, "" before.
 
     Raises:
         DataError: Another type, an empty name, no turns, NaN or infinity.
@@ -126,6 +127,7 @@ class RolloutRecord(ByValue):
     metadata: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     declared: Columns = field(default=NO_COLUMNS, repr=False, compare=False)
+    group_uid: str = field(default="", repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -146,9 +148,9 @@ class RolloutRecord(ByValue):
             value = getattr(self, name)
             if isinstance(value, int | np.integer) and not isinstance(value, bool):
                 object.__setattr__(self, name, str(int(value)))
-        for name in ("environment", "example_id", "policy_version", "rollout_uid", "replica_id"):
+        for name in ("environment", "example_id", "policy_version", "rollout_uid", "replica_id", "group_uid"):
             value = getattr(self, name)
-            if not isinstance(value, str) or not (value or name == "replica_id"):
+            if not isinstance(value, str) or not (value or name in ("replica_id", "group_uid")):
                 raise DataError(f"rollout {self.rollout_uid!r}: expected {name} as a str, not empty, found {value!r}")
 
     @property
@@ -214,6 +216,8 @@ def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
     for turn in rollout.turns:
         if turn.columns:
             declared.refuse_others(turn.columns, ("token", "turn"), where)
+    if rollout.group_uid:  # of the group that another buffer sealed
+        rollout = of_group(rollout, "")
     if not declared:
         return rollout
     own = {name: declared[name].taken(given, None, where) for name, given in rollout.columns.items()}
@@ -224,6 +228,12 @@ def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
         ]
     )
     made: RolloutRecord = _with(rollout, turns=turns, columns=own, declared=declared)
+    return made
+
+
+def of_group(rollout: RolloutRecord, group_uid: str) -> RolloutRecord:
+    """A rollout of the sealed group of this uid."""
+    made: RolloutRecord = rollout if rollout.group_uid == group_uid else _with(rollout, group_uid=group_uid)
     return made
 
 

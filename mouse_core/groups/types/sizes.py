@@ -41,9 +41,13 @@ def _size(value: Any) -> int:
 
 
 def earned_of(rollout: RolloutRecord) -> int:
-    """A number that is the same for rollouts whose turns earned the same one by one; 0 where none has a reward."""
-    rewards = [turn.reward for turn in rollout.turns]
+    """A number that is the same for rollouts whose turns earned the same one by one, rounding apart; 0 where none has a
+    reward.
+    """
+    if not any([turn.reward for turn in rollout.turns]):
+        return 0
+    rewards = [round(turn.reward or 0.0, 14) for turn in rollout.turns]
     if not any(rewards):
         return 0
-    earned = np.array([reward or 0.0 for reward in rewards], "<f8").tobytes()
+    earned = " ".join([f"{reward or 0.0:.6g}" for reward in rewards]).encode()
     return int.from_bytes(hashlib.blake2b(earned, digest_size=8).digest(), "little", signed=True)

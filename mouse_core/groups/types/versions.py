@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import DataError
 
+_LAST = "\U0010ffff"  # behind all versions
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -63,15 +64,17 @@ class Versions:
         >>> versions = Versions(["3", "5", "7", "step-9", "step-10"])
         >>> versions.behind("3"), versions.behind("step-9")
         (4, 4)
-        >>> versions.tell("5"), versions.tell("3"), versions.behind("3"), versions.is_ahead("5")
+        >>> versions.tell("7"), versions.tell("3"), versions.behind("3"), versions.is_ahead("5")
         (False, True, 0, True)
+        >>> versions.tell("7"), versions.parted("5", ["7", "3", "7"]), versions.parted("3", ["7", "3", "7"])
+        (False, 6, None)
 
     Attributes:
         told: Which one is the latest, if that was said.
     """
 
-    def __init__(self, seen: Iterable[str] = ()) -> None:
-        self.told: str | None = None
+    def __init__(self, seen: Iterable[str] = (), told: str | None = None) -> None:
+        self.told = told
         self._seen: list[tuple[tuple[Any, ...], str]] = []  # in their order, of equal ones the first
         self._places: dict[str, int] = {}
         for version in seen:
@@ -87,33 +90,52 @@ class Versions:
         return place == len(self._seen) - 1
 
     def tell(self, version: str) -> bool:
-        """Say which version is the latest; whether it is older than the one before."""
-        goes_back = self.told is not None and version_order(version) < version_order(self.told)
+        """Say which version is the latest; whether it is older than one that was told before, or seen.
+
+        Those that are newer than it are forgotten: where their numbers come again, they are of another policy.
+        """
+        order = version_order(version)
+        goes_back = self.told is not None and order < version_order(self.told)
         self.told = version
         self.note(version)
+        there = bisect_right(self._seen, (order, _LAST))
+        goes_back |= there < len(self._seen)
+        del self._seen[there:]
         return goes_back
 
     def behind(self, version: str) -> int:
         """How many versions one is behind the newest: the difference where they are numbers, rounded up, else how many
         are between; 0 where it is not.
         """
-        newest = self._seen[-1][1] if self.told is None else self.told
-        numbers = version_number(newest), version_number(version)
+        return self._between(version, self._seen[-1][1] if self.told is None else self.told)
+
+    def parted(self, version: str, told: Iterable[str]) -> int | None:
+        """How many versions apart one and the newest are, where a trainer went back behind it; None: it did not.
+
+        Of version 5, where 3 was told and then 7, two lie on the line that was lost, and four on the other: 6.
+
+        Args:
+            version: The one.
+            told: The versions that were told after it was there.
+        """
+        back = min(told, key=version_order, default=version)
+        if version_order(back) >= version_order(version):
+            return None
+        return max(1, self._between(back, version) + self.behind(back))
+
+    def _between(self, version: str, newer: str) -> int:
+        """How many versions one is behind another."""
+        numbers = version_number(newer), version_number(version)
         if numbers[0] is not None and numbers[1] is not None:
             return max(0, min(math.ceil(numbers[0] - numbers[1]), 1 << 62))
-        return max(0, self._place(newest) - self._place(version))
+        return max(0, self._place(newer) - self._place(version))
 
     def _place(self, version: str) -> int:
-        return bisect_right(self._seen, (version_order(version), "\U0010ffff"))
+        return bisect_right(self._seen, (version_order(version), _LAST))
 
     def is_ahead(self, version: str) -> bool:
         """Whether a version is newer than the one that is said to be the latest."""
         return self.told is not None and version_order(version) > version_order(self.told)
-
-    @property
-    def has_ahead(self) -> bool:
-        """Whether one that was seen is newer than the one that is said to be the latest."""
-        return bool(self._seen) and self.is_ahead(self._seen[-1][1])
 
     def refuse_ahead(self, version: str, rollout_uid: str) -> None:
         """Raise DataError where a rollout is of a version newer than the one that is said to be the latest."""

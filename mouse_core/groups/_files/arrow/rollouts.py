@@ -256,7 +256,8 @@ def _batch_to_rollouts(
     columns["turns"] = [tuple(made[begin:end]) for begin, end in pairwise(bounds)]
     count, names = batch.num_rows, batch.schema.names
     columns["metadata"] = _dicts(batch.column("metadata")) if "metadata" in names else [{} for _ in range(count)]
-    columns.setdefault("replica_id", [""] * count)
+    for name in ("replica_id", "group_uid"):
+        columns.setdefault(name, [""] * count)
     own = [(column, batch.column(column.name)) for column in stored(declared, "example") if column.name in names]
     columns["columns"], columns["declared"] = dicts_of(own, count), [declared] * count
     return list(map(make_rollout, *(columns[name] for name in RolloutRecord.__dataclass_fields__)))

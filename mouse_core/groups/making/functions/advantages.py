@@ -15,6 +15,19 @@ BASELINES = ("mean", "leave_one_out")
 
 # Below this share of the largest deviation in a group an advantage is rounding.
 _ROUNDING = 1e-12
+# So many units in the last place of the largest reward of a group are rounding.
+_UNITS = 4
+_FLOAT32, _FLOAT64 = float(np.finfo(np.float32).eps), float(np.finfo(np.float64).eps)
+# What is left of sums of doubles that should be 0, as of 0.1 + 0.2 - 0.3.
+_NOTHING = 1e-15
+
+
+def are_equal(least: float, most: float) -> bool:
+    """Whether rewards between two bounds differ by rounding at most, that of float32, as models give them.
+
+    Example: 0.3 and 0.1 + 0.2 do, and 0.3 and 0.3 in float32; 0.3 and 0.30001 do not.
+    """
+    return most - least <= max(abs(least), abs(most)) * _UNITS * _FLOAT32 + _NOTHING
 
 
 def advantages(
@@ -53,8 +66,8 @@ def advantages(
         std_floor: The least standard deviation; 0 or more.
 
     Returns:
-        float64 ``[n]``; exactly 0 where all rewards of a group are equal, also with ``eps=0``, and for a rollout that
-        is alone, of which others make the reward itself or NaN.
+        float64 ``[n]``; exactly 0 where all rewards of a group are equal, but for rounding of doubles, also with
+        ``eps=0``, and for a rollout that is alone, of which others make the reward itself or NaN.
 
     Raises:
         ConfigError: An option that cannot be used.
@@ -72,6 +85,8 @@ def advantages(
     largest = np.zeros(len(size))
     np.maximum.at(largest, group, np.abs(deviation))
     others = np.maximum(size - 1, 1)
+    scale = np.zeros(len(size))
+    np.maximum.at(scale, group, np.abs(reward))
     total = np.bincount(group, deviation)
     mean = total / size
     if baseline == "mean":
@@ -79,6 +94,7 @@ def advantages(
     else:
         advantage = deviation - (total[group] - deviation) / others[group]
     advantage[np.abs(advantage) <= _ROUNDING * largest[group]] = 0.0
+    advantage[(largest <= scale * _UNITS * _FLOAT64)[group]] = 0.0
     advantage[size[group] == 1] = 0.0
     if normalize_std:
         variance = np.bincount(group, (deviation - mean[group]) ** 2) / (others if ddof else size)
