@@ -44,7 +44,7 @@ def earned_of(rollout: RolloutRecord) -> int:
     """A number that is the same for rollouts whose turns earned the same one by one, rounding apart; 0 where none has a
     reward.
     """
-    if not any([turn.reward for turn in rollout.turns]):
+    if not any(turn.reward for turn in rollout.turns):
         return 0
     rewards = [round(turn.reward or 0.0, 14) for turn in rollout.turns]
     if not any(rewards):
