@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.lib.stride_tricks import as_strided
 
 from mouse_core._arrow.column_types import NUMPY_NAMES, is_list
+from mouse_core.errors import DataError
 
 # User addresses end below 2**48 on every 64-bit system that Arrow supports. The first page is never mapped, and
 # starting there keeps the view's own pointer from being null.
@@ -170,6 +171,60 @@ def locate_checked(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
     if located is None:
         array.validate(full=True)
     return located
+
+
+def check_rows(rows: pa.Table | pa.RecordBatch | pa.ChunkedArray | pa.Array, label: str, *, whole: bool = True) -> None:
+    """Check that all values of some rows lie inside of their memory.
+
+    A damaged offset of a list or a text ends the process in whatever reads it. Arrow checks offsets only when it is
+    asked to, and then also reads the values of a column that a slice leaves out.
+
+    Args:
+        rows: The rows.
+        label: The start of the error message.
+        whole: Whether they are whole columns. Of a slice, only the values of its own rows are read.
+
+    Raises:
+        DataError: A value lies outside of the memory of its column, or a text is not UTF-8.
+    """
+    try:
+        rows.validate(full=whole)
+        if not whole:
+            for column in getattr(rows, "columns", [rows]):
+                for array in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+                    _check_values(array)
+    except (pa.ArrowException, ValueError) as error:
+        raise DataError(f"{label}: expected readable rows, found damaged data: {error}") from error
+
+
+def _check_values(array: pa.Array) -> None:
+    """Check the values of an array and of all levels below it; raises Arrow's error, or ValueError."""
+    kind, types = array.type, pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        array, kind = array.storage, kind.storage_type
+    nested = is_list(kind) or types.is_map(kind) or types.is_struct(kind) or types.is_dictionary(kind)
+    array.validate(full=not nested)
+    if not nested or not len(array):
+        return
+    if types.is_struct(kind):
+        for number in range(kind.num_fields):
+            _check_values(array.field(number))
+    elif types.is_fixed_size_list(kind):
+        _check_values(array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size))
+    elif types.is_dictionary(kind):
+        array.indices.validate(full=True)
+        codes = array.indices.drop_null().to_numpy()
+        first, last = int(codes.min(initial=0)), int(codes.max(initial=-1))
+        if first < 0 or last >= len(array.dictionary):
+            raise ValueError(f"expected codes in 0..{len(array.dictionary) - 1}, found {first}..{last}")
+        _check_values(array.dictionary.slice(first, last + 1 - first))
+    else:
+        ends = _offsets(array)[array.offset : array.offset + len(array) + 1]
+        first, last = int(ends[0]), int(ends[-1])
+        if first < 0 or last > len(array.values) or (np.diff(ends) < 0).any():
+            found = f"{ends.min()}..{ends.max()}"
+            raise ValueError(f"expected ascending offsets of lists in 0..{len(array.values)}, found {found}")
+        _check_values(array.values.slice(first, last - first))
 
 
 def list_offsets(array: pa.Array) -> list[tuple[int, int, np.dtype[Any]]]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._arrow.addresses import check_rows
 from mouse_core.about.dataset import read_about
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.formats.base import BATCH_ROWS, RowStream
@@ -32,14 +33,17 @@ def row_batches(rows: Any, *, batch_rows: int = BATCH_ROWS) -> Iterator[pa.Recor
     if isinstance(rows, Store):
         rows = rows.to_dataset()
     if isinstance(rows, pa.Table):
+        check_rows(rows, "rows")
         yield from rows.to_batches(max_chunksize=batch_rows)
     elif hasattr(rows, "with_format") and hasattr(rows, "iter"):
         for table in rows.with_format("arrow").iter(batch_size=batch_rows):
+            check_rows(table, "rows", whole=False)
             yield from table.to_batches()
     elif isinstance(rows, RowStream) or (isinstance(rows, Iterable) and not isinstance(rows, str | bytes | dict)):
         for batch in rows:
             if not isinstance(batch, pa.RecordBatch):
                 raise ConfigError(f"rows: expected record batches, found {type(batch).__name__}")
+            check_rows(batch, "rows", whole=False)
             _check_arrived(read_about(batch.schema, where="rows").alignment)
             yield batch
     else:

@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mouse_core._arrow.addresses import check_rows
 from mouse_core.about.dataset import About, with_about
 from mouse_core.files.noted import seal
 from mouse_core.formats.columns.blocks import bytes_a_row
@@ -74,8 +75,9 @@ def _blocks(parts: Sequence[Part], features: Features, target: int) -> Iterator[
         start, step = 0, _FIRST_READ
         while start < len(rows):
             # A shuffled dataset gives one chunk a row, which makes everything after this slow.
-            table = rows[start : start + step].combine_chunks()
-            first = part.first_row + start
+            table, first = rows[start : start + step], part.first_row + start
+            check_rows(table, f"{part.where}, rows from {first} on", whole=False)
+            table = table.combine_chunks()
             table = fit_table(table, features, where=part.where, first_row=first, image_roots=part.image_roots)
             per_row = bytes_a_row(table)
             start += table.num_rows

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._arrow.addresses import check_rows
 from mouse_core._arrow.alike import Alike
 from mouse_core._arrow.column import Column, ColumnPart, Growth
 from mouse_core._arrow.column_types import Reading, column_type
@@ -275,13 +276,10 @@ class Segment:
             taken = pa.concat_tables([self.table.slice(number, 1) for number in self._listed(row, count)])
         else:
             taken = self._slice(row, count)
-        try:
-            taken.validate()
-            if taken.num_rows != count:
-                raise pa.ArrowInvalid(f"found {taken.num_rows} rows")
-        except pa.ArrowException as error:
-            rows = row if count == 1 else f"{row}..{row + count - 1}"
-            raise DataError(f"dataset: expected a readable row {rows}, found damaged data: {error}") from error
+        rows = f"row {row}" if count == 1 else f"rows {row}..{row + count - 1}"
+        check_rows(taken, f"dataset, {rows}", whole=False)
+        if taken.num_rows != count:
+            raise DataError(f"dataset, {rows}: expected {count} rows, found {taken.num_rows}")
         return taken
 
     def _slice(self, row: int, count: int) -> pa.Table:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mouse_core._arrow.addresses import check_rows
 from mouse_core._arrow.column_types import ColumnType, column_type
 from mouse_core.about.dataset import About, read_about, with_about
 from mouse_core.errors import ConfigError, DataError, StoreWarning
@@ -34,6 +35,7 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], about: Abou
 
     Raises:
         ConfigError: There are no rows.
+        DataError: A damaged list or text, which would end the process that reads it.
     """
     import datasets
 
@@ -47,6 +49,7 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], about: Abou
     parts = []
     for segment, origin in zip(snapshot.segments, origins, strict=True):
         if origin is not None and with_about(origin.features, About()) == features:
+            check_rows(origin.data.table, "to_dataset")
             parts.append(origin)
         else:
             parts.append(_with_features(segment, features))
@@ -139,6 +142,7 @@ def _with_features(segment: Segment, features: Any) -> Any:
     from datasets.table import InMemoryTable, cast_table_to_features
 
     table = segment.table
+    check_rows(table, "to_dataset")
     for name, data_type in zip(features.arrow_schema.names, features.arrow_schema.types, strict=True):
         if name not in table.schema.names:
             table = table.append_column(name, pa.nulls(table.num_rows, data_type))

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from mouse_core._arrow.addresses import check_rows
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged, reading
 from mouse_core.formats.rows import read_rows
@@ -173,6 +174,7 @@ def _of_dataset(dataset: Any, columns: _Columns) -> Source:
         wanted = [name for name in columns if name in dataset.column_names]
         chosen = dataset.select_columns(wanted).with_format("arrow") if wanted else dataset.with_format("arrow")
         for table in chosen.iter(CHUNK):
+            check_rows(table, f"the dataset {dataset._fingerprint}", whole=False)
             yield from table.combine_chunks().to_batches()
 
     name = f"the dataset {dataset._fingerprint}"  # by which it is noted, too
@@ -189,6 +191,7 @@ def _checked(name: str, columns: _Columns, batches: Callable[[], Iterator[pa.Rec
     for whole in batches():
         for begin in range(0, whole.num_rows, CHUNK):
             batch = whole.slice(begin, CHUNK)
+            check_rows(batch, f"{name}, rows from {row} on", whole=False)
             made = []
             for column, wanted in columns.items():
                 if column not in batch.schema.names:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mouse_core._arrow.addresses import check_rows
 from mouse_core._arrow.dense import plain
 from mouse_core.errors import ConfigError
 from mouse_core.spec import codes_called
@@ -255,6 +256,8 @@ def _changes(rows: Rows, name: str, first: int) -> Iterator[tuple[pa.Array, npt.
     wanted = next((data_type for data_type in types if not pa.types.is_null(data_type)), pa.null())
     last: pa.Array | None = None
     for segment, own, begin, end in _segments_from(rows, first):
+        if segment.is_picked and (column := segment.column(name)) is not None:
+            check_rows(column, f"column {name!r}")
         for at, stop in _blocks(begin, end):
             found = _column(segment, name, at - own, stop - own).cast(wanted)
             yield found, _differs(found, last), at
@@ -283,6 +286,7 @@ def _column(segment: _Segment, name: str, begin: int, end: int) -> pa.Array:
         column = column.take(pa.array(segment.row_numbers(np.arange(begin, end))))
     else:
         column = column.slice(begin, end - begin)
+        check_rows(column, f"column {name!r}, rows {begin}..{end - 1}", whole=False)
     wanted = _plain_type(column.type)
     return pa.concat_arrays([plain(chunk).cast(wanted) for chunk in column.chunks] or [pa.array([], wanted)])
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._arrow.addresses import check_rows
 from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
 from mouse_core._base.checks import columns_of, row_of
 from mouse_core.errors import ConfigError
@@ -314,6 +315,9 @@ class DatasetStore(Store):
         The store is unchanged after an error, but for the one that ``append`` names.
         """
         fields, n = columns_of(columns)
+        for name, values in fields.items():
+            if isinstance(values, pa.Array | pa.ChunkedArray):
+                check_rows(values, f"column {name!r}", whole=False)
         if n:
             self._rows.extend(fields, n)
 

@@ -1,4 +1,4 @@
-"""Derived columns on disk: a file for each, which says what it was computed from, and how."""
+"""Derived columns on disk: a file for each, which says what it was computed from, and how, and has a checksum."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mouse_core.store.snapshot import Snapshot
 
 Array = npt.NDArray[Any]
 
-_VERSION = 2
+_VERSION = 3
 _KEY = b"mouse_derived"
 
 
@@ -60,8 +60,8 @@ def load(file: Path, said: Mapping[str, Any], digest: Callable[[str], str]) -> A
     try:
         with pa.memory_map(str(file)) as source, pa.ipc.open_file(source) as reader:
             found = json.loads((reader.schema.metadata or {}).get(_KEY, b"null"))
-            read = found.pop("read") if isinstance(found, dict) and "read" in found else None
-            if found != said or not isinstance(read, dict) or any(digest(name) != read[name] for name in read):
+            read, checksum = (found.pop(name) for name in ("read", "values"))
+            if found != said or any(digest(name) != read[name] for name in read):
                 return None
             batch = reader.get_batch(0)
             batch.validate()
@@ -71,9 +71,15 @@ def load(file: Path, said: Mapping[str, Any], digest: Callable[[str], str]) -> A
         values: Array = column.to_numpy(zero_copy_only=True)
         # Values of another type, or another number of them, are damage, too.
         shaped: Array = values.view(said["dtype"]).reshape(said["rows"], *said["shape"])
-        return shaped
-    except (OSError, ValueError, MissingFieldError, pa.ArrowException):
+        return shaped if _checksum_of(shaped) == checksum else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, MissingFieldError, pa.ArrowException):
         return None
+
+
+def _checksum_of(values: Array) -> str:
+    import xxhash
+
+    return str(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data))
 
 
 def write(file: Path, values: Array, said: Mapping[str, Any], read: Mapping[str, str]) -> None:
@@ -83,7 +89,8 @@ def write(file: Path, values: Array, said: Mapping[str, Any], read: Mapping[str,
         StorageError: It cannot be written; the file that was there still is.
     """
     column = to_arrow(np.ascontiguousarray(values))
-    schema = pa.schema([(file.stem, column.type)], metadata={_KEY: json.dumps({**said, "read": dict(read)}).encode()})
+    whole = {**said, "read": dict(read), "values": _checksum_of(values)}
+    schema = pa.schema([(file.stem, column.type)], metadata={_KEY: json.dumps(whole).encode()})
     with storing(f"derived fields: {str(file)!r}"):
         make_folder(file.parent)
         with (

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from mouse_core._arrow.addresses import check_rows
 from mouse_core._arrow.windows import Int64s
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
@@ -135,6 +136,7 @@ def pieces_of(segment: Segment, most_bytes: int = MOST_BYTES, most_rows: int | N
         count = min(rows, segment.num_rows - row)
         if origin is not None and segment.is_picked:
             table = origin.with_format("arrow")[row : row + count]  # which knows how to pick many rows at once
+            check_rows(table, f"dataset, rows {row}..{row + count - 1}", whole=False)
         else:
             table = segment.take(row, count)
         if count == rows and rows == _SIZED_BY and row == 0 and segment.num_rows > rows:
