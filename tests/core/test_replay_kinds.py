@@ -371,21 +371,6 @@ def test_files_of_a_later_format_are_refused_by_name(tmp_path: Path) -> None:
         MemmapStorage(9, tmp_path / "m")
 
 
-def test_text_of_one_width_as_it_was_saved_once_is_text() -> None:
-    state = ReplayBuffer(ArrayStorage(4)).storage.state()
-    fields = [["t", "<U3", []], ["n", "<i8", []]]
-    state |= {
-        "size": 2,
-        "written": 2,
-        "schema": {"structure": {"dict": [["t", ["t"]], ["n", ["n"]]]}, "num_envs": 1, "fields": fields},
-        "columns": {"0": np.array(["a", "bbb"]), "1": np.arange(2)},
-    }
-    storage = ArrayStorage(4)
-    storage.load(state)
-    storage.append({"t": "longer", "n": 2}, one=True)
-    assert storage.get(np.arange(3))["t"].tolist() == ["a", "bbb", "longer"]
-
-
 def test_damaged_states_are_refused() -> None:
     storage = ArrayStorage(4)
     storage.append([{"t": "é", "x": np.arange(2)}, {"t": "bb", "x": np.arange(3)}])

@@ -381,24 +381,6 @@ def test_what_is_wrong_is_refused() -> None:
         annealed.load_state_dict(state)
 
 
-def test_states_with_weights_that_are_floats_are_read() -> None:
-    """Those of before there were versions of them."""
-    made = [ReplayBuffer(ArrayStorage(5), PrioritizedSampler(1.0, 0.5, 0.0), batch_size=9) for _ in range(2)]
-    samplers: list[Any] = [buffer.sampler for buffer in made]
-    priorities = np.array([0.0, 1e-9, 0.3, 7.0, 2.0**40])
-    for buffer in made:
-        buffer.extend(rows_of(0, 5))
-        buffer.sample()
-    state = samplers[0].state_dict()
-    del state["version"]
-    samplers[1].load_state_dict({**state, "weights": priorities, "max_priority": 2.0**40})
-    expected = [0, 1, round(0.3 * 2**24), 7 * 2**24, 2**60]
-    assert weights_in(made[1]).tolist() == [units / 2**24 for units in expected]
-    assert samplers[1].state_dict()["weights"].tolist() == expected
-    with pytest.raises(StateError, match="expected a state of version 1 or 2, found 3, of another release"):
-        samplers[0].load_state_dict({**state, "version": 3, "weights": np.zeros(0, np.int64)})
-
-
 @pytest.mark.parametrize("burn_in", [0, 2])
 @pytest.mark.parametrize("of_an_ensemble", [False, True])
 def test_what_the_mask_leaves_out_keeps_its_priority(burn_in: int, of_an_ensemble: bool) -> None:

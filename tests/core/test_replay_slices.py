@@ -625,20 +625,6 @@ def test_batches_that_cannot_be() -> None:
     assert few.sample(4)["index"].shape == (4, 5)
 
 
-@pytest.mark.parametrize("kind", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
-def test_states_of_earlier_versions_name_the_length_otherwise(kind: Any) -> None:
-    buffer = ReplayBuffer(ArrayStorage(12), kind(sequence_length=2), batch_size=2)
-    buffer.extend({"done": np.arange(12) % 4 == 3, "row": np.arange(12)})
-    state = buffer.sampler.state_dict()
-    text = state["config"]
-    for former in ("slice_len=2", "num_slices=7"):
-        state["config"] = text.replace("sequence_length=2", former)
-        buffer.sampler.load_state_dict(state)
-    state["config"] = text
-    with pytest.raises(StateError, match=r"made as .*sequence_length=3"):
-        kind(sequence_length=3).load_state_dict(state)
-
-
 def test_states_that_cannot_be() -> None:
     sampler = SliceSampler(sequence_length=2)
     buffer = episodes_buffer([4, 4, 4], sampler, 4, overwritten=3)

@@ -287,26 +287,10 @@ def of_format(folder: Path, number: int) -> None:
         file.write(str(number).encode())
 
 
-def test_folders_without_checksums_get_some_when_they_are_opened(tmp_path: Path) -> None:
-    """As release 0.1 wrote them; ``tests/core/test_golden.py`` opens one that it did write."""
-    folder = tmp_path / "m"
-    storage = MemmapStorage(40, folder)
-    storage.append(ragged(0, 60))
-    restarted(folder)
-    of_format(folder, 1)
-    (folder / "sums-0").unlink()
-    again = MemmapStorage(None, folder)
-    assert numbers_of(again, ragged) == list(range(20, 60))
-    assert again.stats()["summed"] == 60
-    again.verify()
-
-
 def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     MemmapStorage(40, tmp_path / "m").append(small(0, 3))
     of_format(tmp_path / "m", 3)
-    with pytest.raises(
-        StateError, match="head: expected a mapped buffer of format 1 or 2, found one that a newer release"
-    ):
+    with pytest.raises(StateError, match="head: expected a mapped buffer of format 1, found one that a newer release"):
         MemmapStorage(None, tmp_path / "m")
 
 

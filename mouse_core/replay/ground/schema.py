@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.dtypes import dtype_name, is_ml_float, named_dtype
+from mouse_core.dtypes import dtype_name, named_dtype
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.nested import (
     Structure,
@@ -35,9 +35,7 @@ from mouse_core.replay.ground.encoding import (
 )
 from mouse_core.replay.ground.protocols import FieldKey
 
-# What a schema is written as: 1 for arrays of one shape of NumPy's own dtypes, as it always was; 2 where others are
-# among them.
-_FORMAT = 2
+_FORMAT = 1
 _LONGEST = (1 << 31) - 1  # NumPy's limit for an axis of a row
 
 
@@ -204,16 +202,15 @@ class RowSchema:
             ]
             for key, kind in self.fields.items()
         ]
-        plain = {"structure": structure_to_json(self.structure), "num_envs": self.num_envs, "fields": fields}
-        later = self.varying or any(is_ml_float(kind.dtype) for kind in self.fields.values())
-        return {"format": _FORMAT, **plain} if later else plain
+        structure = structure_to_json(self.structure)
+        return {"format": _FORMAT, "structure": structure, "num_envs": self.num_envs, "fields": fields}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RowSchema:
         """What ``to_json`` was called on; raises one of ``UNREADABLE`` for anything else."""
-        version = value.get("format", 1)
-        if version not in (1, _FORMAT):
-            raise ValueError(f"expected rows of format 1 or {_FORMAT}, found {version}; a newer mouse-data wrote them")
+        if value["format"] != _FORMAT:
+            found = f"found {value['format']}; a newer mouse-data wrote them"
+            raise ValueError(f"expected rows of format {_FORMAT}, {found}")
         fields = {
             (name if isinstance(name, str) else tuple(name)): _field_type(*kind) for name, *kind in value["fields"]
         }

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mouse_core._base.checks import UNREADABLE, is_whole, state_number
 from mouse_core.errors import StateError
-from mouse_core.replay.ground.encoding import TEXT, Bytes, decoded, encoded
+from mouse_core.replay.ground.encoding import Bytes, decoded
 from mouse_core.replay.ground.protocols import FieldKey, Storage
 from mouse_core.replay.ground.schema import FieldType, RowSchema
 
@@ -124,21 +124,9 @@ def state_rows(
         raise StateError(f"storage: expected a schema and its columns, found {error!r}") from error
     if state["capacity"] % schema.num_envs or size % schema.num_envs or written % schema.num_envs:
         raise StateError(f"storage: expected whole time steps of {schema.num_envs} environments, found {size} rows")
-    if known is None or not known.same_as(schema):  # a mapped buffer may have text as it was
-        schema, columns = _texts_of_any_length(schema, columns)
     if known is not None and not known.same_as(schema):
         raise StateError(f"storage: expected rows of {known.fields}, found {schema.fields}")
     return schema, columns, written
-
-
-def _texts_of_any_length(schema: RowSchema, columns: list[Any]) -> tuple[RowSchema, list[Any]]:
-    """A schema and its columns with text as it is kept now: it was as wide as the first row's once."""
-    fields = dict(schema.fields)
-    for place, (key, kind) in enumerate(schema.fields.items()):
-        if kind.dtype.kind == "U" and not kind.shape:
-            fields[key] = text = FieldType(np.dtype(np.uint8), (), TEXT)
-            columns[place] = [encoded(str(row), TEXT, text.dtype, (), where=f"field {key!r}") for row in columns[place]]
-    return RowSchema(schema.structure, fields, schema.num_envs), columns
 
 
 def copied(state: Any) -> Any:

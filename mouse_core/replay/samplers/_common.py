@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -109,7 +108,7 @@ def check_state(
     name = type(sampler).__name__
     expected = {*fixed, *kinds}
     for key, value in fixed.items():  # other keys follow from another configuration, which says more
-        if isinstance(state, Mapping) and key in state and _renamed(str(state[key]), value) != value:
+        if isinstance(state, Mapping) and key in state and str(state[key]) != value:
             raise StateError(f"sampler: expected the state of a sampler made as {value}, found {state[key]}")
     if not isinstance(state, Mapping) or set(state) != expected:
         found = sorted(map(str, state)) if isinstance(state, Mapping) else repr(state)[:80]
@@ -129,13 +128,3 @@ def _checked(key: str, value: Any, kind: type | str) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not np.isfinite(value):
         raise StateError(f"sampler: expected {key} as a finite number, found {value!r}")
     return float(value)
-
-
-def _renamed(text: str, own: str) -> str:
-    """What a state says of its sampler, in today's words.
-
-    In version 0.1 the length was ``slice_len=``, or it followed from ``num_slices=`` and the size of the batch.
-    """
-    length = re.search(r"\bsequence_length=\d+", own)
-    text = text.replace("slice_len=", "sequence_length=")
-    return text if length is None else re.sub(r"\bnum_slices=\d+", length[0], text)

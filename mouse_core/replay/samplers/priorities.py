@@ -22,7 +22,7 @@ Int64s = npt.NDArray[np.int64]
 Beta = float | Callable[[int], float]
 """A number, or a function from the number of the sample (0, 1, 2, ...) to one."""
 
-_VERSION = 2  # of states; those of version 1 do not say it, and have weights that are floats
+_VERSION = 1  # of states
 
 
 @dataclass(frozen=True)
@@ -304,21 +304,15 @@ class PrioritizedSampler:
             StateError: The state is of another sampler or configuration, of a later version, or damaged; nothing has
                 changed then.
         """
-        version = state.get("version", 1) if isinstance(state, Mapping) else 1
-        kinds: dict[str, type | str] = {"weights": "f", "max_priority": float, "begin": int, "end": int}
-        if version != 1:
-            kinds |= {"weights": "i", "version": int}
+        kinds: dict[str, type | str] = {"weights": "i", "max_priority": float, "begin": int, "end": int, "version": int}
         if not callable(self._beta):
             kinds["beta"] = float
         values = check_state(state, {"config": self._config()}, kinds, self)
-        if version not in (1, _VERSION):
-            raise StateError(
-                f"sampler: expected a state of version 1 or {_VERSION}, found {version}, of another release"
-            )
-        weights = values["weights"]
-        if weights.size and not (weights.min() >= 0 and weights.max() < np.inf):
+        if values["version"] != _VERSION:
+            raise StateError(f"sampler: expected a state of version {_VERSION}, found {values['version']}")
+        weights = values["weights"].astype(np.int64)
+        if weights.size and weights.min() < 0:
             raise StateError("sampler: expected weights that are finite and not negative")
-        weights = weights.astype(np.int64) if version != 1 else weighing.in_units(weights, self._powers.most)
         lowest = 0 if self._within else 1
         if not (values["begin"] <= values["end"] and values["max_priority"] >= lowest):
             raise StateError(f"sampler: expected begin <= end, and max_priority from {lowest}")

@@ -28,8 +28,9 @@ from mouse_core.replay.ground.schema import RowSchema
 from mouse_core.replay.storages._mapped.mapping import lengthen
 from mouse_core.spec import Alignment
 
-_MAGIC = 0x00504D4D53554F4D  # "MOUSMMP" and the format's number as a digit, read as a little-endian number
-_FORMAT = 2
+_FORMAT = 1
+# "MOUSMMP" and the format's number as a digit, read as a little-endian number.
+_MAGIC = 0x00504D4D53554F4D | ord(str(_FORMAT)) << 56
 _WORDS = 32
 _CAPACITY, _NDIM, _ALIGNMENT, _JOURNAL, _WHICH, _MAKING, _BOOT = range(1, 8)
 _COPIES, _SYNCED, _CLOSED = (8, 16), 24, 25
@@ -91,7 +92,7 @@ class Head:
                 raise StateError(f"{path}: expected a head of {8 * _WORDS} bytes, found {size}")
             self._words: npt.NDArray[np.int64] = np.frombuffer(mmap.mmap(file.fileno(), size), np.int64)
             self._word = self._words.data  # for one of them this is faster
-        self.format = self._known_format(path)
+        self._check_format(path)
         found = self._words[:_JOURNAL].tolist()
         self._check(path, found[_CAPACITY])
         asked = (capacity, ndim, outgoing)
@@ -103,19 +104,16 @@ class Head:
         self.alignment: Alignment = "outgoing" if found[_ALIGNMENT] else "arrived"
         self._folder = path.parent
 
-    def _known_format(self, path: Path) -> int:
-        """The number of the format; StateError unless it is a known one, and what does not change is a buffer's."""
+    def _check_format(self, path: Path) -> None:
+        """Raise StateError unless the format is ours, and what does not change is a buffer's."""
         found = self._words[:_JOURNAL].tolist()
-        if found[0] in map(_magic, range(_FORMAT + 1, 10)):
-            raise StateError(
-                f"{path}: expected a mapped buffer of format 1 or {_FORMAT}, found one that a newer release wrote"
-            )
-        known = next((number for number in range(1, _FORMAT + 1) if found[0] == _magic(number)), 0)
+        if found[0] != _MAGIC and found[0] in (_MAGIC + (step << 56) for step in range(1, 10 - _FORMAT)):
+            expected = f"expected a mapped buffer of format {_FORMAT}"
+            raise StateError(f"{path}: {expected}, found one that a newer release wrote")
         flags = [found[_ALIGNMENT], *self._words[[_JOURNAL, _WHICH, _MAKING]].tolist()]
         plain = found[_NDIM] in (1, 2) and all(flag in (0, 1) for flag in flags)
-        if not known or not 1 <= found[_CAPACITY] < 1 << 62 or not plain:
+        if found[0] != _MAGIC or not 1 <= found[_CAPACITY] < 1 << 62 or not plain:
             raise StateError(f"{path}: expected the head of a mapped buffer, found something else")
-        return known
 
     def _check(self, path: Path, capacity: int) -> None:
         """Raise StateError for numbers that no buffer of this capacity has."""
@@ -204,8 +202,8 @@ class Head:
         return self._word[_BOOT] in (0, this_boot())
 
     def settled(self) -> None:
-        """The rows are in order, in this format, since the machine was started."""
-        self._words[0], self._words[_BOOT], self.format = _magic(_FORMAT), this_boot(), _FORMAT
+        """The rows are in order since the machine was started."""
+        self._words[_BOOT] = this_boot()
 
 
 def _make_head(path: Path, capacity: int | None, ndim: int, outgoing: int | None) -> None:
@@ -213,14 +211,9 @@ def _make_head(path: Path, capacity: int | None, ndim: int, outgoing: int | None
     if capacity is None:
         raise ConfigError(f"capacity: expected one for a buffer that is not there yet ({path.parent}), found none")
     words = np.zeros(_WORDS, np.int64)
-    words[0], words[_CAPACITY], words[_NDIM] = _magic(_FORMAT), capacity, ndim
+    words[0], words[_CAPACITY], words[_NDIM] = _MAGIC, capacity, ndim
     words[_ALIGNMENT] = 1 if outgoing is None else outgoing
     write_file(path, words.tobytes(), only_writer=True)
-
-
-def _magic(number: int) -> int:
-    """The first word of a head of format ``number``."""
-    return _MAGIC | ord(str(number)) << 56
 
 
 def _shown(values: list[int]) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ from mouse_core.replay.ground.values import Refs
 from mouse_core.replay.storages._mapped import files as on_disk
 from mouse_core.replay.storages._mapped.files import Head, Now
 from mouse_core.replay.storages._mapped.journal import read_journal
-from mouse_core.replay.storages._mapped.mapping import lengthen, map_file
+from mouse_core.replay.storages._mapped.mapping import map_file
 from mouse_core.replay.storages._mapped.sums import RowSums
 from mouse_core.replay.storages._mapped.values import MappedValues
 
@@ -91,17 +91,9 @@ class MappedRows:
 
     def _begin(self) -> None:
         """Open the folder: what is there is as it was left, or after a restart of the machine what is whole of it."""
-        if not self._head.is_of_this_boot and self._head.format > 1 and not self._head.closed:
+        if not self._head.is_of_this_boot and not self._head.closed:
             self._recover()
-        before = self._head.now()
-        schema = on_disk.read_schema(self.path, self._head.capacity, before)
-        if self._head.format == 1 and schema is not None:  # which has no checksums
-            file = on_disk.sums_file(self.path, before.generation)
-            lengthen(file, before.allocated * on_disk.sum_bytes(schema))
         now = self._catch_up()
-        if self._head.format == 1 and self._memory is not None:
-            now = self._with_sums(now)
-            self._head.commit(now)
         self._head.settled()
         self._head.reclaim(now)
         places = self._places(self._slots, now)
