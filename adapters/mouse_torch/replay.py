@@ -20,7 +20,8 @@ from mouse_torch.tracing import untraced
 from mouse_torch.trees import as_state, as_tree, from_state, joined, on_device, on_host, tensor_dict
 
 _ON_HOST = ("sample", "draw", "finish", "__iter__", "update_priority", "state_dict", "load_state_dict")
-_WRITING = ("append", "extend", "empty", "__getitem__", "__setitem__", "generation_of", "update_if_present")
+_ROWS = ("__getitem__", "__setitem__", "in_order", "to_store", "generation_of", "update_if_present")
+_WRITING = ("append", "extend", "empty", *_ROWS)
 
 
 class _Saved(BaseBuffer):

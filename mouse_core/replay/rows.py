@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.tracing import refuse_traced
-from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.digest.values import as_numpy
+from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.nested import flatten, map_tree
 from mouse_core.replay._assembly import named_time, patched, priorities_in, row_of, slots_of, time_first
+from mouse_core.replay._episodes.index import EpisodeIndex
 from mouse_core.replay._parts import Parts
 from mouse_core.replay.base import BaseBuffer
 from mouse_core.replay.ground.generations import alike
-from mouse_core.replay.ground.protocols import FieldKey, Slots
+from mouse_core.replay.ground.protocols import EPISODE, FieldKey, Slots, Storage, ring_slots
+from mouse_core.spec import Alignment
+
+if TYPE_CHECKING:
+    from mouse_core.store.dataset_store import DatasetStore
 
 
 class RowBuffer(BaseBuffer):
@@ -56,6 +62,66 @@ class RowBuffer(BaseBuffer):
         """Rows with these axes, of a ``ListStorage`` lists of them, as a framework takes them; for a subclass."""
         return self._deliver(rows)
 
+    def in_order(self) -> Any:
+        """All rows in the order in which they were written, as they are stored: ``[n, ...]``, oldest first.
+
+        Of a ring that came round, ``buffer[:]`` has the newest rows in front of the oldest. With ``ndim=2`` rows are
+        ``[time, env, ...]``, as ``extend`` takes them.
+
+        Raises:
+            ConfigError: The writer keeps no order of rows.
+        """
+        refuse_traced("in_order")
+        with self._lock, self._shared():
+            slots = self._slots_in_order()
+            rows = self._parts.storage.get(slots)
+        return self._deliver_rows(rows, slots.shape)
+
+    def _slots_in_order(self) -> Slots:
+        storage = self._parts.storage
+        if not self._parts.writer.ordered:
+            raise ConfigError(f"in_order: expected a writer that keeps rows in order, found {self._parts.writer!r:.80}")
+        slots = ring_slots(storage.written - len(storage), len(storage), storage.capacity)
+        return slots.reshape(-1, storage.num_envs) if storage.ndim == 2 else slots
+
+    def to_store(self, columns: Mapping[FieldKey, str] | None = None, **options: Any) -> DatasetStore:
+        """All rows as a ``DatasetStore`` in memory, in the order of time; with ``ndim=2`` environment by environment.
+
+        Args:
+            columns: The column of a field where it has another name, as in ``{"obs": "observation", ("next", "done"):
+                "done"}``; by default names of nested fields are joined by "_", and rows of a store have its columns.
+            **options: As for ``DatasetStore``, whose alignment is that of the rows.
+
+        Returns:
+            A store. Its column "episode_step", if rows have none, counts the steps of each episode that are there.
+
+        Raises:
+            ConfigError: The writer keeps no order of rows.
+            MissingFieldError, SchemaError, DataError: What ``DatasetStore.extend`` raises.
+        """
+        refuse_traced("to_store")
+        from mouse_core.store.dataset_store import DatasetStore
+
+        with self._lock, self._shared():
+            storage, slots = self._parts.storage, self._slots_in_order()
+            order = slots.T.reshape(-1)
+            rows = getattr(storage, "batch", storage.get)(order)
+            steps = _steps_of_episodes(storage, slots.T) if len(order) else None
+        config = storage.snapshot.config.fields if hasattr(storage, "snapshot") else {}
+        names: dict[FieldKey, str] = {name: field.column for name, field in config.items()} | dict(columns or {})
+        made: dict[str, Any] = {}
+        for key, values in flatten(rows).items():
+            name = names.get(key, key if isinstance(key, str) else "_".join(map(str, key)))
+            if name in made:
+                raise SchemaError(f"to_store: expected columns of different names, found {name!r} twice")
+            made[name] = values if isinstance(values, list) else as_numpy(values)
+        if steps is not None and "episode_step" not in made:
+            made["episode_step"] = steps
+        store = DatasetStore(**{"alignment": storage.alignment, **options})
+        if len(order):
+            store.extend(made)
+        return store
+
     # ------------------------------------------------------------------ writing
 
     def append(self, row: Any) -> Any:
@@ -86,8 +152,9 @@ class RowBuffer(BaseBuffer):
 
         Args:
             rows: A tree (nested dicts, tuples) of arrays ``[n, ...]``, ``[time, env, ...]`` for ``ndim=2``; or a list
-                of rows. Where it names its batch axes, as TensorDicts do, the one called "time" is time for ``ndim=2``,
-                wherever it stands, and all the others are environments.
+                of rows; or another buffer, whose rows are copied in the order of time. Where it names its batch axes,
+                as TensorDicts do, the one called "time" is time for ``ndim=2``, wherever it stands, and all the others
+                are environments.
             names: What the batch axes of rows are called that do not say it themselves, for ``ndim=2``: ``("env",
                 "time")``, or ``("time", "env", "agent")``, where every agent of every environment is a stream.
 
@@ -97,9 +164,14 @@ class RowBuffer(BaseBuffer):
 
         Raises:
             SchemaError, DataError, ConfigError: As ``append``; also ``names`` of which not exactly one is "time".
+            ConfigError: A buffer of another alignment or ``ndim``.
+            DataError: A buffer in which only a store knows where an episode begins: as copies, rows would go on.
 
         After an error the buffer is as it was.
         """
+        if isinstance(rows, RowBuffer):
+            storage = self._parts.storage
+            rows = rows.rows_for("extend", storage.alignment, storage.ndim)
         named = named_time(rows) if names is None else self._named(names)
         if not self._grid:
             slots: Slots = self._write(rows, one=False)
@@ -109,6 +181,19 @@ class RowBuffer(BaseBuffer):
             return self._write(rows, one=False).reshape(-1, self._parts.storage.num_envs)  # type: ignore[no-any-return]
         turned, lengths = time_first(self._accept(rows), *named)
         return np.moveaxis(self._write(turned, one=False).reshape(lengths), 0, named[0])
+
+    def rows_for(self, label: str, alignment: Alignment | None, ndim: int) -> Any:
+        """All rows in order, as the storage has them, for a copy of this alignment and ``ndim``; see ``extend``."""
+        with self._lock, self._shared():
+            storage, slots = self._parts.storage, self._slots_in_order()
+            if alignment not in (None, storage.alignment) or ndim != storage.ndim:
+                own = alignment or storage.alignment
+                raise ConfigError(
+                    f"{label}: expected a buffer of {own!r} rows with ndim={ndim}, found one of {storage.alignment!r} "
+                    f"rows with ndim={storage.ndim}"
+                )
+            _check_shown(label, storage)
+            return storage.get(slots)
 
     def _named(self, names: Sequence[str]) -> tuple[int, int]:
         """Which of so many axes is time."""
@@ -262,3 +347,57 @@ def _flat(leaf: Any, axes: int) -> Any:
         return leaf
     values = leaf if hasattr(leaf, "reshape") else np.asarray(leaf)
     return values.reshape((-1, *values.shape[axes:]))
+
+
+def _steps_of_episodes(storage: Storage, slots: Slots) -> Slots | None:
+    """How many rows of its episode lie before each row, stream after stream; None where no field says where they end.
+
+    Args:
+        storage: The rows.
+        slots: All slots of each stream in order, ``[env, time]``, or ``[time]`` of one.
+    """
+    try:
+        table = EpisodeIndex().settled(storage)
+    except MissingFieldError:
+        return None
+    steps = np.tile(np.arange(table.begin, table.end), table.num_envs)
+    begin, _, _ = table.episode_of(np.repeat(np.arange(table.num_envs), slots.shape[-1]), steps)
+    found: Slots = steps - np.maximum(begin, table.begin)
+    return found
+
+
+def _check_shown(label: str, storage: Storage) -> None:
+    """Raise DataError where a copy of the rows would not show where each episode begins."""
+    if not hasattr(storage, "snapshot"):
+        return
+    starts = storage.snapshot.episode_starts
+    try:
+        table = EpisodeIndex().settled(_Copy(storage))
+        shown = np.isin(starts, np.unique(table.episode_of(np.zeros_like(starts), starts)[0]))
+    except MissingFieldError:
+        shown = np.zeros(len(starts), np.bool_)
+        shown[:1] = True
+    if not shown.all():
+        raise DataError(
+            f"{label}: expected rows that show where their episodes begin, found an episode at row "
+            f"{int(starts[~shown][0])} that only the store knows: as copies they would be one episode. Copy the "
+            "episodes one by one into a buffer with a field 'episode', or draw from the store itself, in an ensemble"
+        )
+
+
+class _Copy:
+    """The rows of a store without what only the store knows of them."""
+
+    def __init__(self, storage: Any) -> None:
+        self._storage = storage
+
+    def __len__(self) -> int:
+        return len(self._storage)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def read(self, key: FieldKey, slots: Any) -> Any:
+        if key == EPISODE:
+            raise MissingFieldError("rows: expected fields of rows, found what a store knows")
+        return self._storage.read(key, slots)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from mouse_core import ConfigError, DataError, MissingFieldError, SchemaError, StateError
+from mouse_core import ConfigError, DataError, DatasetStore, MissingFieldError, SchemaError, StateError
 from mouse_core.errors import ForkError, StorageError
 from mouse_core.randomness import Key
 from mouse_core.replay import (
@@ -744,3 +744,57 @@ def test_parts_must_be_what_they_are_called() -> None:
     assert "ArrayStorage(0 of 3 rows" in text
     assert "RandomSampler()" in text
     assert "RoundRobinWriter()" in text
+
+
+# ---------------------------------------------------------------------- rows in order
+
+
+@pytest.mark.parametrize("envs", [1, 2])
+def test_a_ring_that_came_round_is_copied_in_the_order_of_time(envs: int) -> None:
+    step = np.arange(14)
+    rows = {
+        "observation": step * 1.0,
+        "action": step % 2,
+        "reward": step * 1.0,
+        "done": (step % 5 == 4).astype(np.int8),
+    }
+    if envs == 2:
+        rows = {name: np.stack([values, values + 100 * (name == "observation")], 1) for name, values in rows.items()}
+    ring = ReplayBuffer(ArrayStorage(10 * envs, ndim=envs))
+    ring.extend(rows)
+    expected = rows["observation"][4:]
+    np.testing.assert_array_equal(ring.in_order()["observation"], expected)
+    slots = ring[:]["observation"].reshape(expected.shape)
+    np.testing.assert_array_equal(slots, np.roll(expected, 4, axis=0))
+    later = ReplayBuffer(ArrayStorage(40, ndim=envs), transform=NextView(), batch_size=200)
+    later.extend(ring)
+    copied = ReplayBuffer(ArrayStorage(arrays=ring, ndim=envs), transform=NextView(), batch_size=200)
+    for buffer in (later, copied):
+        np.testing.assert_array_equal(buffer.in_order()["observation"], expected)
+        batch = buffer.sample()
+        steps = (batch["next"]["observation"] - batch["observation"])[batch["mask"]]
+        assert set(steps.tolist()) == {0.0, 1.0}  # a terminal observation stands for itself
+    store = ring.to_store()
+    assert [row["observation"] for row in store] == expected.T.reshape(-1).tolist()
+    assert [row["episode_step"] for row in store] == [0, 0, 1, 2, 3, 4, 0, 1, 2, 3] * envs
+    assert store.snapshot().episode_starts.tolist() == [0, 1, 6, *([10, 11, 16] if envs == 2 else [])]
+
+
+def test_buffers_that_are_no_copies_of_each_other() -> None:
+    ring = ReplayBuffer(ArrayStorage(10))
+    ring.extend({"row": np.arange(14)})
+    for storage in (ArrayStorage(10, alignment="arrived"), ArrayStorage(10, ndim=2)):
+        with pytest.raises(ConfigError, match="extend: expected a buffer of"):
+            ReplayBuffer(storage).extend(ring)
+    with pytest.raises(ConfigError, match="ArrayStorage: expected a buffer of 'arrived' rows"):
+        ArrayStorage(arrays=ring, alignment="arrived")
+    best = ReplayBuffer(ArrayStorage(3), writer=MaxValueWriter("row"))
+    best.extend({"row": np.arange(5)})
+    with pytest.raises(ConfigError, match="in_order: expected a writer that keeps rows in order"):
+        best.in_order()
+    store = DatasetStore()
+    rows = {"observation": [[0.0]] * 8, "action": [0] * 8, "reward": [0.0] * 8, "done": [0] * 7 + [1]}
+    store.extend({**rows, "episode_step": [0, 1, 2, 3] * 2})
+    with pytest.raises(DataError, match="found an episode at row 4 that only the store knows"):
+        ReplayBuffer(ArrayStorage(10, alignment="arrived")).extend(ReplayBuffer(store))
+    assert ReplayBuffer(store).to_store().snapshot().episode_starts.tolist() == [0, 4]

@@ -408,6 +408,8 @@ def test_rows_of_other_storages_are_moved_to_the_device() -> None:
 class TestTensorStorage(StorageConformance):
     """The suite for storages of one's own."""
 
+    buffer = ReplayBuffer
+
     def make(self, capacity: int, ndim: int, folder: Path, alignment: Alignment) -> TensorStorage:
         return TensorStorage(capacity, ndim, alignment=alignment)
 

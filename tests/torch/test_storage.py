@@ -15,6 +15,8 @@ from mouse_torch import ReplayBuffer, TensorStorage
 
 
 class TestTensorStorage(StorageConformance):
+    buffer = ReplayBuffer
+
     def make(self, capacity: int, ndim: int, folder: Path, alignment: Alignment) -> Any:
         return TensorStorage(capacity, ndim, alignment=alignment)
 

@@ -37,7 +37,8 @@ class ArrayStorage(RingStorage):
             steps. By default as many as ``arrays`` have.
         ndim: 1, or 2 for ``[time, env]``, where every environment is a stream of its own.
         arrays: A tree of arrays ``[n, ...]`` (``[time, env, ...]``) that become the storage's memory: their rows are
-            there from the beginning, and rows written later overwrite them.
+            there from the beginning, and rows written later overwrite them. Or a replay buffer, whose rows are copied
+            in the order of time.
         alignment: Which transition a row's action, reward and done belong to; None: "outgoing", as for all transitions.
         ragged: Fields whose rows are arrays of differing length. Those that already differ in the first write need not
             be named, nor does text.
@@ -48,6 +49,7 @@ class ArrayStorage(RingStorage):
     Raises:
         ConfigError: An argument out of range, or both or none of ``capacity`` and ``arrays``.
         SchemaError: Arrays of differing length.
+        DataError: A buffer that cannot be copied; see ``ReplayBuffer.extend``.
     """
 
     def __init__(
@@ -63,6 +65,9 @@ class ArrayStorage(RingStorage):
         self._values = Values()
         if arrays is not None and capacity is not None:
             raise ConfigError(f"ArrayStorage: expected capacity or arrays, found both, capacity={capacity!r}")
+        if hasattr(arrays, "rows_for"):  # a buffer
+            alignment = arrays.storage.alignment if alignment is None else alignment
+            arrays = arrays.rows_for("ArrayStorage", alignment, ndim)
         super().__init__(capacity if arrays is None else 1, ndim, alignment)
         self._memory: RowMemory | None = None
         self._single: list[Any] = []

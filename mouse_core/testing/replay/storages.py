@@ -32,11 +32,13 @@ class StorageConformance:
         typed: Whether all rows must be like the first; not so for a storage of any objects.
         ndims: The ``ndim`` that it knows.
         alignments: Those that it knows.
+        buffer: The class of buffers that transform its rows.
     """
 
     typed = True
     ndims: tuple[int, ...] = (1, 2)
     alignments: tuple[Alignment, ...] = ("outgoing", "arrived")
+    buffer: Any = ReplayBuffer
 
     def make(self, capacity: int, ndim: int, folder: Path, alignment: Alignment) -> Any:
         """A new storage; ``folder`` is an empty one that it may use."""
@@ -250,6 +252,10 @@ class StorageConformance:
         buffer.extend(rows_from(0, 11))
         buffer.append(row_of(11))
         buffer.dumps(tmp_path / "saved")
+        self._same(buffer.in_order(), np.arange(4, 12))
+        copied = ReplayBuffer(self._new(8, 1, _folder(tmp_path, "c")))
+        assert copied.extend(buffer).tolist() == list(range(8))
+        self._holds(copied.storage, {slot: slot + 4 for slot in range(8)})
         batch = buffer.sample()
         rewards = self.to_numpy(batch["reward"])
         assert set(rewards.tolist()) <= set(range(4, 12))
@@ -263,7 +269,7 @@ class StorageConformance:
         for ndim in self.ndims:
             storage = self._new(10 * ndim, ndim, _folder(tmp_path, str(ndim)))
             takes: Any = {"takes": storage.alignment}
-            buffer = ReplayBuffer(storage, transform=NextView(**takes), batch_size=200, seed=1)
+            buffer = self.buffer(storage, transform=NextView(**takes), batch_size=200, seed=1)
             step = np.arange(23)
             rows = {"obs": step * 1.0, "action": step % 2, "reward": step * 1.0, "episode": step // 4, "done": step * 0}
             if ndim == 2:
