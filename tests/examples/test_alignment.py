@@ -1,0 +1,273 @@
+"""Every block of the docs and every example that pairs an observation with an action pairs the right ones.
+
+Row t of an "arrived" store holds the action that led to its observation; the action that was chosen there stands in row
+t + 1. A block that reads both from a batch is in `CHECKED`, with an oracle, or in `SETTLED`, with what settles its
+alignment. An oracle gives the block a batch whose observations name the action that leaves them, and a policy that says
+that action: the block finds no mistake, and finds many where each action stands beside the observation it leaves.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mouse_core import BatchSource, DatasetStore
+from scripts.house import ROOT
+from tests.test_docs import PAGES, blocks, named, program
+
+OBSERVATIONS = {"obs_continuous", "obs_discrete", "obs_image", "obs", "observation", "observations", "q_star"}
+ACTIONS = {"action", "actions"}
+
+Batch = dict[str, Any]
+LENGTH, WIDTH, NOTHING = 5, 8, 3  # rows of an episode, numbers of an observation, the action that nobody takes
+
+
+def coded() -> Batch:
+    """Windows `[4, 12]` over the ends of episodes: an observation begins with the action that leaves it."""
+    store = DatasetStore()
+    for episode in range(20):
+        leaving = np.array([*((np.arange(LENGTH - 1) + episode) % 3), NOTHING])
+        store.extend(
+            {
+                "action": np.array([2, *leaving[:-1]]),  # the first is a placeholder
+                "reward": np.r_[0.0, np.ones(LENGTH - 1)],
+                "done": np.arange(LENGTH) // (LENGTH - 1) * (1 + episode % 2),
+                "episode_step": np.arange(LENGTH),
+                "observation": np.repeat(leaving[:, None], WIDTH, axis=1).astype(np.float64),
+                "metadata_q_star": np.eye(4, dtype=np.float32)[leaving],
+            }
+        )
+    return BatchSource(store, 12, 4, seed=1)[0]
+
+
+def outgoing(batch: Batch) -> Batch:
+    """The batch with each action beside the observation that it leaves: what nobody may take it for."""
+    return {**batch, "action": np.roll(batch["action"], -1, axis=1)}
+
+
+def tensors(batch: Batch) -> Batch:
+    return {name: torch.from_numpy(np.array(values)) for name, values in batch.items()}
+
+
+class Policy(torch.nn.Module):
+    """Scores of actions that are sure of the one that leaves an observation."""
+
+    def forward(self, seen: torch.Tensor) -> torch.Tensor:
+        return 50.0 * torch.nn.functional.one_hot(seen[..., 0].long(), 4).float()
+
+
+policy = Policy()
+
+
+# ---------------------------------------------------------------------- oracles: a number, 0 where nothing is mistaken
+
+
+def paired(*names: str, function: str = "") -> Callable[[str, Batch], float]:
+    """Of statements that cut out of a batch what was seen, what was chosen, and which of them are pairs, or begin."""
+
+    def mistakes(code: str, batch: Batch) -> float:
+        namespace: dict[str, Any] = {"batch": tensors(batch)}
+        (tree,) = [tree for name, tree in scopes(code) if name == function]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and set(names) & {
+                name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)
+            }:
+                exec(compile(ast.Module([node], []), "pairs", "exec"), namespace)
+        seen, chosen, pairs = (namespace[name] for name in names)
+        pairs = ~pairs if names[2] == "begins" else pairs
+        assert pairs.sum() > 20
+        return float((seen[..., 0][pairs] != chosen[pairs]).double().mean())
+
+    return mistakes
+
+
+def of_the_trainers_policy(code: str, batch: Batch) -> float:
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    made = namespace["Policy"]()
+    made.layer = policy
+    return float(made(**tensors(batch))["loss"])
+
+
+def of_recorded_values(code: str, batch: Batch) -> float:
+    namespace: dict[str, Any] = {"np": np}
+    made = next(node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef))
+    exec(compile(ast.Module([made], []), "values", "exec"), namespace)
+    ends = batch["q_star"][:, :-1].argmax(-1) == NOTHING
+    return float(1 - namespace["value_of_action"](batch)[~ends].mean())
+
+
+@pytest.fixture(autouse=True)
+def beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+
+
+def example(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def of_the_quickstart(code: str, batch: Batch) -> float:
+    return float(example("quickstart").cloning_loss(policy, tensors(batch)))
+
+
+def of_flax_offline(code: str, batch: Batch) -> float:
+    jax = pytest.importorskip("jax")
+    made = example("flax_offline")
+    arrays = {name: jax.numpy.asarray(values) for name, values in batch.items()}
+    return float(made.cloning_loss(lambda seen: 50.0 * jax.nn.one_hot(seen[..., 0].astype(int), 4), arrays))
+
+
+def of_carts(code: str, batch: Batch) -> float:
+    pushes = {name: np.isin(batch[name], (1, NOTHING)) for name in ("obs_continuous", "action")}
+    carts = {**batch, "obs_continuous": 2.0 * pushes["obs_continuous"] - 1, "action": pushes["action"].astype(int)}
+    return 1 - float(example("from_object_storage").learn(np.array([1.0, 0.0]), carts))
+
+
+def of_compared(framework: str) -> Callable[[str, Batch], float]:
+    """Q is 50 for the action that leaves an observation, which is what it brings, and what follows is worth nothing."""
+
+    def mistakes(code: str, batch: Batch) -> float:
+        made = example("compare_frameworks")
+        batch = {**batch, "reward": np.full(batch["reward"].shape, 50 / made.REWARD_SCALE)}
+        if framework == "torch":
+            return float(made.torch_loss(policy, lambda rows: 0 * policy(rows), tensors(batch)))
+        jax = pytest.importorskip("jax")
+
+        def network(rows: Any) -> Any:
+            return 50.0 * jax.nn.one_hot(rows[..., 0].astype(int), 4)
+
+        arrays = {name: jax.numpy.asarray(values) for name, values in batch.items()}
+        return float(made.jax_loss(network, lambda rows: 0 * network(rows), arrays))
+
+    return mistakes
+
+
+CHECKED: dict[tuple[str, str], Callable[[str, Batch], float]] = {
+    ("docs/concepts.md", ""): paired("seen", "chosen", "pairs"),
+    ("docs/getting-started.md", ""): paired("seen", "chosen", "pairs"),
+    ("docs/guides/minari.md", ""): paired("seen", "done_next", "pairs"),
+    ("docs/guides/augmentation.md", "value_of_action"): of_recorded_values,
+    ("docs/guides/in-your-trainer.md", "forward"): of_the_trainers_policy,
+    ("examples/collect_and_train.py", "train"): paired("observation", "action", "begins", function="train"),
+    ("examples/compare_frameworks.py", "torch_loss"): of_compared("torch"),
+    ("examples/compare_frameworks.py", "jax_loss"): of_compared("jax"),
+    ("examples/flax_offline.py", "cloning_loss"): of_flax_offline,
+    ("examples/from_object_storage.py", "learn"): of_carts,
+    ("examples/quickstart.py", "cloning_loss"): of_the_quickstart,
+}
+
+WINDOWS = "`windows=` delivers the action that leaves the anchor's observation, in either alignment"
+OUTGOING = "rows of a replay buffer or a rollout: the action leaves the observation beside it"
+SETTLED: dict[tuple[str, str], str] = {
+    ("docs/guides/normalisation.md", ""): "a policy that acts: what it says is no part of a batch",
+    ("docs/guides/rollouts.md", ""): OUTGOING,
+    ("examples/compare_online.py", "update"): OUTGOING,
+    ("examples/compare_online.py", "jax_step"): OUTGOING,
+    ("examples/compare_online.py", "loss_of"): OUTGOING,
+    ("examples/dqn_in_jit.py", "loss_of"): OUTGOING,
+    ("examples/dqn_in_jit.py", "on_device"): OUTGOING,
+    ("examples/dqn_in_jit.py", "sample"): OUTGOING,
+    ("examples/offline_to_online.py", "update"): WINDOWS,
+    ("examples/online_dqn.py", "jax_learner"): OUTGOING,
+    ("examples/online_dqn.py", "loss_of"): OUTGOING,
+    ("examples/online_dqn.py", "step"): OUTGOING,
+    ("examples/online_dqn.py", "torch_learner"): OUTGOING,
+    ("examples/online_dqn.py", "update"): OUTGOING,
+    ("examples/ppo_cartpole.py", "loss_of"): OUTGOING,
+    ("examples/ppo_cartpole.py", "update"): OUTGOING,
+    ("examples/return_conditioned_flax.py", "cloning_loss"): WINDOWS,
+    ("examples/return_conditioned_torch.py", "cloning_loss"): WINDOWS,
+    ("examples/sac_on_device.py", "critic_loss"): OUTGOING,
+}
+
+
+# ---------------------------------------------------------------------- which blocks there are
+
+
+def reads(tree: ast.AST) -> set[str]:
+    """The fields that code reads, in whatever it does but assert."""
+    found, waiting = set(), [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Load):
+            name = node.attr if isinstance(node, ast.Attribute) else getattr(node.slice, "value", None)
+            found |= {name} if isinstance(name, str) else set()
+        if isinstance(node, ast.FunctionDef) and node.args.kwarg is not None:  # called as `function(**batch)`
+            found |= {argument.arg for argument in node.args.args}
+        waiting += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.Assert)]
+    return found
+
+
+def scopes(code: str) -> Iterator[tuple[str, ast.AST]]:
+    """The functions of a program, and under no name what stands outside of them."""
+    tree = ast.parse(code)
+    yield from ((node.name, node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    yield "", ast.Module([node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)], [])
+
+
+def pairings() -> set[tuple[str, str]]:
+    """The blocks of pages and the functions of examples that read an observation and an action."""
+    found = set()
+    sources = [
+        (named(page), block.code)
+        for page in PAGES
+        for block in blocks(page.read_text(encoding="utf-8"))
+        if block.language == "python"
+    ]
+    sources += [(named(path), path.read_text(encoding="utf-8")) for path in sorted((ROOT / "examples").glob("*.py"))]
+    for source, code in sources:
+        for scope, tree in scopes(code):
+            if reads(tree) & OBSERVATIONS and reads(tree) & ACTIONS:
+                found.add((source, scope))
+    return found
+
+
+def test_every_pairing_is_known() -> None:
+    """A new one gets an oracle in `CHECKED`, or in `SETTLED` a reason why none is needed."""
+    assert pairings() == CHECKED.keys() | SETTLED.keys()
+    assert not CHECKED.keys() & SETTLED.keys()
+
+
+def lane(where: tuple[str, str]) -> Any:
+    """Examples that import Flax have a lane of their own."""
+    flax = where[0] in ("examples/compare_frameworks.py", "examples/flax_offline.py")
+    return pytest.mark.slow if flax else ()
+
+
+@pytest.mark.parametrize("where", [pytest.param(where, id="-".join(where), marks=lane(where)) for where in CHECKED])
+def test_an_observation_is_paired_with_the_action_that_leaves_it(where: tuple[str, str]) -> None:
+    source, scope = where
+    text = (ROOT / source).read_text(encoding="utf-8")
+    if source.endswith(".md"):
+        found = [
+            block.code
+            for block in blocks(text)
+            if block.language == "python"
+            and any(
+                name == scope and reads(tree) & OBSERVATIONS and reads(tree) & ACTIONS
+                for name, tree in scopes(block.code)
+            )
+        ]
+        assert len(found) == 1
+        (text,) = found
+    batch = coded()
+    assert CHECKED[where](text, batch) < 1e-6
+    assert CHECKED[where](text, outgoing(batch)) > 0.2
+
+
+@pytest.mark.parametrize("where", [pytest.param(where, id="-".join(where)) for where in SETTLED])
+def test_what_settles_an_alignment_is_there(where: tuple[str, str]) -> None:
+    path = ROOT / where[0]
+    text = path.read_text(encoding="utf-8")
+    code = program(text) if path.suffix == ".md" else text
+    if SETTLED[where] == OUTGOING:
+        assert any(name in code for name in ("ReplayBuffer", "RolloutStorage", "device.init", "Replay("))
+    if SETTLED[where] == WINDOWS:
+        kin = code + (ROOT / "examples" / "return_conditioned.py").read_text(encoding="utf-8") * ("return_" in where[0])
+        assert '"windows": {' in kin
