@@ -104,6 +104,8 @@ def test_S11_S13_axes() -> None:
     assert one.reshape(-1).high.tolist() == list(range(6))
     assert one.expand((4, 2, 3)).unbind(0)[3] == one
     assert Unbounded((-1,)).expand(4) == Unbounded((4,))
+    with pytest.raises(IndexError, match="index 2 is out of bounds"):
+        one[2]
 
 
 def test_S12_stacks() -> None:
@@ -127,6 +129,15 @@ def test_S14_S15_S16_S17_S18_the_rest() -> None:
 
 
 @pytest.mark.slow
+def test_S19_S20_what_is_no_spec() -> None:
+    with pytest.raises(ConfigError, match="field 'a': expected a spec, found None"):
+        Composite({"a": None})
+    assert Composite({"b": Binary()}).contains({"a": object(), "b": True})
+    with pytest.raises(ConfigError, match="expected bounds that bool holds"):
+        Bounded(-1, 1, dtype="bool")
+    assert Bounded(False, True, dtype="bool").contains([True, False])
+
+
 def test_torchrl_has_the_same_domains() -> None:
     """What either draws, the other contains; what is outside of one is outside of the other."""
     torch: Any = pytest.importorskip("torch")
