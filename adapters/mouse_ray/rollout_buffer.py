@@ -159,7 +159,7 @@ class RolloutBufferActor:
 
     def contains(self, rollout_uids: Sequence[str]) -> list[bool]:
         """Which rollouts are there, sealed or waiting."""
-        return [uid in self._buffer for uid in rollout_uids]
+        return self._buffer.contains(rollout_uids)
 
     def size(self) -> int:
         """Rollouts, sealed or waiting."""

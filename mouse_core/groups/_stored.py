@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from mouse_core.groups._folder import Folder
 from mouse_core.groups.stored.readiness import Awaited
 from mouse_core.groups.stored.reading import Chosen, Range, StoredRollouts, select_rollouts
 from mouse_core.groups.types.example import RLExample
-from mouse_core.groups.types.records import RolloutRecord
+from mouse_core.groups.types.records import RolloutRecord, uids_of
 
 
 class StoredInBuffer:
@@ -32,6 +32,10 @@ class StoredInBuffer:
 
     def __contains__(self, rollout_uid: object) -> bool:
         return rollout_uid in self._folder.uids
+
+    def contains(self, rollout_uids: Iterable[str]) -> list[bool]:
+        """Which rollouts are there, sealed or waiting, for each uid: so a producer that is back knows what arrived."""
+        return [uid in self._folder.uids for uid in uids_of(rollout_uids)]
 
     @property
     def num_groups(self) -> int:

@@ -72,11 +72,15 @@ def test_a_client_is_as_the_buffer_itself(buffer: RolloutBuffer) -> None:
         assert buffer.create_and_store_batch(4) is not None
         for call, error, says in (
             (lambda: client.add_column("reward", {"s0": 9.0}), DataError, "'s0': expected the value that it has"),
+            (lambda: client.rollouts(["s9", "s0", "t"]), MissingRowError, "of 6, found 2 of 3 .* 's9' first; contains"),
             (lambda: client.rollout("s9"), MissingRowError, "^rollout: expected the uid of one of 6, found 's9'$"),
             (lambda: client.add_rollouts([rollout(1), 3]), DataError, "expected a RolloutRecord at 1, found 3"),
         ):
             with pytest.raises(error, match=says):
                 call()
+        assert client.contains(["s9", "s0", "s4"]) == buffer.contains(["s9", "s0", "s4"]) == [False, True, True]
+        assert ("s0" in client, "s9" in client, 3 in client) == (True, False, False)
+        assert client.rollout("s0").group_uid == buffer.rollouts().groups[0].group_uid
         client.set_policy_version(1)
         with pytest.raises(DataError, match="expected a version up to '1'"):
             client.add_rollout(rollout(8, version=2))

@@ -37,6 +37,25 @@ def test_turns_keep_what_they_are_given() -> None:
     assert Turn("a message of an interface without tokens", "tool").tokens.shape == (0,)
 
 
+def test_no_probability_is_above_one(tmp_path: Path) -> None:
+    """Rounding in float32 leaves a little above 0, which is not kept; more is refused, also in an example or a file."""
+    given = np.array([1e-7, -1.0], np.float32)
+    assert Turn("", "assistant", [1, 2], given).logprobs.tolist() == [0.0, -1.0]  # type: ignore[union-attr]
+    example = RLExample([1], [True], [1.0], [1e-7])  # type: ignore[arg-type]
+    assert example.generator_log_probs.tolist() == [0.0]
+    with pytest.raises(DataError, match=r"generator_log_probs as logarithms of probabilities, at most 0, found 0\.1"):
+        RLExample([1], [True], [1.0], [0.1])  # type: ignore[arg-type]
+    with RolloutBuffer(tmp_path, 1, sync=False) as buffer:
+        buffer.add_rollout(rollout(0))
+        (path,) = [one.path for one in buffer.rollouts().groups]
+    rows = pq.read_table(path).to_pylist()
+    rows[0]["turns"][1]["logprobs"][2] = 0.5
+    pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(path)), path.with_name("part-1.parquet"))
+    path.unlink()
+    with pytest.raises(DataError, match=r"part-1.parquet: expected rollouts, found: .*at most 0, found 0.5 at 2"):
+        list(open_rollouts(tmp_path))
+
+
 def test_what_was_given_can_change_afterwards() -> None:
     tokens, metadata = np.array([1, 2], np.int32), {"a": [1]}
     turn = Turn("hi", "user", tokens, metadata=metadata)
@@ -84,6 +103,7 @@ def test_memory_that_nobody_writes_to_is_shared() -> None:
         ({"logprobs": [-1.0, -math.inf]}, "found -inf at 1"),
         ({"logprobs": ["a", "b"]}, "expected logprobs as numbers"),
         ({"logprobs": [-0.2, 0.9]}, "expected logprobs as logarithms of probabilities, at most 0, found 0.89.* at 1"),
+        ({"logprobs": [-0.2, 0.01]}, "at most 0, found 0.00.* at 1; of 16 bits they are to be computed in float32"),
         ({"logprobs": [[-1.0], [-1.0, -2.0]]}, r"expected logprobs as an array, found \[\[-1.0\], .*inhomogeneous"),
         ({"logprobs": np.ma.masked_array([-1.0, -2.0], [0, 1])}, "found a masked one"),
         ({"tokens": np.ma.masked_array([1, 2], [0, 1])}, "found a masked one"),

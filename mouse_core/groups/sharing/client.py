@@ -14,7 +14,7 @@ from mouse_core.errors import DataError
 from mouse_core.groups.sharing.wire import decode_rollouts, encode_rollouts
 from mouse_core.groups.stored.readiness import Awaited
 from mouse_core.groups.types.columns import Columns
-from mouse_core.groups.types.records import RolloutRecord, uids_of, with_columns, with_late
+from mouse_core.groups.types.records import RolloutRecord, of_group, uids_of, with_columns, with_late
 from mouse_core.groups.types.versions import version_name
 
 
@@ -130,11 +130,19 @@ class RolloutClient(Client):
         return self.rollouts([rollout_uid])[0]
 
     def rollouts(self, rollout_uids: Sequence[str]) -> list[RolloutRecord]:
-        """Rollouts by their uids; errors as those of ``rollout``."""
+        """Rollouts by their uids; errors as those of ``rollout``. Which of them are there: ``contains``."""
         found = self._call({"call": "rollouts", "uids": uids_of(rollout_uids)})
         declared = Columns.from_json(found["columns"], f"client {self.name!r}")
         # A reward that came late is a column of its own, too.
-        return [with_late(rollout, {}, declared) for rollout in decode_rollouts(found["body"], declared)]
+        rollouts = [with_late(rollout, {}, declared) for rollout in decode_rollouts(found["body"], declared)]
+        return list(map(of_group, rollouts, found["groups"]))
+
+    def contains(self, rollout_uids: Iterable[str]) -> list[bool]:
+        """Which rollouts are there, sealed or waiting, for each uid: so a producer that is back knows what arrived."""
+        return list(self._call({"call": "contains", "uids": uids_of(rollout_uids)})["result"])
+
+    def __contains__(self, rollout_uid: object) -> bool:
+        return isinstance(rollout_uid, str) and self.contains([rollout_uid])[0]
 
     def give_up(self, rollout_uids: Iterable[str]) -> int:
         """Wait for some rollouts no more; see ``RolloutBuffer.give_up``. How many are new."""

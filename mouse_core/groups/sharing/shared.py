@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mouse_core.collect.wire import decoded
-from mouse_core.errors import ConfigError, DataError, MouseError, TimedOutError
+from mouse_core.errors import ConfigError, DataError, MissingRowError, MouseError, TimedOutError
 from mouse_core.groups.buffer import RolloutBuffer
 from mouse_core.groups.sharing.wire import decode_rollouts, encode_rollouts
 
@@ -55,6 +55,7 @@ class SharedBuffer:
             "add_column": self._add_column,
             "waiting_for": self._waiting_for,
             "rollouts": self._rollouts,
+            "contains": lambda call, body: {"result": buffer.contains(_texts(call, "uids"))},
             "give_up": lambda call, body: {"result": buffer.give_up(_texts(call, "uids"))},
             "flush": lambda call, body: {"result": buffer.flush()},
             "summary": lambda call, body: {"result": buffer.summary()},
@@ -131,9 +132,17 @@ class SharedBuffer:
         return {"body": [memoryview(json.dumps(awaited).encode())]}
 
     def _rollouts(self, call: Mapping[str, Any], body: memoryview) -> Answer:
-        rollouts = [self.buffer.rollout(uid) for uid in _texts(call, "uids")]
+        uids = _texts(call, "uids")
+        missing = [uid for uid, there in zip(uids, self.buffer.contains(uids), strict=True) if not there]
+        if missing and len(uids) > 1:
+            raise MissingRowError(
+                f"rollouts: expected the uids of some of {len(self.buffer)}, found {len(missing)} of {len(uids)} that "
+                f"are not there, {missing[0]!r:.100} first; contains(uids) says which are"
+            )
+        rollouts = [self.buffer.rollout(uid) for uid in uids]
         declared = self.buffer.columns
-        return {"columns": declared.to_json(), "body": [encode_rollouts(rollouts, declared)]}
+        groups = [rollout.group_uid for rollout in rollouts]
+        return {"columns": declared.to_json(), "groups": groups, "body": [encode_rollouts(rollouts, declared)]}
 
     def _set_policy_version(self, call: Mapping[str, Any], body: memoryview) -> Answer:
         self.buffer.set_policy_version(call.get("version"))  # type: ignore[arg-type]

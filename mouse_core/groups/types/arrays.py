@@ -11,8 +11,8 @@ from mouse_core.dtypes import is_ml_float, to_numpy, widened
 from mouse_core.errors import DataError
 
 _MAX_TOKEN = 2**31 - 1
-# Log-probabilities are at most 0; what is computed in 16 bits may be a little above.
-_MOST_LOGPROB = 0.125
+# Log-probabilities are at most 0; float32 leaves a little above, of which nothing is kept.
+_MOST_LOGPROB = 1e-4
 
 
 def array_of(values: Any, where: str) -> npt.NDArray[Any]:
@@ -55,11 +55,21 @@ def floats_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
 
 
 def logprobs_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
-    """Log-probabilities as float32 ``[length]``; DataError, whose message ``where`` begins: they are none."""
+    """Log-probabilities as float32 ``[length]``, at most 0: what rounding in float32 left above becomes 0.
+
+    Raises:
+        DataError: They are none; ``where`` begins the message.
+    """
     logprobs = floats_of(values, length, where)
-    if length and logprobs.max() > _MOST_LOGPROB:
-        wrong = int(logprobs.argmax())
-        raise DataError(f"{where} as logarithms of probabilities, at most 0, found {logprobs[wrong]} at {wrong}")
+    if length and (most := logprobs.max()) > 0:
+        if most > _MOST_LOGPROB:
+            wrong = int(logprobs.argmax())
+            raise DataError(
+                f"{where} as logarithms of probabilities, at most 0, found {logprobs[wrong]} at {wrong}; of 16 bits "
+                "they are to be computed in float32"
+            )
+        logprobs = np.minimum(logprobs, np.float32(0))
+        logprobs.flags.writeable = False
     return logprobs
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError
-from mouse_core.groups.types.arrays import floats_of, own_array, tokens_of
+from mouse_core.groups.types.arrays import floats_of, logprobs_of, own_array, tokens_of
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns, checked_columns
 from mouse_core.groups.types.records import ByValue
 
@@ -30,7 +30,7 @@ class RLExample(ByValue):
             for each of T turns, ``shape`` for the example.
 
     Raises:
-        DataError: Arrays of another type or of differing lengths, or NaN.
+        DataError: Arrays of another type or of differing lengths, NaN, or log-probabilities above 0.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -54,8 +54,8 @@ class RLExample(ByValue):
             )
         object.__setattr__(self, "tokens", tokens)
         object.__setattr__(self, "loss_mask", own_array(mask, np.bool_, self.loss_mask))
-        for name in ("advantage", "generator_log_probs"):
-            values = floats_of(getattr(self, name), len(tokens), f"example {self.rollout_uid!r}: expected {name}")
+        for name, of in (("advantage", floats_of), ("generator_log_probs", logprobs_of)):
+            values = of(getattr(self, name), len(tokens), f"example {self.rollout_uid!r}: expected {name}")
             object.__setattr__(self, name, values)
         self._check_columns(f"example {self.rollout_uid!r}")
 

@@ -54,16 +54,15 @@ class Turn(ByValue):
         message: Its text.
         role: Who wrote it; "assistant" is the policy.
         tokens: Its token ids, int32 ``[n]``, each at least 0.
-        logprobs: Log-probabilities of the tokens under the policy that sampled them, float32 ``[n]``; None where they
-            were given, as in prompts.
+        logprobs: Log-probabilities of the tokens under the policy that sampled them, float32 ``[n]``, at most 0; what
+            rounding leaves above, up to 1e-4, becomes 0. None where tokens were given, as in prompts.
         reward: For this turn alone, where there is one.
         metadata: Anything else: None, bool, int, float, str, bytes, NumPy numbers and arrays, and lists, tuples and
             dicts (with str keys) of these. It is copied.
         columns: By name what a ``RolloutColumn`` declares for each token, ``[n, *shape]``, or for each turn, ``shape``.
 
     Raises:
-        DataError: Another type; tokens or logprobs out of range (these are at most 0); logprobs of another length than
-            tokens; NaN.
+        DataError: Another type; tokens or logprobs out of range; logprobs of another length than tokens; NaN.
     """
 
     message: str

@@ -281,6 +281,7 @@ def _are_sound_turns(turns: pa.StructArray) -> bool:
         and same.all()
         and (not len(flat) or flat.to_numpy().min() >= 0)
         and np.isfinite(floats.to_numpy()).all()
+        and (not len(floats) or floats.to_numpy().max() <= 0)
         and np.isfinite(rewards.to_numpy()).all()
     )
 
