@@ -892,12 +892,17 @@ def test_T67_versions_of_the_policy() -> None:
     batch = buffer.sample(100)
     assert batch["x"].min() >= 10
     assert set(batch["staleness"].tolist()) == {1}
+    buffer.sampler.version = 9
+    with pytest.raises(ConfigError, match="versions before 9"):
+        buffer.sample(4)
+    assert len(buffer) == 20
 
 
 def test_T67_T68_rollouts_in_groups_and_by_version() -> None:
-    from mouse_core.groups import GrpoBatchMaker
+    from mouse_core.groups import GrpoBatchMaker, TopK
 
-    assert "max_staleness" in inspect.signature(GrpoBatchMaker).parameters
+    assert {"max_staleness", "retention"} <= inspect.signature(GrpoBatchMaker).parameters.keys()
+    assert callable(TopK(2))
 
 
 def test_T69_episodes_by_what_is_in_them() -> None:
