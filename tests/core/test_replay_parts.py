@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -487,3 +488,33 @@ def test_running_means_go_on_in_other_parts() -> None:
     np.testing.assert_allclose(batch["reward"], expected, rtol=1e-5)
     with pytest.raises(ConfigError, match="one storage"):
         buffer.with_parts(storage=ArrayStorage(3))
+
+
+@pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
+def test_no_transition_leads_from_the_end_of_an_episode_to_a_reset(alignment: Any) -> None:
+    """A vector of gymnasium that resets in the next step, in the two ways in which the guide writes its rows.
+
+    A cart moves by 0.02 of its speed in a step, and nowhere else in a reset.
+    """
+    envs, random = gym.make_vec("CartPole-v1", num_envs=4), np.random.default_rng(0)
+    storage = ArrayStorage(2000, ndim=2, alignment=alignment)
+    buffer = ReplayBuffer(storage, transform=NextView(takes=alignment), batch_size=2000)
+    before, ended = envs.reset(seed=0)[0], np.zeros(4, np.int8)
+    if alignment == "arrived":
+        buffer.append({"obs": before, "action": ended, "done": ended})
+    for _ in range(400):
+        action = random.integers(0, 2, 4).astype(np.int8)
+        after, _, terminated, truncated, _ = envs.step(action)
+        done = np.where(terminated, 1, np.where(truncated, 2, 0)).astype(np.int8)
+        if alignment == "arrived":
+            buffer.append({"obs": after, "action": action, "done": done})
+        else:  # the action of an environment that has ended is ignored
+            cut = np.where(ended != 0, 2, done).astype(np.int8)
+            buffer.append({"obs": before, "action": action, "done": cut})
+        before, ended = after, done
+    batch = buffer.sample()
+    # "Outgoing" rows have no terminal observation.
+    whole = batch["mask"] & ((batch["next"]["done"] == 0) | (alignment == "arrived"))
+    assert whole.sum() > 1500
+    moved = batch["next"]["obs"][whole, 0] - batch["obs"][whole, 0]
+    np.testing.assert_allclose(moved, 0.02 * batch["obs"][whole, 1], atol=1e-6)
