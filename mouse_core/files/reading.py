@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,32 @@ def _may_wait(name: str) -> bool:
     except (OSError, ValueError):
         return False  # whoever opens it is told
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def check_inside(files: Iterable[Path], root: Path) -> None:
+    """Raise DataError where a file of a dataset is a pipe, a device, or a link that leads out of the dataset's folder.
+
+    A dataset that somebody else wrote may hold links to anything on this machine. Links to ``blobs`` of the same
+    repository are allowed in the cache of the Hub's client, where ``snapshots/REVISION/...`` consists of such links.
+
+    Args:
+        files: Files at any depth of the folder.
+        root: The folder. Where it is a file itself, that it is a regular one is all that is checked.
+    """
+    if not os.path.isdir(root):
+        with reading(root):  # which does not wait for a pipe
+            return
+    base, folders = os.path.realpath(root), dict[str, str]()
+    allowed = [base, *(str(one.parent / "blobs") for one in Path(base).parents if one.name == "snapshots")]
+    for file in files:
+        folder, name = os.path.split(file)
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder)
+        real = os.path.realpath(file) if os.path.islink(file) else os.path.join(folders[folder], name)
+        if not any(os.path.commonpath([one, real]) == one for one in allowed):
+            raise damaged(file, f"expected a file inside of {str(root)!r}, found a link to {real!r}")
+        if _may_wait(real):
+            raise damaged(file, "expected a regular file, found a pipe or a device")
 
 
 def read_bytes(file: Path, *, most_bytes: int = MOST_JSON) -> bytes:

@@ -120,7 +120,9 @@ def is_recording(path: Path) -> bool:
 
 def _is_bag(folder: Path) -> bool:
     """Whether rosbag2 described what is in a folder, or files of it lie beside a description."""
-    if (folder / BAG).is_file() and any(folder.glob("*.db3")):
+    if not (folder / BAG).is_file():
+        return False
+    if any(folder.glob("*.db3")):
         return True
     try:
         with (folder / BAG).open("rb") as file:
@@ -133,7 +135,7 @@ def is_gen_dgrl(path: Path) -> bool:
     """A folder or archive of Gen-DGRL's episodes, or one of them, by their names."""
     if path.is_dir():
         return any(_EPISODE.fullmatch(file.name) for file in islice(path.glob("*.np[yz]"), _MOST_NAMES))
-    if path.suffix not in _ARCHIVES:
+    if path.suffix not in _ARCHIVES or not path.is_file():
         return bool(_EPISODE.fullmatch(path.name))
     with (
         suppress(OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error),
@@ -148,7 +150,7 @@ def is_openml(path: Path) -> bool:
     """A file of ARFF, or a folder of OpenML's client."""
     if path.is_dir():
         return (path / "description.xml").is_file() and any(path.glob("dataset*"))
-    if path.suffix not in (".arff", ".gz"):
+    if path.suffix not in (".arff", ".gz") or not path.is_file():
         return False
     with suppress(*_UNREADABLE):
         opened: Any = gzip.open if _begins(path, b"\x1f\x8b") else open
@@ -162,7 +164,7 @@ def is_rllib(path: Path) -> bool:
     if path.is_dir():
         first = min(path.glob("*.json"), default=None)
         return first is not None and first.is_file() and is_rllib(first)
-    if path.suffix not in (".json", ".jsonl"):
+    if path.suffix not in (".json", ".jsonl") or not path.is_file():
         return False
     with suppress(OSError), path.open("rb") as stream:
         return _RLLIB.match(stream.read(_MOST_HEADER)) is not None
@@ -239,6 +241,8 @@ def _json(file: Path) -> Mapping[str, Any]:
 
 
 def _begins(path: Path, magic: bytes) -> bool:
+    if not path.is_file():  # a pipe would be waited for
+        return False
     try:
         with path.open("rb") as stream:
             return stream.read(len(magic)) == magic

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.reading import check_inside
 from mouse_core.formats._files.npy import NpyRows
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import rows_at_once
@@ -106,6 +107,7 @@ def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if match := _NAME.fullmatch(file.name):
             found.setdefault(int(match[2]), {})[match[1]] = file
+    check_inside((file for files in found.values() for file in files.values()), path)
     stores = {store for files in found.values() for store in files} | set(_STORES if found else ())
     for checkpoint, files in found.items():
         # A store that only some checkpoints have would be a column with gaps, or a checkpoint that is left out.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from mouse_core import formats
 from mouse_core.errors import MouseError
 from mouse_core.formats.base import MISSING, RowStream
 from mouse_core.spec import check_alignment
+
+# Seconds.
+_PATIENCE = 30
 
 
 class FormatConformance:
@@ -142,6 +147,27 @@ class FormatConformance:
         for file, content in contents.items():
             file.write_bytes(bytes(255 - byte for byte in content))
         assert self._digest(path) is None, "every byte of every file changed: expected an error, found rows"
+
+    def test_no_file_outside_of_a_folder_is_read(self, tmp_path: Path) -> None:
+        """A link that leads out of the folder is refused, and a pipe, unless the rows are the same without the file."""
+        (tmp_path / "source").mkdir()
+        path = self.write(tmp_path / "source")
+        outside = tmp_path / "outside"
+        for file in [file for file in path.rglob("*") if file.is_file()]:
+            file.rename(outside)
+            without = self._digest(path)
+            file.symlink_to(outside)
+            found = self._digest(path)
+            assert found in (None, without), f"{file.name}, a link to a file outside: expected an error, found its rows"
+            file.unlink()
+            if hasattr(os, "mkfifo"):
+                os.mkfifo(file)
+                reader = threading.Thread(target=self._digest, args=(path,), daemon=True)
+                reader.start()
+                reader.join(_PATIENCE)
+                assert not reader.is_alive(), f"{file.name}, a pipe: expected an error, found that it is waited for"
+                file.unlink()
+            outside.rename(file)
 
     def _digest(self, path: Path) -> str | None:
         """Of the rows that are read; None if they are refused."""

@@ -728,3 +728,38 @@ def test_a_copy_of_a_killed_writers_folder_has_all_but_the_last_rows(folder: Pat
     whole = DatasetStore.open(folder, "a")
     assert len(whole) == 100 * 50
     assert store[:] == whole[: len(store)]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files there")
+@pytest.mark.parametrize("by_address", [False, True])
+@pytest.mark.filterwarnings("ignore:.*rows that were not sealed")
+def test_files_of_a_store_lie_in_its_folder(by_address: bool, tmp_path: Path) -> None:
+    """A folder that somebody else made may have links to anything, and pipes."""
+    with DatasetStore.open(tmp_path / "store", "a") as first:
+        first.extend(rows(50))
+    writer = DatasetStore.open(tmp_path / "store", "a")
+    writer.extend(rows(50))
+    writer.flush()
+
+    def read() -> Any:
+        path = (tmp_path / "store").as_uri() if by_address else tmp_path / "store"
+        options = {"cache": tmp_path / "cache", "cache_bytes": 4 << 20} if by_address else {}
+        return DatasetStore.open(path, **options).snapshot().rows([0, 49] if by_address else [0, 99])
+
+    assert read()["episode_step"] == [0, 49]
+    outside = tmp_path / "outside"
+    kinds = (".json", ".arrow") if by_address else (".json", ".arrow", ".rows")
+    files = [file for file in (tmp_path / "store").rglob("*") if file.suffix in kinds]
+    assert {file.suffix for file in files} == {*kinds}
+    for file in files:
+        file.rename(outside)
+        file.symlink_to(outside)
+        with pytest.raises(DataError, match=r"expected a file inside of .*, found a link to"):
+            read()
+        file.unlink()
+        os.mkfifo(file)
+        with pytest.raises(DataError, match="expected a regular file"):
+            read()
+        file.unlink()
+        outside.rename(file)
+    writer.close()

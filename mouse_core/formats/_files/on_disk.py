@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.reading import damaged, read_json_object
+from mouse_core.files.reading import check_inside, damaged, read_json_object
 from mouse_core.video.index import SUFFIX as INDEX
 
 SUFFIXES = (".arrow", ".parquet")
@@ -54,12 +54,13 @@ def files_by_split(root: Path) -> dict[str, list[Path]]:
     """
     if root.is_file() and root.suffix in SUFFIXES:
         return {"train": [root]}
+    check_inside([root / SPLITS, root / STATE], root)
     found = _saved(root) or _loose(root)
     if not found:
         raise ConfigError(f"{root}: expected Arrow or Parquet files, found none")
     files = [file for some in found.values() for file in some]
-    for file in files:
-        _check_inside(file, root)
+    beside = (file.with_name(name) for file in files for name in (STATE, "dataset_info.json"))
+    check_inside([*files, *dict.fromkeys(beside)], root)
     described = {root} | ({root / name for name in found} if (root / SPLITS).is_file() else set())
     others = sorted(_other_data(root, set(files), described))
     if others:
@@ -193,18 +194,6 @@ def _plain_names(names: list[Any], file: Path, what: str) -> list[str]:
     return names
 
 
-def _check_inside(file: Path, root: Path) -> None:
-    """Refuse a link that leads out of the folder, apart from those in the cache of the Hub's client."""
-    real, base = file.resolve(), root.resolve()
-    if real.is_relative_to(base):
-        return
-    # There, snapshots/REVISION/... are links into blobs/ of the same repository.
-    for parent in base.parents:
-        if parent.name == "snapshots" and real.is_relative_to(parent.parent / "blobs"):
-            return
-    raise damaged(file, f"expected a file inside of {str(root)!r}, found a link to {str(real)!r}")
-
-
 def _other_data(root: Path, files: set[Path], described: set[Path]) -> Iterator[Path]:
     """Data in a folder, at any depth, which are not among ``files``; folders with a dot before their names left out."""
     for folder, folders, names in os.walk(root):
@@ -232,6 +221,8 @@ def _is_index(file: Path) -> bool:
 
 def npz_names(file: Path) -> list[str]:
     """What lies in a zip file, as ``numpy.savez`` writes one; nothing where it is none."""
+    if not file.is_file():  # a pipe would be waited for
+        return []
     try:
         with zipfile.ZipFile(file) as archive:
             return archive.namelist()

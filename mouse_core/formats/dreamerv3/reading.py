@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.files.reading import damaged, reading
+from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.formats._files.h5 import leaves
 from mouse_core.formats._files.on_disk import DREAMERV3
 from mouse_core.formats.base import BATCH_ROWS, RowStream
@@ -97,14 +97,13 @@ def _streams(root: Path) -> list[list[_Piece]]:
     """The pieces of each stream, in their order."""
     if not root.exists():
         raise ConfigError(f"{root}: expected a file or folder, found none")
-    files = [root] if root.is_file() else sorted(root.glob("*.npz"))
+    files = [root] if root.is_file() else [one for one in sorted(root.glob("*.npz")) if DREAMERV3.fullmatch(one.name)]
+    check_inside(files, root)
     pieces: dict[str, _Piece] = {}
     for file in files:
         match = DREAMERV3.fullmatch(file.name)
         if match is None:
             continue
-        if root.is_dir() and not file.resolve().is_relative_to(root.resolve()):
-            raise damaged(file, f"expected a file inside of {str(root)!r}, found a link to {str(file.resolve())!r}")
         time, name, following, length = match.groups()
         if name in pieces:
             raise damaged(file, f"expected pieces of different names, found another one of {pieces[name].path.name}")

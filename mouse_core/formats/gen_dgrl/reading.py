@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.reading import check_inside
 from mouse_core.formats._files.npy import NpyRows
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
@@ -90,9 +91,11 @@ def _episodes(root: Path) -> Iterator[Columns]:
 
 def _contents(root: Path) -> Iterator[tuple[str, str, bytes]]:
     """Where each file of an episode lies, its name, and its bytes."""
+    check_inside([], root)
     if root.is_dir():
         for file in sorted(root.iterdir()):
-            if file.is_file() and _is_episode(file.name, str(root)):
+            if _is_episode(file.name, str(root)) and not file.is_dir():
+                check_inside([file], root)
                 yield str(file), file.name, _bytes(file.open("rb"), file.stat().st_size, str(file))
     elif root.suffix in (".npy", ".npz"):
         yield str(root), root.name, _bytes(root.open("rb"), root.stat().st_size, str(root))

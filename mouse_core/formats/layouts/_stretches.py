@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
-from mouse_core.files.reading import damaged
+from mouse_core.files.reading import check_inside, damaged
 from mouse_core.formats.layouts._arrays import Array, Lengths, Tree, arrays_at, arrays_of, lengths_of, natural
 from mouse_core.formats.layouts._tasks import tasks_of
 from mouse_core.formats.layouts.layout import TreeLayout
@@ -65,9 +65,7 @@ def files_of(root: Path, layout: TreeLayout, suffixes: Sequence[str]) -> list[Pa
         found = [file for file in root.glob(layout.files) if not file.name.startswith(".")]
     else:
         found = [file for file in root.iterdir() if file.suffix in suffixes and not file.name.startswith(".")]
-    for file in found:
-        if not file.resolve().is_relative_to(root.resolve()):
-            raise damaged(file, f"expected a file inside of {str(root)!r}, found a link to {str(file.resolve())!r}")
+    check_inside(found, root)
     if not found:
         wanted = f"files {layout.files}" if layout.files else f"files of {list(suffixes)}"
         raise ConfigError(f"{root}: expected {wanted}, found none")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import runpy
+import stat
 import sys
 import zipfile
 from typing import Any
@@ -78,13 +79,16 @@ def _chunks(names: list[str]) -> dict[str, int]:
 
 
 def _names(root: str) -> list[str]:
-    """All files in a folder; ValueError where a link leads out of it."""
+    """All files in a folder; ValueError where a link leads out of it, and for a pipe, which would be waited for."""
     base, found = os.path.realpath(root), []
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
             there = os.path.join(folder, name)
-            if os.path.islink(there) and os.path.commonpath([base, os.path.realpath(there)]) != base:
+            mode = os.lstat(there).st_mode
+            if stat.S_ISLNK(mode) and os.path.commonpath([base, os.path.realpath(there)]) != base:
                 raise ValueError(f"{os.path.relpath(there, root)}: expected data inside the folder, found a link")
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+                raise ValueError(f"{os.path.relpath(there, root)}: expected a regular file, found a pipe or a device")
         found += [os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/") for name in files]
     return found
 

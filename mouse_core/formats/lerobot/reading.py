@@ -16,6 +16,7 @@ import pyarrow as pa
 from mouse_core._base.memo import memo
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.reading import check_inside
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats._files.video import Camera
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
@@ -90,10 +91,12 @@ def read_lerobot(
     root = Path(path)
     if reaching:
         raise ConfigError(f"{', '.join(reaching)}: expected an address, as s3://bucket/folder, found the path {root}")
+    check_inside((root / "meta").rglob("*"), root)
     described = read_description(root)
     check_final(final, where=str(root))
     check_action(described, str(root))
     frames = Frames(str(root), described, final=final, cameras=cameras, in_place=videos == "frames")
+    check_inside((root / name for name, _, _ in frames.files), root)
     recorded = [key for key in frames.pictures if described.features[key].dtype == "video"]
     about, notes = About("arrived", tasks=described.tasks, dimensions=dimensions(described)), [*_notes(described)]
     found: Videos | None = None
@@ -312,6 +315,7 @@ class _Reader:
 
     def _video(self, camera: Camera, place: int, times: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
         name, begin = self.described.episodes.videos[camera.name][place]
+        check_inside([self.root / name], self.root)
         try:
             return camera.take(self.root / name, begin + times)
         except DataError as error:

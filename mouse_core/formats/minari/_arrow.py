@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core.errors import DataError
-from mouse_core.files.reading import damaged, read_json_object, reading
+from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
 from mouse_core.formats.columns.blocks import bytes_a_row, rows_at_once
 from mouse_core.formats.columns.named import from_arrow
 from mouse_core.formats.columns.steps import at
@@ -31,6 +31,7 @@ def arrow_pieces(
         files = sorted(folder.glob(f"*.{suffix}"), key=lambda file: [*map(int, re.findall(r"\d+", file.name))])
         if not files:
             raise damaged(folder, f"expected a file *.{suffix}, found none", at=f"episode {number}")
+        check_inside([*files, folder / "metadata.json"], path)
         about = _about(folder / "metadata.json")
         begins, before = 0, None
         for file in files:

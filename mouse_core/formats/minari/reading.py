@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.reading import read_json_object
+from mouse_core.files.reading import check_inside, read_json_object
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import check_batch_rows
 from mouse_core.formats.columns.named import Columns, named_action, named_observation, to_batch
@@ -64,9 +64,10 @@ def read_minari(
     check_batch_rows(batch_rows)
     folder = _data_folder(Path(path))
     metadata: dict[str, Any] = {"data_format": "hdf5"} if folder.is_file() else _metadata(folder)
+    source = folder / _MAIN if metadata["data_format"] == "hdf5" and folder.is_dir() else folder
+    check_inside([folder / "metadata.json", source], Path(path))
     spaces = {"observations": metadata.get("observation_space"), "actions": metadata.get("action_space")}
     pieces = _PIECES[metadata["data_format"]]
-    source = folder / _MAIN if metadata["data_format"] == "hdf5" and folder.is_dir() else folder
     schema = _schema(pieces(source, metadata, spaces, rows=2, infos=infos, sample=_SAMPLED), str(source))
 
     def batches() -> Iterator[pa.RecordBatch]:

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.reading import check_inside
 from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
 from mouse_core.formats.columns.blocks import check_batch_rows
 from mouse_core.formats.columns.named import Columns, ordered, schema_of, to_batches
@@ -184,6 +185,7 @@ def _file(root: Path) -> Path:
     file = next((file for file in found if file.is_file()), None)
     if file is None:
         raise ConfigError(f"{root}: expected a file of ARFF or Parquet, or a folder with dataset.arff, found none")
+    check_inside([file, root / "description.xml"], root)
     return file
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.reading import check_inside
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import check_batch_rows
 from mouse_core.formats.columns.named import (
@@ -98,9 +99,7 @@ def _files(root: Path) -> list[Path]:
     found = sorted(file for file in root.glob("*.json") if not file.name.startswith(".")) if root.is_dir() else [root]
     if not found or not root.exists():
         raise ConfigError(f"{root}: expected a file of JSON lines, or a folder of such (*.json), found none")
-    for file in found:
-        if root.is_dir() and not file.resolve().is_relative_to(root.resolve()):
-            raise damaged(file, f"expected a file inside of {str(root)!r}, found a link to {str(file.resolve())!r}")
+    check_inside(found, root)
     return found
 
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.files.reading import check_inside
 from mouse_core.formats._files.h5 import H5File, leaves
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
@@ -139,6 +140,7 @@ def _files(root: Path) -> list[Path]:
     files = sorted(root.glob("*.h5")) if root.is_dir() else []
     if not files:
         raise ConfigError(f"{root}: expected a file of RoboSet, or a folder of files .h5, found none")
+    check_inside(files, root)
     return files
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from mouse_core.files.reading import damaged, read_json_object
+from mouse_core.files.reading import check_inside, damaged, read_json_object
 from mouse_core.formats._files.h5 import H5File, leaves
 from mouse_core.formats.ted._tensordict import Key, read_folder
 
@@ -27,6 +27,7 @@ class FolderEntries:
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         folder = path if (path / "meta.json").is_file() else path / "storage"
+        check_inside([folder / "meta.json"], path)
         self._arrays, self.about = read_folder(folder)
         self.shapes = {key: array.shape for key, array in self._arrays.items()}
         # What TorchRL writes beside: how many places of the ring are used, and where its cursor stands.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.files.reading import reading
+from mouse_core.files.reading import check_inside, reading
 from mouse_core.formats._files.h5 import H5File
 from mouse_core.formats.ted._entries import Entries, FileEntries, FolderEntries
 
@@ -49,6 +49,7 @@ def opened(root: Path) -> Iterator[Entries | Trajectories]:
         if found is None:
             raise ConfigError(f"{root}: expected meta.json of a TensorDict, or checkpoint.h5, found neither")
         file = found
+        check_inside([file], root)
     if file.is_dir():
         with reading(file):
             entries = FolderEntries(file)

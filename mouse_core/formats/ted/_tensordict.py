@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
-from mouse_core.files.reading import damaged, read_json_object, reading
+from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
 
 _MOST_JSON = 64 << 20
 _DEEPEST = 16
@@ -92,13 +92,14 @@ def read_folder(folder: Path) -> tuple[dict[Key, MemmapArray], dict[str, Any]]:
     """
     arrays: dict[Key, MemmapArray] = {}
     others: dict[str, Any] = {}
-    _collect(folder, (), arrays, others)
+    _collect(folder, folder, (), arrays, others)
     return arrays, others
 
 
-def _collect(folder: Path, path: Key, arrays: dict[Key, MemmapArray], others: dict[str, Any]) -> None:
+def _collect(root: Path, folder: Path, path: Key, arrays: dict[Key, MemmapArray], others: dict[str, Any]) -> None:
     """Put what a folder and those in it hold into ``arrays`` and ``others``."""
     file = folder / "meta.json"
+    check_inside([file, *folder.glob("*.memmap")], root)
     described = read_json_object(file, most_bytes=_MOST_JSON)
     kind = str(described.get("_type", ""))
     if "NonTensor" in kind:
@@ -119,7 +120,7 @@ def _collect(folder: Path, path: Key, arrays: dict[Key, MemmapArray], others: di
         if os.path.basename(name) != name or name in ("", ".", ".."):
             raise damaged(file, f"expected the name of an entry, found {name!r}")
         if "type" in entry:
-            _collect(folder / name, (*path, name), arrays, others)
+            _collect(root, folder / name, (*path, name), arrays, others)
         else:
             arrays[*path, name] = _array(folder, name, entry)
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.reading import read_json_object
+from mouse_core.files.reading import check_inside, read_json_object
 from mouse_core.formats._files.tfrecord import READERS
 from mouse_core.formats.base import damaged, reading
 from mouse_core.formats.tfds._example import Feature
@@ -132,6 +132,7 @@ def _split(folder: Path, info: Mapping[str, Any], split: Mapping[str, Any], kind
     parts = re.split(r"\{(\w+)\}", template)
     pattern = "".join(known.get(part, r".+") if index % 2 else re.escape(part) for index, part in enumerate(parts))
     matches = {file: match for file in folder.iterdir() if (match := re.fullmatch(pattern, file.name))}
+    check_inside(matches, folder)
     found = {int(match[1]) if match.groups() else 0: file for file, match in matches.items()}
     if lengths and sorted(found) != list(range(len(lengths))):
         raise damaged(

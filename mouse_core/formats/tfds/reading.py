@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.reading import check_inside
 from mouse_core.files.writing import making
 from mouse_core.formats._files.tfrecord import READERS
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
@@ -166,6 +167,7 @@ def _folder(path: Path) -> Path:
     if len(found) != 1:
         shown = f"{len(found)}: {[str(folder) for folder in found[:4]]}" if found else "none"
         raise ConfigError(f"{path}: expected a folder with features.json and dataset_info.json, found {shown}")
+    check_inside([found[0] / "features.json", found[0] / "dataset_info.json"], path)
     return found[0]
 
 

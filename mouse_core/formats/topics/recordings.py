@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.reading import damaged, read_bytes, reading
+from mouse_core.files.reading import check_inside, damaged, read_bytes, reading
 from mouse_core.formats import _recognising as signs
 from mouse_core.formats._files.on_disk import BAG as METADATA
 from mouse_core.formats.layouts._arrays import natural
@@ -127,17 +127,11 @@ def recordings_of(root: Path, files: str | None = None) -> list[Recording]:
     ]
     if not found:
         raise ConfigError(f"{root}: expected {files or 'MCAP files or bags of ROS 2'}, found none")
-    for one in found:
-        _check_inside(one, root)
+    check_inside(found, root)
     return [
         _bag(one) if one.is_dir() else Recording(one, (one,))
         for one in sorted(found, key=lambda one: natural(one.name))
     ]
-
-
-def _check_inside(file: Path, root: Path) -> None:
-    if not file.resolve().is_relative_to(root.resolve()):
-        raise damaged(file, f"expected a file inside of {str(root)!r}, found a link to {str(file.resolve())!r}")
 
 
 def _bag(folder: Path) -> Recording:
@@ -162,7 +156,7 @@ def _bag(folder: Path) -> Recording:
     for one in files:
         if not one.is_file():
             raise damaged(one, f"expected a file, as {METADATA} has it, found none")
-        _check_inside(one, folder)
+    check_inside(files, folder)
     return Recording(folder, files, mode == "message")
 
 

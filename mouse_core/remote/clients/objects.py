@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from mouse_core._base.locks import ProcessLock, forks
 from mouse_core._base.memo import memo
 from mouse_core.errors import ChangedError, ConfigError, DataError, MouseError
+from mouse_core.files.reading import check_inside
 from mouse_core.files.writing import storing
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.remote.clients.asking import GROUP, Asking, is_forked
@@ -50,6 +51,8 @@ class FolderClient:
         self._asking = Asking(self.url)
         self._lock = ProcessLock()
         self._helper: tuple[int, Helper] | None = None
+        # Objects of a folder of this machine that lie in it.
+        self._inside = set[str]()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -67,6 +70,7 @@ class FolderClient:
 
     def heads(self, paths: Sequence[str]) -> list[ObjectInfo]:
         """What several objects are now; see ``head``."""
+        self._check_inside(paths)
         if is_forked():
             infos: list[ObjectInfo] = self._helped("heads", list(paths))
             return infos
@@ -86,6 +90,7 @@ class FolderClient:
             wanted: The path, first byte and end of each.
             versions: That the objects must have, by path.
         """
+        self._check_inside(dict.fromkeys(path for path, _, _ in wanted))
         if is_forked():
             contents: list[bytes | memoryview] = self._helped("get_all", list(wanted), versions)
             return contents
@@ -144,13 +149,24 @@ class FolderClient:
         (found,) = self._ask([(path, partial(self._list, path))])
         return sorted(found, key=lambda one: one.path)
 
+    @memo
+    def _here(self) -> Path | None:
+        """The folder of this machine that the address is of; None of a storage."""
+        return Path(unquote(urlsplit(self.url).path)) if self.url.startswith("file://") else None
+
+    def _check_inside(self, paths: Iterable[str]) -> None:
+        """Raise DataError where an object is a pipe, or a link that leads out of the folder."""
+        if self._here is not None and (new := [path for path in paths if path not in self._inside]):
+            check_inside([self._here / path for path in new], self._here)
+            self._inside |= set(new)
+
     # ------------------------------------------------------------------ writing
 
     def make(self) -> None:
         """Have a folder of this machine be there; storages have none."""
-        if self.url.startswith("file://"):
+        if self._here is not None:
             with storing(self.url):
-                Path(unquote(urlsplit(self.url).path)).mkdir(parents=True, exist_ok=True)
+                self._here.mkdir(parents=True, exist_ok=True)
 
     def put(self, path: str, content: bytes | Path, *, version: str | None = None) -> str:
         """Write an object, whole or not at all.

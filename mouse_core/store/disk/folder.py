@@ -14,7 +14,7 @@ from pathlib import Path
 from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.files.locking import Descriptor, Held, is_at
 from mouse_core.files.log import Log
-from mouse_core.files.reading import damaged, reading
+from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.files.writing import make_folder, remove_leftovers, storing, sync_folders
 from mouse_core.store.disk.leases import READERS, Lease, Unneeded
 from mouse_core.store.disk.manifest import (
@@ -73,6 +73,7 @@ class ReadFolder(Descriptor):
                 f"{path}: expected a folder with a store ({NAME}), found {what}; "
                 f"DatasetStore.open({str(path)!r}, 'a') makes one"
             )
+        check_inside([path / NAME, path / READERS], path)
         self.look()
 
     def look(self) -> bool:

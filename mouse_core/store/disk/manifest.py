@@ -219,6 +219,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def is_store(folder: Path) -> bool:
     """Whether a folder looks like that of a store; never fails."""
+    if not (folder / NAME).is_file():  # a pipe would be waited for
+        return False
     try:
         with (folder / NAME).open("rb") as stream:
             head = stream.read(len(_HEAD) + 64 + 32)

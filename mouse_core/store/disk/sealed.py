@@ -23,7 +23,7 @@ from mouse_core._arrow.windows import Int64s
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
-from mouse_core.files.reading import damaged, reading
+from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.files.writing import remove, storing, sync_files, sync_folders
 from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import ReadFolder
@@ -195,6 +195,7 @@ class SealedFile:
         if not path.exists():
             # The manifest that spoke of it may be an old one.
             return rows_of(self.folder, self.first, sealed.rows, self.identity, but=sealed.number)
+        check_inside([path], self.folder)
         with reading(path):
             size = os.path.getsize(path)
             if size != sealed.bytes:

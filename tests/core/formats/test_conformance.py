@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from mouse_core.formats.ogbench import read_ogbench
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.ted import read_ted, write_ted
 from mouse_core.testing import FormatConformance
+from tests.core.formats import test_dreamerv3, test_rllib, test_tfds_in_place
+from tests.core.formats.test_dreamerv3 import write_replay
 from tests.core.formats.test_flat_files import LENGTHS, atari, flat, logged, write_d4rl, write_dopamine, write_ogbench
-from tests.core.formats.test_layouts import write_robomimic
+from tests.core.formats.test_layouts import write_robomimic, write_zarr
+from tests.core.formats.test_torchrls_datasets import write_gen_dgrl, write_roboset
 from tests.core.test_lerobot import Robot
 
 
@@ -93,6 +97,43 @@ class TestLeRobot(FormatConformance):
 
     def read(self, path: Path, **options: Any) -> Any:
         return read_lerobot(path, final="mark", **options)
+
+
+def gen_dgrl(folder: Path) -> Path:
+    return write_gen_dgrl(folder / "x", "npz")
+
+
+def dreamerv3(folder: Path) -> Path:
+    write_replay(folder / "x", [test_dreamerv3.stream(test_dreamerv3.logs_of((4, 3), "vector"))])
+    return folder / "x"
+
+
+def rllib(folder: Path) -> Path:
+    return test_rllib.write(folder / "x", test_rllib.whole())
+
+
+def roboset(folder: Path) -> Path:
+    (folder / "x").mkdir()
+    return write_roboset(folder / "x" / "a.h5", logged()[:2], closed=True).parent
+
+
+def zarr(folder: Path) -> Path:
+    return write_zarr(folder / "x.zarr", logged()[:2])
+
+
+def tfds(folder: Path) -> Path:
+    pytest.importorskip("tensorflow_datasets")
+    return test_tfds_in_place.made(folder, "vector")
+
+
+FOLDERS = [gen_dgrl, dreamerv3, rllib, roboset, tfds, pytest.param(zarr, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("write", FOLDERS)
+def test_folders_of_others_lead_to_nothing_outside(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    suite = FormatConformance()
+    suite.write, suite.read = write, partial(formats.open, final="mark")  # type: ignore[method-assign,assignment]
+    suite.test_no_file_outside_of_a_folder_is_read(tmp_path)
 
 
 class FromRows(FormatConformance):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,21 @@ def made(name: str, folder: Path) -> Path:
 
     write(folder / "counting" / "1.2.3", features_of("vector"), {"train": [rlds_episode(log) for log in logs]})
     return folder
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files there")
+@pytest.mark.parametrize("command", ["inspect", "verify", "stats", "convert"])
+def test_no_command_waits_for_a_pipe(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("x.parquet", "x.arrow", "x.mcap", "x.npz", "x.npy", "x.h5", "x.json", "x.tar", "x.gz", "x.zip", "x.arff")
+    for name in names:
+        os.mkfifo(tmp_path / name)
+        words = [command, str(tmp_path / name), *([str(tmp_path / "out")] if command == "convert" else [])]
+        said: list[int] = []
+        reader = threading.Thread(target=lambda words=words, said=said: said.append(main(words)), daemon=True)
+        reader.start()
+        reader.join(30)
+        assert said == [2], f"{name} is waited for"
+        assert "expected" in capsys.readouterr().err
 
 
 NEEDS_FINAL = {"d4rl", "dopamine"}

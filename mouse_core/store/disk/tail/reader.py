@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from mouse_core.errors import DataError
 from mouse_core.files.mapped import fence, open_file, origin
-from mouse_core.files.reading import reading
+from mouse_core.files.reading import check_inside, reading
 from mouse_core.store._tail.columns import ColumnExtent
 from mouse_core.store.disk.tail.commits import (
     COMMITTED,
@@ -51,6 +51,7 @@ class TailReader:
         self.path = Path(path)
         self.token = object()
         self._objects: ObjectsFile | None = None
+        check_inside([self.path, objects_path(self.path)], self.path.parent)
         with reading(self.path):
             file = open_file(self.path, write=False)
             try:
