@@ -1,26 +1,52 @@
-"""Rows and batches as nested dicts and tuples: their fields by name, and back.
+"""Rows and batches as nested dicts, tuples and lists: their fields by name, and back.
 
-A tree is a dict of trees by name, a tuple (a named one, too) of trees, or a leaf: anything else. A leaf has the name of
-its place: ``"reward"`` at the root, ``("next", "reward")`` where it is nested, ``(0,)`` in a tuple.
+A tree is a node, which holds trees, or a leaf. This is the one definition of a node; storages, devices, files and
+adapters all use it:
+
+- a dict, whose children have its keys as names;
+- a named tuple, whose children have the names of its fields;
+- a tuple, whose children have their numbers as names;
+- a list that holds an array with axes or another node, at any depth. A list of numbers, texts or such lists is a leaf;
+- None, which has no children.
+
+A dataclass is a dict of its fields: ``opened`` converts it where rows enter. A leaf has the name of its place:
+``"reward"`` at the root, ``("next", "reward")`` where it is nested, ``(0,)`` in a tuple.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.dtypes import RowError, check_exact, convert, is_ml_float, named_dtype, number_kind, to_numpy, widened
+from mouse_core.dtypes import (
+    RowError,
+    check_exact,
+    convert,
+    is_ml_float,
+    is_tensor,
+    named_dtype,
+    number_kind,
+    to_numpy,
+    widened,
+)
 from mouse_core.errors import DataError, MissingFieldError, SchemaError
 
 __all__ = [
     "FieldKey",
+    "copied",
     "find",
     "flatten",
+    "is_node",
     "is_varying",
     "map_tree",
+    "opened",
     "stack",
     "stack_leaves",
     "structure_of",
@@ -46,88 +72,309 @@ def path_of(key: FieldKey) -> _Path:
     return (key,) if isinstance(key, str) else key
 
 
-def flatten(tree: Any) -> dict[FieldKey, Any]:
-    """The leaves of nested dicts and tuples by name; a leaf alone has the name ``()``.
+def is_node(tree: Any) -> bool:
+    """Whether a tree is a node, not a leaf; see the module."""
+    if type(tree) is np.ndarray:  # asking whether it is a Mapping takes longer than all the rest
+        return False
+    return isinstance(tree, Mapping | tuple) or tree is None or (isinstance(tree, list) and _holds_arrays(tree))
+
+
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+
+
+def _holds_arrays(items: list[Any]) -> bool:
+    """Whether a list holds an array with axes, a dict, a tuple or a dataclass, at any depth."""
+    return any(
+        _holds_arrays(item) if isinstance(item, list) else _has_parts(item)
+        for item in items
+        if type(item) not in _PLAIN
+    )
+
+
+def _has_parts(item: Any) -> bool:
+    if isinstance(item, Mapping | tuple) or (is_dataclass(item) and not isinstance(item, type)):
+        return True
+    shape = getattr(item, "shape", ())
+    return isinstance(shape, tuple) and len(shape) > 0
+
+
+def children_of(node: Any) -> list[tuple[str | int, Any]]:
+    """The children of a node with their names, in order."""
+    if isinstance(node, Mapping):
+        return list(node.items())
+    if hasattr(node, "_fields"):
+        return list(zip(node._fields, node, strict=True))
+    return list(enumerate(node or ()))
+
+
+def rebuilt(node: Any, children: Iterable[Any]) -> Any:
+    """A node of the same kind with other children; of any Mapping, a dict."""
+    if isinstance(node, Mapping):
+        return dict(zip(node.keys(), children, strict=True))  # a TensorDict does not iterate over its keys
+    if isinstance(node, tuple):
+        return type(node)(*children) if hasattr(node, "_fields") else tuple(children)
+    return list(children) if isinstance(node, list) else node
+
+
+def flatten(tree: Any, *, leaf: Callable[[Any], bool] | None = None) -> dict[FieldKey, Any]:
+    """The leaves of a tree by name; a leaf alone has the name ``()``.
+
+    Args:
+        tree: Nested dicts, tuples and lists.
+        leaf: Which nodes are leaves as well; by default none.
 
     Raises:
         SchemaError: A dict with keys that are not strings, or nothing in it.
     """
     leaves: dict[FieldKey, Any] = {}
-    _collect(tree, (), leaves)
+    _collect(tree, (), leaves, leaf)
     if not leaves:
         raise SchemaError(f"rows: expected at least one field, found {tree!r:.100}")
     return leaves
 
 
-def _collect(tree: Any, path: _Path, leaves: dict[FieldKey, Any]) -> None:
-    if type(tree) is np.ndarray:  # asking whether it is a Mapping takes longer than all the rest
+def _collect(tree: Any, path: _Path, leaves: dict[FieldKey, Any], leaf: Callable[[Any], bool] | None) -> None:
+    if not is_node(tree) or (leaf is not None and leaf(tree)):
         leaves[key_of(path)] = tree
-    elif isinstance(tree, Mapping):
-        for name, child in tree.items():
-            if not isinstance(name, str):
-                raise SchemaError(f"rows: expected names of fields as strings, found {name!r} in {path or 'the root'}")
-            _collect(child, (*path, name), leaves)
-    elif isinstance(tree, tuple):
-        for number, child in enumerate(tree):
-            _collect(child, (*path, number), leaves)
-    else:
-        leaves[key_of(path)] = tree
+        return
+    is_mapping = isinstance(tree, Mapping)
+    for name, child in tree.items() if is_mapping else children_of(tree):
+        if is_mapping and not isinstance(name, str):
+            raise SchemaError(f"rows: expected names of fields as strings, found {name!r} in {path or 'the root'}")
+        _collect(child, (*path, name), leaves, leaf)
+
+
+class Leaf:
+    """A leaf of a structure: the name of a field."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: FieldKey) -> None:
+        self.key = key
+
+    def __repr__(self) -> str:
+        return repr(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Leaf) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
 
 
 Structure = Any
-"""A tree like the rows' whose leaves are the names of the fields, wrapped in lists so that names and nodes differ."""
+"""The nodes of a tree whose leaves are instances of ``Leaf``."""
 
 
-def structure_of(tree: Any, path: _Path = ()) -> Structure:
-    """How a tree is nested: dicts and tuples as they are, every leaf the list of the steps that lead to it."""
-    if isinstance(tree, Mapping):
-        return {name: structure_of(child, (*path, name)) for name, child in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple_like(tree, [structure_of(child, (*path, number)) for number, child in enumerate(tree)])
-    return list(path)
+def structure_of(tree: Any, path: _Path = (), *, leaf: Callable[[Any], bool] | None = None) -> Structure:
+    """The nodes of a tree as they are, and in place of every leaf its name; ``leaf`` as for ``flatten``."""
+    if not is_node(tree) or (leaf is not None and leaf(tree)):
+        return Leaf(key_of(path))
+    return rebuilt(tree, [structure_of(child, (*path, name), leaf=leaf) for name, child in children_of(tree)])
 
 
 def unflatten(structure: Structure, fields: Mapping[FieldKey, Any]) -> Any:
     """The tree of this structure whose leaves are ``fields``."""
-    if isinstance(structure, dict):
-        return {name: unflatten(child, fields) for name, child in structure.items()}
-    if isinstance(structure, tuple):
-        return tuple_like(structure, [unflatten(child, fields) for child in structure])
-    return fields[key_of(tuple(structure))]
+    if isinstance(structure, Leaf):
+        return fields[structure.key]
+    return rebuilt(structure, [unflatten(child, fields) for _, child in children_of(structure)])
+
+
+def keys_of(structure: Structure) -> list[FieldKey]:
+    """The names of the leaves of a structure, in order."""
+    if isinstance(structure, Leaf):
+        return [structure.key]
+    return [key for _, child in children_of(structure) for key in keys_of(child)]
 
 
 def structure_to_json(structure: Structure) -> Any:
-    """A structure as JSON can hold it; named tuples become plain ones."""
-    if isinstance(structure, dict):
-        return {"dict": [[name, structure_to_json(child)] for name, child in structure.items()]}
-    if isinstance(structure, tuple):
-        return {"tuple": [structure_to_json(child) for child in structure]}
-    return structure
+    """A structure as JSON can hold it: a leaf is the list of the steps that lead to it."""
+    if isinstance(structure, Leaf):
+        return list(path_of(structure.key))
+    if structure is None:
+        return None
+    children = [[name, structure_to_json(child)] for name, child in children_of(structure)]
+    if isinstance(structure, Mapping):
+        return {"dict": children}
+    if hasattr(structure, "_fields"):
+        return {"named": [type(structure).__name__, children]}
+    return {"list" if isinstance(structure, list) else "tuple": [child for _, child in children]}
 
 
 def structure_from_json(value: Any) -> Structure:
-    """A structure from what ``structure_to_json`` made of it."""
+    """A structure from what ``structure_to_json`` made of it.
+
+    A named tuple becomes one of the same name and fields, see ``named_tuple``: no class is imported because of data.
+    """
+    if value is None:
+        return None
     if isinstance(value, list):
-        return value
+        return Leaf(key_of(tuple(value)))
     if "dict" in value:
         return {name: structure_from_json(child) for name, child in value["dict"]}
-    return tuple(structure_from_json(child) for child in value["tuple"])
+    if "named" in value:
+        name, children = value["named"]
+        kind = named_tuple(str(name), tuple(str(field) for field, _ in children))
+        return kind(*[structure_from_json(child) for _, child in children])
+    kind = list if "list" in value else tuple
+    return kind(structure_from_json(child) for child in value["list" if kind is list else "tuple"])
+
+
+@lru_cache(maxsize=256)
+def named_tuple(name: str, names: tuple[str, ...]) -> Any:
+    """A class of named tuples of this name with these fields, which can be pickled; ValueError for no such names."""
+    kind: Any = namedtuple(name, names)
+    kind.__reduce__ = lambda self: (_named_tuple_of, (name, names, tuple(self)))
+    kind.__module__ = __name__
+    return kind
+
+
+def _named_tuple_of(name: str, names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    return named_tuple(name, names)(*values)
+
+
+def is_like(structure: Structure, other: Structure) -> bool:
+    """Whether two structures have the same nodes, named tuples of one name and fields being the same."""
+    return bool(structure_to_json(structure) == structure_to_json(other))
 
 
 def map_tree(change: Callable[[Any], Any], tree: Any) -> Any:
     """The tree with every leaf changed; the containers are new."""
-    if type(tree) is np.ndarray:
-        return change(tree)
-    if isinstance(tree, Mapping):
+    if type(tree) is dict:
         return {name: map_tree(change, child) for name, child in tree.items()}
+    if not is_node(tree):
+        return change(tree)
+    return rebuilt(tree, [map_tree(change, child) for _, child in children_of(tree)])
+
+
+def opened(rows: Any, lead: int, ragged: Collection[FieldKey] = (), lists: Collection[_Path] = ()) -> Any:
+    """Rows whose lists are nodes or values, and nothing in between.
+
+    Dataclasses become dicts. A list of the values of rows that differ in length becomes an array of objects. Such a
+    list is a field of ``ragged``; or its arrays differ in their first axis, which therefore does not count rows.
+
+    Args:
+        rows: A tree of rows.
+        lead: How many axes count rows.
+        ragged: The fields whose rows differ in length.
+        lists: The nodes that are lists in rows written before, see ``lists_of``: there a list of numbers is one, too.
+    """
+    if type(rows) is dict and all(type(leaf) in _FLAT for leaf in rows.values()):  # most rows are
+        return rows
+    return _opened(rows, (), lead, {path_of(key) for key in ragged}, lists)
+
+
+def lists_of(structure: Structure, path: _Path = ()) -> set[_Path]:
+    """The paths of the nodes of a structure that are lists."""
+    if isinstance(structure, Leaf):
+        return set()
+    below = [lists_of(child, (*path, name)) for name, child in children_of(structure)]
+    return set().union(*below, [path] if isinstance(structure, list) else [])
+
+
+_FLAT = frozenset({np.ndarray, bool, int, float, str, bytes, np.float32, np.float64, np.int64, np.bool_})
+
+
+def _opened(tree: Any, path: _Path, lead: int, ragged: Collection[_Path], lists: Collection[_Path]) -> Any:
+    if is_dataclass(tree) and not isinstance(tree, type) and not hasattr(tree, "dtype"):
+        tree = {field.name: getattr(tree, field.name) for field in fields(tree)}
+    if isinstance(tree, list) and (path in ragged or _differ(tree, lead)):
+        return _rows_of(tree, lead)
+    if isinstance(tree, list) and path in lists:
+        tree = tuple(tree)
+    if not is_node(tree):
+        return tree
+    return rebuilt(tree, [_opened(child, (*path, name), lead, ragged, lists) for name, child in children_of(tree)])
+
+
+def _differ(items: list[Any], lead: int) -> bool:
+    """Whether the arrays of a list, or of lists of it, differ in their first axis alone: as rows of a ragged field."""
+    values = items
+    for _ in range(lead - 1):
+        if not all(isinstance(item, list) for item in values):
+            return False
+        values = [value for item in values for value in item]
+    if not lead or not values or not all(_is_value(value) for value in values):
+        return False
+    shapes = {np.shape(value) for value in values}
+    return len(shapes) > 1 and () not in shapes and len({shape[1:] for shape in shapes}) == 1
+
+
+def _is_value(value: Any) -> bool:
+    return hasattr(value, "shape") and not isinstance(value, Mapping | tuple)
+
+
+def _rows_of(items: list[Any], lead: int) -> Any:
+    """The values of rows, in ``lead`` lists one within the other, as an array of objects; of a single row, it."""
+    if not lead or not is_node(items):
+        arrays = all(map(_is_value, items)) and len({np.shape(item) for item in items}) == 1
+        return np.stack([as_array(item, where="rows") for item in items]) if is_node(items) and arrays else items
+    shape: tuple[int, ...] = ()
+    values = [items]
+    for _ in range(lead):
+        lengths = {len(value) for value in values if isinstance(value, list)}
+        if len(lengths) != 1 or not all(isinstance(value, list) for value in values):
+            return items
+        shape = (*shape, lengths.pop())
+        values = [item for value in values for item in value]
+    return object_array(values, shape)
+
+
+def object_array(values: Sequence[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Values as an array of objects, whatever they are."""
+    made = np.empty(len(values), object)
+    for place, value in enumerate(values):
+        made[place] = value
+    return made.reshape(shape)
+
+
+def copied(tree: Any, within: tuple[int, ...] = ()) -> Any:
+    """A tree with copies of its arrays and tensors, and of the containers that hold them; other objects as they are.
+
+    Args:
+        tree: Nested dicts, lists, tuples and dataclasses.
+        within: The dataclasses that hold it, by ``id``: one that holds itself stays as it is there.
+    """
+    kind = type(tree)
+    if kind in _PLAIN:
+        return tree
+    if isinstance(tree, np.ndarray):
+        if not tree.dtype.hasobject:
+            return tree.copy()
+        return object_array([copied(value, within) for value in tree.reshape(-1)], tree.shape)
+    if kind is dict or kind is list:
+        return rebuilt(tree, [copied(child, within) for _, child in children_of(tree)])
     if isinstance(tree, tuple):
-        return tuple_like(tree, [map_tree(change, child) for child in tree])
-    return change(tree)
+        children = [copied(child, within) for child in tree]
+        same = all(new is old for new, old in zip(children, tree, strict=True))
+        return tree if same else rebuilt(tree, children)
+    if is_tensor(tree) or (hasattr(tree, "batch_dims") and hasattr(tree, "clone")):  # TensorDicts, too
+        return tree.clone()
+    if is_dataclass(tree) and not isinstance(tree, type) and id(tree) not in within:
+        changed = {}
+        for field in fields(tree):
+            value = getattr(tree, field.name, None)
+            new = copied(value, (*within, id(tree)))
+            if new is not value:
+                changed[field.name] = new
+        tree = copy(tree) if changed else tree
+        for name, value in changed.items():
+            object.__setattr__(tree, name, value)
+    return tree
 
 
 def is_varying(leaf: Any) -> bool:
     """Whether a leaf of a batch holds values that differ in length from row to row: an array of objects."""
     return isinstance(leaf, np.ndarray) and leaf.dtype.kind == "O"
+
+
+def child_of(node: Any, name: str | int) -> Any:
+    """A child of a node by its name; KeyError, IndexError or TypeError where there is none."""
+    if isinstance(name, str) and isinstance(node, tuple):
+        if name not in getattr(node, "_fields", ()):
+            raise KeyError(name)
+        return getattr(node, name)
+    return node[name]
 
 
 def find(tree: Any, key: FieldKey, *, where: str = "rows") -> Any:
@@ -139,7 +386,7 @@ def find(tree: Any, key: FieldKey, *, where: str = "rows") -> Any:
     found = tree
     for step in path_of(key):
         try:
-            found = found[step]
+            found = child_of(found, step)
         except (KeyError, IndexError, TypeError) as error:
             raise MissingFieldError(f"{where}: expected a field {key!r}, found {_names(tree)}") from error
     return found
@@ -172,7 +419,16 @@ def stack(items: Sequence[Any], join: Callable[[FieldKey, list[Any]], Any] | Non
 
 
 def stack_leaves(key: FieldKey, leaves: list[Any]) -> Any:
-    """The leaves of a field of several rows as one array, or as a list where the storage knows what they become."""
+    """The leaves of a field of several rows as one array: one of objects where they differ in their first axis.
+
+    Python's own numbers and texts stay a list, as the storage knows what they become.
+    """
+    if any(map(is_varying, leaves)):
+        rows = [leaf if is_varying(leaf) else object_array(list(leaf), (len(leaf),)) for leaf in leaves]
+        try:
+            return np.stack(rows)
+        except ValueError as error:
+            raise DataError(f"rows: field {key!r}: expected as many in every item, found {error}") from error
     strong = next((leaf for leaf in leaves if not is_weak(leaf)), None)
     if strong is None:  # left as they are: whether numbers fit is for the storage to say, which knows the dtype
         _check_alike(key, leaves)
@@ -190,7 +446,7 @@ def stack_leaves(key: FieldKey, leaves: list[Any]) -> Any:
             )
         arrays.append(array)
     if len({array.shape for array in arrays}) > 1:
-        return arrays  # whether rows may differ in length is for the storage to say
+        return object_array(arrays, (len(arrays),))  # whether rows may differ in length is for the storage to say
     return np.stack(arrays)
 
 
@@ -265,10 +521,5 @@ def _narrow_tensor(leaf: Any) -> npt.NDArray[Any] | None:
     return np.asarray(widened(leaf.detach().cpu())).astype(named_dtype(str(leaf.dtype).removeprefix("torch.")))
 
 
-def tuple_like(original: tuple[Any, ...], children: Iterable[Any]) -> Any:
-    """A tuple of the same kind, which may be a named one."""
-    return type(original)(*children) if hasattr(original, "_fields") else tuple(children)
-
-
 def _names(tree: Any) -> Any:
-    return list(flatten(tree)) if isinstance(tree, Mapping | tuple) and len(tree) else type(tree).__name__
+    return list(flatten(tree)) if tree is not None and is_node(tree) and len(tree) else type(tree).__name__

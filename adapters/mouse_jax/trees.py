@@ -12,22 +12,30 @@ import numpy.typing as npt
 from jax.sharding import Sharding
 
 from mouse_core.dtypes import convert, is_number
-from mouse_core.errors import DataError
-from mouse_core.nested import FieldKey, flatten, is_varying, map_tree
-from mouse_jax.dtypes import replaced_dtypes
+from mouse_core.errors import DataError, SchemaError
+from mouse_core.nested import FieldKey, flatten, is_node, is_varying, map_tree, rebuilt
+from mouse_jax.dtypes import is_key, replaced_dtypes
 
 
 def as_arrays(rows: Any) -> Any:
-    """Rows with JAX's arrays as NumPy's on the host, and dataclasses as dicts."""
+    """Rows with JAX's arrays as NumPy's on the host, and dataclasses as dicts.
+
+    Raises:
+        SchemaError: Random keys, which NumPy has not.
+    """
     if isinstance(rows, jax.Array):
+        if is_key(rows.dtype):
+            raise SchemaError(
+                f"rows: expected numbers, found random keys {rows.dtype}; jax.random.key_data(keys) gives the numbers "
+                "that a buffer on the host holds, and jax.random.wrap_key_data the keys again"
+            )
         return np.asarray(rows)
     if isinstance(rows, Mapping):
         return {name: as_arrays(child) for name, child in rows.items()}
     if is_dataclass(rows) and not isinstance(rows, type):
         return {field.name: as_arrays(getattr(rows, field.name)) for field in fields(rows)}
     if isinstance(rows, tuple):
-        children = [as_arrays(child) for child in rows]
-        return type(rows)(*children) if hasattr(rows, "_fields") else tuple(children)
+        return rebuilt(rows, [as_arrays(child) for child in rows])
     if isinstance(rows, list) and rows and not isinstance(rows[0], bool | int | float):
         return [as_arrays(row) for row in rows]
     return rows
@@ -46,9 +54,9 @@ def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
     Raises:
         DataError: A number that does not fit; the message names the field.
     """
-    if isinstance(batch, Mapping | tuple) and any(map(is_varying, flatten(batch).values())):
+    if is_tree(batch) and any(map(is_varying, flatten(batch).values())):
         return map_tree(lambda leaf: _lists(leaf, target) if is_varying(leaf) else as_jax(leaf, target), batch)
-    found: dict[FieldKey, Any] = flatten(batch) if isinstance(batch, Mapping | tuple) else {(): batch}
+    found: dict[FieldKey, Any] = flatten(batch) if is_tree(batch) else {(): batch}
     replaced = replaced_dtypes()
     numbers = {
         key: _narrowed(np.asarray(values), replaced, key)
@@ -57,10 +65,15 @@ def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
     }
     placed = jax.device_put(list(numbers.values()), target, may_alias=True)
     leaves: dict[FieldKey, Any] = {**found, **dict(zip(numbers, placed, strict=True))}
-    if not isinstance(batch, Mapping | tuple):
+    if not is_tree(batch):
         return leaves[()]
     values = iter(leaves.values())
     return map_tree(lambda _: next(values), batch)
+
+
+def is_tree(batch: Any) -> bool:
+    """Whether a batch has leaves below it."""
+    return batch is not None and is_node(batch) and len(batch) > 0
 
 
 def narrowed(batch: Any) -> Any:
@@ -72,7 +85,7 @@ def narrowed(batch: Any) -> Any:
     replaced = replaced_dtypes()
     if not replaced:
         return batch
-    found: dict[FieldKey, Any] = flatten(batch) if isinstance(batch, Mapping | tuple) else {(): batch}
+    found: dict[FieldKey, Any] = flatten(batch) if is_tree(batch) else {(): batch}
     values = iter([_narrowed_leaf(leaf, replaced, key) for key, leaf in found.items()])
     return map_tree(lambda _: next(values), batch)
 

@@ -10,7 +10,18 @@ import numpy.typing as npt
 import torch
 
 from mouse_core.errors import MissingFieldError, SchemaError
-from mouse_core.nested import flatten, map_tree, stack, stack_leaves, unflatten
+from mouse_core.nested import (
+    Leaf,
+    flatten,
+    is_node,
+    is_varying,
+    map_tree,
+    object_array,
+    opened,
+    stack,
+    stack_leaves,
+    unflatten,
+)
 from mouse_core.replay.ground.protocols import FieldKey, Slots
 from mouse_core.replay.storages import (
     ArrayStorage,
@@ -77,6 +88,16 @@ class TensorStorage(RingStorage):
         return 1 if self._schema is None else self._schema.num_envs
 
     @property
+    def structure(self) -> Any:
+        """How rows are nested, as ``mouse_core.nested.structure_of`` says it; None before the first write."""
+        return None if self._schema is None else self._schema.structure
+
+    @property
+    def ragged(self) -> tuple[FieldKey, ...]:
+        """Fields that differ in length: those that were said to, and those that do since the first write."""
+        return self._ragged if self._schema is None else tuple({**dict.fromkeys(self._ragged), **self._schema.varying})
+
+    @property
     def keys(self) -> list[FieldKey]:
         """The names of the fields; none before the first write."""
         return [] if self._schema is None else list(self._schema.fields)
@@ -104,7 +125,8 @@ class TensorStorage(RingStorage):
         if self._schema is None:
             raise slot_error(slots, 0)
         self._check_slots(slots)
-        more = self._schema.with_more(map_tree(_outline, self._whole(rows)), 1) if is_all(slots, self._size) else None
+        every = is_all(slots, self._size)
+        more = self._schema.with_more(map_tree(_outline, self._whole(rows, 1)), 1) if every else None
         if more is not None and more.varying.keys() != self._schema.varying.keys():
             more = None  # what differs in length lies in a storage of its own, which gets no fields more
         tensors, varying, n = self._checked(rows, 1, 1, schema=more)
@@ -136,10 +158,12 @@ class TensorStorage(RingStorage):
 
         They are checked before anything is changed.
         """
-        rows = self._whole(rows)
+        rows = self._whole(rows, lead, one=ndim is None and lead < self._ndim)
         # Dtypes and shapes are checked without looking at values, which may be on a device.
         shown = map_tree(_outline, rows)
         schema = schema or self._schema or RowSchema.of(shown, lead, self._ndim, self._ragged)
+        if schema.from_data:
+            schema.take_nodes(shown)
         arrays, n = schema.check(shown, lead, self._ndim if ndim is None else ndim)
         if self._schema is None:
             schema.whole_steps(self._capacity)  # raises where there are none
@@ -175,9 +199,15 @@ class TensorStorage(RingStorage):
                 if not kind.varies
             }
 
-    def _whole(self, rows: Any) -> Any:
-        """Rows as one tree, with what may differ in length on the host."""
-        return _lists_on_host(stack(rows, _joined) if isinstance(rows, list) else rows, self._ragged)
+    def _whole(self, rows: Any, lead: int, *, one: bool = False) -> Any:
+        """Rows as one tree, opened, with what may differ in length on the host; ``lead`` axes count rows."""
+        lists = () if self._schema is None else self._schema.lists
+        if isinstance(rows, list) and not one:
+            rows = stack([opened(row, lead - 1, self.ragged, lists) for row in rows], _joined)
+        else:
+            rows = tuple(rows) if isinstance(rows, list) and is_node(rows) else rows
+            rows = opened(rows, lead, self.ragged, lists)
+        return _lists_on_host(rows, self.ragged)
 
     # ------------------------------------------------------------------ reading
 
@@ -223,7 +253,8 @@ class TensorStorage(RingStorage):
     def __getstate__(self) -> dict[str, Any]:
         # By way of the host, since torch sends tensors to other processes as shared memory, and cursors as copies.
         super().__getstate__()
-        return {"device": str(self._device), "changes": self._changes, "state": self.state(), "ragged": self._ragged}
+        kept = {"device": str(self._device), "changes": self._changes, "state": self.state(), "ragged": self._ragged}
+        return kept | {"structure": None if self._schema is None else self._schema.structure}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         state = kept["state"]
@@ -235,6 +266,8 @@ class TensorStorage(RingStorage):
             ragged=kept.get("ragged", ()),
         )
         self.load(state)
+        if self._schema is not None:
+            self._schema.structure = kept["structure"]
         self._changes = kept["changes"]
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -248,7 +281,7 @@ class TensorStorage(RingStorage):
                     self._columns[key][: len(array)] = from_numpy(np.array(array)).to(self._device)
             if self._varying is not None:
                 kinds: dict[FieldKey, Any] = {str(place): kind for place, kind in enumerate(schema.varying.values())}
-                own = RowSchema({name: [name] for name in kinds}, kinds, schema.num_envs)
+                own = RowSchema({name: Leaf(name) for name in kinds}, kinds, schema.num_envs)
                 columns = [array for array in arrays if isinstance(array, list)]
                 self._varying.load(
                     {**state, **rows_state(self._varying, own, columns), "size": len(arrays[0]), "written": written}
@@ -261,9 +294,10 @@ class TensorStorage(RingStorage):
 def _lists_on_host(rows: Any, ragged: Collection[FieldKey]) -> Any:
     """Rows whose lists of tensors, and fields that are said to be ragged, are arrays on the host."""
     fields = flatten(rows)
-    if not ragged and not any(isinstance(leaf, list) for leaf in fields.values()):
+    listed = {key for key, leaf in fields.items() if isinstance(leaf, list) or is_varying(leaf)}
+    if not ragged and not listed:
         return rows
-    moved = iter([on_host(leaf) if key in ragged or isinstance(leaf, list) else leaf for key, leaf in fields.items()])
+    moved = iter([on_host(leaf) if key in ragged or key in listed else leaf for key, leaf in fields.items()])
     return map_tree(lambda _: next(moved), rows)
 
 
@@ -280,7 +314,7 @@ def _joined(key: FieldKey, parts: list[Any]) -> Any:
     if not any(isinstance(part, torch.Tensor) for part in parts):
         return stack_leaves(key, parts)
     if len({np.shape(part)[:1] for part in parts}) > 1 and len({np.shape(part)[1:] for part in parts}) == 1:
-        return on_host(parts)
+        return object_array(on_host(parts), (len(parts),))
     kinds = {str(part.dtype) if isinstance(part, torch.Tensor) else type(part).__name__ for part in parts}
     if len(kinds) > 1:  # torch would promote them
         raise SchemaError(f"rows: field {key!r}: expected items of one dtype, found {sorted(kinds)}")

@@ -19,6 +19,7 @@ from tensordict import (
 
 from mouse_core.dtypes import is_number
 from mouse_core.errors import SchemaError
+from mouse_core.nested import children_of, is_node, is_varying, object_array, rebuilt
 from mouse_core.replay import Draw, FieldKey
 from mouse_torch.transfer import from_numpy, sent, to_numpy
 
@@ -34,11 +35,18 @@ def as_tree(rows: Any, *, host: FieldKey = ()) -> Any:
             for name, child in rows.items()
         }
     if isinstance(rows, tuple):
-        children = [as_tree(child) for child in rows]
-        return type(rows)(*children) if hasattr(rows, "_fields") else tuple(children)
-    if isinstance(rows, list) and rows and (isinstance(rows[0], Mapping | tuple) or is_tensor_collection(rows[0])):
+        return rebuilt(rows, [as_tree(child) for child in rows])
+    if isinstance(rows, list) and not _are_plain(rows):
         return [as_tree(row, host=host) for row in rows]
     return rows
+
+
+def _are_plain(items: list[Any]) -> bool:
+    """Whether a list holds numbers and texts of Python alone."""
+    return all(type(item) in _PLAIN for item in items)
+
+
+_PLAIN = frozenset({bool, int, float, str, bytes})
 
 
 def on_host(rows: Any) -> Any:
@@ -54,21 +62,21 @@ def on_host(rows: Any) -> Any:
     if isinstance(rows, Mapping):
         return {name: on_host(child) for name, child in rows.items()}
     if isinstance(rows, tuple):
-        children = [on_host(child) for child in rows]
-        return type(rows)(*children) if hasattr(rows, "_fields") else tuple(children)
-    if (
-        isinstance(rows, list)
-        and rows
-        and (isinstance(rows[0], torch.Tensor | Mapping | tuple) or is_tensor_collection(rows[0]))
-    ):
+        return rebuilt(rows, [on_host(child) for child in rows])
+    if isinstance(rows, list) and not _are_plain(rows):
         return [on_host(row) for row in rows]
+    if is_varying(rows):
+        return object_array([on_host(value) for value in rows.reshape(-1)], rows.shape)
     return rows
 
 
 def _opened(rows: Any) -> Any:
     """The fields of a TensorDict or a tensorclass by name; of data that is no tensor, the data, one for each row."""
     if is_non_tensor(rows):
-        return rows.tolist() if rows.batch_size else rows.data
+        if not rows.batch_size:
+            return rows.data
+        listed = rows.tolist()
+        return object_array(listed, (len(listed),)) if len(rows.batch_size) == 1 and is_node(listed) else listed
     return {name: _field(rows, name) for name in rows.keys()}  # noqa: SIM118 (it iterates over rows)
 
 
@@ -76,7 +84,7 @@ def _field(rows: Any, name: str) -> Any:
     if isinstance(rows, LazyStackedTensorDict) and rows.stack_dim == 0:
         values = [row.get(name) for row in rows.tensordicts]
         if len({value.shape if isinstance(value, torch.Tensor) else () for value in values}) > 1:
-            return values  # of differing length
+            return object_array(values, (len(values),))  # of differing length
     try:
         value = rows.get(name)
     except RuntimeError as error:
@@ -129,10 +137,10 @@ def tensor_dict(batch: Any, device: torch.device, *, size: Sequence[int] | None 
     """A batch, or rows, as a TensorDict on a device; what is no tree of arrays stays as it is.
 
     Its batch size is ``size``, or the axes that all fields share, at most those of ``index``: ``[batch_size]``, or
-    ``[B, S]``. Tuples become dicts with the keys "0", "1", ...; values that are no numbers become
-    non-tensor data.
+    ``[B, S]``. Tuples and lists of arrays become dicts with the
+    keys "0", "1", ..., named tuples dicts of their fields; values that are no numbers become non-tensor data.
     """
-    if not isinstance(batch, Mapping | tuple):
+    if batch is None or not is_node(batch):
         return as_tensor(batch, device) if isinstance(batch, np.ndarray) and is_number(batch.dtype) else batch
     fields = _tensors(batch, device)
     shared = _shared(fields) if size is None else size
@@ -152,10 +160,12 @@ def _shared(fields: Mapping[str, Any]) -> list[int]:
 
 
 def _tensors(node: Any, device: torch.device) -> dict[str, Any]:
-    items = node.items() if isinstance(node, Mapping) else ((str(place), child) for place, child in enumerate(node))
     found: dict[str, Any] = {}
-    for name, child in items:
-        if isinstance(child, Mapping | tuple):
+    for place, child in children_of(node):
+        name = str(place)
+        if child is None:
+            continue
+        if is_node(child):
             found[name] = _tensors(child, device)
         elif isinstance(child, list) or (isinstance(child, np.ndarray) and not is_number(child.dtype)):
             found[name] = _listed(child if isinstance(child, list) else child.tolist(), device)

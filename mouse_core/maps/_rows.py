@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.nested import FieldKey, as_array, find, fit, flatten, is_varying, stack, structure_of, unflatten
+from mouse_core.nested import FieldKey, as_array, find, fit, flatten, is_varying, opened, stack, structure_of, unflatten
 from mouse_core.replay.ground.encoding import apart, object_array
 from mouse_core.replay.ground.schema import FieldType, RowSchema
 from mouse_core.spec import check_list
@@ -24,7 +24,7 @@ class Rows:
 
     Args:
         schema: Theirs.
-        leaves: As they were given, in the order of its fields; of what differs in length a list of values.
+        leaves: As they were given, in the order of its fields; of what differs in length an array of objects.
         arrays: As ``RowSchema.check`` gives them.
         n: How many they are.
     """
@@ -55,13 +55,14 @@ class Rows:
         """
         if isinstance(tree, list) and tree and isinstance(tree[0], dict | tuple):
             tree = stack(tree)
+        tree = opened(tree, 1, ragged if schema is None else schema.varying)
         if n is not None:
             tree = _spread(tree, schema, n)
         schema = RowSchema.of(tree, 1, 1, ragged) if schema is None else schema
         arrays, found = schema.check(tree, 1, 1)
         given = flatten(tree)
         leaves = [
-            apart(given[key], 1)[0] if kind.varies else array
+            object_array(apart(given[key], 1)[0], (found,)) if kind.varies else array
             for (key, kind), array in zip(schema.fields.items(), arrays, strict=True)
         ]
         for key, kind in schema.fields.items():

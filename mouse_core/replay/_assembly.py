@@ -11,7 +11,19 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import is_number, namespace, number_kind, to_numpy
 from mouse_core.errors import DataError, MissingFieldError, SchemaError
-from mouse_core.nested import as_array, find, flatten, is_varying, map_tree, path_of, stack, structure_of, unflatten
+from mouse_core.nested import (
+    as_array,
+    children_of,
+    find,
+    flatten,
+    is_node,
+    is_varying,
+    map_tree,
+    path_of,
+    stack,
+    structure_of,
+    unflatten,
+)
 from mouse_core.replay.base import Collate
 from mouse_core.replay.ground.encoding import padding_of
 from mouse_core.replay.ground.protocols import Draw, FieldKey, Slots, Storage
@@ -248,7 +260,7 @@ def _priorities_of(found: list[npt.NDArray[np.float64] | None], key: FieldKey) -
 
 def _numbers_in(rows: Any, key: FieldKey) -> npt.NDArray[Any] | None:
     """A field of numbers of a tree; None where it is not there."""
-    if not isinstance(rows, Mapping) or path_of(key)[0] not in rows:
+    if not is_node(rows) or path_of(key)[0] not in dict(children_of(rows)):
         return None
     try:
         values = to_numpy(find(rows, key))

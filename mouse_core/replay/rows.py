@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.digest.values import as_numpy
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
-from mouse_core.nested import flatten, map_tree
+from mouse_core.nested import flatten, map_tree, opened
 from mouse_core.replay._assembly import named_time, patched, priorities_in, row_of, slots_of, time_first
 from mouse_core.replay._episodes.index import EpisodeIndex
 from mouse_core.replay._parts import Parts
@@ -216,6 +216,8 @@ class RowBuffer(BaseBuffer):
         if type(rows) is list and not rows and not one:
             self._parts.check_writable()
             return np.empty(0, np.int64)
+        if not one or type(rows) is not dict or self._inverse is not None:
+            rows = self._opened(rows, one=one)
         if self._inverse is not None:
             rows = self._inverse(rows)
         priority = self._priorities_in(rows, one=one)
@@ -224,6 +226,16 @@ class RowBuffer(BaseBuffer):
                 return self._parts.append(rows)
         with self._lock, self._shared():
             return self._parts.write(rows, priority, one=one)
+
+    def _opened(self, rows: Any, *, one: bool) -> Any:
+        """Rows whose lists are nodes or values, see ``mouse_core.nested.opened``; objects as they are."""
+        storage = self._parts.storage
+        if hasattr(storage, "batch"):  # which keeps any objects
+            return rows
+        ragged = getattr(storage, "ragged", ())
+        if isinstance(rows, list) and not one:
+            return [opened(row, storage.ndim - 1, ragged) for row in rows]
+        return opened(rows, storage.ndim - 1 if one else storage.ndim, ragged)
 
     def _priorities_in(self, rows: Any, *, one: bool) -> npt.NDArray[np.float64] | None:
         """The priorities that rows bring along, for a sampler that knows any."""
@@ -234,7 +246,7 @@ class RowBuffer(BaseBuffer):
 
     def check_extend(self, rows: Any) -> None:
         """Raise what ``extend(rows)`` would, and write nothing; a storage without ``check`` may refuse rows later."""
-        rows = self._accept(rows)
+        rows = self._opened(self._accept(rows), one=False)
         rows = rows if self._inverse is None else self._inverse(rows)
         priority = self._priorities_in(rows, one=False)
         with self._lock, self._shared():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mouse_core.errors import ConfigError, MouseError, StateError
-from mouse_core.nested import is_varying, map_tree, tuple_like
+from mouse_core.nested import children_of, flatten, is_node, is_varying, keys_of, map_tree, rebuilt, unflatten
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.base import BaseBuffer, Drawn
 from mouse_core.replay.ground.encoding import object_array
@@ -176,7 +176,7 @@ def _decoded(entry: Mapping[str, Any], buffer: Any) -> _Ahead:
         members = buffer.buffers
         rows = [(number, _decoded(rows[str(number)], members[number]).drawn) for number in entry["members"]]
     else:
-        rows = _opened(buffer._accept(rows))
+        rows = _nested_as_stored(_opened(buffer._accept(rows)), getattr(buffer.storage, "structure", None))
     mask, weight = (
         None if values is None else np.asarray(values) for values in (entry["mask"], entry["priority_weight"])
     )
@@ -185,6 +185,13 @@ def _decoded(entry: Mapping[str, Any], buffer: Any) -> _Ahead:
     key = Key(int(entry["seed"]), Purpose.REPLAY, int(entry["sample"]))
     drawn = Drawn(rows, draw, key, int(entry["written"]), int(entry["updates"]), entry.get("settled"))
     return _Ahead(drawn, bool(entry["last"]))
+
+
+def _nested_as_stored(rows: Any, structure: Any) -> Any:
+    """Rows of a state, in which named tuples may have become plain ones, as those of the storage are nested."""
+    leaves = list(flatten(rows).values())
+    keys = [] if structure is None else keys_of(structure)
+    return unflatten(structure, dict(zip(keys, leaves, strict=True))) if len(keys) == len(leaves) else rows
 
 
 def _of_ensemble(rows: Any) -> bool:
@@ -203,6 +210,4 @@ def _opened(tree: Any) -> Any:
         if tree.keys() == {_LISTED, "shape"}:
             return object_array(tree[_LISTED], tuple(tree["shape"]))
         return {name: _opened(child) for name, child in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple_like(tree, map(_opened, tree))
-    return tree
+    return rebuilt(tree, [_opened(child) for _, child in children_of(tree)]) if is_node(tree) else tree

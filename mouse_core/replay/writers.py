@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.nested import as_array, find, flatten, map_tree, stack
+from mouse_core.nested import as_array, find, flatten, map_tree, stack_leaves
 from mouse_core.replay.ground.protocols import FieldKey, Sampler, Slots, Storage, Writer, ring_slots
 
 _REDUCTIONS = ("sum", "mean", "max", "min", "median")
@@ -144,7 +144,8 @@ class MaxValueWriter:
     def _ranks(self, storage: Storage, rows: Any) -> npt.NDArray[np.float64]:
         """What each of ``rows`` ranks as: of its values as they will be stored."""
         if isinstance(rows, list):
-            values = as_array(stack([find(item, self.rank_key) for item in rows]), where=self._where) if rows else _NONE
+            ranked = [find(item, self.rank_key) for item in rows]
+            values = as_array(stack_leaves(self.rank_key, ranked), where=self._where) if rows else _NONE
         else:
             values = as_array(find(rows, self.rank_key), where=self._where)
             lengths = {key: len(np.atleast_1d(leaf)) for key, leaf in flatten(rows).items()}

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.digest.values import as_numpy
+from mouse_core.nested import is_node
 
 
 class InArrays:
@@ -56,16 +57,16 @@ class InArrays:
 
 
 def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The arrays of nested mappings, tuples and dataclasses with their names, in the order of names."""
+    """The arrays of nested mappings, tuples, lists and dataclasses with their names, in the order of names."""
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         tree = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
     if hasattr(tree, "keys"):
         for name in sorted(tree.keys()):
             yield from leaves(tree[name], (*path, name))
-    elif isinstance(tree, tuple):
+    elif isinstance(tree, tuple) or (isinstance(tree, list) and is_node(tree)):
         for number, child in enumerate(tree):
             yield from leaves(child, (*path, str(number)))
-    else:
+    elif tree is not None:
         yield path, tree
 
 

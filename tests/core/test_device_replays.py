@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from mouse_core import ConfigError, MouseError
-from mouse_core.nested import map_tree
+from mouse_core.nested import copied, find, map_tree
 from mouse_core.replay import (
     ArrayStorage,
     ConsumingSampler,
@@ -51,10 +50,10 @@ class TestOnTheHost(DeviceReplayConformance):
         return ReplayBuffer(storage, sampler, **given)
 
     def add(self, state: Any, rows: Any) -> Any:
-        one = np.ndim(rows["done"]) < state.storage.ndim
-        if not one and len(rows["done"]) > state.storage.capacity // state.storage.num_envs:
+        one = np.ndim(find(rows, "done")) < state.storage.ndim
+        if not one and len(find(rows, "done")) > state.storage.capacity // state.storage.num_envs:
             raise ConfigError("too many rows")
-        rows = map_tree(partial(np.array, copy=True), rows)
+        rows = copied(rows)
         state.append(rows) if one else state.extend(rows)
         return state
 

@@ -7,8 +7,11 @@ import os
 import pickle
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +20,7 @@ import pytest
 
 from mouse_core import ConfigError, DataError, DatasetStore, MissingFieldError, SchemaError, StateError
 from mouse_core.errors import ForkError, StorageError
+from mouse_core.nested import FieldKey, find, map_tree
 from mouse_core.randomness import Key
 from mouse_core.replay import (
     ArrayStorage,
@@ -24,7 +28,9 @@ from mouse_core.replay import (
     ImmutableWriter,
     ListStorage,
     MaxValueWriter,
+    MemmapStorage,
     NextView,
+    NStep,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
     PrioritizedSliceSampler,
@@ -213,6 +219,17 @@ def test_rows_are_overwritten_where_they_are() -> None:
         np.testing.assert_array_equal(buffer[:]["a"], before)
 
 
+class Hidden(NamedTuple):
+    hidden: Any
+
+
+@dataclass
+class State:
+    obs: Any
+    memory: Any
+    hidden: Any
+
+
 def test_lists_are_stacks_and_tuples_trees() -> None:
     buffer = ReplayBuffer(ArrayStorage(10))
     assert buffer.extend([{"a": 1, "b": (np.zeros(2), 3.0)}, {"a": 2, "b": (np.ones(2), 4.0)}]).tolist() == [0, 1]
@@ -222,6 +239,156 @@ def test_lists_are_stacks_and_tuples_trees() -> None:
     assert buffer.extend([]).tolist() == []
     assert buffer.extend({"a": [], "b": (np.zeros((0, 2)), [])}).tolist() == []
     np.testing.assert_array_equal(found["b"][1], [3, 4, 5])
+
+
+@pytest.mark.parametrize("kind", ["array", "memmap", "list"])
+def test_a_list_of_arrays_inside_rows_is_a_node(kind: str, tmp_path: Path) -> None:
+    folders = (tmp_path / str(number) for number in range(9))
+    kinds: dict[str, Any] = {"array": ArrayStorage, "list": ListStorage}
+    made = kinds.get(kind, lambda capacity: MemmapStorage(capacity, next(folders)))
+    layers = [np.arange(2.0)[:, None], np.arange(2.0)[:, None] + 10]
+    cases: list[tuple[Any, FieldKey]] = [
+        ({"hidden": layers}, "hidden"),
+        ({"deep": (np.zeros(2), {"hidden": layers})}, ("deep", 1, "hidden")),
+        (Hidden(layers), ("data", "hidden")),
+    ]
+    for rows, key in cases:
+        buffer = ReplayBuffer(made(9))
+        buffer.extend(rows)  # two rows of two layers
+        buffer.append(map_tree(itemgetter(1), rows))
+        assert len(buffer) == 3
+        one, two = find(buffer.sample(40), key)
+        assert set(zip(one[:, 0].tolist(), two[:, 0].tolist(), strict=True)) == {(0, 10), (1, 11)}
+
+
+@pytest.mark.parametrize("kind", ["array", "memmap", "list"])
+def test_lists_of_numbers_and_of_ragged_rows_are_values(kind: str, tmp_path: Path) -> None:
+    folders = (tmp_path / str(number) for number in range(9))
+    kinds: dict[str, Any] = {"array": ArrayStorage, "list": partial(ListStorage, ragged=["x"])}
+    made = kinds.get(kind, lambda capacity: MemmapStorage(capacity, next(folders)))
+    buffer = ReplayBuffer(ArrayStorage(9) if kind == "list" else made(9))
+    buffer.extend({"x": [[1, 2], [3, 4]], "reward": [np.float64(1), np.float64(2)]})
+    assert buffer.sample(3)["x"].shape == (3, 2)
+    buffer = ReplayBuffer(made(9))
+    buffer.extend({"x": [np.arange(2), np.arange(3)], "n": np.arange(2)})
+    buffer.extend({"x": [np.arange(1), np.arange(1)], "n": np.arange(2)})  # known to be ragged by now
+    assert [len(buffer[row]["x"]) for row in range(4)] == [2, 3, 1, 1]
+    assert isinstance(buffer.sample(2)["x"], list)
+
+
+def test_a_list_of_arrays_one_for_each_row_is_refused() -> None:
+    with pytest.raises(DataError, match=r"expected \[3\] rows as in \('x', 0\), found \[2\]; .* np.stack"):
+        ReplayBuffer(ArrayStorage(9)).extend({"x": [np.zeros(3), np.ones(3)], "n": np.arange(2)})
+
+
+def test_dataclasses_are_dicts_and_none_stays() -> None:
+    buffer = ReplayBuffer(ArrayStorage(9, ndim=2))
+    buffer.append(State(np.arange(2.0), None, [np.arange(2.0), np.arange(2.0) + 10]))
+    buffer.extend(State(np.ones((3, 2)), None, [np.ones((3, 2)), np.ones((3, 2)) + 10]))
+    row = buffer[1]
+    assert (row["obs"], row["memory"], row["hidden"]) == (1.0, None, [1.0, 11.0])
+
+
+class Transition(NamedTuple):
+    obs: Any
+    action: Any
+    reward: Any
+    done: Any
+
+
+def transitions(n: int) -> Transition:
+    return Transition(np.arange(n)[:, None], np.zeros(n, int), np.arange(n) * 1.0, np.arange(n) % 4 == 3)
+
+
+def test_named_tuples_come_back_from_files_and_states(tmp_path: Path) -> None:
+    first = ReplayBuffer(MemmapStorage(9, tmp_path / "m"), batch_size=4)
+    first.extend(transitions(6))
+    first.dumps(tmp_path / "saved")
+    state = pickle.loads(pickle.dumps(first.state_dict()))
+    loaded, restored = ReplayBuffer(ArrayStorage(9), batch_size=4), ReplayBuffer(ArrayStorage(9), batch_size=4)
+    loaded.loads(tmp_path / "saved")
+    restored.load_state_dict(state)
+    reopened = ReplayBuffer(MemmapStorage(9, tmp_path / "m"), batch_size=4)
+    wanted = first.sample()["data"]
+    for buffer in (loaded, restored, reopened, copy.deepcopy(loaded)):
+        assert type(buffer[0]).__name__ == "Transition"
+        found = buffer.sample()["data"]
+        np.testing.assert_array_equal(found.obs, wanted.obs)
+        assert pickle.loads(pickle.dumps(found)).obs.tolist() == wanted.obs.tolist()
+        buffer.append(map_tree(itemgetter(0), transitions(1)))  # from which it knows the class
+        assert type(buffer[0]) is Transition
+    assert type(pickle.loads(pickle.dumps(first.storage))) is MemmapStorage
+    kept = ReplayBuffer(ArrayStorage(9))
+    kept.extend(transitions(2))
+    assert type(copy.deepcopy(kept)[0]) is Transition
+
+
+@pytest.mark.parametrize("name", ["Transition; import os", "_x", "class", "a.b", ""])
+def test_a_file_names_no_class_that_is_no_name(name: str) -> None:
+    storage = ArrayStorage(9)
+    storage.append(transitions(2))
+    state = copy.deepcopy(storage.state())
+    state["schema"]["structure"]["named"][1][0][0] = name
+    with pytest.raises(StateError):
+        ArrayStorage(9).load(state)
+
+
+@pytest.mark.parametrize("kind", ["array", "memmap", "list"])
+def test_the_ends_of_episodes_are_found_in_named_tuples(kind: str, tmp_path: Path) -> None:
+    kinds: dict[str, Any] = {"array": ArrayStorage, "list": ListStorage}
+    storage = kinds.get(kind, lambda capacity: MemmapStorage(capacity, tmp_path / "m"))(12)
+    ReplayBuffer(storage).extend(transitions(12))
+    single = ReplayBuffer(storage, transform=[NextView(), NStep(2, 0.5)], batch_size=50).sample()
+    begin, end, there = single["obs"][:, 0], single["next"]["obs"][:, 0], single["mask"]
+    assert (begin[there] // 4 == end[there] // 4).all()
+    assert set((end - begin)[there].tolist()) == {0, 1, 2}
+    slices = ReplayBuffer(storage, SliceSampler(sequence_length=3, end_key="done"), batch_size=50).sample()
+    rows = slices["data"].obs[..., 0]
+    assert (rows[:, 0] // 4 == rows[:, -1] // 4).all()
+
+
+@dataclass
+class Held:
+    obs: Any
+    tag: Any
+
+
+def test_list_storage_copies_arrays_and_keeps_other_objects() -> None:
+    tag, many = {1, 2}, np.zeros((2, 3))
+    array, inner = np.zeros(3), {"x": np.zeros(3)}
+    buffer = ReplayBuffer(ListStorage(20), batch_size=20)
+    rows = [{"o": array, "deep": (inner, [array]), "tag": tag}, Held(array, tag), array, (array, tag)]
+    for row in rows:
+        buffer.append(row)
+    buffer.extend({"o": many})
+    buffer.extend([{"o": array}])
+    buffer[3] = {"o": array, "tag": tag}
+    for mine in (array, inner["x"], many):
+        mine[:] = 9  # as an environment does that gives the same memory at every step
+    inner["y"] = 1
+
+    def arrays(tree: Any) -> list[Any]:
+        if isinstance(tree, Held):
+            tree = (tree.obs, tree.tag)
+        if isinstance(tree, dict):
+            return arrays(tuple(tree.values()))
+        if isinstance(tree, tuple | list):
+            return [leaf for child in tree for leaf in arrays(child)]
+        return [tree] if isinstance(tree, np.ndarray) else []
+
+    for _ in range(2):
+        kept = [buffer[number] for number in range(len(buffer))]
+        assert [float(leaf.max()) for leaf in arrays(kept)] == [0.0] * 9
+        for leaf in arrays(kept):
+            leaf[...] = 7  # what is read is not written through
+    assert list(buffer[0]["deep"][0]) == ["x"]
+    assert buffer[0]["tag"] is tag
+    assert buffer[1].tag is tag
+    shape = ReplayBuffer(ListStorage(4), batch_size=1)
+    shape.extend([{"o": np.zeros(2)}, {"o": np.zeros(3)}])
+    for leaf in shape.sample()["o"]:
+        leaf[...] = 7
+    assert all(not shape[number]["o"].any() for number in range(2))
 
 
 def test_environments_are_streams_side_by_side() -> None:

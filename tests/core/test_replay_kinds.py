@@ -157,7 +157,7 @@ def test_what_a_field_of_objects_is_does_not_depend_on_the_rows_drawn(values: li
         found, value = batch["x"], values[int(batch["index"][0])]
         if wanted is list:
             assert isinstance(found, list)
-            assert found[0] is value
+            np.testing.assert_equal(found[0], value)
         else:
             assert found.dtype == wanted
             np.testing.assert_array_equal(found[0], value)

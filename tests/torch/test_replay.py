@@ -324,7 +324,10 @@ def test_objects_tuples_and_text() -> None:
     pair = namedtuple("pair", "obs reward")
     buffer = ReplayBuffer(ArrayStorage(10), batch_size=2)
     buffer.extend(pair(torch.ones(3, 2), torch.zeros(3)))
-    assert flatten(buffer.sample()["data"].to_dict()).keys() == {"0", "1"}
+    assert flatten(buffer.sample()["data"].to_dict()).keys() == {"obs", "reward"}
+    buffer = ReplayBuffer(ArrayStorage(10), batch_size=2)
+    buffer.extend((torch.ones(3, 2), [torch.zeros(3), torch.ones(3)]))
+    assert buffer.sample()["data"].to_dict(convert_tensors=True).keys() == {"0", "1"}
     assert buffer[0]["0"].tolist() == [1, 1]
     named = ReplayBuffer(ArrayStorage(10), batch_size=3)
     named.extend({"name": np.array(["x", "yy"]), "value": torch.zeros(2)})

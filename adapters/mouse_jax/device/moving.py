@@ -166,9 +166,11 @@ def _as_here(replay: Replay, rows: Any) -> Any:
     them. ``add`` says what is wrong, if any.
     """
     rows = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf), as_dicts(rows))
-    structures: list[Any] = [jax.tree.structure(tree) for tree in (rows, replay.rows)]
-    if structures[0] != structures[1]:
+    given, held = named(rows), named(replay.rows)
+    if given.keys() != held.keys():
         return rows
+    # A file names the class of a named tuple and does not have it: rows are nested as the replay's are.
+    rows = jax.tree.unflatten(jax.tree.structure(replay.rows), [given[key] for key in held])
 
     def as_held(memory: jax.Array, given: Any) -> Any:
         if is_key(memory.dtype) and given.dtype == np.uint32:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from mouse_core import ConfigError, SchemaError
-from mouse_core.nested import FieldKey, as_array
+from mouse_core.nested import FieldKey, as_array, lists_of, structure_of
 from mouse_core.replay import Priorities
 from mouse_core.replay.device.options import check_names, check_order, check_rooms, composed, find_marks
 from mouse_core.spec import Alignment
@@ -285,10 +285,10 @@ def _check_pad(row: Any, slices: Slices | None) -> None:
 
 def _accepted(replay: Replay, rows: Any) -> Any:
     """Rows as arrays with an axis of time in front, those of NumPy as they are."""
-    rows = narrowed(as_dicts(rows))
-    held, given = named(replay.rows), named(rows)
-    structures: list[Any] = [jax.tree.structure(tree) for tree in (rows, replay.rows)]
-    if structures[0] != structures[1]:
+    held, given = named(replay.rows), named(narrowed(as_dicts(rows)))
+    if given.keys() != held.keys():
+        given = named(narrowed(as_dicts(rows, lists_of(structure_of(replay.rows)))))
+    if given.keys() != held.keys():
         raise SchemaError(f"add: expected rows with the fields {list(held)}, found {list(given)}")
     lead = 1 if replay.layout.num_envs is None else 2
     arrays, counts = {}, {}

@@ -9,7 +9,7 @@ import torch
 
 from mouse_core.dtypes import widened
 from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, RolloutFullError
-from mouse_core.nested import FieldKey
+from mouse_core.nested import FieldKey, Leaf
 from mouse_core.randomness import check_seed
 from mouse_core.rollouts import MiniBatch, RolloutField, Transition, episode_starts, gae, normalized, policy_states
 from mouse_core.rollouts.checks import StepChecks
@@ -107,7 +107,7 @@ class RolloutStorage(Kept):
             }
             # One step more, which belongs to nobody: rows for which there is no room are written there.
             steps = self.num_transitions_per_env + 1
-            self.rows = Fields({name: [name] for name in rows}, rows, steps * self.num_envs, self.num_envs, target)
+            self.rows = Fields({name: Leaf(name) for name in rows}, rows, steps * self.num_envs, self.num_envs, target)
             self.states = States(hidden_states, steps, self.num_envs, self.hidden_axis, self._arrays)
             for name, value in (("step", 0), ("epoch", 0), ("seed", word)):
                 self.register_buffer(name, torch.full((), value, dtype=torch.int64, device=target))

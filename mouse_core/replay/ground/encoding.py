@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.nested import as_array, fit, is_varying, map_tree
+from mouse_core.nested import object_array as object_array
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -38,7 +39,7 @@ def kind_of(leaf: Any, lead: int) -> str:
     for kind, accepted in ((TEXT, str), (BYTES, bytes)):
         if all(isinstance(value, accepted) for value in values):
             return kind
-    return RAGGED if not isinstance(leaf, np.ndarray) and _is_ragged(values) else ""
+    return RAGGED if _is_ragged(values) else ""
 
 
 def _is_ragged(values: Sequence[Any]) -> bool:
@@ -104,14 +105,6 @@ def decoded(raw: Bytes, kind: str, dtype: np.dtype[Any], shape: tuple[int, ...])
 
 
 # ---------------------------------------------------------------------- object arrays
-
-
-def object_array(values: Sequence[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Values as an array of objects, whatever they are."""
-    made = np.empty(len(values), object)
-    for place, value in enumerate(values):
-        made[place] = value
-    return made.reshape(shape)
 
 
 def as_text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

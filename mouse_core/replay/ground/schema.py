@@ -13,11 +13,17 @@ import numpy.typing as npt
 from mouse_core.dtypes import dtype_name, named_dtype
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.nested import (
+    Leaf,
     Structure,
     as_array,
     fit,
     flatten,
-    key_of,
+    is_like,
+    is_node,
+    is_varying,
+    keys_of,
+    lists_of,
+    opened,
     stack,
     structure_from_json,
     structure_of,
@@ -70,12 +76,14 @@ class RowSchema:
 
     def __init__(self, structure: Structure, fields: Mapping[FieldKey, FieldType], num_envs: int = 1) -> None:
         self.structure = structure
+        self.lists = lists_of(structure)
+        self.from_data = False  # whether a file says how rows are nested, which names classes and does not have them
         self.fields = dict(fields)
         self.num_envs = num_envs
         self.varying = {key: kind for key, kind in self.fields.items() if kind.varies}
         # What lies in a row: of what differs in length, where it lies.
         self.stored = {key: _REF if kind.varies else kind for key, kind in self.fields.items()}
-        self.plain = isinstance(structure, dict) and all(isinstance(child, list) for child in structure.values())
+        self.plain = isinstance(structure, dict) and all(isinstance(child, Leaf) for child in structure.values())
 
     @classmethod
     def of(cls, rows: Any, lead: int, ndim: int, ragged: Collection[FieldKey] = ()) -> RowSchema:
@@ -107,7 +115,7 @@ class RowSchema:
                 item = first_array(values, where=_where(key)) if kind == RAGGED else np.empty(1, np.uint8)
                 fields[key] = FieldType(item.dtype.newbyteorder("="), item.shape[1:], kind)
                 continue
-            array = as_array(leaf, where=_where(key))
+            array = as_array(_even(key, leaf), where=_where(key))
             if array.ndim < lead:
                 raise SchemaError(f"{_where(key)}: expected {_axes(lead, ndim)}, found the shape {array.shape}")
             if ndim == 2 and not fields:
@@ -179,6 +187,7 @@ class RowSchema:
         elif found != expected:
             raise DataError(
                 f"{_where(key)}: expected {list(expected)} rows as in {next(iter(self.fields))!r}, found {list(found)}"
+                f"{_if_listed([next(iter(self.fields)), key])}"
             )
 
     def _bytes(
@@ -215,15 +224,38 @@ class RowSchema:
             (name if isinstance(name, str) else tuple(name)): _field_type(*kind) for name, *kind in value["fields"]
         }
         structure, num_envs = structure_from_json(value["structure"]), index(value["num_envs"])
-        if not fields or {key_of(tuple(steps)) for steps in flatten(structure).values()} != fields.keys():
+        if not fields or set(keys_of(structure)) != fields.keys():
             raise ValueError(f"fields {list(fields)} that are not those of the structure {structure!r:.80}")
         if num_envs < 1:
             raise ValueError(f"{num_envs} environments")
-        return cls(structure, fields, num_envs)
+        made = cls(structure, fields, num_envs)
+        made.from_data = True
+        return made
+
+    def take_nodes(self, rows: Any) -> None:
+        """Nest rows from now on as ``rows`` are nested, if a file said how, and only their classes differ."""
+        structure = structure_of(rows)
+        if is_like(structure, self.structure):
+            self.structure = structure
+        self.from_data = False
 
     def same_as(self, other: RowSchema) -> bool:
         """Whether rows of one are rows of the other."""
         return self.fields == other.fields and self.num_envs == other.num_envs
+
+
+def whole(
+    rows: Any, known: RowSchema | None, *, one: bool = False, ndim: int, ragged: Collection[FieldKey] = ()
+) -> Any:
+    """Rows as one tree, opened; the arguments as for ``checked``."""
+    lists: Collection[Any] = ()
+    if known is not None:
+        ragged, lists = known.varying, known.lists
+    if isinstance(rows, list) and rows and not one:
+        return stack([opened(row, ndim - 1, ragged, lists) for row in rows])
+    if isinstance(rows, list) and is_node(rows):  # a single row of several arrays
+        rows = tuple(rows)
+    return opened(rows, ndim - 1 if one else ndim, ragged, lists)
 
 
 def checked(
@@ -241,9 +273,13 @@ def checked(
     Raises:
         SchemaError, DataError, ConfigError: As ``RowSchema.of`` and ``RowSchema.check``.
     """
-    rows = stack(rows) if isinstance(rows, list) and not one else rows
+    if isinstance(rows, list) and not rows and not one:
+        raise DataError("rows: expected at least one item in the list, found none")
+    rows = whole(rows, known, one=one, ndim=ndim, ragged=ragged)
     lead = ndim - 1 if one else ndim
     schema = RowSchema.of(rows, lead, ndim, ragged) if known is None else known
+    if schema.from_data:
+        schema.take_nodes(rows)
     return schema, *schema.check(rows, lead, ndim)
 
 
@@ -264,19 +300,28 @@ def _fitting(key: FieldKey, kind: FieldType, leaf: Any) -> npt.NDArray[Any]:
     """A leaf that is no array of the field's dtype as one; raises as ``RowSchema.check``."""
     if isinstance(leaf, Mapping | tuple):
         raise SchemaError(f"{_where(key)}: expected an array as in the first write, found {leaf!r:.60}")
-    if isinstance(leaf, list) and leaf and isinstance(leaf[0], np.ndarray):
-        _check_even(key, leaf)
-    return fit(leaf, kind.dtype, where=_where(key))
+    return fit(_even(key, leaf), kind.dtype, where=_where(key))
 
 
-def _check_even(key: FieldKey, items: list[Any]) -> None:
-    """SchemaError where arrays of a list differ in shape."""
+def _even(key: FieldKey, leaf: Any) -> Any:
+    """The arrays in an array of objects as one array; SchemaError where they differ in shape."""
+    if not is_varying(leaf) or not leaf.size or not hasattr(leaf.flat[0], "shape"):
+        return leaf
+    items = leaf.reshape(-1).tolist()
     for number, item in enumerate(items):
         if np.shape(item) != np.shape(items[0]):
             raise SchemaError(
                 f"{_where(key)}: expected the shape {np.shape(items[0])}, found {np.shape(item)} in item {number}"
                 f"{_if_declared(key, np.shape(item), np.shape(items[0]))}"
             )
+    return np.stack([as_array(item, where=_where(key)) for item in items]).reshape(*leaf.shape, *np.shape(items[0]))
+
+
+def _if_listed(keys: list[FieldKey]) -> str:
+    """What to do about lists of arrays that were meant as one array: half a sentence where a field is in a list."""
+    if all(isinstance(key, str) or not any(isinstance(step, int) for step in key) for key in keys):
+        return ""
+    return "; each array in a list or tuple is a field of its own, and np.stack(arrays) is one field"
 
 
 def _if_declared(key: FieldKey, found: tuple[int, ...], expected: tuple[int, ...]) -> str:

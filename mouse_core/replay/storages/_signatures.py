@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import DataError, SchemaError
-from mouse_core.nested import fit, flatten, structure_of, unflatten
+from mouse_core.nested import copied, fit, flatten, structure_of, unflatten
 from mouse_core.replay.ground.encoding import object_array
 from mouse_core.replay.ground.protocols import FieldKey, Slots
 
 _Signature = tuple[Any, ...]
 """Of a leaf: "strong", a dtype and a shape; "weak", one of Python's kinds of numbers, and a shape; "any"."""
+
+_Leaves = tuple[tuple[Any, ...], ...]
+"""The signatures of the leaves of an object, each behind its name."""
 
 _ANY: _Signature = ("any",)
 _WEAK = {bool: ("weak", "b", ()), int: ("weak", "i", ()), float: ("weak", "f", ())}
@@ -31,10 +34,11 @@ class Signatures:
 
     def __init__(self, ragged: Sequence[FieldKey] = ()) -> None:
         self._ragged = ragged
-        self._of: list[tuple[_Signature, ...] | None] = []
+        # Of every slot: with lists of arrays as nodes, and as leaves.
+        self._of: list[tuple[_Leaves, _Leaves] | None] = []
         self._unseen: list[int] = []
-        self._counts: dict[tuple[_Signature, ...], int] = {}
-        self._known: dict[FieldKey, np.dtype[Any] | None] | None = None
+        self._counts: dict[tuple[_Leaves, _Leaves], int] = {}
+        self._known: Columns | None = None
 
     def wrote(self, slot: int) -> None:
         """There is another object in a slot."""
@@ -51,37 +55,64 @@ class Signatures:
                 self._known = None
         self._unseen.append(slot)
 
-    def columns(self, items: Sequence[Any]) -> dict[FieldKey, np.dtype[Any] | None]:
-        """The fields of all ``items``: the dtype of those that are arrays of one shape, None for others.
+    def columns(self, items: Sequence[Any]) -> Columns:
+        """The fields of all ``items``.
 
         Raises:
             SchemaError: They have different fields.
         """
         for slot in self._unseen:
-            signature = tuple((key, *_signature_of(leaf)) for key, leaf in _leaves(items[slot]).items())
+            item = items[slot]
+            signature = (_signatures_of(item, _is_none), _signatures_of(item, _is_none_or_list))
             self._of[slot] = signature
             if signature not in self._counts:
                 self._known = None
             self._counts[signature] = self._counts.get(signature, 0) + 1
         self._unseen.clear()
         if self._known is None:
-            self._known = _joined(list(self._counts), self._ragged)
+            nodes = [with_nodes for with_nodes, _ in self._counts]
+            # Lists of arrays that differ in length from row to row are no nodes.
+            is_leaf = _is_none if len({_keys_of(leaves) for leaves in nodes}) < 2 else _is_none_or_list
+            if is_leaf is _is_none_or_list:
+                nodes = list({without: None for _, without in self._counts})
+            self._known = Columns(_joined(nodes, self._ragged), is_leaf)
         return self._known
 
 
-def gathered(items: Sequence[Any], slots: Slots, columns: Mapping[FieldKey, np.dtype[Any] | None]) -> Any:
+class Columns(NamedTuple):
+    """The fields of all objects.
+
+    Args:
+        dtypes: Of each field that is an array of one shape in all objects; None for others.
+        is_leaf: Which nodes of an object are leaves.
+    """
+
+    dtypes: dict[FieldKey, np.dtype[Any] | None]
+    is_leaf: Callable[[Any], bool]
+
+
+def _is_none(node: Any) -> bool:
+    return node is None
+
+
+def _is_none_or_list(node: Any) -> bool:
+    return node is None or isinstance(node, list)
+
+
+def gathered(items: Sequence[Any], slots: Slots, columns: Columns) -> Any:
     """The objects in ``slots`` as one tree; what is no array of numbers of one shape as object arrays."""
     drawn = [items[slot] for slot in slots.reshape(-1).tolist()]
-    if columns.keys() == {()}:
-        return _column(drawn, columns[()], slots.shape, ())
-    leaves = [flatten(item) for item in drawn]
-    fields = {key: _column([found[key] for found in leaves], dtype, slots.shape, key) for key, dtype in columns.items()}
-    return unflatten(structure_of(drawn[0]), fields)
+    dtypes, is_leaf = columns
+    if dtypes.keys() == {()}:
+        return _column(drawn, dtypes[()], slots.shape, ())
+    leaves = [flatten(item, leaf=is_leaf) for item in drawn]
+    fields = {key: _column([found[key] for found in leaves], dtype, slots.shape, key) for key, dtype in dtypes.items()}
+    return unflatten(structure_of(drawn[0], leaf=is_leaf), fields)
 
 
 def _column(values: list[Any], dtype: np.dtype[Any] | None, shape: tuple[int, ...], key: FieldKey) -> npt.NDArray[Any]:
     if dtype is None:
-        return object_array(values, shape)
+        return object_array([copied(value) for value in values], shape)
     try:
         arrays = [
             value if isinstance(value, np.ndarray | np.generic) else fit(value, dtype, where=f"rows: field {key!r}")
@@ -93,14 +124,17 @@ def _column(values: list[Any], dtype: np.dtype[Any] | None, shape: tuple[int, ..
     return stacked.reshape(*shape, *stacked.shape[1:])
 
 
-def _leaves(item: Any) -> dict[FieldKey, Any]:
-    """The leaves of nested dicts and tuples; of any other object, it."""
-    if not isinstance(item, Mapping | tuple) or not len(item):
-        return {(): item}
+def _signatures_of(item: Any, is_leaf: Callable[[Any], bool]) -> _Leaves:
+    """The signatures of the leaves of nested dicts, tuples and lists; of any other object, its own."""
     try:
-        return flatten(item)
+        leaves = flatten(item, leaf=is_leaf) if isinstance(item, Mapping | tuple | list) else {(): item}
     except SchemaError:
-        return {(): item}
+        leaves = {(): item}
+    return tuple((key, *_signature_of(leaf)) for key, leaf in leaves.items())
+
+
+def _keys_of(leaves: _Leaves) -> frozenset[FieldKey]:
+    return frozenset(key for key, *_ in leaves)
 
 
 def _signature_of(leaf: Any) -> _Signature:
@@ -118,9 +152,7 @@ def _signature_of(leaf: Any) -> _Signature:
     return _ANY
 
 
-def _joined(
-    signatures: Sequence[tuple[_Signature, ...]], ragged: Sequence[FieldKey]
-) -> dict[FieldKey, np.dtype[Any] | None]:
+def _joined(signatures: Sequence[_Leaves], ragged: Sequence[FieldKey]) -> dict[FieldKey, np.dtype[Any] | None]:
     """What each field is to be, by how it looks in any row there is."""
     keys = _fields_of(signatures)
     if keys is None:
@@ -133,7 +165,7 @@ def _joined(
     return columns
 
 
-def _fields_of(signatures: Sequence[tuple[_Signature, ...]]) -> tuple[FieldKey, ...] | None:
+def _fields_of(signatures: Sequence[_Leaves]) -> tuple[FieldKey, ...] | None:
     """The fields that all rows have; None where some rows have fields and others are objects of other kinds."""
     keys = [tuple(key for key, *_ in signature) for signature in signatures]
     other = next((found for found in keys if set(found) != set(keys[0])), None)

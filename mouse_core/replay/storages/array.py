@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
-from mouse_core.nested import map_tree, stack
+from mouse_core.nested import map_tree, opened
 from mouse_core.replay.ground.memory import RowMemory
 from mouse_core.replay.ground.protocols import FieldKey, Slots
-from mouse_core.replay.ground.schema import RowSchema, checked
+from mouse_core.replay.ground.schema import RowSchema, checked, whole
 from mouse_core.replay.ground.state import rows_state, state_rows
 from mouse_core.replay.ground.values import Refs, Values
 from mouse_core.replay.storages.ring import (
@@ -76,6 +76,7 @@ class ArrayStorage(RingStorage):
             self._wrap(arrays)
 
     def _wrap(self, arrays: Any) -> None:
+        arrays = opened(arrays, self._ndim, self._ragged)
         schema = RowSchema.of(arrays, self._ndim, self._ndim, self._ragged)
         columns, n = schema.check(map_tree(_as_given, arrays), self._ndim, self._ndim)
         if not n:
@@ -101,9 +102,14 @@ class ArrayStorage(RingStorage):
         return None if self._memory is None else self._memory.schema
 
     @property
+    def structure(self) -> Any:
+        """How rows are nested, as ``mouse_core.nested.structure_of`` says it; None before the first write."""
+        return None if self._schema is None else self._schema.structure
+
+    @property
     def ragged(self) -> tuple[FieldKey, ...]:
-        """Fields that were said to differ in length."""
-        return self._ragged
+        """Fields that differ in length: those that were said to, and those that do since the first write."""
+        return self._ragged if self._schema is None else tuple({**dict.fromkeys(self._ragged), **self._schema.varying})
 
     @property
     def writable(self) -> bool:
@@ -167,7 +173,7 @@ class ArrayStorage(RingStorage):
         if self._memory is None:
             raise slot_error(slots, 0)
         self._check_slots(slots)
-        rows = stack(rows) if isinstance(rows, list) and rows else rows
+        rows = whole(rows, self._memory.schema, ndim=1)
         more = self._memory.schema.with_more(rows, 1) if is_all(slots, self._size) else None
         arrays, n = (more or self._memory.schema).check(rows, 1, 1)
         check_put(slots, n)
@@ -239,12 +245,15 @@ class ArrayStorage(RingStorage):
     def __getstate__(self) -> dict[str, Any]:
         super().__getstate__()
         ragged = {"ragged": self._ragged} if self._ragged else {}
-        return {"writable": self._writable, "changes": self._changes, "state": self.state(), **ragged}
+        nodes = {} if self._schema is None else {"structure": self._schema.structure}
+        return {"writable": self._writable, "changes": self._changes, "state": self.state(), **ragged, **nodes}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         state = kept["state"]
         self.__init__(state["capacity"], state["ndim"], alignment=state["alignment"], ragged=kept.get("ragged", ()))  # type: ignore[misc]
         self.load(state)
+        if self._schema is not None and "structure" in kept:
+            self._schema.structure = kept["structure"]
         self._writable, self._changes = kept["writable"], kept["changes"]
 
     def _take_memory(self, memory: RowMemory) -> None:
@@ -260,7 +269,7 @@ class ArrayStorage(RingStorage):
 
 
 def _as_given(leaf: Any) -> Any:
-    """An array; a list stays, whose rows may differ in length."""
+    """An array; a list stays, of text or of rows that may differ in length."""
     return leaf if isinstance(leaf, list) else to_numpy(leaf)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import refuse_hidden
 from mouse_core.errors import DataError, StateError
-from mouse_core.nested import find, flatten, map_tree
+from mouse_core.nested import copied, find, flatten, is_varying, map_tree, opened
 from mouse_core.replay.ground.encoding import object_array
 from mouse_core.replay.ground.protocols import FieldKey, Slots
 from mouse_core.replay.ground.state import check_state
@@ -22,10 +22,14 @@ from mouse_core.spec import Alignment, check_list
 
 
 class ListStorage(RingStorage):
-    """Rows as any Python objects, by reference.
+    """Rows as any Python objects.
 
-    Of nested dicts and tuples a batch has one field for each leaf. It is an array where all rows that are there have
-    numbers of one shape, and else a list: whichever rows are drawn, it is the same.
+    Arrays and tensors, and the dicts, lists, tuples and dataclasses that hold them, are copied on the way in and out.
+    Objects of all other kinds stay references.
+
+    Of nested dicts, tuples and lists of arrays a batch has one field for each leaf. It is an array where all rows that
+    are there have numbers of one shape, and else a list: whichever rows are drawn, it is the same. Where lists of
+    arrays differ in length from row to row, they are lists in every batch.
 
     Args:
         capacity: Rows it holds.
@@ -54,8 +58,9 @@ class ListStorage(RingStorage):
             rows: The object for ``one``; else a list of them, or a tree of arrays ``[n, ...]``, which is taken apart.
             one: ``rows`` is a single object.
         """
-        items = [rows] if one else take_apart(rows)
+        items = [rows] if one else take_apart(rows, self._ragged)
         _refuse_hidden(items)
+        items = [copied(item) for item in items]
         for number, item in enumerate(items, self._written):
             slot = number % self._capacity
             if slot == len(self._items):
@@ -68,10 +73,10 @@ class ListStorage(RingStorage):
     def put(self, slots: Slots, rows: Any) -> None:
         """Replace the objects in ``slots``; ``rows`` as for ``append``."""
         self._check_slots(slots)
-        items = take_apart(rows)
+        items = take_apart(rows, self._ragged)
         _refuse_hidden(items)
         check_put(slots, len(items))
-        for slot, item in zip(slots.reshape(-1).tolist(), items, strict=True):
+        for slot, item in zip(slots.reshape(-1).tolist(), [copied(item) for item in items], strict=True):
             self._items[slot] = item
             self._signatures.wrote(slot)
         self._changes += 1
@@ -81,7 +86,7 @@ class ListStorage(RingStorage):
         self._check_slots(slots)
         if slots.ndim > 1:
             return [self.get(part) for part in slots]
-        return [self._items[slot] for slot in slots.tolist()]
+        return [copied(self._items[slot]) for slot in slots.tolist()]
 
     def batch(self, slots: Slots) -> Any:
         """The objects in ``slots`` as one tree of arrays, of objects where they are no numbers of one shape."""
@@ -97,6 +102,8 @@ class ListStorage(RingStorage):
             values = np.array(found)
         except ValueError:  # rows of differing length
             values = object_array(found, (len(found),))
+        if is_varying(values):
+            values = object_array([copied(value) for value in values.reshape(-1)], values.shape)
         return values.reshape(*slots.shape, *values.shape[1:])
 
     def empty(self) -> None:
@@ -143,10 +150,11 @@ def _refuse_hidden(items: list[Any]) -> None:
         map_tree(refuse_hidden, item)
 
 
-def take_apart(rows: Any) -> list[Any]:
-    """The rows of a list of items, or of a tree of arrays ``[n, ...]``."""
+def take_apart(rows: Any, ragged: Collection[FieldKey] = ()) -> list[Any]:
+    """The rows of a list of items, or of a tree of arrays ``[n, ...]``; ``ragged`` fields may be lists of arrays."""
     if isinstance(rows, list):
         return rows
+    rows = opened(rows, 1, ragged)
     leaves = flatten(rows)
     single = next((leaf for leaf in leaves.values() if not hasattr(leaf, "__len__")), None)
     if single is not None:

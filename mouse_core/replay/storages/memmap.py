@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from mouse_core.errors import MissingFieldError
 from mouse_core.files.locking import FileLock
-from mouse_core.nested import stack
 from mouse_core.replay.ground.protocols import FieldKey, Slots, ring_pieces
-from mouse_core.replay.ground.schema import checked
+from mouse_core.replay.ground.schema import checked, whole
 from mouse_core.replay.ground.state import rows_state, state_rows
 from mouse_core.replay.storages._mapped import files as on_disk
 from mouse_core.replay.storages._mapped.journal import write_journal
@@ -101,9 +100,14 @@ class MemmapStorage(MappedRows):
         return 1 if self._schema is None else self._schema.num_envs
 
     @property
+    def structure(self) -> Any:
+        """How rows are nested, as ``mouse_core.nested.structure_of`` says it; None before the first write."""
+        return None if self._schema is None else self._schema.structure
+
+    @property
     def ragged(self) -> tuple[FieldKey, ...]:
-        """Fields that were said to differ in length."""
-        return self._ragged
+        """Fields that differ in length: those that were said to, and those that do since the first write."""
+        return self._ragged if self._schema is None else tuple({**dict.fromkeys(self._ragged), **self._schema.varying})
 
     @property
     def alignment(self) -> Alignment:
@@ -200,7 +204,8 @@ class MemmapStorage(MappedRows):
             if self._schema is None:
                 raise slot_error(slots, 0)
             check_slots(slots, len(self))
-            arrays, n = self._schema.check(stack(rows) if isinstance(rows, list) and rows else rows, 1, 1)
+            rows = whole(rows, self._schema, ndim=1)
+            arrays, n = self._schema.check(rows, 1, 1)
             check_put(slots, n)
             now = self._compact(self._schema, now)
             self._head.making = True

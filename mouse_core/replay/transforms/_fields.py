@@ -11,7 +11,7 @@ from array_api_compat import device
 
 from mouse_core.dtypes import is_tensor
 from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.nested import find, flatten, key_of, path_of, tuple_like
+from mouse_core.nested import child_of, children_of, find, flatten, is_node, key_of, path_of, rebuilt
 from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.spec import check_list
 
@@ -55,7 +55,7 @@ def find_any(batch: Any, key: FieldKey) -> Array | None:
     node = batch
     for name in path_of(key):  # misses are common, and an error that says what is there takes long
         try:
-            node = node[name]
+            node = child_of(node, name)
         except (KeyError, IndexError, TypeError):
             return None
     return node
@@ -72,12 +72,11 @@ def _with(node: Any, path: Path, values: Array) -> Any:
     if not path:
         return values
     name, rest = path[0], path[1:]
-    if isinstance(node, tuple):
-        if not isinstance(name, int) or not 0 <= name < len(node):
-            raise SchemaError(f"fields: expected a place in a tuple of {len(node)}, found {name!r}")
-        return tuple_like(
-            node, [_with(item, rest, values) if place == name else item for place, item in enumerate(node)]
-        )
+    if isinstance(node, tuple | list):
+        children = children_of(node)
+        if name not in dict(children):
+            raise SchemaError(f"fields: expected one of {[*dict(children)]} in a {_kind(node)}, found {name!r}")
+        return rebuilt(node, [_with(item, rest, values) if place == name else item for place, item in children])
     if not isinstance(node, Mapping):
         raise SchemaError(f"fields: expected a dict to put {name!r} in, found {type(node).__name__}")
     return {**node, name: _with(node.get(name, {}), rest, values)}
@@ -104,13 +103,18 @@ def only(tree: Any, fields: Mapping[Path, Array], path: Path = ()) -> Any:
     if isinstance(tree, Mapping):
         children = {name: only(child, fields, (*path, name)) for name, child in tree.items()}
         return {name: child for name, child in children.items() if child is not None} or None
-    if isinstance(tree, tuple):
-        items = [only(child, fields, (*path, place)) for place, child in enumerate(tree)]
+    if is_node(tree):
+        items = [only(child, fields, (*path, place)) for place, child in children_of(tree)]
         left_out = sum(item is None for item in items)
         if 0 < left_out < len(items):
-            raise SchemaError(f"fields: expected all or none of the tuple {key_of(path)!r}, found {left_out} left out")
-        return None if left_out else tuple_like(tree, items)
+            kind = _kind(tree)
+            raise SchemaError(f"fields: expected all or none of the {kind} {key_of(path)!r}, found {left_out} left out")
+        return None if left_out or not items else rebuilt(tree, items)
     return fields.get(path)
+
+
+def _kind(node: Any) -> str:
+    return "list" if isinstance(node, list) else "tuple"
 
 
 def place_of(batch: Any, key: FieldKey) -> FieldKey:

@@ -149,6 +149,8 @@ class Compose:
         behind = [getattr(transform, "reach", 0) for transform in self.transforms]
         read = _read_ahead(batch) if any(behind) else None
         for number, transform in enumerate(self.transforms):
+            if hasattr(transform, "done"):
+                batch = _by_name(batch)
             if getattr(transform, "random", False):
                 if key is None:
                     raise ConfigError(f"Compose: expected a Key, as {transform!r} draws random numbers, found none")
@@ -191,6 +193,14 @@ def delivered_alignment(transform: Callable[..., Any] | None, alignment: Alignme
         if gives is not None:
             known, source = gives, f"{name} delivers"
     return known
+
+
+def _by_name(batch: Any) -> Any:
+    """A batch whose rows are a named tuple, with its fields at the root: there transforms look for an episode's end."""
+    rows = batch.get("data") if isinstance(batch, Mapping) else None
+    if not hasattr(rows, "_asdict") or not rows._asdict().keys().isdisjoint(batch):  # type: ignore[union-attr]
+        return batch
+    return {**rows._asdict(), **{name: values for name, values in batch.items() if name != "data"}}  # type: ignore[union-attr]
 
 
 def _read_ahead(batch: Any) -> tuple[int, frozenset[FieldKey]] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,15 @@ from mouse_core import replay
 from mouse_core.errors import ConfigError, MouseError
 from mouse_core.nested import map_tree
 from mouse_core.testing._comparing import InArrays, leaves, refused
+
+
+class Nodes(NamedTuple):
+    """A row with nodes of every kind."""
+
+    above: Any
+    beside: Any
+    done: Any
+
 
 _STEPS, _COUNT, _BATCH, _SEED = 20, 7, 8, 2**63 + 5
 _EXPONENTS: dict[str, Any] = {"alpha": 0.7, "beta": 0.6, "eps": 1e-3}
@@ -94,6 +103,31 @@ class DeviceReplayConformance(InArrays):
         raise NotImplementedError
 
     # ------------------------------------------------------------------ what it draws
+
+    def test_nodes_of_rows_come_back(self, tmp_path: Path) -> None:
+        """Named tuples, tuples, lists of arrays and None, also of as many children as there are time steps or rows."""
+        for envs in (None, 2):
+            lead = (2,) if envs is None else (2, envs)
+            number = np.arange(np.prod(lead), dtype=np.float32).reshape(*lead, 1)
+            rows = Nodes(
+                [number, number + 10], (number + 20, {"memory": None, "x": number + 30}), np.zeros(lead, np.int8)
+            )
+            first = (0,) * len(lead)
+            example = map_tree(itemgetter(first), rows)
+            options: dict[str, Any] = {"batch_size": _BATCH, "seed": _SEED, "num_envs": envs, "slices": None}
+            options |= {"transform": None, "priorities": None, "order": "random"}
+            state = self.add(self.init(example, 8, **options), rows)
+            self.dumps(state, tmp_path / "nodes", 3)
+            loaded, _ = self.loads(self.init(example, 8, **options), tmp_path / "nodes")
+            host = replay.ReplayBuffer(replay.ArrayStorage(8, ndim=len(lead)), batch_size=_BATCH)
+            host.loads(tmp_path / "nodes")
+            batches = [self.sample(kept, 3)[1] for kept in (state, loaded)]
+            found = [(leaves(batch["data"]), batch["index"]) for batch in batches]
+            found.append((leaves(host[:]), np.arange(len(host))))
+            for fields, index in found:
+                for (path, leaf), begin in zip(fields, (0, 10, 20, 30), strict=False):
+                    values = self.to_numpy(leaf)[:, 0]
+                    np.testing.assert_array_equal(values, self.to_numpy(index) + begin, ".".join(path))
 
     def test_rows_are_those_of_the_host(self, tmp_path: Path) -> None:
         """With transitions of several steps, of environments side by side."""

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import MissingFieldError, MouseError, StateError
-from mouse_core.nested import stack
+from mouse_core.nested import map_tree, stack
 from mouse_core.replay import NextView, ReplayBuffer, Storage
 from mouse_core.spec import Alignment
 from mouse_core.testing._comparing import leaves, refused
 
 Rows = dict[str, Any]
+
+
+class Nodes(NamedTuple):
+    """A row with nodes of every kind."""
+
+    layers: Any
+    rest: Any
 
 
 class StorageConformance:
@@ -130,8 +139,17 @@ class StorageConformance:
         """And what is written does not change with the caller's arrays."""
         storage = self._new(4, 1, tmp_path)
         mine = rows_from(0, 4)
-        storage.append(copy.deepcopy(mine))
+        storage.append(mine)
+        one = row_of(4)
+        storage.append(one, one=True)
+        _overwrite(mine)
+        _overwrite(one)
         slots = np.arange(4)
+        self._holds(storage, {0: 4, 1: 1, 2: 2, 3: 3})
+        read = storage.get(slots)
+        for item in read if isinstance(read, list) else [read]:
+            _overwrite(item)
+        self._holds(storage, {0: 4, 1: 1, 2: 2, 3: 3})
         before = storage.get(slots)
         kept = copy.deepcopy(before)
         storage.append(rows_from(50, 4))
@@ -141,6 +159,34 @@ class StorageConformance:
         for one, other in pairs:
             for (path, given), (_, expected) in zip(leaves(one), leaves(other), strict=True):
                 np.testing.assert_array_equal(self.to_numpy(given), self.to_numpy(expected), ".".join(path))
+
+    def test_nodes_of_rows_come_back(self, tmp_path: Path) -> None:
+        """Dicts, named tuples, tuples, lists of arrays and None, also of as many children as there are rows."""
+        storage = self._new(6, 1, _folder(tmp_path, "from"))
+        numbers = np.arange(2.0)[:, None]
+        storage.append(Nodes([numbers, numbers + 10], (numbers + 20, {"memory": None, "x": numbers + 30})))
+        storage.append(
+            Nodes([np.full(1, 2.0), np.full(1, 12.0)], (np.full(1, 22.0), {"memory": None, "x": np.full(1, 32.0)})),
+            one=True,
+        )
+        other = self._new(6, 1, _folder(tmp_path, "to"))
+        other.load(copy.deepcopy(storage.state()))
+        for kept in (storage, other):
+            found = kept.get(np.arange(3))
+            for row in range(3):
+                item = found[row] if isinstance(found, list) else map_tree(itemgetter(row), found)
+                assert type(item).__name__ == "Nodes", f"expected a named tuple {Nodes.__name__}, found {item!r:.80}"
+                assert isinstance(item.layers, list), f"expected a list, found {item.layers!r:.80}"
+                assert isinstance(item.rest, tuple)
+                assert item.rest[1]["memory"] is None
+                values = [*item.layers, item.rest[0], item.rest[1]["x"]]
+                assert [float(self.to_numpy(value)[0]) for value in values] == [row, row + 10, row + 20, row + 30]
+            np.testing.assert_array_equal(np.ravel(kept.read(("layers", 1), np.arange(3))), [10, 11, 12])
+        if 2 in self.ndims:
+            steps = self._new(6, 2, _folder(tmp_path, "steps"))
+            steps.append({"layers": [np.arange(2.0), np.arange(2.0) + 10]}, one=True)
+            found = steps.get(np.arange(2))["layers"]
+            assert [self.to_numpy(layer).tolist() for layer in found] == [[0, 1], [10, 11]]
 
     def test_single_fields_are_read(self, tmp_path: Path) -> None:
         """By name, nested ones by a tuple of names; through slots and slices."""
@@ -333,6 +379,13 @@ def rows_from(first: int, n: int) -> Rows:
 def row_of(number: int) -> Rows:
     """A single row."""
     return rows_at(np.array(number))
+
+
+def _overwrite(rows: Any) -> None:
+    """Write zeros to the arrays of rows, where that is possible."""
+    for _, leaf in leaves(rows):
+        with suppress(TypeError, ValueError):
+            leaf[...] = 0
 
 
 def _folder(parent: Path, name: str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from mouse_core import ConfigError, SchemaError
-from mouse_core.nested import FieldKey
+from mouse_core.nested import FieldKey, as_array, children_of, is_node, rebuilt
 from mouse_core.replay import Compose
 from mouse_core.replay.device.options import Marks as Marks
 from mouse_core.replay.device.options import Order as Order
@@ -138,15 +138,21 @@ class Replay:
     layout: Layout = field(metadata={"static": True})
 
 
-def as_dicts(tree: Any) -> Any:
-    """A tree with dataclasses as dicts, as the buffers on the host have them."""
-    if isinstance(tree, Mapping):
-        return {name: as_dicts(child) for name, child in tree.items()}
+def as_dicts(tree: Any, lists: Collection[Any] = (), path: tuple[str | int, ...] = ()) -> Any:
+    """A tree as the buffers on the host have it: dataclasses are dicts, and lists of numbers arrays.
+
+    Args:
+        tree: Rows.
+        lists: The paths of lists that are nodes also where they hold numbers.
+        path: Of the tree.
+    """
     if is_dataclass(tree) and not isinstance(tree, type):
-        return {one.name: as_dicts(getattr(tree, one.name)) for one in fields(tree)}
-    if isinstance(tree, tuple):
-        children = [as_dicts(child) for child in tree]
-        return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
+        tree = {one.name: getattr(tree, one.name) for one in fields(tree)}
+    if is_node(tree) or path in lists:
+        return rebuilt(tree, [as_dicts(child, lists, (*path, name)) for name, child in children_of(tree)])
+    if isinstance(tree, list):
+        traced = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
+        return jnp.asarray(tree) if traced else as_array(tree, where="rows")
     return tree
 
 

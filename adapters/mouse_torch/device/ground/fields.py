@@ -10,7 +10,7 @@ import torch
 
 from mouse_core.dtypes import RowError, refuse_hidden
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.nested import FieldKey, flatten, map_tree, structure_of, unflatten
+from mouse_core.nested import FieldKey, Leaf, flatten, lists_of, map_tree, opened, structure_of, unflatten
 from mouse_core.replay import Slices
 from mouse_torch.device.ground.kept import Kept, zeros
 from mouse_torch.transfer import from_numpy
@@ -51,7 +51,7 @@ def rows_of(example: Any) -> tuple[Any, dict[FieldKey, Row]]:
     Raises:
         SchemaError: A field that is no tensor of numbers.
     """
-    tree = as_tree(example)
+    tree = opened(as_tree(example), 0)
     fields = {}
     for key, leaf in flatten(tree).items():
         values = _tensor(key, leaf)
@@ -115,11 +115,11 @@ class Fields(Kept):
         self, structure: Any, rows: dict[FieldKey, Row], capacity: int, num_envs: int | None, device: torch.device
     ) -> None:
         super().__init__()
-        self._structure, self.rows = structure, rows
+        self._structure, self.rows, self._lists = structure, rows, lists_of(structure)
         self._capacity, self._envs = capacity, num_envs
         # Those that are taken in another dtype: NumPy has no bfloat16 either.
         self._hidden = [key for key, row in rows.items() if row.held != row.dtype or row.dtype == torch.bfloat16]
-        self.is_flat = isinstance(structure, dict) and all(isinstance(key, str) for key in rows)
+        self.is_flat = isinstance(structure, dict) and all(isinstance(child, Leaf) for child in structure.values())
         for place, row in enumerate(rows.values()):
             self.register_buffer(str(place), zeros((capacity, *row.shape), row.held, device))
 
@@ -180,7 +180,7 @@ class Fields(Kept):
             SchemaError: Other fields, shapes or dtypes than the example had.
             ConfigError: More time steps than there is room for.
         """
-        tree = as_tree(rows)
+        tree = opened(as_tree(rows), 0, lists=self._lists)
         given = flatten(tree)
         if given.keys() != self.rows.keys():
             raise SchemaError(f"extend: expected rows with the fields {list(self.rows)}, found {list(given)}")
