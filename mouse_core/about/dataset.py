@@ -18,23 +18,16 @@ from mouse_core.about._specs import check_dimensions, check_spec, joined_dimensi
 from mouse_core.about._videos import check_videos, joined_videos
 from mouse_core.about.features import HUGGINGFACE, feature_of, features_in
 from mouse_core.about.recording import Recording, check_recordings, recording_from_json, recording_to_json
-from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
-from mouse_core.spec import DIMS, Alignment, Field, check_alignment
+from mouse_core.errors import DataError, MouseError, SchemaError
+from mouse_core.spec import DIMS, Alignment, Field
 
 __all__ = ["KEY", "About", "joined", "read_about", "with_about"]
 
 KEY = "mouse_data"
 """Under which name the text stands in metadata, descriptions and features."""
 
-_VERSION = 5
-# What earlier releases read is written as they wrote it: before there were names of dimensions, videos, specs, and
-# recordings.
-_WITHOUT_DIMENSIONS, _WITHOUT_VIDEOS, _WITHOUT_SPEC, _WITHOUT_RECORDINGS = 4, 3, 2, 1
+_VERSION = 1
 _MARK = f"{KEY}: "
-# What earlier versions wrote: the alignment alone.
-_OLD_KEY = "mouse_alignment"
-_OLD_MARK = f"{_OLD_KEY}: "
-_KEYS = (KEY.encode(), _OLD_KEY.encode())
 # The columns whose features carry the text: the first all of it, the second the alignment, should the first be recast.
 _CARRIERS = ("done", "reward")
 _TASKS = "; give them other numbers, or let one say no tasks, with mouse_core.about.with_about"
@@ -106,10 +99,7 @@ class About:
 
     def to_json(self) -> str:
         """All that is said, as JSON in one line, with the version of the form."""
-        before = _WITHOUT_SPEC if self.recordings else _WITHOUT_RECORDINGS
-        before = before if self.spec is None else _WITHOUT_VIDEOS
-        before = _WITHOUT_DIMENSIONS if self.videos else before
-        said: dict[str, Any] = {"version": _VERSION if self.dimensions else before}
+        said: dict[str, Any] = {"version": _VERSION}
         if self.alignment is not None:
             said["alignment"] = self.alignment
         if self.environments:
@@ -229,8 +219,6 @@ def _said(part: Any, where: str) -> Iterator[tuple[str, About]]:
         place = f"the metadata of {where}"
         if KEY.encode() in metadata:
             yield place, About.from_json(metadata[KEY.encode()].decode(errors="replace"), where=place)
-        if _OLD_KEY.encode() in metadata:
-            yield place, _old(metadata[_OLD_KEY.encode()].decode(errors="replace"), place)
         ids = {name: item.get("id") for name, item in features_in(metadata).items()}
     else:
         description = part if isinstance(part, str) else getattr(getattr(part, "info", None), "description", None)
@@ -247,20 +235,11 @@ def _said(part: Any, where: str) -> Iterator[tuple[str, About]]:
 
 def _lines(text: Any) -> list[str]:
     lines = text.splitlines() if isinstance(text, str) else []
-    return [line for line in lines if line.startswith((_MARK, _OLD_MARK))]
+    return [line for line in lines if line.startswith(_MARK)]
 
 
 def _of_line(line: str, where: str) -> About:
-    if line.startswith(_OLD_MARK):
-        return _old(line.removeprefix(_OLD_MARK), where)
     return About.from_json(line.removeprefix(_MARK), where=where)
-
-
-def _old(text: str, where: str) -> About:
-    try:
-        return About(alignment=check_alignment(text.strip()))
-    except ConfigError as error:
-        raise DataError(f"{where}: {error}") from error
 
 
 # ---------------------------------------------------------------------- writing
@@ -298,7 +277,7 @@ def with_about(part: Any, about: About) -> Any:
 
 
 def _metadata(schema: pa.Schema, about: About) -> dict[bytes, bytes]:
-    metadata = {name: text for name, text in (schema.metadata or {}).items() if name not in _KEYS}
+    metadata = {name: text for name, text in (schema.metadata or {}).items() if name != KEY.encode()}
     features = features_in(metadata)
     if about and (features or HUGGINGFACE not in metadata):
         # All that datasets keeps of a table's metadata are features, which it takes one by one.

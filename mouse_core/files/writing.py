@@ -9,7 +9,7 @@ What is being written stands beside its place, reaches the disk, takes its name,
 
 The number is the writing process's, which keeps what it writes locked. So the next writer knows what was left over, and
 removes it, from what another one is still at work on. Where a folder has one writer at a time, ``.saved.partial`` will
-do. Up to version 0.1 there were also ``.saved.4711.partial`` and ``.saved.4711-a3f09c.part``; they are removed too.
+do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ StrPath = str | os.PathLike[str]
 
 # What an address begins with; as the path of a folder it would make one of that name here.
 _ADDRESS = re.compile(r"(s3a?|gs|az|azure|adl|abfss?|https?|hf|file):")
-_LEFTOVER = re.compile(r"\.(?P<name>.+?)(\.(?P<process>\d+)(-[0-9a-f]+)?)?\.part(ial)?")
+_LEFTOVER = re.compile(r"\.(?P<name>.+?)(\.(?P<process>\d+)-[0-9a-f]+)?\.partial")
 # What a system says that cannot sync a folder, or does not let us open it for that.
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 _BINARY = getattr(os, "O_BINARY", 0)

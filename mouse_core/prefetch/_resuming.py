@@ -15,7 +15,6 @@ from mouse_core.errors import StateError
 from mouse_core.sampling.plan import MASK
 
 _NUMBERS = ("seed", "next_index", "epoch_start")
-# States of earlier versions have none.
 _CONFIGURATION = "configuration"
 # Those of streams without videos have none of it: the versions that the last bits of pixels depend on.
 _DECODER = "decoder"

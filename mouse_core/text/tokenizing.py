@@ -29,7 +29,7 @@ from mouse_core.text.encoding import Encoder, known
 from mouse_core.text.recipes import Recipe, fields_of
 
 # Of what lies in a folder: stores of another version have other names, and are never taken for those of this one.
-_VERSION = 3
+_VERSION = 1
 _SHARD_BYTES = 64 << 20
 
 

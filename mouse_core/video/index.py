@@ -26,7 +26,7 @@ from mouse_core.video._demuxing import LARGEST_SIDE, demux
 from mouse_core.video._pictures import CODECS
 
 SUFFIX = ".index.arrow"
-_VERSION, _KEY = 2, b"mouse_video"
+_VERSION, _KEY = 1, b"mouse_video"
 _SCHEMA = pa.schema(
     [
         ("bytes", pa.int64()),

@@ -307,7 +307,7 @@ def test_a_newer_format_is_refused_by_name(folder: Path) -> None:
     file = folder / "manifest.json"
     file.write_text(file.read_text().replace('"format": 1', '"format": 3'))
     for mode in ("r", "a"):
-        with pytest.raises(DataError, match="version 2 at most, found version 3, which a newer mouse-data wrote"):
+        with pytest.raises(DataError, match="version 1 at most, found version 3, which a newer mouse-data wrote"):
             DatasetStore.open(folder, mode)
 
 

@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import ClosedError, ConfigError, DataError, ForkError, MissingFieldError, StorageError
-from mouse_core.files.log import Log, read_log
 from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutColumn, RolloutRecord, open_rollouts
 from tests.core.groups_cases import METADATA, group, rollout
 
@@ -363,7 +362,7 @@ def test_groups_of_a_call_share_files(
     assert buffer.rollout("r37") == given[37]
 
 
-@pytest.mark.parametrize("by", ["files", "another tool's files", "an earlier release's log"])
+@pytest.mark.parametrize("by", ["files", "another tool's files"])
 def test_a_folder_is_read_without_its_log(make: Make, by: str) -> None:
     buffer = make()
     given = [*group(0, 4), *group(20, 4, environment="code"), *group(4, 8)]
@@ -371,14 +370,7 @@ def test_a_folder_is_read_without_its_log(make: Make, by: str) -> None:
         buffer.add_rollouts(some)
     buffer.close()
     path = buffer.root_path / ".state" / "index.log"
-    log = read_log(path)
     path.unlink()
-    if by == "an earlier release's log":
-        rows = [pa.ipc.read_record_batch(pa.py_buffer(record[1:]), NOTED) for record in log]
-        earlier = Log(path)
-        for row in rows:
-            earlier.append(b"C" + row.drop_columns(["first"]).serialize(), sync=False)
-        earlier.close()
     if by == "another tool's files":
         paths = [stored.path for stored in buffer.rollouts(environment="math").groups]
         table = pa.concat_tables(map(pq.read_table, paths)).replace_schema_metadata(None)
@@ -395,7 +387,7 @@ def test_a_folder_is_read_without_its_log(make: Make, by: str) -> None:
 
 
 def test_files_with_columns_for_metadata_that_no_rollout_has(make: Make) -> None:
-    """Files of earlier versions always have them."""
+    """Files of other tools may have them."""
     buffer = make()
     full = [replace(item, metadata={"a": 1}) for item in group(0, 4)]
     buffer.add_rollouts(full)

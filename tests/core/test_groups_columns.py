@@ -289,8 +289,8 @@ def test_declarations_of_a_folder(tmp_path: Path) -> None:
         buffer.add_rollout(known)
         buffer.flush()
     note = tmp_path / ".state" / "columns.json"
-    note.write_text(note.read_text().replace('"version": 2', '"version": 3'))
-    with pytest.raises(DataError, match="expected columns of version 2 or older, found 3: a newer release wrote it"):
+    note.write_text(note.read_text().replace('"version": 1', '"version": 3'))
+    with pytest.raises(DataError, match="expected columns of version 1, found 3: a newer release wrote it"):
         RolloutBuffer(tmp_path)
     note.write_text("{}")
     with pytest.raises(DataError, match="expected the columns of rollouts, found"):

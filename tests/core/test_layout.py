@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -135,17 +134,6 @@ def test_a_writer_goes_on_in_the_layout_that_it_finds(tmp_path: Path) -> None:
     with DatasetStore.open(tmp_path / "store", "a", layout="columns") as store:
         store.extend(rows_of("numbers", 2_700, 300))
     assert len(batch_rows(tmp_path / "store")[-1]) == 1
-
-
-def test_manifests_say_what_older_releases_cannot_read_and_only_then(tmp_path: Path) -> None:
-    with DatasetStore.open(tmp_path / "plain", "a") as store:
-        store.extend(rows_of("numbers", 0, 100))
-    filled(tmp_path / "windows", "numbers")
-    versions = [
-        json.loads((tmp_path / name / "manifest.json").read_text())["mouse_store"]["format"]
-        for name in ("plain", "windows")
-    ]
-    assert versions == [1, 2]
 
 
 @pytest.mark.parametrize(

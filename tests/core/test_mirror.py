@@ -12,7 +12,7 @@ import pytest
 
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.ahead.backing import merged
-from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError, StoreWarning
+from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError
 from mouse_core.prefetch.report import counters_of
 from mouse_core.remote.mirror import Mirror, cache_folder
 from mouse_core.remote.mirror.fetching import Fetcher
@@ -174,7 +174,7 @@ def test_options_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("MOUSE_CACHE", str(tmp_path / "there"))
     assert cache_folder() == tmp_path / "there"
     assert Mirror().folder == tmp_path / "there"
-    assert (tmp_path / "there" / "mirror-3" / "bytes").exists()
+    assert (tmp_path / "there" / "mirror-1" / "bytes").exists()
 
 
 def test_what_is_read_last_is_let_go_of_first(tmp_path: Path) -> None:
@@ -259,18 +259,6 @@ def hits_since(after: Mapping[str, float], before: Mapping[str, float]) -> tuple
     """The share of pages read that were there, and bytes fetched for each read."""
     read, wanted, fetched = (after[name] - before[name] for name in ("read", "wanted", "fetched"))
     return 1 - wanted / read, fetched / read
-
-
-def test_a_cache_of_an_older_format_is_begun_anew(tmp_path: Path) -> None:
-    (tmp_path / "mirror-1").mkdir()
-    (tmp_path / "mirror-1" / "table").write_bytes(b"old")
-    (tmp_path / "mirror-999").mkdir()
-    objects = Objects()
-    with pytest.warns(StoreWarning, match=r"found also mirror-1, of an older one: it is not read") as said:
-        there = Mirror(tmp_path).add(objects, objects.infos())
-    assert len(said) == 1
-    assert there[0].read(0, 10) == objects.piece(0, 0, 10)
-    assert (tmp_path / "mirror-1" / "table").read_bytes() == b"old"
 
 
 def test_whoever_copies_is_told_that_pages_went_meanwhile(tmp_path: Path) -> None:

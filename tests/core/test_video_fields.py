@@ -279,6 +279,5 @@ def test_numbers_that_name_nothing_are_refused(rows: pa.Table, folder: Path) -> 
 
 def test_a_newer_list_is_kept_by_releases_that_know_it(rows: pa.Table) -> None:
     about = read_about(rows)
-    assert '"version": 4' in about.to_json()
     assert About.from_json(about.to_json()) == about
     assert '"version": 1' in about.replace(videos=()).to_json()

@@ -30,7 +30,7 @@ from mouse_study.training import Context, Training, kind_of
 _BEGAN = time.perf_counter()
 _MEMORY_EVERY = 50  # steps
 _OURS = ("step", "wait", "compute", "memory", "setup")
-_VERSION = 2
+_VERSION = 1
 
 
 class Worker:

@@ -21,8 +21,8 @@ from mouse_core.formats.rows import read_rows
 from mouse_core.images.files import find_video
 from mouse_core.video.index import index_video
 
-# Rows that an earlier release made otherwise are made anew.
-_VERSION = 3
+# Rows that another version made otherwise are made anew.
+_VERSION = 1
 
 
 def kept_rows(root: Path, asked: Mapping[str, Any], read: Callable[[], RowStream]) -> Any:

@@ -158,9 +158,8 @@ def _decode(records: Sequence[bytes]) -> Index:
     index = Index()
     for record in records:
         kind = record[:1]
-        if kind in (b"C", b"D"):  # in "C", of earlier releases, each group has a file of its own
-            schema = _PARTS if kind == b"D" else _PARTS.remove(_PARTS.get_field_index("first"))
-            environments, examples, versions, *others = _columns(record, schema)
+        if kind == b"D":
+            environments, examples, versions, *others = _columns(record, _PARTS)
             index.parts += map(Part, map(GroupKey, environments, examples, versions), *others)
         elif kind == b"R":
             index.ready += _columns(record, _READY)[0]
@@ -173,7 +172,7 @@ def _decode(records: Sequence[bytes]) -> Index:
             index.told.append(Told(record[1:].decode(), 0, len(index.batches)))
         elif kind == b"U":
             index.given_up.update(_columns(record, _GIVEN_UP)[0])
-        elif kind not in (b"P", b"G", b"S"):  # groups as earlier releases noted them: their files are read once more
+        else:
             raise DataError(f"index: expected a record of groups or of batches, found one of kind {kind!r}")
     return index
 

@@ -25,7 +25,7 @@ PLACES = b"mouse_group_number"
 """In a file of groups how many were sealed before each."""
 
 ROWS = b"mouse_group_rollouts"
-"""In a file of groups how many rollouts each has; earlier releases wrote one group, and not this."""
+"""In a file of groups how many rollouts each has."""
 
 DECLARED = b"mouse_group_columns"
 """In a file of groups how many columns had been declared when these were sealed, if any."""
@@ -244,7 +244,7 @@ def find_parts(path: Path, declared: Columns = NO_COLUMNS) -> list[Part]:
         raise DataError(f"part file {path}: expected rollouts, found: {error}") from error
     noted = read_metadata(path, content)
     numbers, sizes = ([int(one) for one in noted.get(name, b"").split()] for name in (PLACES, ROWS))
-    if sum(sizes) != len(rollouts):  # an earlier release wrote it, or another tool
+    if sum(sizes) != len(rollouts):  # another tool wrote it
         sizes = [len(list(own)) for _, own in groupby(rollouts, attrgetter("key"))]
     if len(numbers) != len(sizes):
         numbers = (numbers or [0])[:1] * len(sizes)

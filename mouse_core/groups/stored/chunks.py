@@ -130,9 +130,9 @@ def _check_version(said: str, path: Path) -> None:
         version = int(said, 16)
     except ValueError:
         version = 0
-    if not 1 <= version <= _VERSION:
+    if version != _VERSION:
         raise DataError(
-            f"late columns {path}: expected them of version {_VERSION} or older, found {said!r}"
+            f"late columns {path}: expected them of version {_VERSION}, found {said!r}"
             + (": a newer release wrote them" if version > _VERSION else "")
         )
 

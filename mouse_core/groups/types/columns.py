@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.groups.types.arrays import array_of
 
-_VERSION = 2
+_VERSION = 1
 PER = ("token", "turn", "example")
 """What a column may have a value for each of."""
 
@@ -306,8 +306,7 @@ class Columns(Mapping[str, RolloutColumn]):
             version = int(said["version"])
             if version > _VERSION:
                 raise DataError(
-                    f"{where}: expected columns of version {_VERSION} or older, found {version}: a newer release "
-                    "wrote it"
+                    f"{where}: expected columns of version {_VERSION}, found {version}: a newer release wrote it"
                 )
             return cls(RolloutColumn(**column) for column in said["columns"])
         except (ValueError, KeyError, TypeError, ConfigError) as error:

@@ -22,7 +22,7 @@ from mouse_core.store.snapshot import Snapshot
 
 Array = npt.NDArray[Any]
 
-_VERSION = 3
+_VERSION = 1
 _KEY = b"mouse_derived"
 
 

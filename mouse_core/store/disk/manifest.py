@@ -41,17 +41,13 @@ COPY = f"{NAME}.bak"
 LOCK = "lock"
 """Of the file that its one writer locks."""
 
-FORMAT = 2
-"""The newest version of the form; older ones are read, and 1 is written where no file has many record batches."""
+FORMAT = 1
+"""The version of the form."""
 
 _KEY = "mouse_store"
 _HEAD = b'{"sha256": "'
 _UNKNOWN = b"0" * 64
-_LISTS = ("number", "rows", "bytes", "digest", "schema", "appended")
-# Of version 2.
-_MORE_LISTS = ("batch_rows", "stride")
-# Where there are some: whoever does not know them reads the rows as one recording.
-_LOAD = "load"
+_LISTS = ("number", "rows", "bytes", "digest", "schema", "appended", "batch_rows", "stride", "load")
 # A longer manifest than others of our files: a million segments.
 MOST_BYTES = 8 * MOST_JSON
 """Of a manifest."""
@@ -142,7 +138,7 @@ class Manifest:
         """What is known of segments, as the file has it."""
         columns = zip(*self.segments, strict=True) if self.segments else ((),) * len(Sealed._fields)
         known = dict(zip(Sealed._fields, columns, strict=True))
-        return {name: list(known[name]) for name in (*_LISTS, *_MORE_LISTS, _LOAD)}
+        return {name: list(known[name]) for name in _LISTS}
 
     @property
     def rows(self) -> int:
@@ -181,14 +177,11 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The text of the file."""
-        # Releases that know only files of one record batch read the others no further than that.
-        version = FORMAT if any(self.lists["batch_rows"]) else 1
-        names = (*_LISTS, *(_MORE_LISTS if version > 1 else ()), *([_LOAD] if any(self.lists[_LOAD]) else ()))
         said = {
-            "format": version,
+            "format": FORMAT,
             "about": json.loads(self.about.to_json()),
             "schemas": [base64.b64encode(schema.serialize()).decode() for schema in self.schemas],
-            "segments": {name: self.lists[name] for name in names},
+            "segments": self.lists,
             "nulls": {str(one.number): list(one.nulls) for one in self.segments if one.nulls},
             "tails": [list(tail) for tail in self.tails],
             "dropped": self.dropped,
@@ -290,21 +283,18 @@ def copied(folder: Path) -> str:
 def _manifest_of(said: Mapping[str, Any], before: Manifest) -> Manifest:
     schemas = tuple(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))) for text in said["schemas"])
     lists = {name: said["segments"][name] for name in _LISTS}
-    none = [0] * len(lists["number"])
-    lists |= {name: said["segments"][name] if said["format"] > 1 else none for name in _MORE_LISTS}
-    lists[_LOAD] = said["segments"].get(_LOAD, none)
     tails = tuple(Tail(*tail) for tail in said["tails"])
     dropped, next_number = said["dropped"], said["next_number"]
     _check_counts([dropped, next_number])
     same = _known(lists, before)
     new = {name: values[same:] for name, values in lists.items()}
     _check_files(new, tails, next_number, len(schemas), before.lists["number"][:same])
-    _check_counts([*new["batch_rows"], *new["stride"], *new[_LOAD]])
+    _check_counts([*new["batch_rows"], *new["stride"], *new["load"]])
     new["nulls"] = [tuple(map(str, said["nulls"].get(str(number), ()))) for number in new["number"]]
     of_each = zip(*(new[name] for name in Sealed._fields), strict=True)
     segments = (*before.segments[:same], *starmap(Sealed, of_each))
     about = About.from_json(json.dumps(said["about"]), where="the manifest")
-    identities = [said.get("identity", ""), *(tail.identity for tail in tails)]
+    identities = [said["identity"], *(tail.identity for tail in tails)]
     if {*map(type, identities)} != {str}:
         raise DataError(f"expected identities that are texts, found {identities}")
     manifest = Manifest(about, schemas, segments, tails, dropped, next_number, identities[0])

@@ -194,7 +194,7 @@ def _send(
 
 
 def _send_sums(client: FolderClient, folder: Path, manifest: Manifest, new: Sequence[Sealed]) -> None:
-    """Send the digests of the pages of new files, or of all where an earlier release sent none."""
+    """Send the digests of the pages of new files, or of all where the folder was copied by other means."""
     known = manifest.segments and client.exists(name_of_sums(manifest.segments[0]))
     wanted = new if known else manifest.segments
     for at in range(0, len(wanted), _SUMS_TOGETHER):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,13 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import StoreWarning
 from mouse_core.files.locking import Descriptor, FileLock
 from mouse_core.files.mapped import fence, mapped, open_file, set_aside
 from mouse_core.remote.mirror.shared.pages import ALL_PAGES, BLOCK, PAGES, Int64s, bits, by_block
 
-FORMAT = 3
-_MAGIC = int.from_bytes(b"mirror03", "little")
+FORMAT = 1
+_MAGIC = int.from_bytes(b"mousepg1", "little")
 _HEADER = 4096
 # state: in the lowest 16 bits which of the block's pages are there, and behind them, in 3 bits each, how often each was
 # let go of, modulo 8. claim: who fetches. when: the lowest 32 bits of the time at which each page is used next, as far
@@ -44,19 +42,7 @@ _HIGH = np.uint64(0x9249249249240000)
 
 
 def folder_of(cache: Path) -> Path:
-    """Where in the folder of a cache a mirror of this format is.
-
-    One of an older format is no use, and says so: it is left for those who read it still.
-    """
-    for older in sorted(cache.glob("mirror-*")):
-        number = older.name.removeprefix("mirror-")
-        if number.isdecimal() and int(number) < FORMAT:
-            warnings.warn(
-                f"cache {str(cache)!r}: expected format {FORMAT}, found also {older.name}, of an older one: it is not "
-                "read, and what is in it is fetched anew; remove it unless an older version is in use",
-                StoreWarning,
-                stacklevel=3,
-            )
+    """Where in the folder of a cache a mirror of this format is."""
     return cache / f"mirror-{FORMAT}"
 
 
