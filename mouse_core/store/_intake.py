@@ -191,8 +191,7 @@ class Appender:
                 extent = self._make(extent.columns, extent.rows, n - done)
                 self._open(extent)
             rows = min(n - done, extent.rows - extent.count)
-            extent.put_many(prepared, done, rows)
-            done += rows
+            done += extent.put_many(prepared, done, rows)
 
     def _prepare(self, extent: Extent, columns: Mapping[str, Any]) -> dict[str, Any]:
         prepared: dict[str, Any] = {}

@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,33 @@ def test_rows_of_datasets_are_dropped_too(tmp_path: Path) -> None:
             store.from_dataset(table_of("numbers", first, 1000))
             assert 600 < len(store) <= 800
         assert numbers_in(store).stop == 3000
+
+
+def size_of(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*.*"):
+        with suppress(OSError):  # removed meanwhile
+            total += path.stat().st_size
+    return total
+
+
+@pytest.mark.parametrize("at_once", [1, 40])
+@pytest.mark.parametrize("kind", ["text", "list"])
+def test_bytes_of_texts_count(kind: str, at_once: int, tmp_path: Path) -> None:
+    value: Any = "x" * 500_000 if kind == "text" else [["x" * 250_000] * 2]
+    row = {"action": 0, "reward": 0.0, "done": 0, "metadata_value": value}
+    most, limit = 0, 2_000_000
+    with DatasetStore.open(tmp_path / "store", "a", max_bytes=limit, sync="none") as store:
+        for number in range(40 // at_once):
+            rows = [{**row, "action": number * at_once + k} for k in range(at_once)]
+            store.append(rows[0]) if at_once == 1 else store.extend(rows)
+            most = max(most, size_of(tmp_path))
+        assert store[-1] == rows[-1]
+    # While a file is sealed its rows lie in two.
+    assert most <= 2 * limit + 2 * 500_000
+    store = DatasetStore.open(tmp_path / "store")
+    assert 2 <= len(store) <= 4
+    assert [found["action"] for found in store[:]] == list(range(40))[-len(store) :]
 
 
 def test_who_has_rows_keeps_them(tmp_path: Path) -> None:

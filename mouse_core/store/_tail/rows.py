@@ -127,8 +127,8 @@ class Extent:
             extent.forget(self.count)
         self._sort()
 
-    def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> None:
-        """Take ``rows`` rows, from row ``done`` on, of what ``prepare`` gave."""
+    def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> int:
+        """Take ``rows`` rows, from row ``done`` on, of what ``prepare`` gave; return how many fit."""
         for name, extent in self.extents.items():
             values = prepared[name]
             if isinstance(values, np.ndarray):
@@ -138,6 +138,7 @@ class Extent:
                     extent.put(self.count + row, values[done + row])
         self.count += rows
         self._settle()
+        return rows
 
     def _settle(self) -> None:
         if not all(extent.takes_memory for extent in self._filled):

@@ -196,7 +196,7 @@ class SealingRows(FolderRows):
         """Forget the oldest files, and rows of the next; whether that one was cut."""
         before = self._folder.manifest
         files = [(one.rows, one.bytes) for one in before.segments]
-        files += [(tail.extent.count, tail.layout.nbytes) for tail, _ in self._waiting]
+        files += [(tail.extent.count, tail.nbytes) for tail, _ in self._waiting]
         number, cut = self.limits.too_many(files, *self.room_of_open())
         # One that waits is cut once it is sealed.
         kept, schemas = self._without_first(number, cut) if cut and number < len(before.segments) else ([], ())

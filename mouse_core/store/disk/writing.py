@@ -188,7 +188,7 @@ class WrittenRows(SealingRows):
     def room_of_open(self) -> tuple[int, int]:
         """See ``SealingRows``."""
         tail = self.appender.tail if isinstance(self.appender, FolderAppender) else None
-        return (0, 0) if tail is None else (tail.extent.rows, tail.layout.nbytes)
+        return (0, 0) if tail is None else (tail.extent.rows, tail.nbytes)
 
     # ------------------------------------------------------------------ what the appender asks for
 

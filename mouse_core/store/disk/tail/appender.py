@@ -71,7 +71,9 @@ class FolderAppender(Appender):
         self._number, path = self._all.new_tail()
         often = self._all.sync != "none" and row_bytes <= _FEW_BYTES
         self._candidate = TailFile.create(path, columns, rows, often=often)
-        return self._candidate.extent
+        extent = self._candidate.extent
+        extent.most_bytes, extent.keeps_together = most_bytes, self._all.keeps_all
+        return extent
 
     def _before(self) -> list[Segment]:
         shown: list[Segment] = self._all.shown()

@@ -36,6 +36,12 @@ class TailExtent(Extent):
 
     note: Callable[[], None]
 
+    most_bytes: int | None = None
+    """From how many bytes of objects on the file takes no more rows; None: their bytes do not count."""
+
+    keeps_together = True
+    """Whether rows that come together are in one file, however many bytes their objects have."""
+
     def __init__(
         self,
         layout: TailLayout,
@@ -58,6 +64,7 @@ class TailExtent(Extent):
             return False
         if self._objects is not None:
             self._write_objects(self._objects, self.count - 1)
+            self._end_when_full()
         count = self.count
         self._told[0] = count * UNIT
         if count >= self.note_at:
@@ -69,18 +76,31 @@ class TailExtent(Extent):
         Extent.put(self, row)
         if self._objects is not None:
             self._write_objects(self._objects, self.count - 1)
+            self._end_when_full()
         self._told[0] = self.count * UNIT
         if self.count >= self.note_at:
             self.note()
 
-    def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> None:
+    def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> int:
         """As for any extent; raises StorageError where objects cannot be written."""
-        Extent.put_many(self, prepared, done, rows)
-        if self._objects is not None:
-            self._write_objects(self._objects, self.count - rows)
+        taken, some = 0, rows if self._objects is None or self.keeps_together else 1
+        while taken < rows and self.count < self.rows:
+            # How many bytes their objects have is known once they are written: 1 row, 2 rows, 4 rows.
+            some = min(some, rows - taken)
+            Extent.put_many(self, prepared, done + taken, some)
+            if self._objects is not None:
+                self._write_objects(self._objects, self.count - some)
+                self._end_when_full()
+            taken, some = taken + some, 2 * some
         self._told[0] = self.count * UNIT
         if self.count >= self.note_at:
             self.note()
+        return taken
+
+    def _end_when_full(self) -> None:
+        """Have no room for more rows where the objects have all bytes that they may have."""
+        if self.most_bytes is not None and self.objects_end >= self.most_bytes:
+            self.rows = self.count
 
     def settle(self) -> None:
         """Tell of all rows, also of one after which an interrupt came at once; StorageError takes it back."""

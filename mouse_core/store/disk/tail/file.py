@@ -223,6 +223,11 @@ class TailFile(Descriptor):
         # The extent must not keep the file open.
         self.extent.note, self.extent.note_at = partial(_note, weakref.ref(self)), rows + self._each
 
+    @property
+    def nbytes(self) -> int:
+        """How many bytes both files have."""
+        return self.layout.nbytes + self.extent.objects_end
+
     def note(self) -> None:
         """Write the checksums of all rows, for whoever finds a copy of the file; readers are shown nothing.
 
