@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -10,7 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mouse_core.errors import ConfigError, DataError, MouseError
+from mouse_core.errors import ConfigError, DataError, MouseError, StorageError
+
+OF_THE_SYSTEM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.ESTALE)
+"""Numbers of errors that a system raises where it cannot read a file, and that say nothing of the file's content."""
 
 MOST_JSON = 16 << 20
 """Bytes that a description may take: parsing may need twenty times as many."""
@@ -39,6 +43,7 @@ def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
         DataError: Anything but our own errors was raised inside; those pass, with the file's name put before them if
             it is not in them. Or it is a pipe or a device, which might never answer; nothing is done inside then.
         ConfigError: The file is not there.
+        StorageError: The system cannot read the file now, as where too many files are open.
     """
     name = os.fspath(path)
     if _may_wait(name):
@@ -53,9 +58,17 @@ def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
         raise damaged(name, error, at=at) from error
     except (MouseError, ImportError):
         raise
+    except OSError as error:
+        if error.errno not in OF_THE_SYSTEM:
+            raise _unreadable(name, error, at) from error
+        raise StorageError(f"{name}: expected to be able to read it, found: {error.strerror or error}") from error
     except Exception as error:  # whatever it is that a library stumbles over
-        shown = str(error).strip().splitlines()
-        raise damaged(name, f"cannot be read: {shown[0] if shown else type(error).__name__}", at=at) from error
+        raise _unreadable(name, error, at) from error
+
+
+def _unreadable(name: str, error: Exception, at: str) -> DataError:
+    shown = str(error).strip().splitlines()
+    return damaged(name, f"cannot be read: {shown[0] if shown else type(error).__name__}", at=at)
 
 
 def _may_wait(name: str) -> bool:

@@ -28,6 +28,9 @@ from mouse_core.errors import (
 )
 from mouse_core.mixtures import Mixture
 from mouse_core.store.derived import DerivedStore, Return
+from mouse_core.store.disk import folder as folder_module
+from mouse_core.store.disk.checking import check_store, repair
+from mouse_core.store.disk.manifest import Manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -171,6 +174,67 @@ def test_a_writer_whose_folder_is_gone_says_so_and_leaves_another_its_own(folder
     memory.extend(rows(20, 1))
     memory.extend(rows(20, 2))
     assert DatasetStore.open(folder)[:] == memory[:]
+
+
+def test_a_folder_that_is_being_made_has_no_store_yet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens it in between is told to wait, and not that something is lost."""
+    write, told = folder_module.write_manifest, []
+
+    def write_later(path: Path, manifest: Manifest) -> None:
+        if not told:
+            with pytest.raises(ConfigError, match="found a folder whose writer has made none yet") as refused:
+                DatasetStore.open(folder)
+            told.append(str(refused.value))
+        write(path, manifest)
+
+    monkeypatch.setattr(folder_module, "write_manifest", write_later)
+    with DatasetStore.open(folder, "a") as store:
+        store.extend(rows(10))
+    assert len(told) == 1
+    assert len(DatasetStore.open(folder)) == 10
+
+
+def test_a_manifest_that_was_removed_is_written_again(folder: Path) -> None:
+    with DatasetStore.open(folder, "a") as store:
+        store.extend(rows(10))
+        for _ in range(2):
+            (folder / "manifest.json").unlink()
+            store.flush()
+            assert len(DatasetStore.open(folder)) == 10
+        (folder / "manifest.json").unlink()
+    assert len(DatasetStore.open(folder)) == 10
+
+
+def test_too_many_open_files_are_no_damage(folder: Path) -> None:
+    resource = pytest.importorskip("resource")
+    with DatasetStore.open(folder, "a") as store:
+        store.extend(rows(10, metadata_text=["a"] * 10))
+        store.flush()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        kept = []
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 8, hard))
+        try:
+            with pytest.raises(StorageError, match="Too many open files"):
+                for _ in range(40):
+                    kept.append(DatasetStore.open(folder))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(DatasetStore.open(folder)) == 10
+
+
+def test_files_that_cannot_be_opened_now_are_not_put_aside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    with DatasetStore.open(folder, "a") as store:
+        store.extend(rows(10))
+    with monkeypatch.context() as patched:
+        patched.setattr(pa, "memory_map", refuse)
+        for use in (check_store, repair):
+            with pytest.raises(StorageError, match=r"000001\.arrow: expected .* found: Too many open files"):
+                use(folder)
+    assert not (folder / "damaged").exists()
+    assert len(DatasetStore.open(folder)) == 10
 
 
 def test_a_reader_refuses_to_write(folder: Path) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
 from mouse_core._base.progress import progress_bar
-from mouse_core.errors import DataError, MouseError
+from mouse_core.errors import ConfigError, DataError, MouseError, StorageError
 from mouse_core.files.locking import Held
 from mouse_core.files.reading import damaged
 from mouse_core.files.writing import make_folder, storing, sync_folders, write_file
@@ -82,6 +82,7 @@ def check_store(folder: Path, *, progress: bool = False) -> Checked:
     Raises:
         ConfigError: There is no store.
         DataError: The manifest is damaged, without which nothing is known of the other files.
+        StorageError: The system cannot read a file now.
     """
     read = ReadFolder(folder)
     manifest, rows, not_flushed, wrong = read.manifest, 0, 0, {}
@@ -99,6 +100,8 @@ def check_store(folder: Path, *, progress: bool = False) -> Checked:
             rows += reader.committed()
             not_flushed += reader.not_flushed()
             reader.close()
+        except StorageError:
+            raise  # of a system that has no room for another open file: nothing is known of this one
         except MouseError as error:
             wrong[tail.name] = str(error)
     # Until here nobody may remove what the manifest names.
@@ -110,6 +113,8 @@ def _wrong_with(folder: Path, manifest: Manifest, number: int) -> str:
     """What is wrong with a sealed segment, in words; empty if nothing is."""
     try:
         _table(folder, manifest, number, verify=True).validate(full=True)
+    except StorageError:
+        raise
     except (MouseError, pa.ArrowException) as error:
         return str(error)
     return ""
@@ -242,7 +247,7 @@ class _Repair:
             file.close()
             return rows
         known, at, said, tables = tail.rows, 0, len(self.said), []
-        with suppress(MouseError, pa.ArrowException):
+        with suppress(ConfigError, DataError, pa.ArrowException):
             reader = TailReader(path, identity=tail.identity)
             known = reader.told_of() if known is None else known
             tables = [(one, reader.extent(one.stop).to_table(one.stop).slice(one.start)) for one in reader.whole()]

@@ -24,7 +24,6 @@ from mouse_core.store.disk.manifest import (
     Manifest,
     check_identity,
     copied,
-    looks_like_store,
     new_identity,
     parse_manifest,
     write_manifest,
@@ -65,9 +64,14 @@ class ReadFolder(Descriptor):
         self.manifest, self.lease = Manifest(), Lease()
         # Of the file that was read, which stays open.
         self._number: tuple[int, int] | None = None
-        if not (path / NAME).exists() and looks_like_store(path):
-            raise damaged(path / NAME, f"expected the manifest of a store, found none; {copied(path)}")
+        # Looked for before the manifest is: a writer makes this folder and its lock first, then the manifest, then the
+        # copy and files of rows.
+        had_one, being_made = _had_manifest(path), (path / LOCK).exists()
         if not (path / NAME).exists():
+            if had_one:
+                raise damaged(path / NAME, f"expected the manifest of a store, found none; {copied(path)}")
+            if being_made:
+                raise ConfigError(f"{path}: expected a store ({NAME}), found a folder whose writer has made none yet")
             what = "nothing" if not path.exists() else "a folder without one" if path.is_dir() else "a file"
             raise ConfigError(
                 f"{path}: expected a folder with a store ({NAME}), found {what}; "
@@ -132,7 +136,7 @@ class WrittenFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self._lock_path = path, str(path / LOCK)
+        self.path, self._lock_path, self._manifest_path = path, str(path / LOCK), str(path / NAME)
         self.manifest = Manifest()
         # The number of the next file, and who may take it.
         self._next, self._numbers = 0, threading.Lock()
@@ -155,7 +159,7 @@ class WrittenFolder:
                 self.remove_unnamed()
             else:
                 # A store's first file is its manifest: where there are others it was lost, and they must not be.
-                rows = sorted(name for name in files_of(self.path) if name not in (READERS, LOCK))
+                rows = sorted(files_of(path))
                 if rows:
                     raise damaged(file, f"expected the manifest of the rows in {rows[:4]}, found none; {copied(path)}")
                 remove_leftovers(path, only_writer=True)
@@ -223,6 +227,16 @@ class WrittenFolder:
                 f"store {self.path}: expected the folder that was opened to be written, found {found} there; rows are "
                 "in it where it was moved, and lost where it was removed"
             )
+
+    def have_manifest(self) -> None:
+        """Write the manifest again where somebody removed it: without it nobody finds the rows.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        if not os.path.exists(self._manifest_path):
+            self.check_there()
+            write_manifest(self.path, self.manifest)
 
     def _is_there(self) -> bool:
         # One that was closed writes nothing any more.
@@ -296,6 +310,11 @@ def files_of(folder: Path) -> dict[str, int]:
         matches = {os.path.join(part, name): _OURS.fullmatch(name) for name in names}
         found |= {name: int(match[1] or match[2]) for name, match in matches.items() if match}
     return found
+
+
+def _had_manifest(folder: Path) -> bool:
+    """Whether files are there that a writer makes after the manifest."""
+    return (folder / COPY).exists() or bool(files_of(folder))
 
 
 def _is_ours(name: str) -> bool:

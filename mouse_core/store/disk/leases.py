@@ -16,14 +16,14 @@ reader that comes too late is told so.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mouse_core.files.locking import Descriptor
-from mouse_core.files.writing import remove
+from mouse_core.files.writing import remove, storing
 
 fcntl: Any
 try:
@@ -56,9 +56,13 @@ class Lease(Descriptor):
     def __init__(self, folder: Path | None = None, state: int = 0) -> None:
         if folder is not None and _can_lock():
             # Readers of a folder that was made elsewhere, or is copied, are no worse off than without locks.
-            with suppress(OSError):
+            try:
                 self._file = os.open(folder / READERS, os.O_RDONLY | _BINARY)
                 fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack(_LOCK, fcntl.F_RDLCK, os.SEEK_SET, state, 1, 0))
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):  # without a lease rows may be dropped under a reader
+                    with storing(f"store {folder}"):
+                        raise
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Files stay for another process as long as whoever sent it there keeps what it sent.

@@ -109,6 +109,7 @@ class WrittenRows(SealingRows):
             self.seal_waiting()
 
     def _finish(self) -> None:
+        self._folder.have_manifest()
         about = self.schema.about()
         if about != self._folder.manifest.about:
             self._replace(replace(self._folder.manifest, about=about))
@@ -208,6 +209,7 @@ class WrittenRows(SealingRows):
         if isinstance(self.appender, FolderAppender) and self.appender.tail is not None:
             self.appender.tail.commit(sync=sync)
         self._folder.check_there()
+        self._folder.have_manifest()
 
     def new_tail(self) -> tuple[int, Path]:
         """The number and the path of another file of rows."""
