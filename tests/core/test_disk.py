@@ -211,12 +211,11 @@ def test_too_many_open_files_are_no_damage(folder: Path) -> None:
         store.extend(rows(10, metadata_text=["a"] * 10))
         store.flush()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        kept = []
+        kept: list[DatasetStore] = []
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 8, hard))
         try:
             with pytest.raises(StorageError, match="Too many open files"):
-                for _ in range(40):
-                    kept.append(DatasetStore.open(folder))
+                kept.extend(DatasetStore.open(folder) for _ in range(40))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(DatasetStore.open(folder)) == 10
