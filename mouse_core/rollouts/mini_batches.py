@@ -101,7 +101,7 @@ class MiniBatch(Mapping[str, Array]):
         hint = f"; batch.{name} is an attribute" if known else f"; did you mean {close[0]!r}?" if close else ""
         raise MissingFieldError(f"mini-batch: expected one of the fields {list(self.fields)}, found {name!r}{hint}")
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # the names are those of keys()
+    def __iter__(self) -> Iterator[Any]:  # the names are those of keys()
         """The 18 parts, in the order that training code unpacks."""
         parts = (
             self.obs,

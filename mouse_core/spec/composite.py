@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import numpy as np
 
@@ -299,11 +299,11 @@ class Composite(Domain, Mapping[str, Any]):
 
 def _names(key: Any) -> tuple[str, ...]:
     if is_name(key):
-        return path_of(key)
+        return (key,) if isinstance(key, str) else key
     raise ConfigError(f"Composite: expected names of fields as strings, or tuples of them, found {key!r:.80}")
 
 
-def is_name(key: Any) -> bool:
+def is_name(key: object) -> TypeGuard[str | tuple[str, ...]]:
     """Whether ``key`` is a name, or a tuple of the names that lead to a field."""
     names = (key,) if isinstance(key, str) else key
     return isinstance(names, tuple) and bool(names) and all(isinstance(name, str) for name in names)
