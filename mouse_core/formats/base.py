@@ -153,7 +153,8 @@ class RowStream:
 
     def to_table(self) -> pa.Table:
         """All rows, in memory, with what they say of themselves."""
-        return with_about(pa.Table.from_batches(list(self), schema=self.schema), self.about)
+        first = FirstRows()
+        return with_about(pa.Table.from_batches(list(self.watched(first.add)), schema=self.schema), self.about)
 
     def to_store(self, **options: Any) -> DatasetStore:
         """All rows as a store: by reference where they lie in Arrow files as ``datasets`` writes them, else in memory.

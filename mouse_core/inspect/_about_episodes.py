@@ -83,6 +83,11 @@ def about_ends(episodes: EpisodesReport, *, states: bool, again: float) -> Itera
     more = f"followed by more of the same episode, by {episodes.found_by}"
     for code, noun, message in (
         ("unknown-done", "row", "done: expected 0 (alive), 1 (terminal) or 2 (truncated), found other codes in {}"),
+        (
+            "done-against-flags",
+            "row",
+            "done: the flags beside it say another code in {}: it is 1 if terminated else 2 if truncated else 0",
+        ),
         ("continues-after-terminal", "terminal row", f"{{}} (done 1) {more}"),
         ("continues-after-truncation", "truncated row", f"{{}} (done 2) {more}"),
         (
@@ -96,7 +101,7 @@ def about_ends(episodes: EpisodesReport, *, states: bool, again: float) -> Itera
     ):
         if known.get(code):
             level = note if chance and code == "duplicate-episodes" else warning
-            level = error if code == "unknown-done" else level
+            level = error if code in ("unknown-done", "done-against-flags") else level
             yield level(code, message.format(counted(known[code], noun)))
     if odd.get("ends-open"):
         yield note("ends-open", "the last episode has not ended where the data end")

@@ -62,6 +62,7 @@ class EpisodeCounter:
         number: UInt64s | None,
         row_hash: UInt64s,
         observation_hash: UInt64s | None,
+        contradicted: Bools | None = None,
     ) -> tuple[Bools, Int64s, Int64s]:
         """Count some rows, ``[n]`` of everything.
 
@@ -72,6 +73,7 @@ class EpisodeCounter:
             number: A hash of what names the episode, where there is such a column.
             row_hash: Of action, reward, done and observation.
             observation_hash: Of the observation alone.
+            contradicted: Where flags beside the done codes say others, where there are such flags.
 
         Returns:
             Which rows begin an episode, the number of each row's episode, and the row's number in it, from 0.
@@ -84,6 +86,8 @@ class EpisodeCounter:
         episode = self._number + np.cumsum(start)
         step_number = step_numbers(start, self._rows)
         self._count_anomalies(start, shifted, known, reward, (episode, step_number))
+        if contradicted is not None:
+            self._count("done-against-flags", contradicted, (episode, step_number))
         self._finish(start, step_number, reward, row_hash, known, shifted)
         self._number = int(episode[-1])
 

@@ -22,6 +22,7 @@ from mouse_core.inspect._checks.watching import Watch
 from mouse_core.inspect._columns import ColumnCounter
 from mouse_core.inspect._episodes import EpisodeCounter
 from mouse_core.inspect.report import ActionsReport, ColumnReport, EpisodesReport
+from mouse_core.store.evidence import contradicted, flags_in
 
 _NUMBER_COLUMNS = ("metadata_episode_id", "metadata_episode_index", "episode_id", "episode_index", "episode")
 _MOST_ACTIONS = 4096
@@ -51,6 +52,7 @@ class Scan:
         scalars = {name for name in names if column_type(schema.field(name).type).kind == "scalar"}
         self._number = _number_column(schema, scalars)
         self._step = "episode_step" if "episode_step" in scalars else None
+        self._flags = flags_in(scalars)
         self._arrived = arrived
         self.episodes: EpisodeCounter | None = None
         if {"done", "reward"} <= scalars:
@@ -111,6 +113,7 @@ class Scan:
             number=hashes[self._number] if self._number else None,
             row_hash=combined(content, rows.num_rows),
             observation_hash=combined(seen, rows.num_rows) if seen else None,
+            contradicted=contradicted(*(rows.column(name) for name in ("done", *self._flags))) if self._flags else None,
         )
 
     def _add_actions(

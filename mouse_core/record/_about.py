@@ -13,7 +13,7 @@ from mouse_core.about.dataset import About
 from mouse_core.about.recording import Recording
 from mouse_core.errors import ConfigError
 from mouse_core.record._columns import Column, fields_of, number_of_actions
-from mouse_core.spec import check_dtype
+from mouse_core.spec import Alignment, check_dtype
 
 Infos = Iterable[str] | Mapping[str, Any] | bool
 """Names of infos, or dtypes by name; True: all numbers and arrays that come with the first step."""
@@ -24,9 +24,10 @@ _MOST_BOUNDS = 1024
 _SIMULATORS = ("mujoco", "Box2D", "ale_py", "dm_control", "pybullet", "brax")
 
 
-def about_of(recording: Recording, observations: list[Column], actions: list[Column]) -> About:
+def about_of(recording: Recording, observations: list[Column], actions: list[Column], alignment: Alignment) -> About:
     """What a recorder says of the rows that it is going to append."""
     return About(
+        alignment,
         environments=[] if recording.environment is None else [recording.environment],
         fields=fields_of(observations, actions),
         max_action_dim=number_of_actions(actions),

@@ -84,7 +84,7 @@ class Tape:
         self.has_seeds: bool | None = SEED in store.columns if len(store.columns) else None
         # Columns of infos that may be lists of nobody knows what.
         self._untyped = {info_column(name) for name in self.infos or ()} - set(store.columns)
-        store.describe(_about.about_of(recording, self.observations, self.actions))
+        store.describe(_about.about_of(recording, self.observations, self.actions, store.alignment))
         self._episodes: list[Episodes] = []
         if isinstance(store, DatasetStore):
             store.break_off(self)

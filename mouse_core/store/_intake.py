@@ -22,6 +22,7 @@ from mouse_core.store._segments import Segment
 from mouse_core.store._tail.columns import ColumnExtent
 from mouse_core.store._tail.rows import Extent, Refused, prepare
 from mouse_core.store._tail.values import TailColumn
+from mouse_core.store.evidence import AppendedRows, check_flags, flags_in
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -48,6 +49,16 @@ class Rows:
         self.appender = Appender(schema, self.segments)
         self.lock = ProcessLock()
         self._kept: Snapshot | None = None
+        #: What the first rows that are appended say; None: no more are looked at.
+        self.evidence: AppendedRows | None = AppendedRows()
+
+    def warn_of_rewards(self, *, stacklevel: int) -> None:
+        """Warn, once, where the first rows that were appended speak against the alignment; see ``AppendedRows``."""
+        evidence = self.evidence
+        if evidence is not None and self.schema.alignment == "arrived":
+            where = "the rows that were appended" if self.path is None else f"store {self.path}"
+            if evidence.warn(where, stacklevel=stacklevel + 1):
+                self.evidence = None
 
     @property
     def end(self) -> int:
@@ -130,6 +141,8 @@ class Appender:
     def __init__(self, schema: StoreSchema, segments: list[Segment]) -> None:
         self._schema, self._segments = schema, segments
         self._extent: Extent | None = None
+        # Columns that say how episodes end, beside the done code; None: rows have none.
+        self._flags: tuple[str, str] | None = None
 
     @property
     def count(self) -> int:
@@ -158,8 +171,13 @@ class Appender:
     def append(self, row: Mapping[str, Any]) -> None:
         """Take one row; see ``DatasetStore.append``."""
         extent = self._extent
-        if extent is not None and extent.count < extent.rows and extent.append(row):
+        if self._flags is None and extent is not None and extent.count < extent.rows and extent.append(row):
             return
+        self._flags = flags_in(row)
+        if self._flags is not None:
+            self._check_flags(row, *self._flags)
+            if extent is not None and extent.count < extent.rows and extent.append(row):
+                return
         if extent is None or extent.count == extent.rows or row.keys() != extent.columns.keys():
             extent = self._extent_for(row)
         try:
@@ -173,6 +191,9 @@ class Appender:
 
     def extend(self, columns: Mapping[str, Any], n: int) -> None:
         """Take ``n`` rows, column by column; see ``DatasetStore.extend``."""
+        self._flags = flags_in(columns)
+        if self._flags is not None:
+            check_flags(columns, self._done, lambda row: f"at row {self._rows() + row}")
         extent = self._extent_for({name: _first_known(values) for name, values in columns.items()}, n)
         try:
             prepared = self._prepare(extent, columns)
@@ -192,6 +213,21 @@ class Appender:
                 self._open(extent)
             rows = min(n - done, extent.rows - extent.count)
             done += extent.put_many(prepared, done, rows)
+
+    @property
+    def _done(self) -> str:
+        """The column of done codes."""
+        return self._schema.fields["done"].column
+
+    def _check_flags(self, row: Mapping[str, Any], ended: str, cut: str) -> None:
+        """Raise DataError where a row's flags say another done code."""
+        try:
+            if row[self._done] == (1 if row[ended] else 2 if row[cut] else 0):
+                return
+        except (KeyError, ValueError):  # names that are refused later; arrays
+            pass
+        one = {name: [row[name]] for name in (self._done, ended, cut) if name in row}
+        check_flags(one, self._done, lambda _: f"at row {self._rows()}")
 
     def _prepare(self, extent: Extent, columns: Mapping[str, Any]) -> dict[str, Any]:
         prepared: dict[str, Any] = {}

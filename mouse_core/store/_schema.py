@@ -63,7 +63,8 @@ class StoreSchema:
 
     def about(self) -> About:
         """What is known of the rows that are there."""
-        stated = self.told.alignment is not None or (bool(self.arrow_types) and self.all_say_alignment)
+        said = self.all_say_alignment if self.arrow_types else self.said.alignment is not None
+        stated = self.told.alignment is not None or said
         fields = [*self.said.fields, *self.told.fields]
         whole = self.alignment if stated else None
         return self.said.replace(alignment=whole, fields=fields, spec=self.spec, **self.dims)
@@ -159,6 +160,8 @@ class StoreSchema:
 
     def learn(self, name: str, kind: ColumnType, data_type: Callable[[], pa.DataType]) -> None:
         """Take over a column of appended rows, unless its type is known already."""
+        if not self.arrow_types and self.said.alignment is None:
+            self.all_say_alignment = False  # the first rows, of which nobody said it
         if name not in self.types or self.types[name].kind == "null":
             self.types[name], self.arrow_types[name] = kind, data_type()
 

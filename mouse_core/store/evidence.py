@@ -1,16 +1,17 @@
-"""Whether the first rows of a dataset speak against the alignment "arrived"."""
+"""What rows say against what is said of them: rewards against "arrived", flags of endings against done codes."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core.errors import AlignmentWarning
+from mouse_core.dtypes import is_hidden
+from mouse_core.errors import AlignmentWarning, DataError
 from mouse_core.spec import STANDARD_FIELDS, Field
 from mouse_core.store._segments import Segment
 
@@ -18,6 +19,8 @@ from mouse_core.store._segments import Segment
 _COLUMNS = {field.name: field.column for field in STANDARD_FIELDS if field.name in ("reward", "done", "time")}
 # Looking at more would make a large dataset take longer than a small one. Rows in another order lie all over the file.
 _ROWS, _SCATTERED_ROWS = 4096, 64
+# Of rows that are appended fewer are looked at, for that takes a third of the time of appending one; so many tell.
+_APPENDED_ROWS, _ENOUGH_ROWS = 1024, 64
 
 
 def warn_of_rewards(segment: Segment, fields: Mapping[str, Field], where: str, *, stacklevel: int) -> None:
@@ -43,14 +46,21 @@ def _warn(rows: pa.Table, columns: Mapping[str, str], where: str, *, in_order: b
 
 
 class FirstRows:
-    """The first rows of a stream, kept to see whether they speak against the alignment "arrived"."""
+    """Looks at a stream as it goes by: whether its first rows speak against "arrived", and any against its flags."""
 
     def __init__(self) -> None:
         self._batches: list[pa.RecordBatch] = []
-        self._rows = 0
+        self._rows = self._seen = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take in a batch of the rows, as long as there are not enough."""
+        """Take in a batch of the rows.
+
+        Raises:
+            DataError: Done codes that contradict the flags beside them.
+        """
+        before = self._seen
+        check_flags(batch, "done", lambda row: f"at row {before + row}")
+        self._seen += batch.num_rows
         if self._rows < _ROWS:
             self._batches.append(batch.select([name for name in _COLUMNS.values() if name in batch.schema.names]))
             self._rows += batch.num_rows
@@ -61,6 +71,143 @@ class FirstRows:
             rows = pa.Table.from_batches(self._batches).slice(0, _ROWS)
             columns = {name: column for name, column in _COLUMNS.items() if column in rows.schema.names}
             _warn(rows, columns, where, in_order=True, stacklevel=stacklevel + 1)
+
+
+class AppendedRows:
+    """The first rows that are appended to a store of alignment "arrived", looked at as they come."""
+
+    def __init__(self) -> None:
+        self._rows = self._begins = self._rewarded = 0
+        self._before: Any = 0  # the done code of the row before
+
+    def add(self, columns: Mapping[str, Any], fields: Mapping[str, Field], n: int) -> None:
+        """Look at ``n`` rows that were taken, ``[n, ...]`` of each column; ``fields`` are the store's."""
+        found = {}
+        for name in _COLUMNS:
+            try:
+                found[name] = _floats(columns[fields[name].column][: _ROWS - self._rows])
+            except (KeyError, TypeError, ValueError):
+                continue  # an optional column that is not there, or no numbers
+        if "done" in found:  # of the row before, too
+            self._before, done = found["done"][-1], np.append(self._before, found["done"])
+            found = {name: np.append(1.0, values) for name, values in found.items()} | {"done": done}
+        begins, rewarded = rewards_at_starts(found)
+        self._count(n, begins, rewarded)
+
+    def add_row(self, row: Mapping[str, Any], fields: Mapping[str, Field]) -> None:
+        """Look at a row that was taken."""
+        self._rows += 1
+        before, self._before = self._before, row[fields["done"].column]
+        time = row.get(fields["time"].column)
+        try:
+            if time == 0 if time is not None else before != 0:
+                reward = float(row[fields["reward"].column])
+                self._count(0, 1, bool(reward) and reward == reward)  # NaN says nothing
+        except (TypeError, ValueError):
+            pass  # arrays of several numbers
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether so many rows were looked at that it can be told what they say."""
+        return self._rows >= _ENOUGH_ROWS and self._rewarded > 0
+
+    def _count(self, rows: int, begins: int, rewarded: int) -> None:
+        self._rows += rows
+        self._begins += begins
+        self._rewarded += rewarded
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no more rows are looked at."""
+        return self._rows >= _APPENDED_ROWS
+
+    def warn(self, where: str, *, stacklevel: int) -> bool:
+        """Warn of rewards where episodes begin; whether there are some."""
+        if self._rewarded:
+            text = against_arrived(self._begins, self._rewarded, min(self._rows, _ROWS), where)
+            warnings.warn(text, AlignmentWarning, stacklevel + 1)
+        return self._rewarded > 0
+
+
+# ---------------------------------------------------------------------- done codes beside flags
+
+# What a row may have beside its done code: whether the episode terminated, and whether it was truncated.
+_FLAGS = (
+    ("terminated", "truncated"),
+    ("terminations", "truncations"),
+    ("terminateds", "truncateds"),
+    ("terminals", "timeouts"),
+    ("terminal", "timeout"),
+)
+
+
+def flags_in(names: Container[object]) -> tuple[str, str] | None:
+    """The columns that say whether an episode terminated and was truncated, where rows have both."""
+    return next((pair for pair in _FLAGS if pair[0] in names and pair[1] in names), None)
+
+
+def contradicted(done: Any, terminated: Any, truncated: Any) -> npt.NDArray[np.bool_]:
+    """In which rows the flags say another done code; nulls say nothing."""
+    codes, ended, cut = map(_floats, (done, terminated, truncated))
+    wanted = np.where(ended != 0, 1, np.where(cut != 0, 2, 0))
+    return np.isfinite(codes) & np.isfinite(ended) & np.isfinite(cut) & (codes != wanted)
+
+
+def _floats(values: Any) -> npt.NDArray[np.float64]:
+    """A column's numbers, one a row, NaN where they are null; TypeError or ValueError where they are no numbers."""
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        values = _numbers(values)
+        if values is None:
+            raise TypeError("expected numbers")
+    elif type(values) is not np.ndarray or values.dtype.kind not in "biuf":
+        values = np.asarray([np.nan if is_hidden(value) else value for value in values], np.float64)
+    return np.asarray(values.reshape(len(values), -1)[:, 0], np.float64)
+
+
+def check_flags(columns: Mapping[str, Any] | pa.RecordBatch, done: str, where: Callable[[int], str]) -> None:
+    """Raise DataError if done codes contradict the flags that stand beside them.
+
+    Args:
+        columns: Of both, at least; what is no number is left to others.
+        done: The column of done codes.
+        where: Names a row, by its place among these.
+    """
+    names = columns.schema.names if isinstance(columns, pa.RecordBatch) else columns
+    flags = flags_in(names)
+    if flags is None or done not in names:
+        return
+    found = [columns[name] for name in (done, *flags)]
+    try:
+        wrong = contradicted(*found)
+    except (TypeError, ValueError):
+        return
+    if wrong.any():
+        row = int(wrong.argmax())
+        code, ended, cut = (int(_floats(column[row : row + 1])[0]) for column in found)
+        raise DataError(
+            f"column {done!r}: expected {1 if ended else 2 if cut else 0} where {flags[0]!r} is {bool(ended)} and "
+            f"{flags[1]!r} {bool(cut)}, found {code} {where(row)}; a done code is 1 if terminated else 2 if truncated "
+            "else 0"
+        )
+
+
+def check_flags_of(segment: Segment, done: str, where: str) -> None:
+    """``check_flags`` of a dataset: of its first rows, and of all whose flags are set, where these are booleans."""
+    names = segment.table.schema.names
+    flags = flags_in(names)
+    if flags is None or done not in names:
+        return
+    columns = [done, *flags]
+    rows = _first_rows(segment, columns)
+    check_flags(dict(zip(columns, rows.columns, strict=True)), done, lambda row: f"at row {row} of {where}")
+    if segment.indices is not None or not all(segment.types[name] == pa.bool_() for name in flags):
+        return
+    import pyarrow.compute as pc  # which takes long to load, and few datasets have such columns
+
+    ended, cut = (segment.table.column(name) for name in flags)
+    numbers = pc.indices_nonzero(pc.or_(ended, cut).combine_chunks())
+    marked = {name: segment.table.column(name).take(numbers) for name in columns}
+    check_flags(marked, done, lambda row: f"at row {numbers[row].as_py()} of {where}")
 
 
 def against_arrived(begins: int, rewarded: int, rows: int, where: str) -> str:
@@ -79,7 +226,7 @@ def rewards_at_starts(columns: Mapping[str, Any], *, in_order: bool = True) -> t
         columns: "reward", and "time" or "done", as far as they are there.
         in_order: Whether rows stand as they were recorded. The first row begins an episode only if "time" says so.
     """
-    values = {name: _numbers(column) for name, column in columns.items()}
+    values = {name: column if isinstance(column, np.ndarray) else _numbers(column) for name, column in columns.items()}
     reward, time, done = values.get("reward"), values.get("time"), values.get("done")
     if reward is None or not len(reward):
         return 0, 0
@@ -115,6 +262,6 @@ def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float64] | None:
     try:
         column.validate()
         values = column.cast(pa.float64(), safe=False) if not pa.types.is_floating(kind) else column
-        return np.asarray(values.to_numpy(), np.float64)
+        return np.asarray(values, np.float64)
     except (pa.ArrowException, ValueError):
         return None

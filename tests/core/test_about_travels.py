@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mouse_core import BatchSource, DatasetStore, Field, MouseError, SchemaError, cli, formats
+from mouse_core import BatchSource, DataError, DatasetStore, Field, MouseError, SchemaError, cli, formats
 from mouse_core.about import About, read_about, with_about
 from mouse_core.errors import AlignmentWarning
 from mouse_core.formats.converting import convert
 from mouse_core.formats.rlds import write_rlds
 from mouse_core.formats.ted import write_ted
 from mouse_core.hub import push_to_hub
+from mouse_core.inspect import inspect
 from mouse_core.replay import ReplayBuffer
 from tests.core.test_inspect_page import stored_in
 
@@ -154,8 +156,29 @@ def test_what_is_taken_for_granted_is_not_stated() -> None:
     assert DatasetStore().from_dataset(with_about(silent, About("arrived"))).about == About("arrived")
     appended = DatasetStore()
     appended.extend(columns())
-    assert appended.about == About("arrived")
+    assert appended.about == About()
+    told = DatasetStore()
+    told.describe(About("arrived"))
+    told.extend(columns())
+    assert told.about == About("arrived")
     assert DatasetStore().about == About()
+
+
+def test_what_nobody_said_of_appended_rows_stays_unsaid(tmp_path: Path) -> None:
+    for name, told in (("silent", {}), ("told", {"alignment": "arrived"})):
+        stated = About("arrived" if told else None)
+        with DatasetStore.open(tmp_path / name, "a", **told) as store:
+            store.extend(columns())
+            store.append({column: values[0] for column, values in columns().items()})
+            store.save(tmp_path / f"{name} saved")
+        with DatasetStore.open(tmp_path / name, "a") as store:
+            store.extend(columns())
+            assert store.about == stated
+        assert DatasetStore.open(tmp_path / name).about == stated
+        assert read_about(datasets.load_from_disk(str(tmp_path / f"{name} saved"))) == stated
+    assert DatasetStore.open(tmp_path / "silent", alignment="outgoing").about == About("outgoing")
+    with pytest.raises(SchemaError, match="expected rows of alignment 'outgoing', found 'arrived'"):
+        DatasetStore.open(tmp_path / "told", alignment="outgoing")
 
 
 # ---------------------------------------------------------------------- what the rows say
@@ -167,6 +190,29 @@ def test_rewards_where_episodes_begin_are_a_warning(by: str, tmp_path: Path) -> 
     wrong, right = (table(reward_at_start=value).drop_columns(dropped) for value in (1.0, 0.0))
     seen = "1 of the 1" if by == "done" else "2 of the 2"
     message = f"dataset: rewards where episodes begin speak against .* not 0 in {seen} rows"
+    appended = columns(reward_at_start=1.0)
+    appended = {name: values for name, values in appended.items() if name not in dropped}
+
+    def extend(store: DatasetStore) -> None:
+        store.extend(appended)
+        store.extend(appended)
+
+    def append(store: DatasetStore, rows: int = 40) -> None:
+        for row in range(rows):
+            store.append({name: values[row % 40] for name, values in appended.items()})
+        if rows == 40:
+            store.snapshot()
+
+    for kind in (extend, append):
+        for store in (DatasetStore(), DatasetStore.open(tmp_path / kind.__name__, "a")):
+            with pytest.warns(
+                AlignmentWarning, match=message.replace("dataset", "(store|the rows that)[^:]*")
+            ) as caught:
+                kind(store)
+            assert [one.filename for one in caught] == [__file__]
+            store.close()
+    with pytest.warns(AlignmentWarning, match="the rows that were appended: rewards"):
+        append(DatasetStore(), 64)
     for rows in (wrong, datasets.Dataset(wrong), datasets.Dataset(wrong).select([0, 20, 1, 21])):
         if by == "done" and rows.num_rows == 4:
             continue  # nothing tells where episodes begin among rows in another order
@@ -185,10 +231,61 @@ def test_rewards_where_episodes_begin_are_a_warning(by: str, tmp_path: Path) -> 
         DatasetStore(alignment="outgoing").from_dataset(wrong)
         DatasetStore().from_dataset(wrong.slice(0, 0))
         DatasetStore().from_dataset(wrong.slice(3, 10))
+        for alignment, at_start in (("outgoing", 1.0), ("arrived", 0.0)):
+            DatasetStore(alignment=alignment).extend(columns(reward_at_start=at_start))  # type: ignore[arg-type]
         pq.write_table(right, tmp_path / "right.parquet")
         convert(formats.open(tmp_path / "right.parquet"), tmp_path / "fine")
         formats.open(tmp_path / "right.parquet").write(tmp_path / "fine too")
         convert(formats.open(tmp_path / "wrong.parquet", alignment="outgoing"), tmp_path / "said")
+
+
+# ---------------------------------------------------------------------- flags beside done codes
+
+
+def ended(names: Sequence[str], *, right: bool, rows: int = 5000) -> dict[str, Any]:
+    """Rows that end an episode every 20, truncated in row 4999 alone, and flags that say so."""
+    cut = np.arange(rows) == 4999
+    over = (np.arange(rows) % 20 == 19) & ~cut
+    return columns(rows) | {"done": over + (2 if right else 1) * cut, names[0]: over, names[1]: cut}
+
+
+@pytest.mark.parametrize("names", [("terminated", "truncated"), ("terminals", "timeouts")])
+@pytest.mark.parametrize("right", [False, True])
+def test_done_codes_that_flags_contradict_are_refused(names: tuple[str, str], right: bool, tmp_path: Path) -> None:
+    rows = ended(names, right=right)
+    table = pa.table({name: values if values.ndim == 1 else values.tolist() for name, values in rows.items()})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    last = [{name: values[row] for name, values in rows.items()} for row in range(4990, 5000)]
+    store = DatasetStore()
+    store.extend({name: values[:4990] for name, values in rows.items()})
+    for take in (
+        lambda: DatasetStore().extend(rows),
+        lambda: [store.append(row) for row in last],
+        lambda: DatasetStore().from_dataset(table),
+        lambda: DatasetStore().from_dataset(datasets.Dataset(table)),
+        lambda: formats.open(tmp_path / "rows.parquet").to_table(),
+        lambda: convert(formats.open(tmp_path / "rows.parquet"), tmp_path / "made"),
+    ):
+        if right:
+            take()
+        else:
+            said = rf"expected 2 where '{names[0]}' is False and '{names[1]}' True, found 1 at row 4999"
+            with pytest.raises(DataError, match=f"column 'done': {said}"):
+                take()
+    assert len(store) == (5000 if right else 4999)
+    found = [finding.code for finding in inspect(formats.open(tmp_path / "rows.parquet")).findings]
+    assert ("done-against-flags" in found) == (not right)
+
+
+def test_flags_that_say_nothing_contradict_nothing() -> None:
+    store = DatasetStore()
+    rows = columns(4) | {"done": np.array([0, 1, 2, 1]), "terminated": [0, 1, None, 1], "truncated": [0, 1, True, None]}
+    store.extend(rows)
+    for row in range(4):
+        store.append({name: values[row] for name, values in rows.items()})
+    assert len(store) == 8
+    other = DatasetStore()
+    other.extend(columns(4) | {"done": np.array([0, 1, 2, 1]), "truncated": [False, True, True, True]})
 
 
 # ---------------------------------------------------------------------- the command line

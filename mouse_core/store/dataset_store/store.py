@@ -137,6 +137,7 @@ class DatasetStore(Store):
         Raises:
             StorageError: They cannot be written. They are still there, for another attempt.
         """
+        self._rows.warn_of_rewards(stacklevel=2)
         self._rows.flush()
 
     def close(self) -> None:
@@ -147,6 +148,7 @@ class DatasetStore(Store):
         Raises:
             StorageError: Rows cannot be written; the store is still open.
         """
+        self._rows.warn_of_rewards(stacklevel=2)
         self._rows.close()
 
     def break_off(self, recording: Any) -> None:
@@ -187,7 +189,7 @@ class DatasetStore(Store):
     def about(self) -> About:
         """What is known of the rows: what the store was told, and what datasets said of themselves.
 
-        The alignment is None where "arrived" is only taken for granted, for neither said it. Appended rows have it.
+        The alignment is None where "arrived" is only taken for granted, for neither said it.
         """
         return self._rows.seen().schema.about()
 
@@ -202,6 +204,7 @@ class DatasetStore(Store):
         Raises:
             ConfigError: The store has fewer than ``rows`` rows.
         """
+        self._rows.warn_of_rewards(stacklevel=2)
         kept = self._rows.snapshot()
         return kept if rows is None else kept.of_rows(rows)
 
@@ -220,7 +223,7 @@ class DatasetStore(Store):
         are delivered; it must be read from the same column, in the same shape. A width may be larger than the one said.
 
         Rewards where episodes begin, among the first rows, speak against the alignment "arrived"; that is an
-        ``AlignmentWarning``.
+        ``AlignmentWarning``. So it is of rows that are appended, once some came.
 
         Args:
             dataset: A ``datasets.Dataset``, a ``DatasetDict`` (or any dict of datasets: all splits in their order),
@@ -234,17 +237,20 @@ class DatasetStore(Store):
             MissingFieldError: A required column is missing.
             SchemaError: Columns that a field cannot be read from, or that do not fit those there are; rows of another
                 alignment, or that say something else that contradicts the store or the rows there are.
-            DataError: What a dataset says of itself cannot be read, or a newer version wrote it.
+            DataError: What a dataset says of itself cannot be read, or a newer version wrote it. Done codes that
+                contradict flags beside them, such as 1 where ``truncated`` is set and ``terminated`` is not.
 
         The store is unchanged after an error.
         """
         from mouse_core.about.dataset import read_about
         from mouse_core.store._intake import segment_of, select_splits
-        from mouse_core.store.evidence import warn_of_rewards
+        from mouse_core.store.evidence import check_flags_of, warn_of_rewards
 
         parts = select_splits(dataset, splits, split_pattern)
         segments = [segment_of(part, self._rows.schema.image_roots) for _, part in parts]
         said = [(where, read_about(part, where=where)) for where, part in parts]
+        for segment, (where, _) in zip(segments, parts, strict=True):
+            check_flags_of(segment, self._rows.schema.fields["done"].column, where)
         self._rows.take(segments, said)
         if self.alignment == "arrived":
             for segment, (where, _) in zip(segments, parts, strict=True):
@@ -287,7 +293,8 @@ class DatasetStore(Store):
         Raises:
             MissingFieldError: A column is missing.
             SchemaError: A column that the store does not have.
-            DataError: A value of the wrong type or shape, out of bounds, or None where nulls are not allowed.
+            DataError: A value of the wrong type or shape, out of bounds, or None where nulls are not allowed; a done
+                code that contradicts the flags beside it, such as 1 where only ``truncated`` is set.
             StorageError: No room for it on the disk, or the wait for the disk failed.
 
         The store is unchanged after an error, but where a wait for the disk failed (``sync="append"``): it has the row.
@@ -301,6 +308,17 @@ class DatasetStore(Store):
             except BaseException:
                 rows.recount()
                 raise
+            # Of the first rows alone, so that later ones take no longer.
+            if rows.evidence is not None:
+                self._look_at(fields)
+
+    def _look_at(self, row: Mapping[str, Any]) -> None:
+        """Look at one of the first rows that are appended; see ``Rows.evidence``."""
+        evidence: Any = self._rows.evidence
+        evidence.add_row(row, self._rows.schema.fields)
+        if evidence.is_whole or evidence.is_enough:
+            self._rows.warn_of_rewards(stacklevel=3)
+            self._rows.evidence = None
 
     def extend(self, columns: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Add many steps at once, column by column.
@@ -318,8 +336,15 @@ class DatasetStore(Store):
         for name, values in fields.items():
             if isinstance(values, pa.Array | pa.ChunkedArray):
                 check_rows(values, f"column {name!r}", whole=False)
+        rows = self._rows
         if n:
-            self._rows.extend(fields, n)
+            with rows.lock:
+                rows.extend(fields, n)
+                if rows.evidence is not None:
+                    rows.evidence.add(fields, rows.schema.fields, n)
+            rows.warn_of_rewards(stacklevel=2)
+            if rows.evidence is not None and rows.evidence.is_whole:
+                rows.evidence = None
 
     def clear(self) -> None:
         """Forget all rows, those of datasets too; columns and fields stay as they are.
