@@ -156,12 +156,13 @@ class RowStream:
         first = FirstRows()
         return with_about(pa.Table.from_batches(list(self.watched(first.add)), schema=self.schema), self.about)
 
-    def to_store(self, **options: Any) -> DatasetStore:
+    def to_store(self, make: Callable[..., DatasetStore] = DatasetStore, /, **options: Any) -> DatasetStore:
         """All rows as a store: by reference where they lie in Arrow files as ``datasets`` writes them, else in memory.
 
         Use ``write`` first for what is larger than memory, and open what it wrote.
 
         Args:
+            make: The class of the store.
             **options: As ``DatasetStore`` takes them. Images that rows name by path may lie where the data do, and in
                 ``image_roots``.
         """
@@ -177,7 +178,7 @@ class RowStream:
         if read_about(rows) != self.about:
             rows = with_about(rows, self.about)
         stated = {} if self.about.alignment is None else {"alignment": self.alignment}
-        return DatasetStore(**{**stated, **options}).from_dataset(rows)
+        return make(**{**stated, **options}).from_dataset(rows)
 
     def digest(self) -> str:
         """A digest of names, types and all values, in order; see ``rows_digest``."""

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import datasets
+import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, formats
+from mouse_core.cli import main
 from mouse_core.formats.verifying import verify
-from mouse_core.testing import example_store, stream_digest
+from mouse_core.testing import example_columns, example_store, stream_digest
 
 
 def test_what_was_saved_is_what_there_was(tmp_path: Path) -> None:
@@ -19,6 +21,9 @@ def test_what_was_saved_is_what_there_was(tmp_path: Path) -> None:
     for reopened in (
         DatasetStore().from_dataset(datasets.load_from_disk(str(tmp_path / "deep" / "saved"))),
         formats.open(tmp_path / "deep" / "saved").to_store(),
+        DatasetStore.open(tmp_path / "deep" / "saved"),
+        DatasetStore.open(tmp_path / "deep" / "saved", verify=True),
+        DatasetStore.open(tmp_path / "deep" / "saved" / "data-00000-of-00001.arrow", verify=False),
     ):
         assert reopened.snapshot().fingerprint == store.snapshot().fingerprint
         assert reopened.about == store.about
@@ -70,3 +75,46 @@ def test_a_changed_byte_is_seen_by_verify(tmp_path: Path) -> None:
         verify(tmp_path / "saved")
     state = json.loads((tmp_path / "saved" / "state.json").read_text())
     assert state["_mouse"]["rows"] == 50
+
+
+def test_what_was_saved_is_opened_as_a_store(tmp_path: Path) -> None:
+    """With the options of the class; what it is not opened with is refused with what helps."""
+
+    class Mine(DatasetStore):
+        pass
+
+    saved, table = tmp_path / "saved", tmp_path / "rows.parquet"
+    example_store(50).save(saved)
+    pq.write_table(datasets.load_from_disk(str(saved)).data.table, table)
+    for path in (saved, table):
+        store = Mine.open(path, max_action_dim=9, alignment="outgoing")
+        assert type(store) is Mine
+        assert (len(store), store.about.max_action_dim, store.alignment) == (50, 9, "outgoing")
+    with pytest.raises(ConfigError, match="expected a store, whose manifest has digests, found Arrow or Parquet files"):
+        DatasetStore.open(table, verify=True)
+    for options in ({"max_rows": 10}, {"layout": "windows"}, {"final": "drop"}, {"cache": tmp_path}):
+        with pytest.raises(ConfigError, match="expected"):
+            DatasetStore.open(saved, **options)
+    with pytest.raises(
+        ConfigError, match=r"expected the mode 'r', .* found 'a'; `mouse convert .* --to store` makes a store"
+    ):
+        DatasetStore.open(saved, "a")
+    assert main(["convert", str(saved), str(tmp_path / "store"), "--to", "store"]) == 0
+    with DatasetStore.open(tmp_path / "store", "a") as store:
+        store.extend(example_columns(5))
+        assert len(store) == 55
+    file = saved / "data-00000-of-00001.arrow"
+    file.write_bytes(file.read_bytes().replace((7).to_bytes(8, "little"), (8).to_bytes(8, "little"), 1))
+    with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow"):
+        DatasetStore.open(saved, verify=True)
+
+
+def test_a_folder_of_something_else_is_no_place_for_a_store(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(ConfigError, match=r"found \['notes.txt'\]; mouse_core.formats.open\(.*\).to_store\(\) reads"):
+        DatasetStore.open(tmp_path)
+    for empty in ("nothing", "an empty folder"):
+        path = tmp_path / "there"
+        with pytest.raises(ConfigError, match=f"found {empty}; DatasetStore.open\\('.*', 'a'\\) makes one"):
+            DatasetStore.open(path)
+        path.mkdir(exist_ok=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from mouse_core.errors import ConfigError
 from mouse_core.remote.clients import Reaching, is_url
 from mouse_core.remote.clients.options import without_secrets
-from mouse_core.store.disk.manifest import NAME
+from mouse_core.store.disk.manifest import NAME, looks_like_store
+from mouse_core.store.disk.upkeep import Limits
 
 
 def opened(
@@ -63,6 +65,8 @@ def opened(
         from mouse_core.formats.tfds.reading import store_of as store_of_records
 
         return store_of_records(path, make=make, verify=verify is not False, **options)
+    if isinstance(path, str | os.PathLike) and _are_rows(Path(path)):
+        return _saved(make, path, mode, options, verify, Limits(max_rows, max_bytes), layout)
     reading = [f"{name}=" for name in ("final", "splits", "skip_broken", "last_step") if name in options]
     if reading:
         there = "another folder" if os.path.isdir(path) else "a file" if os.path.exists(path) else "nothing"
@@ -70,15 +74,64 @@ def opened(
             f"{os.fspath(path)}: {' and '.join(reading)}: expected the folder of a LeRobotDataset (meta/info.json) or "
             f"of a dataset of TFDS (features.json), found {there}; formats.open(...).to_store() reads others"
         )
+    _refuse_reaching(path, options)
+    from mouse_core.store.disk.writing import open_rows
+
+    store = make(**options)
+    store._rows = open_rows(path, mode, sync, verify is not False, store._rows, Limits(max_rows, max_bytes), layout)
+    return store
+
+
+def _refuse_reaching(path: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a path is opened with options of an address."""
     misplaced = [f"{name}=" for name in Reaching.__dataclass_fields__ if name in options]
     if misplaced:
         raise ConfigError(
             f"{' and '.join(misplaced)}: expected an address, as s3://bucket/folder or file:///folder, found the path "
             f"{str(path)!r:.200}, which is read where it lies"
         )
-    from mouse_core.store.disk.upkeep import Limits
-    from mouse_core.store.disk.writing import open_rows
 
-    store = make(**options)
-    store._rows = open_rows(path, mode, sync, verify is not False, store._rows, Limits(max_rows, max_bytes), layout)
-    return store
+
+def _are_rows(path: Path) -> bool:
+    """Whether a path leads to Arrow or Parquet files, as ``save`` writes them, and to no store."""
+    if not path.exists() or looks_like_store(path):
+        return False
+    from mouse_core.formats._files.on_disk import is_there
+
+    return is_there(path)
+
+
+def _saved(
+    make: Callable[..., Any],
+    path: str | os.PathLike[str],
+    mode: str,
+    options: Mapping[str, Any],
+    verify: bool | None,
+    limits: Limits,
+    layout: str | None,
+) -> Any:
+    """The rows of a folder that ``save`` wrote, or of other Arrow and Parquet files, by reference; see ``opened``."""
+    where = os.fspath(path)
+    if mode != "r":
+        raise ConfigError(
+            f"{where}: expected the mode 'r', as what save() wrote, or other Arrow and Parquet files, is only read, "
+            f"found {mode!r}; `mouse convert {where} TARGET --to store` makes a store of them that takes more rows"
+        )
+    for_others = [f"{name}=" for name in ("final", "skip_broken", "last_step") if name in options]
+    if for_others:
+        raise ConfigError(
+            f"{where}: {' and '.join(for_others)}: expected the folder of a LeRobotDataset or of a dataset of TFDS, "
+            "found Arrow or Parquet files"
+        )
+    limits.refuse_for_readers()
+    if layout is not None:
+        raise ConfigError("layout: expected mode 'a', found 'r'; a reader takes files as they are")
+    _refuse_reaching(path, options)
+    from mouse_core.formats.rows import read_rows
+    from mouse_core.formats.verifying import verify as verified
+    from mouse_core.store.elsewhere.opening import refuse_to_verify
+
+    if verify and not verified(path).compared:
+        refuse_to_verify(where, "Arrow or Parquet files of which no digest is noted", verify)
+    options = dict(options)
+    return read_rows(path, splits=options.pop("splits", None)).to_store(make, **options)

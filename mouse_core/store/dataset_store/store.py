@@ -92,8 +92,8 @@ class DatasetStore(Store):
         - "append": every row that ``append`` or ``extend`` returned of.
 
         Args:
-            path: The folder; or an address, ``s3://bucket/runs``, ``gs://``, ``az://``, ``https://`` or
-                ``hf://datasets/name/of/it``, whose rows are only read.
+            path: The folder; what ``save`` wrote, or other Arrow and Parquet files, which are only read; or an address,
+                ``s3://bucket/runs``, ``gs://``, ``az://``, ``https://`` or ``hf://datasets/name/of/it``, likewise.
             mode: "r" reads a store that is there, and writes nothing; "a" writes one, which is made if it is not there.
             sync: What a writer waits for, as above.
             verify: Whether a file's digest is compared when its rows are first read, which reads all of it once; behind

@@ -72,11 +72,14 @@ class ReadFolder(Descriptor):
                 raise damaged(path / NAME, f"expected the manifest of a store, found none; {copied(path)}")
             if being_made:
                 raise ConfigError(f"{path}: expected a store ({NAME}), found a folder whose writer has made none yet")
-            what = "nothing" if not path.exists() else "a folder without one" if path.is_dir() else "a file"
-            raise ConfigError(
-                f"{path}: expected a folder with a store ({NAME}), found {what}; "
-                f"DatasetStore.open({str(path)!r}, 'a') makes one"
+            what = (
+                "nothing" if not path.exists() else (_shown(path) or "an empty folder") if path.is_dir() else "a file"
             )
+            # Where something else lies, no store is made.
+            makes = not path.exists() or (path.is_dir() and all(map(_is_ours, os.listdir(path))))
+            remedy = f"{str(path)!r}, 'a') makes one" if makes else f"{str(path)!r}).to_store() reads other formats"
+            opens = "DatasetStore.open(" if makes else "mouse_core.formats.open("
+            raise ConfigError(f"{path}: expected a folder with a store ({NAME}), found {what}; {opens}{remedy}")
         check_inside([path / NAME, path / READERS], path)
         self.look()
 
