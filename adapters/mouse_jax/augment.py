@@ -9,9 +9,16 @@ import jax
 import jax.numpy as jnp
 
 from mouse_core import ConfigError
-from mouse_core.augment import Augmenter, AugmentScalarSpec, AugmentTokensConfig, Draws, ImageShapes
+from mouse_core.augment import (
+    Augmenter,
+    AugmentMaskProbConfig,
+    AugmentScalarSpec,
+    AugmentTokensConfig,
+    Draws,
+    ImageShapes,
+)
 
-__all__ = ["AugmentScalarSpec", "AugmentTokensConfig", "TokenAugmenter"]
+__all__ = ["AugmentMaskProbConfig", "AugmentScalarSpec", "AugmentTokensConfig", "TokenAugmenter"]
 
 
 class TokenAugmenter(Augmenter[dict[str, jax.Array]]):

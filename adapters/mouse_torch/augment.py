@@ -9,10 +9,17 @@ import torch
 from tensordict import TensorDict
 
 from mouse_core import ConfigError
-from mouse_core.augment import Augmenter, AugmentScalarSpec, AugmentTokensConfig, Draws, ImageShapes
+from mouse_core.augment import (
+    Augmenter,
+    AugmentMaskProbConfig,
+    AugmentScalarSpec,
+    AugmentTokensConfig,
+    Draws,
+    ImageShapes,
+)
 from mouse_torch.tracing import untraced
 
-__all__ = ["AugmentScalarSpec", "AugmentTokensConfig", "TokenAugmenter"]
+__all__ = ["AugmentMaskProbConfig", "AugmentScalarSpec", "AugmentTokensConfig", "TokenAugmenter"]
 
 
 @untraced("update_augmentations", "next_draws")
