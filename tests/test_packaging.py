@@ -256,7 +256,6 @@ KNOW_PRIVATE = {
     "bench/rollout_groups.py": "measures the parts of a write apart",
     "core/formats/test_tfds.py": "checksums and messages, which no file of others has in every form",
     "core/formats/test_topics.py": "messages in every order of bytes, and definitions that no writer takes",
-    "core/test_decoding.py": "processes are killed in the middle of a task",
     "core/test_hub_shards.py": "memory is measured while a shard is written",
     "core/test_orders.py": "limits of what is kept are made small, so that they are met",
     "core/test_replay_episodes.py": "an index is held against a list of rows that no buffer keeps",

@@ -2,22 +2,364 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import atexit
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
+from grain.experimental import ThreadPrefetchDatasetIterator
 from jax.sharding import Sharding
 
-from mouse_core import BatchSource, ConfigError
-from mouse_core.prefetch import Batchifier, Delivery, LoaderOptions
+from mouse_core import BatchSource, ConfigError, Spec
+from mouse_core.prefetch import Batchifier, Delivery, LoaderOptions, Staged
+from mouse_core.prefetch.prefetcher import Failed, Made, Outcome, Prefetcher, outcome_of
 from mouse_core.ranks import find_ranks
 from mouse_core.replay.source import BufferSource
-from mouse_jax.dtypes import replaced_dtypes
-from mouse_jax.pipeline import GrainPrefetcher
-from mouse_jax.placement import find_placement, find_target
-from mouse_jax.transfer import array_maker, thread_settings, whole_maker
+from mouse_jax.dtypes import replaced_dtypes, x64_enabled
+from mouse_jax.placement import Placement, find_placement, find_target
+from mouse_jax.trees import as_jax, narrowed
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class ArrayMaker:
+    """Makes a batch by its index, in two stages.
+
+    Settings of JAX that hold for one thread only are those of the thread that made this.
+
+    Args:
+        sources: Of the shards that this process needs.
+        placement: Where batches go.
+        spec: Of the batches delivered.
+        x64: Whether JAX holds 64-bit numbers.
+        default_device: JAX's default device, if there is a setting.
+        rows: This process's in a whole batch.
+    """
+
+    sources: tuple[BatchSource, ...]
+    placement: Placement
+    spec: Spec
+    x64: bool
+    default_device: Any
+    rows: int
+
+    def gather(self, index: int) -> Any:
+        """This process's rows of batch ``index``, in memory that is given away.
+
+        On a host they have the dtypes to deliver; else those they are stored in, so that few bytes travel.
+        """
+        if self.placement.on_host:
+            parts = [source[index] for source in self.sources]
+        else:
+            parts = [source.gather(source.plan(index), stored=True) for source in self.sources]
+        return parts[0] if len(parts) == 1 else _joined(parts)
+
+    def transfer(self, gathered: Any) -> Any:
+        """What was gathered, as JAX's arrays in their place and in the dtypes to deliver."""
+        views: tuple[Arrays, ...] = gathered if isinstance(gathered, tuple) else (gathered,)
+        rows = [values for view in views for values in view.values()]
+        with settings(self.x64, self.default_device):
+            placed = iter(self.placement.put(rows, recurring=len(rows[0]) == self.rows))
+            made = tuple(self._delivered({name: next(placed) for name in view}) for view in views)
+        return made if isinstance(gathered, tuple) else made[0]
+
+    def delivered(self, gathered: Any) -> Any:
+        """What was gathered, in the kinds of number to deliver, on the host."""
+        if isinstance(gathered, tuple):
+            return tuple(map(self.delivered, gathered))
+        kinds = {name: np.dtype(self.spec[name].dtype) for name in gathered}
+        return {k: v if v.dtype.kind == kinds[k].kind else v.astype(kinds[k]) for k, v in gathered.items()}
+
+    def rows_of(self, index: int) -> npt.NDArray[np.int64]:
+        """Which rows of the whole batch those gathered are; -1 for one that is padded, which another part has."""
+        rows = []
+        for source in self.sources:
+            plan, (rank, count) = source.plan(index), source.shard
+            own = np.arange(plan.first, plan.first + len(plan.starts))
+            rows.append(np.where(own < plan.global_size * (rank + 1) // count, own, -1))
+        return np.concatenate(rows)
+
+    def _delivered(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {
+            name: values if values.dtype == self.spec[name].dtype else values.astype(self.spec[name].dtype)
+            for name, values in batch.items()
+        }
+
+
+def array_maker(source: BatchSource, *, placement: Placement, x64: bool, default_device: Any) -> Staged:
+    """The function from an index to a batch of a source, in its two stages.
+
+    Raises:
+        ConfigError: A batch that the placement's sharding does not divide.
+    """
+    sources = placement.sources(source)
+    rows = sum(-(-own.batch_size // own.shard[1]) for own in sources)
+    if source.spec.is_packed:  # filled up to one size, or of a size that hardly comes again
+        rows = 0 if isinstance(source.packed, bool) else source.packed
+    make = ArrayMaker(sources, placement, source.spec, x64, default_device, rows)
+    return Staged(make.gather, make.transfer, make.delivered, None if placement.parts is None else make.rows_of)
+
+
+def whole_maker(source: Any, *, target: jax.Device | Sharding | None, x64: bool, default_device: Any) -> Staged:
+    """The function from an index to a batch that exists as arrays: drawn from a replay buffer, or given by a source.
+
+    Args:
+        source: A ``BufferSource``, or a source of somebody's own.
+        target: Where they go; None: JAX's default device.
+        x64, default_device: See ``thread_settings``.
+    """
+
+    def gather(index: int) -> Any:
+        drawn = isinstance(source, BufferSource)
+        return source.buffer.batch_of(source.drawn(index)) if drawn else source[index]
+
+    def transfer(batch: Any) -> Any:
+        with settings(x64, default_device):
+            return as_jax(batch, target)
+
+    def delivered(batch: Any) -> Any:
+        with settings(x64, default_device):
+            return narrowed(batch)
+
+    return Staged(gather, transfer, delivered)
+
+
+def thread_settings() -> dict[str, Any]:
+    """JAX's settings here and now that other threads would not see."""
+    config: Any = jax.config
+    return {"x64": x64_enabled(), "default_device": config.jax_default_device}
+
+
+@contextmanager
+def _changed(x64: bool, default_device: Any) -> Iterator[None]:
+    with jax.enable_x64(x64), jax.default_device(default_device):
+        yield
+
+
+def settings(x64: bool, default_device: Any) -> AbstractContextManager[None]:
+    """A context in which settings are those that ``thread_settings`` found; setting them anew costs 10 us."""
+    if thread_settings() == {"x64": x64, "default_device": default_device}:
+        return nullcontext()
+    return _changed(x64, default_device)
+
+
+def _joined(parts: list[Any]) -> Any:
+    if isinstance(parts[0], tuple):
+        return tuple(_joined(list(views)) for views in zip(*parts, strict=True))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+_CLOSE_SECONDS = 0.25
+# How long the interpreter's exit waits for batches in the making.
+_EXIT_SECONDS = 2.0
+
+
+class GrainPrefetcher(Prefetcher[Any]):
+    """Computes ``make(i)`` for ``i = first, first + 1, ...`` in threads of grain's.
+
+    Besides those handed out at most ``ahead`` items exist at a time, or two, those in the making included.
+
+    Args:
+        make: Computes an item; must be thread-safe, and must not refer to this object.
+        first: The first index.
+        workers: Number of threads, at least 1; more than half of ``ahead`` are not used, for each has one item in the
+            making and one that waits.
+        ahead: How many items may be computed or waiting beyond the one that is asked for, at least 1.
+    """
+
+    def __init__(self, make: Callable[[int], Any], first: int, *, workers: int, ahead: int) -> None:
+        self._work = _Work(make, first, workers, ahead)
+        super().__init__(first, self._work.next)
+        weakref.finalize(self, self._work.abandon).atexit = False
+        # Before JAX ends its backends, and before modules are taken down, when grain's closing fails.
+        atexit.register(self._work.exit)
+
+    @property
+    def ready(self) -> int:
+        """See ``Prefetcher``."""
+        return self._work.ready
+
+    def close(self) -> None:
+        """Stop the threads and drop what is waiting; see ``Prefetcher``."""
+        self._work.stop()
+
+
+# grain drops elements that are None.
+_STOPPED: Outcome[Any] = Made(None)
+
+
+class _Work:
+    """What the threads share. They hold on to this, and never to the prefetcher."""
+
+    def __init__(self, make: Callable[[int], Any], first: int, workers: int, ahead: int) -> None:
+        self._make = make
+        self._first = first
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._busy = 0
+        self._stopped = False
+        self._closer: threading.Thread | None = None
+        self._failed_at = sys.maxsize
+        self._taken = 0
+        # Each holds the items in its queue, and one that is in the making or finds no room there: ahead together.
+        count = max(1, min(workers, ahead // 2))
+        self._makings = [_Making(self, worker, count) for worker in range(count)]
+        self._iterators = [
+            ThreadPrefetchDatasetIterator(making, max(1, (ahead - 1 - worker) // count))
+            for worker, making in enumerate(self._makings)
+        ]
+        for iterator in self._iterators:
+            iterator.start_prefetch()
+
+    def next(self) -> Outcome[Any] | None:
+        """The next outcome in order; None when stopped."""
+        if not self._enter():
+            return None
+        try:
+            # References of their own: stop() drops the others.
+            iterators = self._iterators
+            self._taken += 1
+            outcome: Outcome[Any] = next(iterators[(self._taken - 1) % len(iterators)])
+            return None if outcome is _STOPPED else outcome
+        finally:
+            self._leave()
+
+    def outcome(self, position: int) -> Outcome[Any]:
+        """What comes of item ``first + position``; called by grain's threads."""
+        if not self._enter():
+            return _STOPPED
+        try:
+            if position > self._failed_at:  # after an error nobody asks
+                return _STOPPED
+            made = outcome_of(self._make, self._first + position)
+            if isinstance(made, Failed):
+                with self._changed:
+                    self._failed_at = min(self._failed_at, position)
+            return made
+        finally:
+            self._leave()
+
+    @property
+    def ready(self) -> int:
+        """How many outcomes were made and not taken."""
+        return max(0, sum(making.made for making in self._makings) - self._taken)
+
+    def _enter(self) -> bool:
+        """Whether this is still open; counts the callers inside if it is."""
+        with self._changed:
+            if self._stopped:
+                return False
+            self._busy += 1
+            return True
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._busy -= 1
+            if self._stopped:
+                self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End the threads and drop everything; may be called twice, and does nothing in a forked child.
+
+        grain's own closing waits for the element being computed, however long that takes, and leaves a caller who
+        waits in another thread there for ever. From here on every element is ``_STOPPED`` at once, and grain is
+        closed when nobody is inside.
+        """
+        if self._mark_stopped():
+            if self._wait(_CLOSE_SECONDS):
+                self._end()
+            else:
+                self._end_later()
+
+    def abandon(self) -> None:
+        """The same for the garbage collector, who may call from any line of any thread: nothing is waited for."""
+        if self._mark_stopped():
+            self._end_later()
+
+    def exit(self) -> None:
+        """The same at the interpreter's exit, also for threads that others are about to end.
+
+        One that comes back from compiled code after the interpreter's end is ended there, which aborts the process.
+        """
+        if os.getpid() == self._process:
+            with self._changed:
+                self._stopped = True
+            if self._closer is not None:
+                self._closer.join(_EXIT_SECONDS)
+            elif self._wait(_EXIT_SECONDS):
+                self._end()
+
+    def _mark_stopped(self) -> bool:
+        """Whether it is now for the caller to end the threads."""
+        if os.getpid() != self._process:
+            # Locks may have been held when the process was forked. The registration at exit keeps this alive, so that
+            # the garbage collector does not close grain's iterator either.
+            return False
+        with self._changed:
+            if self._stopped:
+                return False
+            self._stopped = True
+        return True
+
+    def _wait(self, seconds: float | None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._busy, seconds)
+
+    def _end_later(self) -> None:
+        def wait_and_end() -> None:
+            self._wait(None)
+            self._end()
+
+        closer = threading.Thread(target=wait_and_end, name="mouse-jax-close", daemon=True)
+        try:
+            closer.start()
+            self._closer = closer
+        except RuntimeError:
+            pass  # at exit there are no new threads, and the old ones end with the process
+
+    def _end(self) -> None:
+        for iterator in self._iterators:
+            iterator.close()  # which waits for its thread, and may be called twice
+        self._iterators = []
+        atexit.unregister(self.exit)
+
+
+class _Making:
+    """The outcomes at every ``step``-th position, as an iterator for grain, which wants to know where it is."""
+
+    def __init__(self, work: _Work, position: int, step: int) -> None:
+        self._work = work
+        self._position = position
+        self._step = step
+
+    def __iter__(self) -> _Making:
+        return self
+
+    def __next__(self) -> Outcome[Any]:
+        outcome = self._work.outcome(self._position)
+        self._position += self._step
+        return outcome
+
+    @property
+    def made(self) -> int:
+        """How many items it has made."""
+        return self._position // self._step
+
+    def get_state(self) -> int:
+        return self._position
+
+    def set_state(self, state: int) -> None:
+        self._position = state
 
 
 class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):

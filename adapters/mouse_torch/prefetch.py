@@ -2,20 +2,93 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
 from mouse_core import BatchSource, ConfigError
-from mouse_core.prefetch import Batchifier, Delivery, LoaderOptions
+from mouse_core.batches import BatchLayout
+from mouse_core.dtypes import is_number
+from mouse_core.nested import flatten, map_tree
+from mouse_core.prefetch import Batchifier, Delivery, LoaderOptions, Staged
 from mouse_core.replay.source import BufferSource
-from mouse_torch.drawn import keeps_tensors, whole_maker
 from mouse_torch.placement import check_device, check_pin
 from mouse_torch.tracing import untraced
-from mouse_torch.transfer import device_maker, hand_over, host_maker
-from mouse_torch.trees import as_state
+from mouse_torch.transfer import (
+    InFlight,
+    batch_dims,
+    device_maker,
+    hand_over,
+    host_maker,
+    slab_tensors,
+    stream_of,
+    under_way,
+)
+from mouse_torch.trees import as_state, tensor_dict
+
+
+def whole_maker(source: Any, *, device: torch.device, pin: bool) -> Staged:
+    """The function from an index to a batch, on the host or under way to ``device``.
+
+    Args:
+        source: A ``BufferSource``, or a source of somebody's own.
+        device: Where batches arrive.
+        pin: Whether they pass through pinned memory.
+    """
+    return Staged(partial(_gathered, source), partial(_placed, source, device, pin, stream_of(device)))
+
+
+def _gathered(source: Any, index: int) -> Any:
+    return source.buffer.batch_of(source.drawn(index)) if isinstance(source, BufferSource) else source[index]
+
+
+def _placed(source: Any, device: torch.device, pin: bool, stream: torch.cuda.Stream | None, batch: Any) -> InFlight:
+    if isinstance(source, BufferSource):
+        return _moved(batch, device, pin, stream, size=None)
+    views = batch if isinstance(batch, tuple) else (batch,)
+    sizes = [next(iter(view.values())).shape[: batch_dims(source.spec)] for view in views]
+    moved = [_moved(view, device, pin, stream, size=size) for view, size in zip(views, sizes, strict=True)]
+    return InFlight(tuple(made.views[0] for made in moved), moved[-1].event)
+
+
+def _moved(
+    batch: Any, device: torch.device, pin: bool, stream: torch.cuda.Stream | None, *, size: Sequence[int] | None
+) -> InFlight:
+    """A batch on the host or under way to a device, with the batch size ``size``; see ``tensor_dict``."""
+    numbers = {
+        str(place): leaf
+        for place, leaf in enumerate(flatten(batch).values())
+        if isinstance(leaf, np.ndarray) and is_number(leaf.dtype)
+    }
+    if not numbers or not (pin or stream is not None):  # it lies where it belongs, or is to be shared as it is
+        return InFlight((tensor_dict(batch, device, size=size),), None)
+    layout = BatchLayout({name: (leaf.shape, leaf.dtype) for name, leaf in numbers.items()})
+    # See ``transfer`` for when this memory is used again.
+    slab = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=pin)
+    for name, target in layout.arrays(slab.numpy()).items():
+        np.copyto(target, numbers[name])
+
+    def views() -> Iterator[TensorDict]:
+        moved = slab_tensors(layout, slab if stream is None else slab.to(device, non_blocking=pin))
+        yield tensor_dict(_with_tensors(batch, moved), device, size=size)
+
+    return under_way(views, stream)
+
+
+def _with_tensors(batch: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """The batch with those leaves replaced whose numbers there are tensors for."""
+    places = iter(range(len(flatten(batch))))
+    return map_tree(lambda leaf: tensors.get(str(next(places)), leaf), batch)
+
+
+def keeps_tensors(buffer: Any) -> bool:
+    """Whether batches of a buffer, or of a member of an ensemble, are tensors from the beginning."""
+    own = getattr(buffer, "keeps_tensors", False)
+    return bool(own) or any(keeps_tensors(member) for member in getattr(buffer, "buffers", ()))
 
 
 @untraced("next_batch", "__iter__", "state_dict", "load_state_dict", "refresh", "close")

@@ -4,26 +4,263 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from mouse_core.errors import ConfigError, StateError
-from mouse_core.hub._arguments import check_names, check_options, collect_parts
-from mouse_core.hub._card import ALIGNMENT_KEY, CONFIG, parse_card
-from mouse_core.hub._plan import Job, Shards
+from mouse_core._base.progress import progress_bar
+from mouse_core.about.dataset import About, joined, read_about, with_about
+from mouse_core.errors import ConfigError, SchemaError, StateError
+from mouse_core.formats.columns.blocks import check_size
+from mouse_core.hub._card import (
+    ALIGNMENT_KEY,
+    CONFIG,
+    Card,
+    SplitEntry,
+    check_extendable,
+    config_folder,
+    kept_splits,
+    matches,
+    parse_card,
+    render_card,
+    split_pattern,
+    stale_files,
+)
 from mouse_core.hub._repository import Remote, Repository, open_repository, upload_bars
-from mouse_core.hub._statistics import check_statistics, write_statistics
+from mouse_core.hub._shards import Part, Shard, ShardOptions, unify_features, write_shards
+from mouse_core.hub._statistics import check_statistics, stale_statistics, write_statistics
+from mouse_core.store.export import to_dataset, warn_of_joins
+from mouse_core.store.snapshot import Snapshot, shows_no_join
 
 if TYPE_CHECKING:
+    from datasets import Features
     from huggingface_hub import CommitOperationAdd
     from huggingface_hub.errors import HfHubHTTPError
 
-    from mouse_core.hub._shards import Part
     from mouse_core.statistics import Statistics
     from mouse_core.store.views import Store
+
+Shards = Mapping[str, Sequence[Shard]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the dataset must become, given what the repository holds."""
+
+    card: Card
+    features: Features
+    about: About
+    kept: Sequence[SplitEntry]
+    kept_bytes: int
+    stale: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The rows to push, by split, and how; knows nothing of the network."""
+
+    parts: Mapping[str, Sequence[Part]]
+    rows: Mapping[str, int]
+    alignment: str
+    about: About
+    options: ShardOptions
+    keep_other_splits: bool
+    progress: bool
+    config: str = CONFIG
+
+    def plan(self, remote: Remote, repo_id: str) -> Plan:
+        """Work out the schema, what stays and what goes.
+
+        Raises:
+            SchemaError: Types or alignments do not go together.
+            ConfigError: The card cannot be extended, or does not say what the splits to keep hold.
+        """
+        card = parse_card(remote.readme or "", repo_id=repo_id, config=self.config)
+        check_extendable(card, repo_id=repo_id)
+        typed = [
+            (part.where, with_about(part.dataset.features, About())) for found in self.parts.values() for part in found
+        ]
+        kept: list[SplitEntry] = []
+        about = self.about
+        if self.keep_other_splits:
+            kept, kept_features = kept_splits(card, remote.files, pushed=self.parts, repo_id=repo_id)
+            if kept:
+                where = f"the kept splits {[split.name for split in kept]} of {repo_id}"
+                typed.append((where, with_about(kept_features, About())))
+                stated = card.metadata.get(ALIGNMENT_KEY, self.alignment)
+                if stated != self.alignment:
+                    raise SchemaError(
+                        f"alignment: expected {stated!r} as in the kept splits of {repo_id}, found {self.alignment!r}"
+                    )
+                about = joined([(where, read_about(kept_features, where=where)), ("the stores", about)])
+                if self.about.alignment is None or ALIGNMENT_KEY not in card.metadata:
+                    about = about.replace(alignment=None)  # not all of the rows say it
+        self._check_others(card, repo_id)
+        stale = stale_files(card, remote.files, pushed=self.parts, keep_other_splits=self.keep_other_splits)
+        stale += stale_statistics(self.config, remote.files, kept=[split.name for split in kept])
+        patterns = [pattern for split in kept for pattern in split.patterns]
+        kept_bytes = sum(size for path, (size, _) in remote.files.items() if matches(path, patterns))
+        return Plan(card, unify_features(typed), about, kept, kept_bytes, stale)
+
+    def _check_others(self, card: Card, repo_id: str) -> None:
+        """Raise SchemaError where other configurations, for which the card speaks too, have another alignment."""
+        said = card.metadata.get(ALIGNMENT_KEY, self.alignment)
+        if self.config != CONFIG and card.has_others and said != self.alignment:
+            raise SchemaError(
+                f"alignment: expected {said!r} as in the other configurations of {repo_id}, found {self.alignment!r}"
+            )
+
+    def write(self, features: Features, folder: str) -> Shards:
+        """Write the shards of all splits into a new folder inside ``folder``."""
+        inside = tempfile.mkdtemp(dir=folder)
+        total = sum(self.rows.values())
+        with progress_bar("writing shards", total=total, unit="steps", enabled=self.progress) as advance:
+            return {
+                split: write_shards(
+                    parts,
+                    split=split,
+                    prefix=config_folder(self.config),
+                    features=features,
+                    about=self.about,
+                    folder=inside,
+                    options=self.options,
+                    advance=advance,
+                )
+                for split, parts in self.parts.items()
+            }
+
+    def readme(self, plan: Plan, shards: Shards, repo_id: str) -> str:
+        """The card that describes the dataset as it will be."""
+        pushed = [
+            SplitEntry(
+                split, self.rows[split], sum(shard.data_bytes for shard in found), (split_pattern(split, self.config),)
+            )
+            for split, found in shards.items()
+        ]
+        return render_card(
+            plan.card,
+            repo_id=repo_id,
+            features=with_about(plan.features, plan.about),
+            splits=[*pushed, *plan.kept],
+            download_bytes=plan.kept_bytes + sum(shard.file_bytes for found in shards.values() for shard in found),
+            alignment=self.alignment,
+            stated=plan.about.alignment is not None,
+        )
+
+
+_COMPRESSIONS = ("zstd", "snappy")
+_SPLIT = re.compile(r"\w+(\.\w+)*")
+_CONFIG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_OID = re.compile(r"[0-9a-f]{40}")
+
+
+def check_options(
+    max_shard_size: int | str, max_rows: int | None, compression: str, temp_dir: str | os.PathLike[str] | None
+) -> ShardOptions:
+    max_bytes = check_size("max_shard_size", max_shard_size)
+    if max_rows is not None and (isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1):
+        raise ConfigError(f"max_rows_per_shard: expected a positive integer or None, found {max_rows!r}")
+    if compression not in _COMPRESSIONS:
+        raise ConfigError(f"compression: expected one of {list(_COMPRESSIONS)}, found {compression!r}")
+    if temp_dir is not None and not os.path.isdir(temp_dir):
+        raise ConfigError(f"temp_dir: expected an existing folder, found {os.fspath(temp_dir)!r}")
+    return ShardOptions(max_bytes, max_rows, compression)
+
+
+def check_names(repo_id: str, config: object, splits: object, revision: str | None, commit_message: str | None) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise ConfigError(f"repo_id: expected 'namespace/name', found {repo_id!r}: {error}") from error
+    _check_config(config)
+    if not isinstance(splits, Mapping) or not splits:
+        raise ConfigError(f"splits: expected stores by split, such as {{'train': [store]}}, found {splits!r}")
+    for split in splits:
+        if not isinstance(split, str) or not _SPLIT.fullmatch(split) or split == "all":
+            raise ConfigError(
+                "split: expected a name of letters, digits, underscores and single dots, and not 'all',"
+                f" found {split!r}"
+            )
+    if revision is not None and (not revision or _OID.fullmatch(revision)):
+        raise ConfigError(f"revision: expected the name of a branch, found {revision!r}")
+    if commit_message is not None and not commit_message.strip():
+        raise ConfigError("commit_message: expected a text or None, found an empty one")
+
+
+def _check_config(config: object) -> None:
+    if not isinstance(config, str) or not _CONFIG.fullmatch(config) or config == "all":
+        raise ConfigError(
+            f"config: expected a name of letters, digits, '_', '-' and '.', and not 'all', found {config!r}"
+        )
+
+
+def collect_parts(
+    splits: Mapping[str, Store | Sequence[Store]],
+) -> tuple[str, About, dict[str, list[Part]]]:
+    """The one alignment of all stores, what they say of themselves, and the rows that exist now by split."""
+    from mouse_core.store.views import Store
+
+    parts: dict[str, list[Part]] = {}
+    alignments: dict[str, str] = {}
+    said: list[tuple[str, About]] = []
+    for split, given in splits.items():
+        stores = [given] if isinstance(given, Store) else given
+        if not isinstance(stores, Sequence) or not all(isinstance(store, Store) for store in stores):
+            raise ConfigError(f"split {split!r}: expected DatasetStore objects, found {given!r}")
+        parts[split], joins, rows, last = [], [], 0, None
+        for index, store in enumerate(stores):
+            where = f"split {split!r}" + (f", store {index}" if len(stores) > 1 else "")
+            alignments.setdefault(store.alignment, where)
+            said += [(where, store.about)] if len(store) else []
+            parts[split] += _parts_of(store, where)
+            snapshot = store.snapshot()
+            if last is not None and snapshot.segments and shows_no_join(last, snapshot.segments[0], snapshot.config):
+                joins.append(rows)
+            joins += [rows + row for row in snapshot.unseen_joins()]
+            rows, last = rows + len(snapshot), snapshot.segments[-1] if snapshot.segments else last
+        if joins:
+            warn_of_joins(f"split {split!r}", joins, stacklevel=4)
+        if not parts[split]:
+            raise ConfigError(f"split {split!r}: expected at least one row, found none, which nobody could load")
+    if len(alignments) > 1:
+        found = " and ".join(f"{alignment!r} in {where}" for alignment, where in alignments.items())
+        raise SchemaError(f"alignment: expected one for the whole dataset, found {found}")
+    about = joined(said)
+    if any(one.alignment is None for _, one in said):
+        about = about.replace(alignment=None)  # not all of the rows say it
+    return next(iter(alignments)), about, parts
+
+
+def _parts_of(store: Store, where: str) -> Iterator[Part]:
+    """The store's rows as the datasets that they lie in, each as it is.
+
+    ``store.to_dataset()`` would bring them to one schema in memory; here that is done while they are written.
+    """
+    first_row = 0
+    snapshot = store.snapshot()
+    if snapshot.has_shares:
+        raise ConfigError(
+            f"{where}: expected the members of a mixture, as in push_named_stores_to_hub(mixture.members), found "
+            "the mixture, whose shares would be lost"
+        )
+    for segment in snapshot.segments:
+        # Columns that are computed are not in the dataset that the rows lie in.
+        if segment.origin is not None and segment.types.keys() <= {*segment.origin.column_names}:
+            dataset = segment.origin
+        else:
+            try:
+                dataset = to_dataset(Snapshot([segment], snapshot.config), segment.types, About())
+            except (ValueError, NotImplementedError) as error:
+                raise SchemaError(f"{where}: expected columns that datasets has types for: {error}") from error
+        yield Part(where, dataset, first_row, segment.image_roots)
+        first_row += segment.num_rows
+
 
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.1

@@ -7,28 +7,142 @@ pixels are the same, and where processes cannot be started, are still starting, 
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import select
+import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core.dtypes import RowError, convert
-from mouse_core.images._tasks import Encoded, Wanted, row_of, tasks
-from mouse_core.images._worker import ANSWER, READY, TASK, read_exactly
 from mouse_core.images.pixels import decode_into
+
+# Images for one process at a time: enough for a cheap answer, few enough to share a batch evenly.
+_TASK_IMAGES, _TASK_BYTES = 32, 8 << 20
+
+
+class Encoded(NamedTuple):
+    """Encoded images side by side, and the rows they go to.
+
+    Args:
+        data: Their bytes, uint8.
+        ends: Where each begins, and the end of the last, int64 ``[n + 1]``.
+        row: The first of the ``n`` rows they go to.
+    """
+
+    data: npt.NDArray[np.uint8]
+    ends: npt.NDArray[np.int64]
+    row: int
+
+
+class Wanted(NamedTuple):
+    """What every image must be.
+
+    Args:
+        shape: ``(H, W, C)``.
+        pixel: The dtype of its pixels.
+    """
+
+    shape: tuple[int, int, int]
+    pixel: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an image's pixels."""
+        return self.shape[0] * self.shape[1] * self.shape[2] * self.pixel.itemsize
+
+
+def tasks(images: Sequence[Encoded], wanted: Wanted) -> Iterator[list[Encoded]]:
+    """The images as what is given to a process at a time: several short runs, or a part of a long one."""
+    most = max(1, min(_TASK_IMAGES, _TASK_BYTES // wanted.nbytes))
+    task, room = [], most
+    for run in images:
+        first, count = 0, len(run.ends) - 1
+        while first < count:
+            end = min(first + room, count)
+            task.append(Encoded(run.data, run.ends[first : end + 1], run.row + first))
+            room -= end - first
+            first = end
+            if not room:
+                yield task
+                task, room = [], most
+    if task:
+        yield task
+
+
+def row_of(task: Sequence[Encoded], number: int) -> int:
+    """The row that image ``number`` of a task goes to."""
+    return [row for run in task for row in range(run.row, run.row + len(run.ends) - 1)][number]
+
+
+# Bytes of the shared memory, images, where the pixels begin, the bytes of one, and the shape of an image.
+TASK = struct.Struct("=7q")
+# The first image that failed, or -1, and the length of the message that follows.
+ANSWER = struct.Struct("=2q")
+READY = b"R"
+
+
+def main() -> None:
+    """Work until there are no more tasks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who asks
+    answers = os.dup(1)
+    os.dup2(2, 1)  # whatever a library prints is no answer
+    with contextlib.suppress(BrokenPipeError):  # who asked has ended, maybe while an image was decoded
+        _answer_tasks(int(sys.argv[1]), answers)
+
+
+def _answer_tasks(descriptor: int, answers: int) -> None:
+    tasks = partial(os.read, 0)
+    memory: mmap.mmap | None = None
+    os.write(answers, READY)
+    while task := read_exactly(tasks, TASK.size):
+        size, count, pixels_begin, item, height, width, channels = TASK.unpack(task)
+        if memory is None or len(memory) != size:
+            memory = mmap.mmap(descriptor, size)
+        failed, message = _decode(memory, count, pixels_begin, np.dtype(f"u{item}"), (height, width, channels))
+        encoded = message.encode()
+        os.write(answers, ANSWER.pack(failed, len(encoded)) + encoded)
+
+
+def _decode(
+    memory: mmap.mmap, count: int, pixels_begin: int, dtype: np.dtype[Any], shape: tuple[int, int, int]
+) -> tuple[int, str]:
+    ends = np.frombuffer(memory, np.int64, count + 1)
+    pixels = np.frombuffer(memory, dtype, count * shape[0] * shape[1] * shape[2], pixels_begin)
+    images = pixels.reshape(count, *shape)
+    encoded = memoryview(memory)
+    for number, (begin, end) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)):
+        try:
+            decode_into(encoded[begin:end], images[number])
+        except Exception as error:  # it is raised again by the one who asked
+            return number, str(error)
+    return -1, ""
+
+
+def read_exactly(read: Callable[[int], bytes | None], size: int) -> bytes:
+    """``size`` bytes, or none at the end of the input."""
+    parts = b""
+    while len(parts) < size:
+        part = read(size - len(parts))
+        if not part:
+            return b""
+        parts += part
+    return parts
+
 
 T = TypeVar("T")
 
@@ -208,7 +322,7 @@ class _Process:
     def start(cls) -> _Process | None:
         """A new one; None where that is not possible."""
         # Modules are found as here, and never in the folder of whatever is run: nothing of the caller's is run again.
-        command = [sys.executable, "-P", "-c", "from mouse_core.images._worker import main; main()"]
+        command = [sys.executable, "-P", "-c", "from mouse_core.images.decoding import main; main()"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
             file = _shared_file()

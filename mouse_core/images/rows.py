@@ -10,8 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.dtypes import RowError, convert
-from mouse_core.images._tasks import Encoded, Wanted
-from mouse_core.images.decoding import decode_rows
+from mouse_core.images.decoding import Encoded, Wanted, decode_rows
 from mouse_core.images.pixels import decode_image
 
 

@@ -2,21 +2,293 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from mouse_core._arrow.column import Column, ColumnPart
+from mouse_core._arrow.column_types import ColumnType, Reading
+from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
 from mouse_core._base.locks import ProcessLock
-from mouse_core.errors import ConfigError
+from mouse_core._base.memo import memo
+from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.mixtures.mix import Mix, Per, checked_stages, is_number, listed
-from mouse_core.mixtures.snapshot import MixtureSnapshot, check_rows
-from mouse_core.sampling.shares import Schedule
-from mouse_core.store import Snapshot, Store
+from mouse_core.mixtures.sampler import mixed
+from mouse_core.sampling.shares import Schedule, Shares
+from mouse_core.spec import DIMS, Alignment, Field, FieldSpec
+from mouse_core.store import Store
+from mouse_core.store.fields import FieldReader, SnapshotConfig
+from mouse_core.store.snapshot import Snapshot
+
+_CODES = ColumnType("scalar", "int64")
+
+
+class MixtureSnapshot(Snapshot):
+    """The rows that the members of a mixture had at one moment; made by ``Mixture.snapshot()``.
+
+    A member's rows follow those of the member before. No window and no episode lies in two of them.
+
+    Args:
+        mix: What is known of the members.
+        members: Their snapshots, as many.
+        codes: Memory that earlier snapshots of the mixture have filled with the members' codes.
+
+    Raises:
+        SchemaError: Members that do not fit together; the message names the field or the column.
+    """
+
+    has_shares = True
+
+    def __init__(self, mix: Mix, members: Sequence[Snapshot], codes: dict[int, npt.NDArray[np.int64]] | None = None):
+        self.mix, self.members = mix, tuple(members)
+        self._codes = {} if codes is None else codes
+        self.num_rows = sum(member.num_rows for member in members)
+        self.segments = tuple(segment for member in members for segment in member.segments)
+        self.budget = DenseBudget(DENSE_BYTES)
+        self.config = _joined(dict(zip(mix.names, members, strict=True)), mix.field)
+
+    @property
+    def store_rows(self) -> Any:  # type: ignore[override]
+        """Those of the members, by name."""
+        return {name: member.store_rows for name, member in zip(self.mix.names, self.members, strict=True)}
+
+    @memo
+    def first_rows(self) -> npt.NDArray[np.int64]:
+        """Where each member's rows begin, and the end, int64 ``[M + 1]``."""
+        return np.array([0, *accumulate(member.num_rows for member in self.members)], np.int64)
+
+    @memo
+    def _shares(self) -> dict[int, Shares]:
+        return {}
+
+    def shares_of(self, stage: int) -> Shares:
+        """The members' shares of the windows in one of the mix's stages; ConfigError where they have none."""
+        if stage not in self._shares:
+            self._shares[stage] = self.mix.shares(stage, self.members)
+        return self._shares[stage]
+
+    def sampled_by(self, sampler: Any) -> Any:
+        """What draws from each member as ``sampler`` does; see ``Snapshot``."""
+        return mixed(sampler, self.mix)
+
+    def rows_by_share(self) -> list[tuple[int, int, float]]:
+        """Stretches of rows ``begin .. end - 1`` that have a share, those of members, and the share of one such row.
+
+        Of members of 100 and 300 rows with half of the windows each, a row has a share of 1/200, or of 1/600.
+
+        Raises:
+            ConfigError: The shares change with the number of the batch.
+        """
+        if len({weights for _, weights in self.mix.stages}) > 1:
+            raise ConfigError(
+                f"mixture: expected one share for each member, found a Schedule, {self.mix!r}, by which no statistics "
+                f"hold all along; Normalizer.of(statistics(member), ...) normalises all by those of one member"
+            )
+        windows, found = self.shares_of(0).windows, []
+        for member, share, first in zip(self.members, windows, self.first_rows.tolist(), strict=False):
+            if not share:
+                continue
+            own = member.rows_by_share() if isinstance(member, MixtureSnapshot) else [(0, member.num_rows, 1.0)]
+            total = sum((end - begin) * weight for begin, end, weight in own)
+            found += [(first + begin, first + end, share * weight / total) for begin, end, weight in own]
+        return found
+
+    def of_rows(self, rows: Any) -> MixtureSnapshot:
+        """The same with the first rows of each member, by name; see ``Snapshot``."""
+        check_rows(rows, self.mix.names)
+        members = [member.of_rows(rows[name]) for name, member in zip(self.mix.names, self.members, strict=True)]
+        return MixtureSnapshot(self.mix, members, self._codes)
+
+    def with_columns(self, segments: Any, config: Any) -> Snapshot:
+        """ConfigError: columns come to members."""
+        raise ConfigError(
+            f"mixture: expected fields to be derived for its members {list(self.mix.names)}, found it whole"
+        )
+
+    @memo
+    def readers(self) -> dict[str, FieldReader]:
+        """The fields that the snapshot has, by name: those of the members, and which member a row is of."""
+        name, fields = self.mix.field, dict(self.config.fields)
+        added = {} if name is None else {name: self._member_reader(fields.pop(name))}
+        return {**self._bound(fields), **added}
+
+    def _member_reader(self, field: Field) -> FieldReader:
+        """Reads the members' codes: of each segment from memory that holds nothing else, as long as a chunk of it."""
+        parts = []
+        for code, member in enumerate(self.members):
+            longest = max((int(np.diff(segment.chunk_starts).max(initial=0)) for segment in member.segments), default=0)
+            codes = self._codes.get(code)
+            if codes is None or len(codes) < longest:
+                # Twice as much as there is, as a member that grows comes again.
+                codes = self._codes[code] = np.full(2 * longest, code, np.int64)
+            for segment in member.segments:
+                part = ColumnPart(partial(_chunks, codes, segment.chunk_starts), segment.chunk_starts, same_chunks=True)
+                part.begin[:], part.width[:] = codes.ctypes.data, 1
+                parts.append(part)
+        column = Column(Reading(field.name, _CODES, ()), parts)
+        return FieldReader(field, FieldSpec(field.name, _CODES.dtype, (), ""), column)
+
+    def lacking(self, reader: FieldReader) -> str | None:
+        """In words, which member has no value of one of its fields; see ``Snapshot``."""
+        for name, member in zip(self.mix.names, self.members, strict=True):
+            own = member.readers.get(reader.spec.name) if member.num_rows else reader
+            where = "none" if own is None else None if own is reader else member.lacking(own)
+            if where is not None:
+                return f"{where} in member {name!r}"
+        return None
+
+    def grown_from(self, before: Snapshot) -> None:
+        """Nothing is taken over but what segments know: rows come in between."""
+        return None
+
+    @memo
+    def episode_starts(self) -> npt.NDArray[np.int64]:
+        """The rows at which episodes begin, int64 ``[n]``, ascending: those of the members; see ``Snapshot``."""
+        return self._of_members(lambda member: member.episode_starts)
+
+    def stretch_starts(self, column: str) -> npt.NDArray[np.int64]:
+        """The rows at which a column's value changes, in any of the members; see ``Snapshot``."""
+        return self._of_members(lambda member: member.stretch_starts(column))
+
+    def _of_members(self, starts: Callable[[Snapshot], npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+        """Some rows of each member, int64 ``[n]``."""
+        there = zip(self.members, self.first_rows.tolist(), strict=False)
+        return np.concatenate(
+            [np.zeros(0, np.int64), *(starts(member) + first for member, first in there if len(member))]
+        )
+
+    @memo
+    def fingerprint(self) -> str:
+        """A digest of the members' names and fingerprints."""
+        parts = [[name, member.fingerprint] for name, member in zip(self.mix.names, self.members, strict=True)]
+        return hashlib.sha256(json.dumps(["mixture", parts]).encode()).hexdigest()[:32]
+
+    @memo
+    def rows_of_segments(self) -> list[int]:
+        """How many rows of each segment count."""
+        rows: list[int] = []
+        for member in self.members:
+            left = member.num_rows
+            for some in member.rows_of_segments:
+                rows.append(min(some, left))
+                left -= rows[-1]
+        return rows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MixtureSnapshot, (self.mix, self.members)
+
+
+def check_rows(rows: Any, names: Sequence[str]) -> None:
+    """Raise ConfigError unless there are numbers of rows for members of these names."""
+    if not isinstance(rows, Mapping) or list(rows) != list(names):
+        raise ConfigError(f"mixture: expected numbers of rows of the members {list(names)}, found {rows!r:.200}")
+
+
+def _chunks(codes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.array(codes[:rows]) for rows in np.diff(starts).tolist()], pa.int64())
+
+
+def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfig:
+    """What is known of the rows of all members that have rows; of others nothing need be known.
+
+    Raises:
+        SchemaError: They do not fit together.
+    """
+    _check_nested(members, field)
+    there = {name: member for name, member in members.items() if member.num_rows} or dict(members)
+    alignment, types = _alignment(there), _types(there)
+    dims = {name: _largest([member.config.dims[name] for member in there.values()]) for name in DIMS}
+    names = dict.fromkeys(name for member in there.values() for name in member.config.fields)
+    fields = {name: _field(name, there) for name in names if name != field}
+    if field is not None:
+        if any(field in member.readers and not isinstance(member, MixtureSnapshot) for member in there.values()):
+            raise SchemaError(f"mixture: expected members without a field {field!r}, which batches get, found one")
+        fields[field] = Field(field, dtype="int64", shape=(), fill=0, labels=tuple(members))
+    return SnapshotConfig(fields, types, dims, alignment)
+
+
+def _check_nested(members: Mapping[str, Snapshot], field: str | None) -> None:
+    """Raise SchemaError if a member is a mixture that says by another field which member a window is of."""
+    for name, member in members.items():
+        own = member.mix.field if isinstance(member, MixtureSnapshot) else None
+        if own not in (None, field):
+            raise SchemaError(
+                f"mixture: expected mixtures as members with the field {field!r} as here, or with none, found "
+                f"{own!r} in {name!r}; rows of other members have no such field"
+            )
+
+
+def _alignment(members: Mapping[str, Snapshot]) -> Alignment:
+    """The one that all have."""
+    first, alignment = next((name, member.alignment) for name, member in members.items())
+    for name, member in members.items():
+        if member.alignment != alignment:
+            raise SchemaError(
+                f"mixture: expected rows of alignment {alignment!r} as in member {first!r}, found "
+                f"{member.alignment!r} in {name!r}"
+            )
+    return alignment
+
+
+def _types(members: Mapping[str, Snapshot]) -> dict[str, ColumnType]:
+    """The columns' types; a column that is null throughout some members has that of the others."""
+    types: dict[str, ColumnType] = {}
+    for name, member in members.items():
+        for column, kind in member.config.types.items():
+            known = types.setdefault(column, kind)
+            if "null" in (known.kind, kind.kind):
+                types[column] = kind if known.kind == "null" else known
+            elif known != kind:
+                raise SchemaError(
+                    f"column {column!r}: expected {known} as in the members before, found {kind} in member {name!r}; "
+                    "cast one of them first, e.g. with Dataset.cast_column"
+                )
+    return types
+
+
+def _field(name: str, members: Mapping[str, Snapshot]) -> Field:
+    """One field of all members that have it: of one kind, and of the largest width where shorter rows are padded."""
+    known = {
+        member: snapshot.config.fields[name] for member, snapshot in members.items() if name in snapshot.config.fields
+    }
+    (first, field), *others = known.items()
+    for member, other in others:
+        if _kind(other) != _kind(field):
+            raise SchemaError(
+                f"field {name!r}: expected {_kind(field)} as in member {first!r}, found {_kind(other)} in {member!r}"
+            )
+    specs = {member: members[member].readers[name].spec for member in known if name in members[member].readers}
+    shapes = {member: spec.image_shape or spec.shape for member, spec in specs.items()}
+    field = replace(field, dim=_largest([one.dim for one in known.values()]))
+    if not shapes:
+        return field
+    widest = max(shapes.values())
+    for shape in shapes.values():
+        if shape != widest and not (field.pad is not None and len(shape) == len(widest) == 1):
+            raise SchemaError(
+                f"field {name!r}: expected one shape, found {shapes}; they are those of the members' steps"
+            )
+    return replace(field, shape=widest)
+
+
+def _kind(field: Field) -> Field:
+    """What must be the same of a field in all members."""
+    return replace(field, shape=None, dim=None, max_ndim=None)
+
+
+def _largest(dims: Sequence[Any]) -> Any:
+    """The largest of some dimensions; None where one is not known."""
+    return None if None in dims else max(dims)
 
 
 class Mixture(Store):

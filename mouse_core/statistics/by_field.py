@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +18,187 @@ from mouse_core._base.memory import ArrayMemory
 from mouse_core._base.progress import progress_bar
 from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import ConfigError, MissingFieldError
-from mouse_core.statistics._blocks import Block, Marks, count_block, dtype_of, reader_with_nulls
-from mouse_core.statistics._counting import Counted, Part, layout_of
-from mouse_core.statistics._weighing import weighed
-from mouse_core.store.fields import meant_by
+from mouse_core.spec import Field
+from mouse_core.statistics._counting import Counted, Layout, Part, count, layout_of
+from mouse_core.statistics.moments import Moments
+from mouse_core.statistics.quantiles import Sketch, Tally
+from mouse_core.store.fields import FieldReader, bind_fields, meant_by
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
-Floats = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]
+
+# The column that marks rows whose observation the recording lacks; so many of its rows are read together.
+_MISSING = "observation_missing"
+_MARKS = 1 << 18
+
+
+class Block(NamedTuple):
+    """Rows of a field that are counted together; ``with_nulls`` reads NaN where the field fills a null."""
+
+    name: str
+    layout: Layout
+    begin: int
+    end: int
+    dropped: Int64s
+    with_nulls: FieldReader | None
+
+
+def count_block(snapshot: Snapshot, memory: ArrayMemory, block: Block) -> Counted:
+    """What is counted of some rows of a snapshot, where they lie or read to memory that others had before."""
+    reader = snapshot.readers[block.name]
+    windows = snapshot.locate(np.array([block.begin]), block.end - block.begin).part(0)
+    dtype = dtype_of(reader)
+    found = reader.seen(windows, dtype)
+    if found is None:
+        found = reader.read(windows, dtype, memory.empty((1, windows.every.length, *reader.spec.shape), dtype))
+    (rows,) = found
+    if block.with_nulls is not None:
+        there = ~np.isnan(block.with_nulls.read(windows, np.dtype(np.float64))[0])
+        if not there.all():
+            rows = np.where(there, rows.astype(np.float64), np.nan)
+    first, end = np.searchsorted(block.dropped, (block.begin, block.end))
+    if end > first:
+        rows = np.delete(rows, block.dropped[first:end] - block.begin, axis=0)
+    return count(block.layout, rows)
+
+
+def dtype_of(reader: FieldReader) -> np.dtype[np.generic]:
+    """What a field is read in to be counted: as it is stored, or as float64 where that cannot hold what it becomes."""
+    return reader.stored_dtype(np.dtype(np.float64))
+
+
+def reader_with_nulls(snapshot: Snapshot, reader: FieldReader) -> FieldReader | None:
+    """What reads a field with NaN for its nulls; None where they count for nothing anyway, and of images."""
+    field = reader.field
+    if field.fill is None or not np.isfinite(field.fill) or field.image:
+        return None
+    double, shape = np.dtype(np.float64), reader.column.shape
+    plain = replace(field, dtype=double, vector_dtype=None, shape=shape, dim=None, fill=np.nan, bounds=None, labels=())
+    types = snapshot.config.types
+    return bind_fields(snapshot.segments, {field.name: plain}, types, rows=snapshot.num_rows).get(field.name)
+
+
+class Marks:
+    """The rows of a snapshot in which fields have no value of their own.
+
+    Args:
+        snapshot: The rows.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._missing: tuple[int, Int64s] | None = None
+
+    def dropped(self, name: str, begin: int) -> Int64s:
+        """Those of a field, from row ``begin`` on at least, ascending."""
+        snapshot = self._snapshot
+        if snapshot.readers[name].field.is_of_transition:
+            arrived = snapshot.alignment == "arrived" and "done" in snapshot.readers
+            return snapshot.episode_starts if arrived else np.empty(0, np.int64)
+        if _MISSING not in snapshot.config.types or not snapshot.readers[name].spec.column.startswith("observation"):
+            return np.empty(0, np.int64)
+        if self._missing is None or begin < self._missing[0]:
+            self._missing = begin, self._marked(begin)
+        return self._missing[1]
+
+    def _marked(self, begin: int) -> Int64s:
+        """The rows from ``begin`` on whose observation the recording lacks."""
+        snapshot = self._snapshot
+        said = {_MISSING: Field(_MISSING, dtype=np.int64, shape=(), fill=0)}
+        types, rows = snapshot.config.types, snapshot.num_rows
+        bound = bind_fields(snapshot.segments, said, types, rows=rows, budget=snapshot.budget)
+        found = [np.empty(0, np.int64)]
+        for first in range(begin, rows if bound else 0, _MARKS):
+            windows = snapshot.locate(np.array([first]), min(_MARKS, rows - first)).part(0)
+            found.append(first + np.flatnonzero(bound[_MISSING].read(windows, np.dtype(np.int64))))
+        return np.concatenate(found)
+
+
+def weighed(parts: Sequence[Part], weights: Sequence[float], shares: Sequence[float]) -> Part:
+    """What several parts have together, of one field.
+
+    Args:
+        parts: What was counted of each.
+        weights: How much a row of each counts, above 0.
+        shares: Of the quantiles.
+
+    Returns:
+        A part that cannot be counted on.
+    """
+    first, counts = parts[0], np.stack([part.all.moments.count for part in parts])
+    # How much all numbers of each part count, [P, width]: 30 rows of weight 2 as much as 60 of weight 1.
+    sizes = counts * np.asarray(weights, np.float64)[:, None]
+    moments = _moments([part.all.moments for part in parts], sizes)
+    spreads = [part.all.spread for part in parts]
+    known = [spread for spread in spreads if spread]
+    said, error = None, 0.0
+    if shares and len(known) == len(parts):
+        ends = zip(moments.low.tolist(), moments.high.tolist(), strict=True)
+        found = [
+            _quantiles([spread[place] for spread in known], weights, shares, *low_high)
+            for place, low_high in enumerate(ends)
+        ]
+        values = np.stack([one for one, _ in found], axis=1)
+        said = {share: one.reshape(first.layout.shape) for share, one in zip(shares, values, strict=True)}
+        error = max((wrong for _, wrong in found), default=0.0)
+    return Part(first.layout, None, Counted(moments, None), first.is_image, said, said_error=error)
+
+
+def _moments(parts: Sequence[Moments], sizes: Floats) -> Moments:
+    """Mean, deviation and range of several parts that count for so much.
+
+    Of means 2 and 6 that count for 3 and 1, the mean is 3; deviations of 0 make a variance of (3 * 1 + 1 * 9) / 4 = 3.
+    """
+    made = Moments(sizes.shape[1])
+    made.count = np.sum([one.count for one in parts], axis=0)
+    made.low, made.high = (
+        np.min([one.low for one in parts], axis=0),
+        np.max([one.high for one in parts], axis=0),
+    )
+    portion = sizes / np.where(sizes.any(axis=0), sizes.sum(axis=0), 1.0)
+    means = np.stack([one.mean for one in parts])
+    variances = np.stack([one.squares / np.maximum(one.count, 1) for one in parts])
+    mean = (portion * means).sum(axis=0)
+    variance = (portion * (variances + (means - mean) ** 2)).sum(axis=0)
+    same = made.low == made.high
+    made.mean, made.squares = np.where(same, made.low, mean), np.where(same, 0.0, variance * made.count)
+    return made
+
+
+def _quantiles(
+    spread: Sequence[Sketch | Tally], weights: Sequence[float], shares: Sequence[float], low: float, high: float
+) -> tuple[Floats, float]:
+    """Quantiles at one place, and the share of all by which their ranks may be wrong.
+
+    Numbers 1, 2 and 3 that count for 1, 1 and 2 lie in the middle of what they count for: at 1/8, 3/8 and 3/4 of all.
+    """
+    kept = [_numbers(one) for one in spread]
+    values = np.concatenate([numbers for numbers, _ in kept])
+    counting = np.concatenate([each * weight for (_, each), weight in zip(kept, weights, strict=True)])
+    if not counting.sum():
+        return np.full(len(shares), np.nan), 0.0
+    order = np.argsort(values, kind="stable")
+    values, counting = values[order], counting[order]
+    total = counting.sum()
+    middles = (np.cumsum(counting) - counting / 2) / total
+    scale = 2.0 if max(abs(low), abs(high)) > 1e300 else 1.0  # see Sketch.quantiles
+    asked = np.asarray(shares, np.float64)
+    found = np.interp(asked, [0.0, *middles, 1.0], np.array([low, *values, high]) / scale) * scale
+    wrong = sum(one.error * weight for one, weight in zip(spread, weights, strict=True) if isinstance(one, Sketch))
+    return np.clip(found, low, high), float((wrong + counting.max() / 2) / total)
+
+
+def _numbers(one: Sketch | Tally) -> tuple[Floats, npt.NDArray[np.float64]]:
+    """The numbers that are kept, and for how many each stands."""
+    if isinstance(one, Tally):
+        there = np.flatnonzero(one.counts)
+        return there.astype(np.float64), one.counts[there].astype(np.float64)
+    lengths = [len(level) for level in one.levels]
+    return np.concatenate([np.empty(0), *one.levels]), np.repeat(2.0 ** np.arange(len(lengths)), lengths)
+
+
+Floats = npt.NDArray[np.float64]
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """The shares whose quantiles there are by default, which are LeRobot's."""

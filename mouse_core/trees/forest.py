@@ -2,25 +2,400 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError, MissingRowError, SchemaError, StateError
+from mouse_core.errors import ConfigError, DataError, MissingFieldError, MissingRowError, SchemaError, StateError
 from mouse_core.maps import RowMap
-from mouse_core.nested import FieldKey, flatten
+from mouse_core.nested import FieldKey, as_array, flatten, path_of, stack
 from mouse_core.spec import check_list
 from mouse_core.trees import _saved
-from mouse_core.trees._columns import Columns
-from mouse_core.trees._graph import Links, collect
-from mouse_core.trees._transitions import Names, Transitions, transitions
 from mouse_core.trees.steps import Steps, as_arrays, nest
 from mouse_core.trees.tree import Tree
 
+
+class Columns:
+    """Arrays of one length by name; new rows begin with what is given for their column.
+
+    Args:
+        begin: For each column the number, with its dtype, that new rows have.
+    """
+
+    def __init__(self, begin: Mapping[str, np.generic]) -> None:
+        self._begin = dict(begin)
+        self._arrays = {name: np.empty(0, value.dtype) for name, value in begin.items()}
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """The column, as long as there are rows; valid until rows are added."""
+        return self._arrays[name][: self._length]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, room for rows to come included."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    def grow(self, length: int) -> None:
+        """Have as many rows."""
+        for name, array in self._arrays.items():
+            if length > len(array):
+                larger = np.empty(max(length, len(array) * 3 // 2, 16), array.dtype)
+                larger[: self._length] = array[: self._length]
+                self._arrays[name] = array = larger
+            array[self._length : length] = self._begin[name]
+        self._length = length
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """All columns, for ``load``."""
+        return {name: self[name].copy() for name in self._arrays}
+
+    def load(self, state: Mapping[str, npt.NDArray[Any]], length: int) -> None:
+        """Have exactly these columns.
+
+        Raises:
+            ValueError, KeyError: A column is missing, or of another length or dtype.
+        """
+        arrays = {}
+        for name, value in self._begin.items():
+            array = state[name]
+            if array.shape != (length,) or array.dtype != value.dtype:
+                raise ValueError(f"{name}: expected {length} of {value.dtype}, found {array.dtype} of {array.shape}")
+            arrays[name] = array.copy()
+        self._arrays, self._length = arrays, length
+
+
 Integers = npt.NDArray[np.int64]
+
+
+class Graph(NamedTuple):
+    """A rooted graph: nodes by the numbers of the forest, the root first, and edges from vertex to vertex.
+
+    Attributes:
+        nodes: Of the forest; the vertices first, then those that lie within edges.
+        edges: Parent and child of each edge, numbers of vertices, ordered by parent; ``[E, 2]``.
+        bounds: Edge e consists of the steps from ``bounds[e]`` to ``bounds[e + 1]``.
+        steps: Numbers of edges of the forest.
+        ended: Whether the episode terminated each time with an edge.
+        vertices: How many of the nodes are vertices.
+    """
+
+    nodes: Integers
+    edges: Integers
+    bounds: Integers
+    steps: Integers
+    ended: npt.NDArray[np.bool_]
+    vertices: int
+
+
+def collect(forest: Links, root: int, max_depth: int | None, compact: bool) -> Graph:
+    """The graph below a node.
+
+    Args:
+        forest: How the forest's nodes are linked.
+        root: A node.
+        max_depth: How many edges of the result may lie between its root and a vertex.
+        compact: Whether chains become one edge.
+    """
+    out = _reachable(forest, root, None if compact else max_depth)
+    if compact:
+        kept = _branching(forest, out, root)
+        chains = {node: [_chain(forest, out, edge, kept) for edge in out.get(node, ())] for node in kept}
+    else:
+        chains = {node: [[edge] for edge in edges] for node, edges in out.items()}
+    return _numbered(forest, root, max_depth, chains)
+
+
+class Links(NamedTuple):
+    """The columns of a forest that say what follows what; memory views, whose items are read at once.
+
+    Attributes:
+        first: The first edge that leaves each node, -1 where none does.
+        following: The next edge that leaves the same node, -1 behind the last.
+        target: Where each edge leads.
+        ended: Whether the episode ended each time with it.
+    """
+
+    first: Any
+    following: Any
+    target: Any
+    ended: Any
+
+    def leaving(self, node: int) -> list[int]:
+        """The edges that leave a node, in the order in which they were first seen."""
+        found, edge = [], self.first[node]
+        while edge >= 0:
+            found.append(edge)
+            edge = self.following[edge]
+        return found
+
+
+def _reachable(forest: Links, root: int, max_depth: int | None) -> dict[int, list[int]]:
+    """The edges that leave each node that is reached, but by an edge with which the episode ended."""
+    out: dict[int, list[int]] = {}
+    waiting, seen = deque([(root, 0)]), {root}
+    while waiting:
+        node, depth = waiting.popleft()
+        if max_depth is not None and depth >= max_depth:
+            continue
+        out[node] = forest.leaving(node)
+        for edge in out[node]:
+            target = forest.target[edge]
+            if not forest.ended[edge] and target not in seen:
+                seen.add(target)
+                waiting.append((target, depth + 1))
+    return out
+
+
+def _branching(forest: Links, out: dict[int, list[int]], root: int) -> set[int]:
+    """Nodes that stay: the root, leaves, those that several edges leave, and those to which several lead."""
+    reached: dict[int, int] = {}
+    for edges in out.values():
+        for edge in edges:
+            target = forest.target[edge]
+            reached[target] = reached.get(target, 0) + 1
+    return {root} | {node for node, times in reached.items() if times > 1 or len(out.get(node, ())) != 1}
+
+
+def _chain(forest: Links, out: dict[int, list[int]], edge: int, kept: set[int]) -> list[int]:
+    """The edges from one on to the next node that stays."""
+    chain = [edge]
+    while (target := forest.target[chain[-1]]) not in kept:
+        chain.append(out[target][0])
+    return chain
+
+
+def _numbered(forest: Links, root: int, max_depth: int | None, chains: dict[int, list[list[int]]]) -> Graph:
+    """Vertices numbered by their distance from the root."""
+    number, depths = {root: 0}, [0]
+    order, edges, bounds, steps = [root], [], [0], []
+    ended = []
+    place = 0
+    while place < len(order):
+        node, depth = order[place], depths[place]
+        if max_depth is None or depth < max_depth:
+            for chain in chains.get(node, ()):
+                target = forest.target[chain[-1]]
+                if target not in number:
+                    number[target] = len(order)
+                    order.append(target)
+                    depths.append(depth + 1)
+                edges.append((place, number[target]))
+                steps += chain
+                bounds.append(len(steps))
+                ended.append(forest.ended[chain[-1]])
+        place += 1
+    pairs = np.array(edges, np.int64).reshape(-1, 2)
+    within = [forest.target[edge] for edge in steps]
+    inner = list(dict.fromkeys(node for node in within if node not in number))
+    return Graph(
+        nodes=np.array(order + inner, np.int64),
+        edges=pairs,
+        bounds=np.array(bounds, np.int64),
+        steps=np.array(steps, np.int64),
+        ended=np.array(ended, np.bool_),
+        vertices=len(order),
+    )
+
+
+Fields = dict[FieldKey, npt.NDArray[Any]]
+_DONE = ("done", "terminated", "truncated")
+_TIMES = ("time", "episode_step")
+
+
+class Transitions(NamedTuple):
+    """``n`` transitions.
+
+    Attributes:
+        before, after: Fields of the observations ``[n, ...]``.
+        actions: Fields ``[n, ...]``.
+        rewards: float64 ``[n]``.
+        dones: 0 alive, 1 terminal, 2 truncated, int8 ``[n]``.
+        extra: Further fields ``[n, ...]``.
+    """
+
+    before: Fields
+    after: Fields
+    actions: Fields
+    rewards: npt.NDArray[np.float64]
+    dones: npt.NDArray[np.int8]
+    extra: Fields
+
+
+class Names(NamedTuple):
+    """Which fields of a row are what."""
+
+    observation: tuple[FieldKey, ...]
+    action: tuple[FieldKey, ...]
+    reward: FieldKey
+    extra: tuple[FieldKey, ...]
+
+
+def transitions(rollouts: Any, names: Names, batch_dims: int | None) -> Transitions:
+    """The transitions of rollouts: those of TED have a "next", others are rows of alignment "arrived".
+
+    Raises:
+        SchemaError, MissingFieldError, DataError, ConfigError: As ``Forest.extend`` says.
+    """
+    if hasattr(rollouts, "snapshot"):
+        raise SchemaError(f"rollouts: expected rows, found {rollouts!r:.100}; store[:] gives its rows")
+    if isinstance(rollouts, list):
+        rollouts = stack(rollouts)
+    given = flatten(rollouts)
+    rows = _Rows(given, _batch_dims(given, batch_dims))
+    ahead = any(isinstance(key, tuple) and key[0] == "next" for key in given)
+    found = _of_ted(rows, names) if ahead else _of_arrived(rows, names)
+    wrong = np.flatnonzero(~np.isfinite(found.rewards))
+    if wrong.size:
+        raise DataError(f"rows: {names.reward!r}: expected finite numbers, found {found.rewards[wrong[0]]}")
+    return found
+
+
+class _Rows:
+    """Fields whose first axes count rows, brought to ``[B, T, ...]``."""
+
+    def __init__(self, given: dict[FieldKey, Any], batch_dims: int) -> None:
+        self.given, self.batch_dims = given, batch_dims
+        self.shape: tuple[int, ...] | None = None
+        self.mask = self._flag("mask") if "mask" in given else None
+
+    def has(self, key: FieldKey) -> bool:
+        return key in self.given
+
+    def field(self, key: FieldKey) -> npt.NDArray[Any]:
+        """``[B, T, ...]``."""
+        if key not in self.given:
+            raise MissingFieldError(f"rows: expected a field {key!r}, found {list(self.given)}")
+        array = as_array(self.given[key], where=f"rows: {key!r}")
+        shape = array.shape[: self.batch_dims]
+        if len(shape) < self.batch_dims or self.shape not in (None, shape):
+            expected = self.shape or f"{self.batch_dims} axes of rows"
+            raise SchemaError(
+                f"rows: {key!r}: expected {expected}, found shape {array.shape}; batch_dims says which axes count rows"
+            )
+        self.shape = shape
+        return array.reshape(*(1,) * (2 - len(shape)), *array.shape)
+
+    def fields(self, keys: Sequence[FieldKey]) -> Fields:
+        return {key: self.field(key) for key in keys}
+
+    def number(self, key: FieldKey) -> npt.NDArray[Any]:
+        """One number a row, ``[B, T]``, also where there is a last axis of one."""
+        array = self.field(key)
+        if array.shape[2:] not in ((), (1,)) or array.dtype.kind not in "biuf":
+            raise SchemaError(
+                f"rows: {key!r}: expected a number in each row, found {array.dtype} of shape {array.shape[2:]}; "
+                "batch_dims says which axes count rows"
+            )
+        return array.reshape(array.shape[:2])
+
+    def _flag(self, key: FieldKey) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.number(key) != 0)
+
+    def dones(self, prefix: tuple[str, ...]) -> npt.NDArray[np.int8] | None:
+        """0, 1 or 2 ``[B, T]`` of done, terminated and truncated under a prefix; None where there is none of them."""
+        done, terminated, truncated = ((*prefix, name) if prefix else name for name in _DONE)
+        if not any(map(self.has, (done, terminated, truncated))):
+            return None
+        if self.has(done) and not self.has(terminated) and not self.has(truncated):
+            codes = self.number(done)
+            if not np.isin(codes, (0, 1, 2)).all():
+                raise DataError(f"rows: {done!r}: expected 0, 1 or 2, found {np.setdiff1d(codes, (0, 1, 2))[0]}")
+            return codes.astype(np.int8)
+        cut = self._flag(truncated) if self.has(truncated) else np.False_
+        if self.has(terminated):
+            over = self._flag(terminated)
+        else:
+            over = self._flag(done) & ~cut if self.has(done) else np.zeros_like(cut)
+        return np.where(over, np.int8(1), np.where(cut, np.int8(2), np.int8(0)))
+
+
+def _batch_dims(given: dict[FieldKey, Any], batch_dims: int | None) -> int:
+    if batch_dims is None:
+        return max(1, min(np.ndim(given["mask"]), 2)) if "mask" in given else 1
+    if batch_dims not in (0, 1, 2):
+        raise ConfigError(f"batch_dims: expected 0, 1 or 2, found {batch_dims!r}")
+    return batch_dims
+
+
+def _of_ted(rows: _Rows, names: Names) -> Transitions:
+    """Rows with "next": each is a transition by itself."""
+    before, actions = rows.fields(names.observation), rows.fields(names.action)
+    after = {key: rows.field(("next", *path_of(key))) for key in names.observation}
+    shape = next(iter(before.values())).shape[:2]
+    reward: FieldKey = ("next", *path_of(names.reward))
+    rewards = (
+        rows.number(reward if rows.has(reward) or not rows.has(names.reward) else names.reward)
+        if (rows.has(reward) or rows.has(names.reward))
+        else np.zeros(shape)
+    )
+    dones = rows.dones(("next",))
+    if dones is None:
+        dones = rows.dones(())
+    chosen = np.ones(shape, np.bool_) if rows.mask is None else rows.mask
+    return _chosen(
+        chosen,
+        chosen,
+        before,
+        after,
+        actions,
+        rewards,
+        np.zeros(shape, np.int8) if dones is None else dones,
+        rows.fields(names.extra),
+    )
+
+
+def _of_arrived(rows: _Rows, names: Names) -> Transitions:
+    """Rows of alignment "arrived": a transition leads from each row to the following one of its episode."""
+    seen, actions, extra = rows.fields(names.observation), rows.fields(names.action), rows.fields(names.extra)
+    shape = next(iter(seen.values())).shape[:2]
+    rewards = rows.number(names.reward) if rows.has(names.reward) else np.zeros(shape)
+    dones = rows.dones(())
+    times = [rows.number(name) for name in _TIMES if rows.has(name)]
+    if dones is None and not times:
+        raise MissingFieldError(
+            f"rows: expected a field 'next', or one that says where episodes end ('done'), found {list(rows.given)}"
+        )
+    goes_on = np.ones((shape[0], max(shape[1] - 1, 0)), np.bool_)
+    if dones is None:
+        dones = np.zeros(shape, np.int8)
+    goes_on &= dones[:, :-1] == 0
+    for time in times:
+        goes_on &= time[:, 1:] != 0
+    if rows.mask is not None:
+        goes_on &= rows.mask[:, :-1] & rows.mask[:, 1:]
+    first = np.concatenate([goes_on, np.zeros((shape[0], min(shape[1], 1)), np.bool_)], axis=1)
+    second = np.concatenate([np.zeros((shape[0], min(shape[1], 1)), np.bool_), goes_on], axis=1)
+    return _chosen(first, second, seen, seen, actions, rewards, dones, extra)
+
+
+def _chosen(
+    first: npt.NDArray[np.bool_],
+    second: npt.NDArray[np.bool_],
+    before: Fields,
+    after: Fields,
+    actions: Fields,
+    rewards: npt.NDArray[Any],
+    dones: npt.NDArray[np.int8],
+    extra: Fields,
+) -> Transitions:
+    """Transitions from the rows of ``first`` to those of ``second``, with what belongs to the latter."""
+    return Transitions(
+        before={key: array[first] for key, array in before.items()},
+        after={key: array[second] for key, array in after.items()},
+        actions={key: array[second] for key, array in actions.items()},
+        rewards=rewards[second].astype(np.float64),
+        dones=dones[second],
+        extra={key: array[second] for key, array in extra.items()},
+    )
+
 
 _NONE = np.int64(-1)
 _NODE = {"first": _NONE, "last": _NONE}

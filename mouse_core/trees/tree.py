@@ -2,24 +2,353 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import MissingRowError, SchemaError, StateError
+from mouse_core.errors import ConfigError, MissingRowError, SchemaError, StateError
 from mouse_core.maps import RowMap
 from mouse_core.nested import FieldKey, flatten, map_tree
-from mouse_core.trees import _drawing, _paths, _saved
-from mouse_core.trees._worth import values_of
-from mouse_core.trees.steps import Steps, rows_of
+from mouse_core.trees import _saved
+from mouse_core.trees.steps import Steps, nest, rows_of
 
+Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+
+
+_TOLERANCE = 1e-9
+_MOST_STEPS = 2**18
+
+
+class _Worth(NamedTuple):
+    """What edges are worth: ``gains + shares * (what the vertex is worth that they lead to)``.
+
+    Attributes:
+        gains, shares: Float64 ``[E]``.
+        children: Where edges lead to, int64 ``[E]``.
+        weights: Of each edge among those of the same choice, float64 ``[E]``.
+        choices: What is averaged: a number for the edges of one action at a vertex, or for all of a vertex, ``[E]``.
+    """
+
+    gains: Floats
+    shares: Floats
+    children: Integers
+    weights: Floats
+    choices: Integers
+
+
+def values_of(tree: Tree, groups: list[list[int]], discount: float, best: bool, leaf_values: npt.ArrayLike) -> Any:
+    """See ``Tree.values``; ``groups`` of vertices that lead to each other, each behind those that it leads to."""
+    leaves = np.asarray(leaf_values, np.float64)
+    if leaves.shape not in ((), (len(tree),)):
+        raise SchemaError(f"leaf_values: expected shape {(len(tree),)}, found {leaves.shape}")
+    worth = _worth(tree, float(discount), best)
+    vertices = np.broadcast_to(leaves, (len(tree),)).tolist()
+    edges = list(zip(*(column.tolist() for column in worth), strict=True))
+    for group in groups:
+        leaving = tree.leaving(group[0])
+        if len(group) > 1 or (worth.shares[leaving] * (worth.children[leaving] == group[0])).any():
+            together = sorted(group)
+            for vertex, value in zip(together, _settled(tree, worth, together, vertices, discount), strict=True):
+                vertices[vertex] = value
+        elif leaving.size:
+            found: dict[int, float] = {}
+            for gain, share, child, weight, choice in edges[leaving[0] : leaving[-1] + 1]:
+                value = gain + share * vertices[child] if share else gain
+                found[choice] = found.get(choice, 0.0) + weight * value
+            vertices[group[0]] = max(found.values())
+    values = np.array(vertices)
+    return values, worth.gains + _times(worth.shares, values[worth.children])
+
+
+def _worth(tree: Tree, discount: float, best: bool) -> _Worth:
+    goes_on = (discount * (1.0 - tree.steps.terminated / tree.steps.counts)).tolist()
+    rewards, bounds = tree.steps.rewards.tolist(), tree.bounds.tolist()
+    gains, shares = np.zeros(len(tree.edges)), np.zeros(len(tree.edges))
+    for edge in range(len(tree.edges)):
+        gain, share = 0.0, 1.0
+        for step in range(bounds[edge + 1] - 1, bounds[edge] - 1, -1):
+            gain, share = rewards[step] + goes_on[step] * gain, goes_on[step] * share
+        gains[edge], shares[edge] = gain, share
+    choices = tree.edges[:, 0]
+    if best and len(tree.edges):
+        pairs = np.stack([choices, _actions(tree)], axis=1)
+        choices = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
+    counts = tree.counts.astype(np.float64)
+    return _Worth(gains, shares, tree.edges[:, 1], counts / np.bincount(choices, counts)[choices], choices)
+
+
+def _actions(tree: Tree) -> Integers:
+    """A number for the action of each edge's first step, the same for the same action."""
+    first = tree.bounds[:-1]
+    fields = {key: tree.steps.fields[key][first] for key in tree.steps.actions}
+    return RowMap().extend(nest(fields)) if fields else np.zeros(len(first), np.int64)
+
+
+def _times(shares: Floats, values: Floats) -> Floats:
+    """The product, and nothing of values that do not count, be they infinite."""
+    return np.multiply(shares, values, out=np.zeros(len(shares)), where=shares != 0)
+
+
+def _settled(tree: Tree, worth: _Worth, group: list[int], vertices: Sequence[float], discount: float) -> list[float]:
+    """What vertices that lead to each other are worth: value iteration from 0.
+
+    From n steps to 2 n the values come at least ``1 - discount**n`` of their way nearer to where they end. So with
+    ``discount**n`` of at most 1/2 they are not farther from there than the last n steps moved them.
+    """
+    edges = np.concatenate([tree.leaving(vertex) for vertex in group])
+    children, weights = worth.children[edges], worth.weights[edges]
+    _, first, choices = np.unique(worth.choices[edges], return_index=True, return_inverse=True)
+    begins = np.flatnonzero(np.diff(tree.edges[edges[first], 0], prepend=-1))
+    places = np.minimum(np.searchsorted(group, children), len(group) - 1)
+    within = np.asarray(group)[places] == children
+    known = np.where(within, 0.0, np.asarray(vertices)[children])
+    gains = np.bincount(choices, weights * (worth.gains[edges] + _times(worth.shares[edges], known)))
+    shares = np.where(within, weights * worth.shares[edges], 0.0)
+
+    def stepped(values: Floats, number: int) -> Floats:
+        for _ in range(number):
+            found: Any = gains + np.bincount(choices, shares * values[places])
+            values = np.asarray(np.maximum.reduceat(found, begins)) if len(found) > len(group) else found
+        return values
+
+    sure = abs(discount) < 1
+    steps = math.ceil(math.log(0.5) / math.log(abs(discount))) if sure and discount else len(group)
+    most = max(_MOST_STEPS, 4 * steps, 64 / (1 - abs(discount)) if sure else 0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = stepped(np.zeros(len(group)), steps)
+        while steps <= most:
+            before, values = values, stepped(values, steps)
+            largest = np.max(np.abs(values), where=np.isfinite(values), initial=1.0)
+            if np.allclose(before, values, rtol=0, atol=_TOLERANCE * largest, equal_nan=True):
+                found: list[float] = values.tolist()
+                return found
+            steps *= 2
+    raise ConfigError(
+        f"discount: expected less than 1 for a tree with cycles whose values do not settle in {steps} steps, "
+        f"found {discount}"
+    )
+
+
 Path = tuple[int, ...]
+Edges = list[list[tuple[int, int, bool]]]
+
+
+def leaving(tree: Tree) -> Edges:
+    """For each vertex the edges that leave it: number, child, and whether each episode terminated with it."""
+    edges: Edges = [[] for _ in range(len(tree))]
+    for edge, ((parent, child), ended) in enumerate(zip(tree.edges.tolist(), tree.ended.tolist(), strict=True)):
+        edges[parent].append((edge, child, ended))
+    return edges
+
+
+def components(edges: Edges) -> list[list[int]]:
+    """The vertices in groups: those that lead to each other are in one, and each group is behind those it leads to.
+
+    Tarjan (1972), "Depth-first search and linear graph algorithms", without recursion.
+    """
+    groups: list[list[int]] = []
+    number, lowest = [-1] * len(edges), [0] * len(edges)
+    waiting: list[int] = []
+    grouped = bytearray(len(edges))
+    places = [0] * len(edges)
+    count = 0
+    for root in range(len(edges)):
+        way = [root] if number[root] < 0 else []
+        while way:
+            vertex = way[-1]
+            if number[vertex] < 0:
+                number[vertex] = lowest[vertex] = count
+                count += 1
+                waiting.append(vertex)
+            if places[vertex] < len(edges[vertex]):
+                _, child, ended = edges[vertex][places[vertex]]
+                if not ended and number[child] < 0:
+                    way.append(child)  # and this edge once more when it is done
+                    continue
+                places[vertex] += 1
+                if not ended and not grouped[child]:
+                    lowest[vertex] = min(lowest[vertex], lowest[child])
+                continue
+            way.pop()
+            if lowest[vertex] == number[vertex]:
+                groups.append(_taken(waiting, vertex))
+                for member in groups[-1]:
+                    grouped[member] = 1
+    return groups
+
+
+def _taken(waiting: list[int], vertex: int) -> list[int]:
+    """What lies on a stack from its end down to a vertex."""
+    taken = [waiting.pop()]
+    while taken[-1] != vertex:
+        taken.append(waiting.pop())
+    return taken
+
+
+def paths(edges: Edges, groups: list[list[int]]) -> Iterator[Path]:
+    """All paths from the root to where they end, those with fewer edges first."""
+    # A path can return only within a group: one bit for each of its vertices that the path has passed.
+    bits = [0] * len(edges)
+    member = [0] * len(edges)
+    for number, group in enumerate(groups):
+        for place, vertex in enumerate(group):
+            bits[vertex], member[vertex] = 1 << place, number
+    waiting: deque[tuple[int, int, Path]] = deque([(0, bits[0], ())])
+    while waiting:
+        vertex, passed, path = waiting.popleft()
+        if vertex < 0 or not edges[vertex]:
+            yield path
+            continue
+        for number, (_, child, ended) in enumerate(edges[vertex]):
+            same = member[child] == member[vertex]
+            # -1: the path ends with the edge, and waits for shorter ones.
+            if ended or (same and passed & bits[child]):
+                waiting.append((-1, 0, (*path, number)))
+            else:
+                waiting.append((child, (passed if same else 0) | bits[child], (*path, number)))
+
+
+def folded(edges: Edges, groups: list[list[int]]) -> tuple[int, int]:
+    """How many edges the longest path has, and how many vertices all paths pass, each as often as paths lead to it.
+
+    Ways through a group are walked one by one, from each vertex where paths come in; all else is added up.
+    """
+    member = [0] * len(edges)
+    for number, group in enumerate(groups):
+        for vertex in group:
+            member[vertex] = number
+    entered = {0} | {
+        child
+        for parent, leave in enumerate(edges)
+        for _, child, ended in leave
+        if not ended and member[parent] != member[child]
+    }
+    longest, below = [0] * len(edges), [1] * len(edges)
+    for group in groups:
+        for vertex in entered.intersection(group):
+            for length, child in _ways(edges, member, vertex):
+                longest[vertex] = max(longest[vertex], length + (longest[child] if child >= 0 else 0))
+                below[vertex] += below[child] if child >= 0 else 1
+    return longest[0], below[0]
+
+
+def _ways(edges: Edges, member: list[int], begin: int) -> Iterator[tuple[int, int]]:
+    """The ends of all walks within a group that pass no vertex twice: how long each is, and where it leaves the group.
+
+    -1 where it does not: the path is still in the group, or over.
+    """
+    passed = {begin}
+    way = [(begin, iter(edges[begin]))]
+    while way:
+        vertex, left = way[-1]
+        for _, child, ended in left:
+            if not ended and member[child] != member[begin]:
+                yield len(way), child
+                continue
+            yield len(way), -1
+            if not ended and child not in passed:
+                passed.add(child)
+                way.append((child, iter(edges[child])))
+                break
+        else:
+            way.pop()
+            passed.discard(vertex)
+
+
+def to_string(tree: Tree, format: Callable[[Tree, int], Any] | None) -> str:
+    """See ``Tree.to_string``."""
+    say = format or _observation
+    lines, shown = [], {0}
+    waiting: list[tuple[tuple[int, ...], int]] = []
+    waiting += [((number,), int(edge)) for number, edge in enumerate(tree.leaving(0))][::-1]
+    way = [0]  # the vertices of the path that a line is of
+    while waiting:
+        path, edge = waiting.pop()
+        del way[len(path) :]
+        lines.append(f"{' ' * (len(path) - 1)}{path} {say(tree, edge)}")
+        vertex = int(tree.edges[edge, 1])
+        leaving = () if tree.ended[edge] or vertex in way else tree.leaving(vertex)
+        way.append(vertex)
+        if len(leaving) and vertex in shown:
+            lines.append(f"{' ' * len(path)}...")
+            continue
+        shown |= {vertex} if len(leaving) else set()
+        waiting += [((*path, number), int(below)) for number, below in enumerate(leaving)][::-1]
+    return "\n".join(lines)
+
+
+def _observation(tree: Tree, edge: int) -> Any:
+    return _plain(tree.observation(int(tree.edges[edge, 1])))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(child) for name, child in value.items()}
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def plot(tree: Tree, ax: Any, label: Callable[[Tree, int], Any] | None) -> Any:
+    """See ``Tree.plot``."""
+    if ax is None:
+        from matplotlib import pyplot
+
+        _, ax = pyplot.subplots()
+    across, down = _places(tree)
+    largest = max(int(tree.counts.max(initial=1)), 1)
+    for edge, (parent, child) in enumerate(tree.edges.tolist()):
+        ax.annotate(
+            "",
+            (across[child], -down[child]),
+            (across[parent], -down[parent]),
+            arrowprops={
+                "arrowstyle": "->",
+                "linewidth": 0.5 + 2.5 * float(tree.counts[edge]) / largest,
+                "linestyle": "--" if tree.ended[edge] or down[child] <= down[parent] else "-",
+                "color": "0.5",
+                "shrinkA": 8,
+                "shrinkB": 8,
+                # Edges that lead back are bent, so that they do not lie on those that lead there.
+                "connectionstyle": f"arc3,rad={0.2 if down[child] <= down[parent] else 0}",
+            },
+        )
+    ax.scatter(across, [-depth for depth in down], s=180, zorder=2)
+    for vertex in range(len(tree)):
+        text = str(vertex if label is None else label(tree, vertex))
+        ax.text(across[vertex], -down[vertex], text, ha="center", va="center", zorder=3, fontsize="small")
+    ax.set_axis_off()
+    return ax
+
+
+def _places(tree: Tree) -> tuple[list[float], list[int]]:
+    """Where vertices stand: leaves side by side, others above the middle of the children that were first seen there."""
+    down, below = [0] * len(tree), [[] for _ in range(len(tree))]  # type: list[int], list[list[int]]
+    seen = {0}
+    for parent, child in tree.edges.tolist():
+        if child not in seen:
+            seen.add(child)
+            down[child] = down[parent] + 1
+            below[parent].append(child)
+    across = [0.0] * len(tree)
+    leaves = 0
+    waiting = [(0, False)]
+    while waiting:
+        vertex, again = waiting.pop()
+        if not below[vertex]:
+            across[vertex], leaves = float(leaves), leaves + 1
+        elif again:
+            across[vertex] = float(np.mean([across[child] for child in below[vertex]]))
+        else:
+            waiting.append((vertex, True))
+            waiting += [(child, False) for child in reversed(below[vertex])]
+    return across, down
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,14 +475,14 @@ class Tree:
 
         Where observations are reached in several ways there may be very many: they are made one by one.
         """
-        return _paths.paths(self._leaving, self._groups)
+        return paths(self._leaving, self._groups)
 
     def max_length(self) -> int:
         """How many edges the longest path has.
 
         Paths through vertices that lead to each other are walked one by one, and there may be very many.
         """
-        return _paths.folded(self._leaving, self._groups)[0]
+        return folded(self._leaving, self._groups)[0]
 
     def num_vertices(self, *, count_repeat: bool = False) -> int:
         """How many vertices there are.
@@ -161,7 +490,7 @@ class Tree:
         Args:
             count_repeat: Whether a vertex counts as often as paths lead to it, which are walked as by ``max_length``.
         """
-        return _paths.folded(self._leaving, self._groups)[1] if count_repeat else len(self)
+        return folded(self._leaving, self._groups)[1] if count_repeat else len(self)
 
     def select_by(self, scores: npt.ArrayLike | Callable[[Tree], npt.ArrayLike]) -> Path:
         """The path that takes the edge with the largest score at each vertex, the first of several.
@@ -245,7 +574,7 @@ class Tree:
         Args:
             format: What the line says of an edge: ``format(tree, edge)``; by default the observation it leads to.
         """
-        return _drawing.to_string(self, format)
+        return to_string(self, format)
 
     def plot(self, ax: Any = None, *, label: Callable[[Tree, int], Any] | None = None) -> Any:
         """Draw the tree with matplotlib: vertices by their depth, edges the wider the more often they were taken.
@@ -260,7 +589,7 @@ class Tree:
         Raises:
             ImportError: Matplotlib is not installed.
         """
-        return _drawing.plot(self, ax, label)
+        return plot(self, ax, label)
 
     def dumps(self, path: str | PathLike[str]) -> None:
         """Save the tree to a file, or leave what was there.
@@ -286,12 +615,12 @@ class Tree:
             raise StateError(f"{path}: expected a tree, found {error}") from error
 
     @cached_property
-    def _leaving(self) -> _paths.Edges:
-        return _paths.leaving(self)
+    def _leaving(self) -> Edges:
+        return leaving(self)
 
     @cached_property
     def _groups(self) -> list[list[int]]:
-        return _paths.components(self._leaving)
+        return components(self._leaving)
 
     @cached_property
     def _offsets(self) -> list[int]:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mouse_core import DatasetStore
-from mouse_core.remote.clients.asking import AT_ONCE, GROUP
-from mouse_core.remote.clients.objects import FolderClient
+from mouse_core.remote.clients.objects import AT_ONCE, GROUP, FolderClient
 
 Wanted = tuple[str, int, int]
 

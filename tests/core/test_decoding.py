@@ -18,8 +18,7 @@ from PIL import Image
 
 from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier, WorkerError
 from mouse_core.dtypes import RowError
-from mouse_core.images._tasks import Wanted
-from mouse_core.images.decoding import DecodePool, Encoded, _Process, decode_rows, decoding_by
+from mouse_core.images.decoding import DecodePool, Encoded, Wanted, _Process, decode_rows, decoding_by
 
 SHAPE = (9, 7, 3)
 

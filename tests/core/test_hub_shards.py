@@ -19,8 +19,8 @@ from PIL import Image
 from mouse_core import DataError, DatasetStore
 from mouse_core.about import About, read_about, with_about
 from mouse_core.hub import _shards
-from mouse_core.hub._arguments import collect_parts
-from mouse_core.hub._schema import fit_table, unify_features
+from mouse_core.hub._push import collect_parts
+from mouse_core.hub._shards import fit_table, unify_features
 
 # Together they take many seconds.
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from mouse_core.cli import main
 from mouse_core.images import decode_image, encode_png
 from mouse_core.inspect import Finding, inspect
 from mouse_core.view import Viewer, to_html
-from mouse_core.view.stored.choosing import chosen, shares, spread
+from mouse_core.view.stored.answers import chosen, shares, spread
 from tests.browser import BROWSER, tab
 
 NASTY = '</script ><script>window.evil = 1</script><!--<script><img src="https://example.invalid/x" onerror="evil=2">'

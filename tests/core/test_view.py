@@ -585,7 +585,7 @@ def test_one_window_is_made_and_not_its_batch(client: Client, monkeypatch: pytes
     client("window", size=16, length=4, window=9)
     client.open("window-image", size=16, length=4, window=9, field="obs_image", step=1).close()
     assert made == [1, 1]
-    monkeypatch.setattr("mouse_core.view._windows._MOST_BYTES", 100)
+    monkeypatch.setattr("mouse_core.view._answers._MOST_BYTES", 100)
     assert "at most 100 bytes" in client.refused("window", length=4)[1]
 
 

@@ -20,7 +20,7 @@ from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Worker
 from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
 from mouse_jax import REPLACED_DTYPES, PrefetchBatchifier, placement, replaced_dtypes
 from mouse_jax.placement import Placement
-from mouse_jax.transfer import array_maker
+from mouse_jax.prefetch import array_maker
 
 OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 8, "seed": 5}
 

@@ -19,7 +19,7 @@ import pytest
 from mouse_core import BatchSource, ClosedError, ForkError, WorkerError
 from mouse_core.testing import example_columns, example_store, stream_digest
 from mouse_jax import PrefetchBatchifier
-from mouse_jax.pipeline import GrainPrefetcher
+from mouse_jax.prefetch import GrainPrefetcher
 
 OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 4, "seed": 5}
 AHEAD = (1, 2, 3, 4, 9)

@@ -40,7 +40,7 @@ from mouse_torch import (
     ReplayBufferEnsemble,
     TensorStorage,
 )
-from mouse_torch.drawn import whole_maker
+from mouse_torch.prefetch import whole_maker
 from mouse_torch.transfer import hand_over
 
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)

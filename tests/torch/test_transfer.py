@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from mouse_core import BatchSource, DatasetStore, Field
 from mouse_core.prefetch import Delivery, Loader
-from mouse_torch.drawn import whole_maker
+from mouse_torch.prefetch import whole_maker
 from mouse_torch.transfer import by_one_copy, device_maker, hand_over, host_maker, slab_tensors, torch_dtype
 from tests.core.oracle import assert_same
 

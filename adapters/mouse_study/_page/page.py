@@ -3,18 +3,365 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
+
 from mouse_study._files import replacing
-from mouse_study._page.cards import Cards
-from mouse_study._page.costs import costs, runs
-from mouse_study._page.groups import groups, trained_names
-from mouse_study._page.html import number, text
-from mouse_study._page.learning import ends, learning
-from mouse_study._page.parting import parting, same_data
-from mouse_study._page.style import STYLE
-from mouse_study.comparing import pairs, verdict
-from mouse_study.results import Results
+from mouse_study._page.cards import Cards, by_variant, legend, legend_of, title
+from mouse_study._page.groups import (
+    Curve,
+    Floats,
+    Group,
+    Series,
+    Times,
+    curve,
+    final_values,
+    groups,
+    pooled,
+    times,
+    trained_names,
+)
+from mouse_study._page.html import interval, megabytes, number, seconds, table, text
+from mouse_study._page.pictures import BEYOND, Line, curves, profiles, thinned
+from mouse_study._page.style import COLOURS, STYLE
+from mouse_study.comparing import TOLERANCES, Pair, pairs, verdict
+from mouse_study.results import Results, Run
+from mouse_study.statistics import band, meaning, probability_above, profile
+
+
+def costs(results: Results, members: Sequence[Group]) -> str:
+    """Time and memory beside each other."""
+    wait, compute = results.series("wait"), results.series("compute")
+    rows, bars = [], []
+    for group in members:
+        its = [run for run in group.runs if run.status != "failed" and run.steps]
+        if its:
+            found = [times(run, wait, compute) for run in its]
+            mean = {part: float(np.mean([getattr(one, part) for one in found])) for part in _PARTS}
+            bars.append((group, mean))
+            rows.append((text(group.variant), text(group.framework), *_cells(its, found, mean)))
+    most = max((sum(mean.values()) for _, mean in bars), default=0.0)
+    if not rows:
+        return ""
+    head = (
+        *("variant", "framework", "runs", "steps a second", "waiting", "waited", "computed", "first step"),
+        *("compiling", "in all", "peak memory"),
+    )
+    shown = "".join(_bar(group, mean, most) for group, mean in bars)
+    words = "".join(f'<li><i class="{part}"></i>{said}</li>' for part, said in _PARTS.items())
+    return (
+        '<section id="costs"><h2>Time and memory</h2><p class="dim">Means over the runs, memory the largest. Times are '
+        "of the machine that the runs were on and of what else it did. The first step, which compiles or warms up, is "
+        f'not counted in steps a second.</p><ul class="legend">{words}</ul><div class="bars">{shown}</div>'
+        f"{table(head, rows, texts=2)}</section>"
+    )
+
+
+def _cells(its: Sequence[Run], found: Sequence[Times], mean: Mapping[str, float]) -> tuple[str, ...]:
+    """What a row of the table says of a group's runs behind its names."""
+    rates = [one.per_second for one in found if one.per_second is not None]
+    in_steps = mean["wait"] + mean["compute"]
+    return (
+        number(len(its)),
+        number(float(np.median(rates)), 3) if rates else "–",
+        f"{100 * mean['wait'] / in_steps:.1f}%" if in_steps else "–",
+        *(seconds(mean[part]) for part in ("wait", "compute", "first")),
+        seconds(_mean(run.compile_seconds for run in its)),
+        seconds(_mean(run.seconds for run in its)),
+        megabytes(max((run.peak_memory for run in its if run.peak_memory is not None), default=None)),
+    )
+
+
+_PARTS = {
+    "wait": "waiting for batches",
+    "compute": "computing",
+    "first": "first step",
+    "rest": "start, evaluations and all else",
+}
+
+
+def _bar(group: Group, mean: Mapping[str, float], most: float) -> str:
+    parts = "".join(
+        f'<i class="{part}" style="width:{100 * mean[part] / most if most else 0:.2f}%"></i>' for part in _PARTS
+    )
+    name = f"{text(group.variant)} · {text(group.framework)}"
+    return f'<span>{name}</span><span>{seconds(sum(mean.values()))}</span><div class="bar">{parts}</div>'
+
+
+def runs(results: Results) -> str:
+    """Every run: how it ended, on what, with what."""
+    failed = [run for run in results.runs if run.status == "failed"]
+    errors = ""
+    if failed:
+        rows = [(text(run.run), number(run.steps), f"<code>{text(run.error or 'no message')}</code>") for run in failed]
+        errors = f"<h3>Failures</h3>{table(('run', 'steps', 'error'), rows, texts=3, classes=('', '', 'long'))}"
+    every = [
+        (
+            text(run.run),
+            text(run.status),
+            f"<code>{text(run.fingerprint or '–')}</code>",
+            f"<code>{text(run.digest or '–')}</code>",
+            f"{number(run.steps)} of {number(results.steps)}",
+            seconds(run.seconds),
+            megabytes(run.peak_memory),
+        )
+        for run in sorted(results.runs, key=lambda run: (run.variant, run.framework, run.seed))
+    ]
+    head = ("run", "status", "fingerprint", "digest", "steps", "in all", "peak memory")
+    return (
+        f'<section id="runs"><h2>Runs</h2>{errors}{table(head, every, texts=4)}'
+        f"<h3>Versions and machines</h3>{_places(results.runs)}</section>"
+    )
+
+
+def _places(every: Sequence[Run]) -> str:
+    """Versions and machines, a row each, and what the runs of each framework had."""
+    frameworks = sorted({run.framework for run in every})
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for run in every:
+        for kind, said in (("version", run.versions), ("machine", run.machine)):
+            for name, value in said.items():
+                held = found.setdefault((kind, str(name)), {}).setdefault(run.framework, [])
+                if str(value) not in held:
+                    held.append(str(value))
+    rows = [
+        (text(name), *(text(", ".join(held.get(framework, ["–"]))) for framework in frameworks))
+        for (_, name), held in sorted(found.items(), key=lambda item: (item[0][0] != "version", item[0][1]))
+    ]
+    return table(("", *frameworks), rows, texts=1 + len(frameworks), classes=("", *["long"] * len(frameworks)))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+_MOST_POINTS = 150
+_THRESHOLDS = 121
+# Relative difference of two ends that may be rounding: runs that are one training do not end above each other.
+_TIE = 1e-6
+
+
+def learning(results: Results, members: Sequence[Group], cards: Cards) -> str:
+    """Curves of all that the training recorded."""
+    parts = []
+    for name in trained_names(results):
+        series = results.series(name)
+        shown = [_curves_card(name, variant, its, series) for variant, its in by_variant(members)]
+        parts.append(f"<h2>{text(title(name))}</h2>{legend(members)}{cards.grid([card for card in shown if card])}")
+    fewest = min((len(group.done) for group in members), default=0)
+    return f'<section id="curves">{"".join(parts)}<p class="dim small">{_how_bands(fewest)}</p></section>'
+
+
+def _curves_card(name: str, variant: str, members: Sequence[Group], series: Series) -> tuple[str, str, str] | None:
+    lines, notes, size = [], [], 1
+    for group in members:
+        found = curve(group, series)
+        if found is not None:
+            line, points = _band_line(found, group.colour)
+            lines.append(line)
+            size = max(size, points)
+        for run in group.runs:
+            if run.status != "done" and run.run in series:
+                steps, values, _ = thinned(*series[run.run], _MOST_POINTS)
+                lines.append(Line(steps, values, group.colour, dashed=True))
+    if not lines:
+        return None
+    if any(line.dashed for line in lines):
+        notes.append("Dashed: runs that did not finish, which no band counts.")
+    if size > 1:
+        notes.append(f"Each point is the mean of {size} steps.")
+    picture = curves(lines, label=f"{name} of {variant} by step", logarithmic=_spans_decades(lines))
+    return variant, picture, f"<p>{' '.join(notes)}</p>" if notes else ""
+
+
+def _band_line(found: Curve, place: int) -> tuple[Line, int]:
+    steps, values, size = thinned(found.steps, found.values, _MOST_POINTS)
+    bands = band([values])
+    return Line(steps, bands.value, place, bands.low, bands.high), size
+
+
+def _spans_decades(lines: Sequence[Line]) -> bool:
+    """Whether values are all above 0 and spread so far that only their order of magnitude can be shown."""
+    values = np.concatenate([part for line in lines for part in (line.y, line.low, line.high) if part is not None])
+    values = values[np.isfinite(values)]
+    return bool(len(values)) and bool(values.min() > 0.0) and bool(values.max() > 100.0 * values.min())
+
+
+def _how_bands(fewest: int) -> str:
+    return (
+        "Lines are interquartile means over seeds (with fewer than four seeds, means). A band is a bootstrap interval "
+        f"of 95%: seeds are drawn again and again from those that there are, within their variant. {meaning(fewest)}"
+    )
+
+
+def ends(results: Results, members: Sequence[Group], cards: Cards) -> str:
+    """Where the runs ended: a table and performance profiles of each name."""
+    parts = []
+    for name in trained_names(results):
+        series = results.series(name)
+        rows = [_end_row(group, series) for group in members]
+        rows += _pooled_rows(members, series)
+        head = ("variant", "framework", "runs", "IQM", "95% band", "lowest", "highest")
+        parts.append(f"<h3>{text(title(name))}</h3>{table(head, rows, texts=2)}")
+        parts.append(_probabilities(members, series))
+        shown = [_profile_card(name, variant, its, series) for variant, its in by_variant(members)]
+        found = [card for card in shown if card]
+        if found:
+            parts.append(legend(members) + cards.grid(found))
+    return (
+        '<section id="ends"><h2>Where the runs ended</h2><p class="dim">The end of a run is the mean of the last tenth '
+        "of the values that it recorded. The interquartile mean (IQM) leaves out the lowest and the highest quarter of "
+        "the runs; a performance profile shows, for each value, the share of runs that ended above it."
+        f"</p>{''.join(parts)}</section>"
+    )
+
+
+def _end_row(group: Group, series: Series) -> tuple[str, ...]:
+    values = final_values(group.done, series)
+    counted = f"{len(values)} of {len(group.runs)}" if len(values) < len(group.runs) else number(len(values))
+    if not len(values):
+        return (text(group.variant), text(group.framework), counted, *["–"] * 4)
+    found = band([values])
+    spread = (number(float(values.min())), number(float(values.max())))
+    return (text(group.variant), text(group.framework), counted, number(float(found.value)), interval(found), *spread)
+
+
+def _pooled_rows(members: Sequence[Group], series: Series) -> list[tuple[str, ...]]:
+    """Over all variants, which are the strata, where there are several."""
+    variants = len(by_variant(members))
+    rows: list[tuple[str, ...]] = []
+    for framework in sorted({group.framework for group in members}):
+        its = [group for group in members if group.framework == framework]
+        found = pooled(its, series) if variants > 1 and len(its) == variants else None
+        if found is not None:
+            values = np.concatenate([final_values(group.done, series) for group in its])
+            spread = (number(float(values.min())), number(float(values.max())))
+            cells = (number(len(values)), number(float(found.value)), interval(found), *spread)
+            rows.append(("<i>all variants</i>", text(framework), *cells))
+    return rows
+
+
+def _probabilities(members: Sequence[Group], series: Series) -> str:
+    """How often a run of one framework ends above one of the other."""
+    said = []
+    for variant, its in by_variant(members):
+        for left, right in combinations(its, 2):
+            ones, others = final_values(left.done, series), final_values(right.done, series)
+            if min(len(ones), len(others)) < 2 or np.isnan(ones).any() or np.isnan(others).any():
+                continue
+            cells = (text(variant), text(left.framework), text(right.framework))
+            share = f"{100 * probability_above(ones, others, tie=_TIE):.0f}%"
+            said.append((*cells, share, number(len(ones) * len(others))))
+    if not said:
+        return ""
+    head = ("variant", "a run of", "ends above one of", "how often", "pairs of runs")
+    return f'{table(head, said, texts=3)}<p class="dim small">Ends that differ by a millionth at most count half.</p>'
+
+
+def _profile_card(name: str, variant: str, members: Sequence[Group], series: Series) -> tuple[str, str, str] | None:
+    ended = [final_values(group.done, series) for group in members]
+    finite = np.concatenate([values[np.abs(values) < BEYOND] for values in ended])
+    if max(map(len, ended)) < 2 or not len(finite) or finite.min() == finite.max():
+        return None  # of single runs there is no profile
+    margin = 0.05 * (finite.max() - finite.min())
+    edges: Floats = np.linspace(finite.min() - margin, finite.max() + margin, _THRESHOLDS)
+    lines = []
+    for group, values in zip(members, ended, strict=True):
+        if len(values):
+            found = band([values], profile(edges))
+            lines.append(Line(edges, found.value, group.colour, found.low, found.high))
+    picture = profiles(lines, label=f"share of runs of {variant} whose {name} ended above each value")
+    return f"{variant}: share of runs that ended above", picture, ""
+
+
+_MOST_DOTS = 300
+_MOST_PAIRS = 400
+_ROUNDING = float(np.finfo(np.float32).eps)
+
+
+def parting(found: Sequence[Pair], members: Sequence[Group], name: str, cards: Cards) -> str:
+    """How far pairs of runs are apart, and since when."""
+    compared = [pair for pair in found if len(pair.steps)]
+    if not compared:
+        return ""
+    found_cards = [
+        _card(variant, [pair for pair in compared if pair.left.variant == variant], name)
+        for variant, _ in by_variant(members)
+    ]
+    shown = [card for card in found_cards if card]
+    rows = [_row(pair) for pair in compared]
+    beyond = (f"> {tolerance:g}" for tolerance in TOLERANCES)
+    head = ("variant", "seed", "runs", "steps", "at the first", *beyond, "largest")
+    return (
+        f'<section id="parting"><h2>When each pair parts</h2><p class="dim">How far two runs are apart in '
+        f"{text(name)}, as a share of the larger value, and the first step at which it is more. Until the curves part "
+        "the two are one training, computed twice; after that they are two samples of it, to be compared like two "
+        "seeds.</p>"
+        f"{cards.grid(shown) if shown else ''}{table(head, rows, texts=3)}</section>"
+    )
+
+
+def _card(variant: str, its: Sequence[Pair], name: str) -> tuple[str, str, str] | None:
+    """How far the pairs of a variant are apart by step; None where they nowhere are."""
+    # Beyond so many pairs they are a cloud, in which no colour is told from another.
+    several = len(its) <= COLOURS
+    found = [thinned(pair.steps, pair.difference, _MOST_DOTS, largest=True) for pair in its]
+    lines = [Line(steps, values, place * several, dots=True) for place, (steps, values, _) in enumerate(found)]
+    if not any(((line.y > 0.0) & (line.y < BEYOND)).any() for line in lines):
+        return None
+    picture = curves(lines, label=f"relative difference of {name}, {variant}", logarithmic=True, mark=_ROUNDING)
+    words = legend_of((_pair_words(pair), place) for place, pair in enumerate(its)) if several else ""
+    size = max(size for _, _, size in found)
+    each = f" Each point is the largest of {size} steps." if size > 1 else ""
+    said = f"Dashed: rounding of float32. Where two values are equal there is no point.{each}"
+    return variant, picture, f"{words}<p>{said}</p>"
+
+
+def _row(pair: Pair) -> tuple[str, ...]:
+    steps = (pair.parts(tolerance) for tolerance in TOLERANCES)
+    return (
+        text(pair.left.variant),
+        number(pair.left.seed),
+        f"{text(pair.left.framework)} and {text(pair.right.framework)}",
+        number(len(pair.steps)),
+        number(float(pair.difference[0]), 2),
+        *("never" if step is None else number(step) for step in steps),
+        number(float(pair.difference.max()), 2),
+    )
+
+
+def _pair_words(pair: Pair) -> str:
+    return f"seed {pair.left.seed}: {pair.left.framework} and {pair.right.framework}"
+
+
+def same_data(found: Sequence[Pair]) -> str:
+    """Pair by pair: what was proven of the data."""
+    if not found:
+        return ""
+    items = [
+        f"<li>{_answer(pair)} · {text(pair.left.variant)}, {text(_pair_words(pair))}"
+        f'<p class="dim small">{text(pair.same_data.said)}.</p></li>'
+        for pair in found[:_MOST_PAIRS]
+    ]
+    left = len(found) - _MOST_PAIRS
+    more = f'<p class="dim small">{left:,} more pairs are not shown.</p>' if left > 0 else ""
+    return (
+        '<section id="same-data"><h2>Same data</h2><p class="dim">Each run digests all that the study gives it: names, '
+        "shapes and values of all batches, every value to its last bit. Equal digests over the same number of steps "
+        f"prove equal data, whatever the runs are called; what a training reads elsewhere is not seen.</p>"
+        f'<ul class="pairs">{"".join(items)}</ul>{more}</section>'
+    )
+
+
+def _answer(pair: Pair) -> str:
+    if pair.same_data.proven:
+        return '<b class="yes">proven</b>'
+    return '<b class="no">not proven</b>'
+
 
 # What the browser may load: nothing but the style that stands in the page.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

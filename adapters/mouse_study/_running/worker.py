@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import signal
 import sys
 import threading
@@ -13,19 +14,166 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import ConfigError, DataError, StateError
 from mouse_core.files.locking import alone
+from mouse_core.files.writing import making
 from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
 from mouse_study._files import write_json
 from mouse_study._names import found
-from mouse_study._running import facts, states, values
+from mouse_study._running import states, values
 from mouse_study._running.records import FILE, Records
-from mouse_study._running.stores import make_store, open_store
 from mouse_study.training import Context, Training, kind_of
+
+# Packages by the name that is imported, of which a version is noted where they were.
+_NOTED = {
+    "mouse_core": "mouse-data",
+    "numpy": "numpy",
+    "pyarrow": "pyarrow",
+    "torch": "torch",
+    "tensordict": "tensordict",
+    "torchrl": "torchrl",
+    "jax": "jax",
+    "jaxlib": "jaxlib",
+    "flax": "flax",
+    "optax": "optax",
+    "grain": "grain",
+    "gymnasium": "gymnasium",
+}
+# What JAX says of itself while it lowers a program and has XLA compile it.
+_COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
+
+
+def memory_now() -> int | None:
+    """Bytes of memory that this process has; None where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def peak_memory() -> int | None:
+    """The most bytes of memory that this process had."""
+    try:
+        # Linux hands on to a child what its parent had at its begin, but for this line.
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        import resource
+    except ImportError:
+        return None
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def versions(before: Mapping[str, str]) -> dict[str, str]:
+    """The versions of Python and of what was imported; where a run had another ``before``, both."""
+    found = {"python": platform.python_version()}
+    for module, package in _NOTED.items():
+        if module in sys.modules:
+            try:
+                found[package] = version(package)
+            except PackageNotFoundError:  # used from where it lies
+                found[package] = str(getattr(sys.modules[module], "__version__", "of a source folder"))
+    for package, other in before.items():
+        now = found.get(package, other)
+        if now != other.rpartition(", then ")[2]:
+            found[package] = f"{other}, then {now}"
+        else:
+            found[package] = other
+    return found
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """What this process runs on, without the machine's name."""
+    said: dict[str, Any] = {
+        "system": platform.platform(terse=True),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "device": "cpu",
+    }
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if jax is not None:
+        said["device"] = jax.devices()[0].device_kind
+    elif torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        said["device"] = torch.cuda.get_device_name()
+    return said
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+class Compiling:
+    """Adds up how long JAX compiled, from now on, or torch at any time.
+
+    Args:
+        kind: The framework: "torch", "jax" or "numpy".
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._seconds = 0.0
+        if kind == "jax":
+            import jax.monitoring
+
+            jax.monitoring.register_event_duration_secs_listener(self._add)
+
+    def _add(self, event: str, duration_secs: float, **more: Any) -> None:
+        if event in _COMPILING:
+            self._seconds += duration_secs
+
+    @property
+    def seconds(self) -> float | None:
+        """How long, until now; None where torch does not say it."""
+        if self._kind != "torch":
+            return self._seconds
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        if dynamo is None:  # nothing was compiled
+            return 0.0
+        try:
+            return float(sum(dynamo.compilation_time_metrics.get("_compile.compile_inner", ())))
+        except (AttributeError, TypeError):  # a name of torch's own, which may change
+            return None
+
+
+def open_store(declared: Mapping[str, Any], folder: Path) -> Any:
+    """The store that a study declares; one that a function made lies in the study's folder."""
+    from mouse_core import formats
+
+    options = dict(declared)
+    if "function" in options:
+        return formats.open(folder / "store").to_store()
+    return formats.open(options.pop("path"), **options).to_store()
+
+
+def make_store(declared: Mapping[str, Any], folder: Path) -> None:
+    """Call the function that makes the study's store, and keep what it gives, if that was not done before."""
+    from mouse_core.store import Store
+
+    target = folder / "store"
+    if target.exists():
+        return
+    made = found(declared["function"], "store")()
+    if not isinstance(made, Store):
+        raise ConfigError(
+            f"store: expected a function that makes a DatasetStore, found {type(made).__name__}; a training that has a "
+            "source of its own gives Training(batches=...)"
+        )
+    with making(target, "store") as partial:
+        made.to_dataset().save_to_disk(partial)
+
 
 _BEGAN = time.perf_counter()
 _MEMORY_EVERY = 50  # steps
@@ -53,7 +201,7 @@ class Worker:
         self.first_step: float | None = None
         # Of the processes before this one, until their last checkpoint.
         self.before: Mapping[str, Any] = {"seconds": 0.0, "compile_seconds": 0.0, "peak_memory": 0, "versions": {}}
-        self.compiling = facts.Compiling(kind_of(request["framework"]))
+        self.compiling = Compiling(kind_of(request["framework"]))
 
     def run(self) -> None:
         """Take all steps that are left, or as many as there are before somebody says stop."""
@@ -115,7 +263,7 @@ class Worker:
                 row["setup"], setup = setup, 0.0
             if training.evaluate is not None and self._is_due(step, self.declared["evaluate_every"]):
                 row |= _numbers(training.evaluate(), "evaluation")
-            if (memory := facts.memory_now()) is not None and (step % _MEMORY_EVERY == 0 or step + 1 == self.steps):
+            if (memory := memory_now()) is not None and (step % _MEMORY_EVERY == 0 or step + 1 == self.steps):
                 row["memory"] = float(memory)
             self.records.add(step, row)
             self.step = step + 1
@@ -196,8 +344,8 @@ class Worker:
             "seconds": self.before["seconds"] + time.perf_counter() - _BEGAN,
             "compile_seconds": self.before["compile_seconds"] + compiled if known else None,
             "first_step_seconds": self.first_step,
-            "peak_memory": max(self.before["peak_memory"] or 0, facts.peak_memory() or 0) or None,
-            "versions": facts.versions(self.before["versions"]),
+            "peak_memory": max(self.before["peak_memory"] or 0, peak_memory() or 0) or None,
+            "versions": versions(self.before["versions"]),
             "undigested": self.before.get("undigested") or self.loaders.undigested(),
         }
 
@@ -208,7 +356,7 @@ class Worker:
             "steps": self.step,
             **self.facts(),
             "fingerprint": self.fingerprint,
-            "machine": facts.machine(self.declared["threads"]),
+            "machine": machine(self.declared["threads"]),
             **more,
         }
         write_json(self.folder / "run.json", noted)

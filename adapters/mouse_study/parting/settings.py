@@ -12,17 +12,18 @@ import numpy as np
 import torch
 
 from mouse_study.parting.layers import Arrays
-from mouse_study.parting.optimizers.reading import (
+from mouse_study.parting.optimizers import (
     LARGE,
     Clipping,
     Given,
+    Rule,
     after_loud,
     clipping,
+    differing,
     probes,
     read,
     threshold,
 )
-from mouse_study.parting.optimizers.rule import Rule, differing
 from mouse_study.parting.report import Cause, Difference, Stage
 from mouse_study.parting.running import Run
 from mouse_study.parting.stepping import Stepping, with_wide_counts

@@ -1,1 +1,0 @@
-"""What an optimizer does, read from its updates alone; it knows no framework."""
