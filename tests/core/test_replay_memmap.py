@@ -388,9 +388,9 @@ def test_what_dead_writers_left_is_removed_and_what_living_ones_write_is_not(
 ) -> None:
     folder = tmp_path / "m"
     MemmapStorage(12, folder).append({"a": np.arange(3)})
-    begun = (".head.77.part", ".schema.1.part", ".journal.5-6.part", ".journal.5-6a.partial")
+    begun = (".head.partial", ".schema.1-a.partial", ".journal.5-6a.partial")
     left = [folder / name for name in (*begun, "rows-3-0", "rows-11-1")]
-    mine = [folder / name for name in ("notes.part", ".other.part", "rows.txt")]
+    mine = [folder / name for name in ("notes.partial", ".other.partial", "rows.txt")]
     for path in (*left, *mine):
         path.write_bytes(b"x")
     buffer = ReplayBuffer(MemmapStorage(12, folder))

@@ -168,8 +168,6 @@ def _decode(records: Sequence[bytes]) -> Index:
         elif kind == b"W":
             sealed = int.from_bytes(record[1:9], "little")
             index.told.append(Told(record[9:].decode(), sealed, len(index.batches)))
-        elif kind == b"V":  # of earlier releases, to which none was lost
-            index.told.append(Told(record[1:].decode(), 0, len(index.batches)))
         elif kind == b"U":
             index.given_up.update(_columns(record, _GIVEN_UP)[0])
         else:

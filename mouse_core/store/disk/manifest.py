@@ -96,7 +96,7 @@ class Tail(NamedTuple):
         number: Which its name has; see ``Sealed``.
         schema: Which of the manifest's schemas its rows have.
         rows: How many it holds, where no more come; None: it is appended to.
-        identity: What its head says that no other file's does; "" where it was not noted.
+        identity: What its head says that no other file's does.
     """
 
     number: int
@@ -122,7 +122,7 @@ class Manifest:
         dropped: How many rows there were before the first segment that are not kept any more.
         next_number: Which no file has yet, nor any that was there before.
         identity: What no other store has: another one whose rows have other numbers, made anew or repaired, has
-            another; "" where it was not noted.
+            another; "" of none yet.
     """
 
     about: About = field(default_factory=About)
