@@ -896,7 +896,7 @@ def test_a_state_of_another_dataset_or_configuration() -> None:
             other.load_state_dict(state)
         assert said[name] in str(caught.value), name
         assert ("data: " in said[name]) == ("data: " in str(caught.value)), name
-        # States of earlier versions do not say more, nor do damaged ones.
+        # States that do not say more, and damaged ones.
         for less in (
             {},
             {"configuration": "["},

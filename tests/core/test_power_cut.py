@@ -243,14 +243,14 @@ def test_two_writers_and_one_that_died(name: str, rows: RowStream, tmp_path: Pat
     assert os.listdir(tmp_path) == [name]
 
 
-def test_leftovers_of_earlier_versions_are_removed(rows: RowStream, tmp_path: Path) -> None:
-    for left in (".saved.4711.partial", ".saved.5-0af.partial"):
+def test_leftovers_of_writers_that_died_are_removed(rows: RowStream, tmp_path: Path) -> None:
+    for left in (".saved.4711-a3f0.partial", ".saved.5-0af.partial"):
         (tmp_path / left).mkdir()
         (tmp_path / left / "data").write_bytes(b"x")
-    for mine in (".saved.partial.txt", ".saved2.4711.partial", "saved.partial"):
+    for mine in (".saved.partial.txt", ".saved2.4711-1.partial", "saved.partial"):
         (tmp_path / mine).write_bytes(b"x")
     rows.write(tmp_path / "saved")
-    assert sorted(os.listdir(tmp_path)) == [".saved.partial.txt", ".saved2.4711.partial", "saved", "saved.partial"]
+    assert sorted(os.listdir(tmp_path)) == [".saved.partial.txt", ".saved2.4711-1.partial", "saved", "saved.partial"]
 
 
 @pytest.mark.parametrize("fails_at", ["open", "write", "fsync", "replace"])

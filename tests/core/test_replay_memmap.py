@@ -398,7 +398,7 @@ def test_what_dead_writers_left_is_removed_and_what_living_ones_write_is_not(
     assert all(path.exists() for path in mine)
     assert buffer[:]["a"].tolist() == [0, 1, 2]
 
-    saved = [tmp_path / name for name in (".saved.1-2.part", ".saved.3-abc.part", ".saved2.1-2.part")]
+    saved = [tmp_path / name for name in (".saved.1-2.partial", ".saved.3-abc.partial", ".saved2.1-2.partial")]
     for path in saved:
         path.write_bytes(b"x")
     sync, syncing, go = os.fsync, threading.Event(), threading.Event()
@@ -419,7 +419,7 @@ def test_what_dead_writers_left_is_removed_and_what_living_ones_write_is_not(
     go.set()
     slow.join()
     assert not living.exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".saved2.1-2.part", "m", "saved"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".saved2.1-2.partial", "m", "saved"]
 
 
 def test_a_full_disk_is_found_before_a_row_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

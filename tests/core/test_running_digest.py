@@ -431,7 +431,7 @@ def test_a_buffer_digests_its_samples_in_the_order_of_calls(kind: str, tmp_path:
         for size in (None, 2, None):
             other.sample(size)
         assert other.digest == sum(digests, StreamDigest())
-    # States of buffers without one, which are those of earlier versions, begin a digest; and one without leaves it out.
+    # States of buffers without one begin a digest; and one without leaves it out.
     buffer.load_state_dict(plain.state_dict())
     assert buffer.digest == StreamDigest()
     plain.load_state_dict(state)
