@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from mouse_core import ConfigError, DatasetStore, StateError, StorageError, formats
+from mouse_core import ConfigError, DataError, DatasetStore, StateError, StorageError, formats
+from mouse_core.files import writing
+from mouse_core.files.log import Log, follow_log, read_log
 from mouse_core.formats import RowStream
 from mouse_core.formats.converting import convert
 from mouse_core.formats.minari import write_minari
@@ -48,6 +52,82 @@ def test_the_disk_forgets_what_was_not_synced(tmp_path: Path) -> None:
     assert after_replace == ({}, {"torn": b"1234"})
     assert after_file == ({}, {"torn": b"1234", "lost": b"1234"})
     assert after_folder == ({"torn": b"", "lost": b"1234"}, {"torn": b"1234", "lost": b"1234"})
+
+
+def test_files_are_removed_when_no_manifest_on_the_disk_names_them(tmp_path: Path) -> None:
+    """A writer that died had another manifest in place, whose name was not on the disk yet."""
+    folder = tmp_path / "disk" / "store"
+    with DatasetStore.open(folder, "a") as store:
+        store.extend({"action": [1, 2, 3], "reward": [0.0] * 3, "done": [0] * 3})
+        wanted = store[:]
+    shutil.copytree(folder, tmp_path / "copy")
+    with DatasetStore.open(tmp_path / "copy", "a") as store:
+        store.clear()
+    disk = Disk(folder.parent)
+    with disk.watched():
+        with (folder / ".manifest.json.partial").open("wb") as file:
+            file.write((tmp_path / "copy" / "manifest.json").read_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(folder / ".manifest.json.partial", folder / "manifest.json")
+        with DatasetStore.open(folder, "a") as store:
+            assert not list((folder / "segments").iterdir())
+            # The first folder that is synced from here on is the one that they are removed from.
+            store.from_dataset(pa.table({"action": [4], "reward": [0.0], "done": [0]}))
+            last = store[:]
+    found = [DatasetStore.open(path / "store")[:] for _, path in disk.machines(tmp_path / "machines")]
+    assert all(rows in ([], wanted, last) for rows in found)
+    assert wanted in found
+    assert last in found
+
+
+@pytest.mark.parametrize("lost", ["cut", "zeros", "other"])
+def test_the_last_record_of_a_log_may_be_torn(lost: str, tmp_path: Path) -> None:
+    path, records = tmp_path / "log", [b"first", b"second record", b"the third of them" * 3]
+    log = Log(path)
+    for record in records:
+        log.append(record, sync=False)
+    log.close()
+    whole = path.read_bytes()
+    begin = len(whole) - len(records[-1]) - 16
+    for end in range(begin, len(whole)):
+        rest = len(whole) - end
+        path.write_bytes(whole[:end] + {"cut": b"", "zeros": bytes(rest), "other": b"\xa5" * rest}[lost])
+        if lost == "other" and end < begin + 16:
+            # A head that was written and is another is no torn one.
+            with pytest.raises(DataError, match=f"expected a record at byte {begin}, found damage"):
+                Log(path)
+            continue
+        if lost == "zeros" and begin < end < begin + 16:
+            continue  # as above, or a head whose last bytes are zeros
+        assert read_log(path) == follow_log(path)[0] == records[:-1]
+        log = Log(path)
+        assert log.records == records[:-1]
+        log.append(b"new", sync=True)
+        log.close()
+        assert read_log(path) == [*records[:-1], b"new"]
+    path.write_bytes(whole[: begin - 1] + b"\0" + whole[begin:])
+    with pytest.raises(DataError, match="found damage"):
+        read_log(path)
+
+
+@pytest.mark.parametrize("answer", [None, OSError(errno.ENOLCK, "no locks"), False])
+def test_without_locks_nobody_knows_what_is_left_over(
+    answer: bool | OSError | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(file: int, *, wait: bool) -> bool | None:
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    left = tmp_path / ".saved.4711-a3f09c.partial"
+    left.write_bytes(b"half of it")
+    monkeypatch.setattr(writing, "lock", locked)
+    assert writing.remove_leftovers(tmp_path, ["saved"]) == (4711 if answer is False else None)
+    assert left.read_bytes() == b"half of it"
+    monkeypatch.undo()
+    assert writing.remove_leftovers(tmp_path, ["saved"]) is None
+    assert not left.exists()
 
 
 def buffer_of(rows: int) -> ReplayBuffer:
