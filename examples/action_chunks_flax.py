@@ -14,12 +14,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import reaching
-from flax import nnx
+
+try:
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from flax import nnx
+except ImportError as error:
+    raise SystemExit(f"action_chunks_flax.py needs {error.name}: pip install 'mouse-data[study]'") from error
 
 from mouse_jax import PrefetchBatchifier, global_mean
 

@@ -15,9 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import reaching
-import torch
-from tensordict import TensorDict
-from torch import nn
+
+try:
+    import torch
+    from tensordict import TensorDict
+    from torch import nn
+except ImportError as error:
+    raise SystemExit(f"action_chunks_torch.py needs {error.name}: pip install 'mouse-data[torch]'") from error
 
 from mouse_torch import PrefetchBatchifier, global_mean
 

@@ -19,10 +19,14 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
-import ray
-import torch
-import torch.distributed
 from numpy.typing import NDArray
+
+try:
+    import ray
+    import torch
+    import torch.distributed
+except ImportError as error:
+    raise SystemExit(f"async_grpo_ray.py needs {error.name}: pip install 'mouse-data[ray,torch]'") from error
 
 import mouse_ray
 from mouse_core.groups import Grpo, GrpoBatchMaker, RolloutColumn, RolloutRecord, Turn, open_rollouts

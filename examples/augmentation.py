@@ -12,12 +12,17 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import matplotlib
 import numpy as np
-from gymnasium.envs.box2d.lunar_lander import heuristic
 from numpy.typing import NDArray
-from PIL import Image
+
+try:
+    import gymnasium as gym
+    import matplotlib
+    import matplotlib.pyplot as plt
+    from gymnasium.envs.box2d.lunar_lander import heuristic
+    from PIL import Image
+except ImportError as error:
+    raise SystemExit(f"augmentation.py needs {error.name}: pip install 'mouse-data[demo]'") from error
 
 from mouse_core import (
     AugmentMaskProbConfig,
@@ -30,7 +35,6 @@ from mouse_core import (
 )
 
 matplotlib.use("agg")
-import matplotlib.pyplot as plt
 
 STEPS = 64
 FRAME = 84

@@ -14,9 +14,13 @@ import multiprocessing
 import time
 from pathlib import Path
 
-import gymnasium
 import numpy as np
-import torch
+
+try:
+    import gymnasium
+    import torch
+except ImportError as error:
+    raise SystemExit(f"collect_and_train.py needs {error.name}: pip install 'mouse-data[record,torch]'") from error
 
 from mouse_core import DatasetStore
 from mouse_core.record import Recorder

@@ -25,14 +25,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import lunar_lander
 import numpy as np
-import optax
-import torch
-from flax import nnx
-from tensordict import TensorDict
+
+try:
+    import jax
+    import jax.numpy as jnp
+    import optax
+    import torch
+    from flax import nnx
+    from tensordict import TensorDict
+except ImportError as error:
+    raise SystemExit(f"compare_frameworks.py needs {error.name}: pip install 'mouse-data[demo]'") from error
 
 from mouse_core import formats
 from mouse_study import Context, Results, Study, Training, pairs

@@ -24,16 +24,20 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any, Protocol
 
-import gymnasium as gym
-import jax
-import jax.numpy as jnp
 import numpy as np
 import online_dqn
-import optax
-import torch
-from flax import nnx
 from numpy.typing import NDArray
-from tensordict import TensorDict
+
+try:
+    import gymnasium as gym
+    import jax
+    import jax.numpy as jnp
+    import optax
+    import torch
+    from flax import nnx
+    from tensordict import TensorDict
+except ImportError as error:
+    raise SystemExit(f"compare_online.py needs {error.name}: pip install 'mouse-data[demo]'") from error
 
 import mouse_jax.device
 import mouse_torch.device

@@ -14,9 +14,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode
+
+try:
+    import gymnasium
+    from gymnasium.vector import AutoresetMode
+except ImportError as error:
+    raise SystemExit(f"count_visits.py needs {error.name}: pip install 'mouse-data[record]'") from error
 
 from mouse_core.maps import RowMap
 

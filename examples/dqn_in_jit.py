@@ -18,9 +18,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import optax
+try:
+    import jax
+    import jax.numpy as jnp
+    import optax
+except ImportError as error:
+    raise SystemExit(f"dqn_in_jit.py needs {error.name}: pip install 'mouse-data[jax]' optax") from error
 
 from mouse_core.replay import NextView
 from mouse_jax import device

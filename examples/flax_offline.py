@@ -17,14 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import jax
-import jax.numpy as jnp
 import lunar_lander
 import numpy as np
-import optax
-import orbax.checkpoint as ocp
-from flax import nnx
 from numpy.typing import NDArray
+
+try:
+    import jax
+    import jax.numpy as jnp
+    import optax
+    import orbax.checkpoint as ocp
+    from flax import nnx
+except ImportError as error:
+    raise SystemExit(f"flax_offline.py needs {error.name}: pip install 'mouse-data[demo]' orbax-checkpoint") from error
 
 from mouse_core import DatasetStore
 from mouse_jax import PrefetchBatchifier

@@ -18,11 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
-import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict
-from torch.nn.functional import log_softmax, one_hot
+
+try:
+    import ray
+    import torch
+    from tensordict import TensorDict
+    from torch.nn.functional import log_softmax, one_hot
+except ImportError as error:
+    raise SystemExit(f"grpo_letters.py needs {error.name}: pip install 'mouse-data[ray,torch]'") from error
 
 import mouse_ray
 from mouse_core.groups import Grpo, GrpoBatchMaker, RolloutRecord, Turn

@@ -11,12 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import gymnasium as gym
-import matplotlib
 import numpy as np
-from gymnasium.envs.box2d.lunar_lander import heuristic
 from numpy.typing import ArrayLike, NDArray
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+try:
+    import gymnasium as gym
+    import matplotlib
+    from gymnasium.envs.box2d.lunar_lander import heuristic
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+except ImportError as error:
+    raise SystemExit(f"lunar_lander.py needs {error.name}: pip install 'mouse-data[demo]'") from error
 
 from mouse_core import DatasetStore
 from mouse_core.record import Recorder

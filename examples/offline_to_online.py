@@ -18,14 +18,18 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
 import lunar_lander
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from online_dqn import ACTIONS, ENVIRONMENT, OBSERVATION_SIZE, PLAYING_SEED, play
-from tensordict import TensorDict
-from torch import nn
+
+try:
+    import gymnasium as gym
+    import torch
+    from tensordict import TensorDict
+    from torch import nn
+except ImportError as error:
+    raise SystemExit(f"offline_to_online.py needs {error.name}: pip install 'mouse-data[demo]'") from error
 
 from mouse_core import DatasetStore
 from mouse_core.mixtures import Mixture, Schedule

@@ -20,10 +20,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import gymnasium as gym
 import lunar_lander
 import numpy as np
 from numpy.typing import NDArray
+
+try:
+    import gymnasium as gym
+except ImportError as error:
+    raise SystemExit(f"online_dqn.py needs {error.name}: pip install 'mouse-data[demo]'") from error
 
 from mouse_core.replay import ArrayStorage, Compose, LinearSchedule, NextView, NStep, PrioritizedSampler
 
@@ -77,9 +81,12 @@ def torch_learner(seed: int) -> Learner:
     """The network and its update in PyTorch."""
     import copy
 
-    import torch
-    from tensordict import TensorDict
-    from torch import nn
+    try:
+        import torch
+        from tensordict import TensorDict
+        from torch import nn
+    except ImportError as error:
+        raise SystemExit(f"online_dqn.py needs {error.name}: pip install 'mouse-data[torch]'") from error
 
     import mouse_torch
 
@@ -133,9 +140,12 @@ def torch_learner(seed: int) -> Learner:
 
 def jax_learner(seed: int) -> Learner:
     """The network and its update in JAX."""
-    import jax
-    import jax.numpy as jnp
-    import optax
+    try:
+        import jax
+        import jax.numpy as jnp
+        import optax
+    except ImportError as error:
+        raise SystemExit(f"online_dqn.py needs {error.name}: pip install 'mouse-data[jax]' optax") from error
 
     import mouse_jax
 

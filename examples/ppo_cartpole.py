@@ -20,14 +20,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import gymnasium as gym
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-import torch
 from numpy.typing import NDArray
-from torch import nn
+
+try:
+    import gymnasium as gym
+    import jax
+    import jax.numpy as jnp
+    import optax
+    import torch
+    from torch import nn
+except ImportError as error:
+    raise SystemExit(f"ppo_cartpole.py needs {error.name}: pip install 'mouse-data[demo]'") from error
 
 from mouse_core.rollouts import MiniBatch, RolloutField, Transition
 from mouse_jax import rollout_storage

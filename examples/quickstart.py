@@ -24,10 +24,14 @@ from typing import Any
 import datasets
 import lunar_lander
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict
-from torch import nn
+
+try:
+    import torch
+    from tensordict import TensorDict
+    from torch import nn
+except ImportError as error:
+    raise SystemExit(f"quickstart.py needs {error.name}: pip install 'mouse-data[demo]'") from error
 
 from mouse_core import DatasetStore
 from mouse_torch import PrefetchBatchifier

@@ -19,10 +19,14 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
 import lunar_lander
 import numpy as np
 from numpy.typing import NDArray
+
+try:
+    import gymnasium as gym
+except ImportError as error:
+    raise SystemExit(f"return_conditioned.py needs {error.name}: pip install 'mouse-data[demo]'") from error
 
 from mouse_core.store import Store
 from mouse_core.store.derived import DerivedStore, Previous, Return

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import lunar_lander
 import numpy as np
-import optax
-from flax import nnx
 from numpy.typing import NDArray
 from return_conditioned import BATCHES, RETURN_SCALE, SEQUENCE_LENGTH, Scores
+
+try:
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from flax import nnx
+except ImportError as error:
+    raise SystemExit(f"return_conditioned_flax.py needs {error.name}: pip install 'mouse-data[demo]'") from error
 
 from mouse_core.store import Store
 from mouse_jax import PrefetchBatchifier

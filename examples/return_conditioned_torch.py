@@ -6,11 +6,15 @@ from typing import Any
 
 import lunar_lander
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from return_conditioned import BATCHES, RETURN_SCALE, SEQUENCE_LENGTH, Scores
-from tensordict import TensorDict
-from torch import nn
+
+try:
+    import torch
+    from tensordict import TensorDict
+    from torch import nn
+except ImportError as error:
+    raise SystemExit(f"return_conditioned_torch.py needs {error.name}: pip install 'mouse-data[demo]'") from error
 
 from mouse_core.store import Store
 from mouse_torch import PrefetchBatchifier

@@ -37,9 +37,14 @@ def episodes(number: int = 5, length: int = 20) -> Iterator[dict[str, Any]]:
 
 def main() -> list[Any]:
     """Write and sample; what was sampled."""
-    import reverb
-    from tf_agents.replay_buffers.reverb_replay_buffer import ReverbReplayBuffer
-    from tf_agents.replay_buffers.reverb_utils import ReverbAddTrajectoryObserver
+    try:
+        import reverb
+        from tf_agents.replay_buffers.reverb_replay_buffer import ReverbReplayBuffer
+        from tf_agents.replay_buffers.reverb_utils import ReverbAddTrajectoryObserver
+    except ImportError as error:
+        raise SystemExit(
+            f"rlds_to_reverb.py needs {error.name}: make test-reverb installs it into .venv-reverb"
+        ) from error
 
     spec = rlds.create_trajectory_data_spec(episodes(1))
     table = reverb.Table(

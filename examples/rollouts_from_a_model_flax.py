@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import nnx
 from rollouts_from_a_model import LENGTH, PROMPT_LENGTH, VOCABULARY, Floats, Tokens, main
+
+try:
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from flax import nnx
+except ImportError as error:
+    raise SystemExit(f"rollouts_from_a_model_flax.py needs {error.name}: pip install 'mouse-data[study]'") from error
 
 from mouse_core.groups import RLExample
 from mouse_jax import global_mean

@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 
-import torch
 from rollouts_from_a_model import LENGTH, PROMPT_LENGTH, VOCABULARY, Floats, Tokens, main
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+try:
+    import torch
+    from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+except ImportError as error:
+    raise SystemExit(f"rollouts_from_a_model_torch.py needs {error.name}: pip install 'mouse-data[torch]'") from error
 
 from mouse_core.groups import RLExample
 from mouse_torch import global_mean

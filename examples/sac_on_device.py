@@ -20,8 +20,11 @@ import math
 import time
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+try:
+    import torch
+    from torch import Tensor, nn
+except ImportError as error:
+    raise SystemExit(f"sac_on_device.py needs {error.name}: pip install 'mouse-data[torch]'") from error
 
 from mouse_core.replay import NextView
 from mouse_torch.device import Replay

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -430,3 +431,74 @@ def test_a_package_of_the_same_name_is_told_in_one_line(theirs: str | None, tmp_
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: mouse_core: expected the package of mouse-data, found another at ")
     assert "pip uninstall mouse-core mouse-data" in last
+
+
+# ---------------------------------------------------------------------- what has to be installed
+
+# Where a package is imported by another name than it is installed by.
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "flax": "flax",
+    "orbax": "orbax-checkpoint",
+    "reverb": "dm-reverb",
+    "tf_agents": "tf-agents",
+    "yaml": "pyyaml",
+}
+# Peers that benchmarks leave out where they are not installed.
+LEFT_OUT_PEERS = {"lance", "streaming"}
+
+
+def installed_by(*requirements: str) -> set[str]:
+    """The names of distributions that pip is asked for, through the extras of this one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found, pending = set(), [*requirements, *project["dependencies"]]
+    while pending:
+        name, extras = re.match(r"([\w.-]+)(?:\[([\w,-]+)\])?", pending.pop()).groups()  # type: ignore[union-attr]
+        if name == "mouse-data":
+            pending += [one for extra in extras.split(",") for one in project["optional-dependencies"][extra]]
+        found.add(name.lower().replace("_", "-"))
+    return found
+
+
+def third_party(tree: ast.AST) -> set[str]:
+    """The packages of others that are imported, also within functions."""
+    ours = {"tests", "scripts", "mouse_core", *ADAPTERS, *(path.stem for path in (ROOT / "examples").glob("*.py"))}
+    return roots(imported(tree)) - ours - sys.stdlib_module_names
+
+
+def missing_from(packages: set[str], known: set[str]) -> set[str]:
+    return {name for name in packages if DISTRIBUTIONS.get(name, name.replace("_", "-")).lower() not in known}
+
+
+def test_the_extra_of_benchmarks_has_what_they_import() -> None:
+    known, seen = installed_by("mouse-data[bench]"), set[Path]()
+    pending = [*(ROOT / "tests" / "bench").rglob("*.py")]
+    while pending:
+        file = pending.pop()
+        if file in seen or not file.is_file():
+            continue
+        seen.add(file)
+        tree = parse(file)
+        missing = missing_from(third_party(tree) - LEFT_OUT_PEERS, known)
+        assert not missing, f"{file}: the extra 'bench' lacks {sorted(missing)}"
+        pending += [ROOT / f"{name.replace('.', '/')}.py" for name in imported(tree) if name.startswith("tests.")]
+    assert ROOT / "tests" / "core" / "text_cases.py" in seen
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.py")), ids=lambda file: file.stem)
+def test_examples_say_in_one_line_what_to_install(file: Path) -> None:
+    tree, guarded = parse(file), set[str]()
+    for guard in (node for node in ast.walk(tree) if isinstance(node, ast.Try)):
+        for text in (
+            node for handler in guard.handlers for node in ast.walk(handler) if isinstance(node, ast.JoinedStr)
+        ):
+            said = "".join(str(part.value) if isinstance(part, ast.Constant) else "NAME" for part in text.values)
+            way = said.removeprefix(f"{file.name} needs NAME: ")
+            if way != said and "SystemExit" in ast.unparse(guard):
+                packages = third_party(ast.Module(guard.body, []))
+                asked = way.removeprefix("pip install ").replace("'", "").split()
+                missing = set() if way.startswith("make ") else missing_from(packages, installed_by(*asked))
+                assert not missing, f"{file.name}: {way} lacks {sorted(missing)}"
+                guarded |= packages
+    bare = missing_from(third_party(tree) - guarded, installed_by())
+    assert not bare, f"{file.name}: {sorted(bare)} are imported without a line that says what to install"
