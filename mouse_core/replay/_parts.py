@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from typing import Any
 
@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.locks import forks
-from mouse_core.errors import ConfigError, ForkError, MissingFieldError
+from mouse_core.digest.values import host_array
+from mouse_core.errors import ConfigError, ForkError, MissingFieldError, SchemaError
+from mouse_core.nested import find
 from mouse_core.randomness import Key
 from mouse_core.replay._assembly import check_names, names_added, rows_behind, shown
 from mouse_core.replay._episodes.index import EpisodeIndex
@@ -80,7 +82,7 @@ class Parts:
         self._most_untold = min(_MOST_UNTOLD, self._capacity) - 1
         self._forks = forks()
         # How many rows were written, and changes made, when the sampler was told last; it begins by looking at all.
-        self._told = 0
+        self._told = self._own_told = 0
         self._changes = -1
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
@@ -89,12 +91,15 @@ class Parts:
     @property
     def _listeners(self) -> list[Any]:
         """Who is told of writes beside the sampler."""
-        parts = (self._own_episodes, self._watchers, self.generations)
+        parts = (self._watchers, self.generations)
         return [part for part in parts if part is not None]
 
     def _reset_listeners(self) -> None:
         for part in self._listeners:
             part.reset(self.storage)
+        if self._own_episodes is not None:
+            self._own_episodes.reset(self.storage)
+            self._own_told = self.storage.written
 
     def settled(self) -> dict[str, Any] | None:
         """What the transforms are that keep numbers of all rows, for the batch that was drawn last."""
@@ -142,9 +147,11 @@ class Parts:
         if priority is not None:
             self.check_update(None, np.asarray(priority))
         check_names(rows, self._reserved, one=one)
-        if self._changes != self.storage.changes or (self._watchers and not one):
+        if self._changes != self.storage.changes or not one:
             self.sync()
         slots, written, first = self.writer.write(self.storage, rows, one=one)
+        if self.writer.ordered and len(slots) > len(written):
+            self._tell_of_lost(rows, len(slots) - len(written))
         late = self.storage.written - self._told >= min(self._most_untold, self.storage.capacity - 1)
         if not self.writer.ordered or (first == self._told and not one):
             self._tell(Write(written, first, self._reader(written)))
@@ -179,6 +186,7 @@ class Parts:
         self._check_process()
         check_names(rows, self._reserved, one=False)
         self.sync()
+        self._tell_own()
         self.storage.put(slots, rows)
         self._tell(Write(slots, None, self._reader(slots)))
         self.writer.reset(self.storage)
@@ -221,8 +229,9 @@ class Parts:
             if self._recorded is not None:
                 self._recorded.forget()
             self._changes, self._told = self.storage.changes, written
-            for part in (self.sampler, *self._listeners, self.writer):
+            for part in (self.sampler, self.writer):
                 part.reset(self.storage)
+            self._reset_listeners()
         elif written != self._told:
             n = min(written - self._told, len(self.storage))
             slots = ring_slots(written - n, n, self.storage.capacity)
@@ -235,7 +244,33 @@ class Parts:
         if write.slots.size:
             for part in (self.sampler, *self._listeners):
                 tell(part, self.storage, write)
+            if self._own_episodes is not None and write.first is None:
+                tell(self._own_episodes, self.storage, write)
+            elif self.storage.written - self._own_told >= self._most_untold:
+                self._tell_own()
         self._changes, self._told = self.storage.changes, self.storage.written
+
+    def _tell_own(self) -> None:
+        """Tell the episodes that a transform needs of the rows since the last time: at a draw, or when many came."""
+        written = self.storage.written
+        if self._own_episodes is not None and written != self._own_told:
+            n = min(written - self._own_told, len(self.storage))
+            slots = ring_slots(written - n, n, self.storage.capacity)
+            tell(self._own_episodes, self.storage, Write(slots, written - n, self._reader(slots)))
+        self._own_told = written
+
+    def _tell_of_lost(self, rows: Any, count: int) -> None:
+        """Tell who keeps episodes of the first of many rows, which the last of them overwrote at once."""
+        steps = count // self.storage.num_envs
+
+        def read(key: FieldKey) -> npt.NDArray[Any]:
+            many = [find(row, key) for row in rows[:steps]] if isinstance(rows, list) else find(rows, key)[:steps]
+            values = host_array(many)
+            return values.reshape(count, *values.shape[self.storage.ndim :])
+
+        lost = Write(np.zeros(count, np.int64), self._told, read)
+        if isinstance(self._of_sampler, EpisodeIndex):
+            self._of_sampler.wrote(self.storage, lost)
 
     def _reader(self, slots: Slots) -> Callable[[FieldKey], npt.NDArray[Any]]:
         return lambda key: self.storage.read(key, slots)
@@ -252,6 +287,8 @@ class Parts:
         else:
             rows, draw = None, self.sampler.draw(self.storage, batch_size, key)
         slots = draw.index
+        if self._own_episodes is not None:
+            self._tell_own()
         if self._gather is not None:
             episodes = self._own_episodes or self._of_sampler
             draw.extra = {**draw.extra, **self._gather(self.storage, slots, episodes.settled(self.storage), key)}
@@ -310,6 +347,12 @@ class Parts:
         for part in (self.writer, self._own_episodes, self._watchers):
             if part is not None:
                 part.reset(self.storage)
+        self._own_told = self._told
+        before._tell_own()
+        mine = self._of_sampler
+        for index in (before._own_episodes, before._of_sampler):
+            if isinstance(mine, EpisodeIndex) and isinstance(index, EpisodeIndex) and not same_sampler:
+                mine.go_on(index, self.storage)
 
     @property
     def _priority_sampler(self) -> Any:
@@ -322,6 +365,9 @@ class Parts:
     def state(self) -> dict[str, Any]:
         """All there is; arrays may be views."""
         self.sync()
+        if hasattr(self.storage, "oldest_begins") and len(self.storage) and self._of_sampler is not None:
+            with suppress(SchemaError):  # what only this storage knows of episodes goes with the state
+                self._of_sampler.settled(self.storage)
         return {
             "writer": shown(self.writer),
             "sampler": {"kind": type(self.sampler).__name__, "state": self.sampler.state_dict()},

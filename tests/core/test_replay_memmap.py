@@ -22,7 +22,14 @@ import pytest
 
 from mouse_core import ConfigError, StateError
 from mouse_core.errors import StorageError
-from mouse_core.replay import ArrayStorage, MaxValueWriter, MemmapStorage, PrioritizedReplayBuffer, ReplayBuffer
+from mouse_core.replay import (
+    ArrayStorage,
+    MaxValueWriter,
+    MemmapStorage,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    SliceSampler,
+)
 from mouse_core.replay.ground.checkpoint import write_checkpoint
 from tests.core.replay_writer import checksums, rows_of
 
@@ -458,3 +465,68 @@ def test_a_checkpoint_of_more_rows_than_anybody_writes_is_refused(tmp_path: Path
     with pytest.raises(StateError, match="expected sizes up to 8, found 8 rows of 4611686018427387904"):
         buffer.load_state_dict(state)
     assert len(buffer) == 8
+
+
+# ---------------------------------------------------------------------- episodes whose begin is overwritten
+
+
+def places_of(buffer: ReplayBuffer) -> list[int] | str:
+    """The steps with which slices begin, or what is raised."""
+    try:
+        return sorted({int(row) for row in buffer.sample(400)["row"][:, 0]})
+    except ConfigError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_slices_keep_their_places_wherever_their_rows_go(seed: int, tmp_path: Path) -> None:
+    """As in a buffer that has seen each row by itself: in folders that are opened again, whoever wrote them, in other
+    parts of a buffer, from checkpoints, and where more rows came at once than there is room for.
+    """
+    draws = np.random.default_rng(seed)
+    envs, steps = 1 + seed % 2, int(draws.integers(6, 40))
+    options = {"sequence_length": int(draws.integers(1, 5)), "pad": bool(seed % 3), "period": int(draws.integers(2, 6))}
+    keys = ({}, {"end_key": "done"}, {"traj_key": "episode"})[int(draws.integers(3))]
+
+    def sampler(**other: Any) -> SliceSampler:
+        return SliceSampler(**{**options, **keys, **other})
+
+    ring = {"capacity": steps * envs, "ndim": envs}
+    alone = ReplayBuffer(ArrayStorage(**ring), sampler())
+    folder = ReplayBuffer(MemmapStorage(path=tmp_path, **ring), None if seed % 2 else sampler())
+    other = ReplayBuffer(ArrayStorage(**ring), sampler(sequence_length=1, period=1))
+    written, episode = 0, np.zeros(envs, np.int64)
+    for _ in range(int(draws.integers(3, 8))):
+        n = int(draws.integers(1, 2 * steps + 5))
+        done = draws.random((n, envs)) < 0.07
+        number = episode + np.cumsum(done, axis=0) - done
+        episode = episode + done.sum(axis=0)
+        rows = {
+            "row": np.arange(written, written + n)[:, None] + 10_000 * np.arange(envs),
+            "done": done,
+            "episode": number,
+        }
+        rows = rows if envs > 1 else {name: values[:, 0] for name, values in rows.items()}
+        for step in range(n):
+            alone.append({name: values[step] for name, values in rows.items()})
+        for buffer in (folder, other):
+            buffer.extend(rows)
+        written += n
+        if draws.random() < 0.3:
+            folder.storage.close()
+            folder = ReplayBuffer(MemmapStorage(path=tmp_path, **ring), sampler())
+    expected = places_of(alone)
+    again = ReplayBuffer(MemmapStorage(path=tmp_path, **ring), sampler())
+    restored = ReplayBuffer(ArrayStorage(**ring), sampler())
+    restored.load_state_dict(again.state_dict())
+    for buffer in (again, other.with_parts(sampler=sampler()), restored, pickle.loads(pickle.dumps(restored))):
+        assert places_of(buffer) == expected
+
+
+def test_of_a_folder_whose_numbers_are_damaged_the_oldest_episode_begins_with_what_is_there(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(MemmapStorage(20, tmp_path))
+    buffer.extend({"row": np.arange(1100), "done": np.zeros(1100, bool)})
+    buffer.storage.close()
+    (tmp_path / "begins").write_bytes(b"\x77" * (tmp_path / "begins").stat().st_size)
+    sampler = SliceSampler(sequence_length=2, pad=False, period=4)
+    assert len(places_of(ReplayBuffer(MemmapStorage(20, tmp_path), sampler))) in (4, 5)

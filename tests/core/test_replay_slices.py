@@ -635,7 +635,7 @@ def test_states_that_cannot_be() -> None:
     for change in (
         {"begins": state["begins"][::-1]},
         {"begins": state["begins"][1:]},
-        {"begins": state["begins"] + 3},
+        {"begins": state["begins"] + 4},
         {"counts": np.array([-1])},
         {"counts": np.array([1, 2])},
         {"ids": np.zeros(3)},

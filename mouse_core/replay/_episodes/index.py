@@ -183,7 +183,25 @@ class EpisodeIndex:
             keys = self._keys(read)
             self._extend(episodes, keys, marks_of(keys, read, num_envs))
             step += n
+        ask, keys = getattr(storage, "oldest_begins", None), self._found
+        begins: Int64s | None = None if ask is None or keys is None else ask(keys.ends, keys.ids)
+        if begins is not None and alive == steps:
+            episodes.begin_earlier(np.minimum(begins, episodes.begin))
         return episodes
+
+    def go_on(self, other: EpisodeIndex, storage: Storage) -> None:
+        """Know where the oldest episodes began if another index of the same rows does, which is up to date."""
+        begins, theirs = other._episodes, other._found
+        if not other._is_whole or begins is None or theirs is None or begins.end * begins.num_envs != storage.written:
+            return
+        try:
+            mine = self.settled(storage)
+        except (ConfigError, SchemaError):  # the next draw raises it
+            return
+        keys = self._found
+        if keys is not None and (keys.ends, keys.ids) == (theirs.ends, theirs.ids) and mine.begin > 0:
+            envs = np.arange(mine.num_envs)
+            mine.begin_earlier(begins.episode_of(envs, np.full(len(envs), mine.begin))[0])
 
     def _read_before(self, storage: Storage, first: int, keys: Keys) -> Marks | None:
         """The time step before row ``first``, if it is still there."""

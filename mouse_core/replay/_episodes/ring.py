@@ -81,6 +81,11 @@ class EpisodeRing(EpisodeTable):
         self._ended = np.zeros(self.num_envs, np.bool_) if ends is None else ends[-1].copy()
         self.end += n
 
+    def begin_earlier(self, begins: Int64s) -> None:
+        """The oldest episodes began with these steps, ``[E]``, which are overwritten."""
+        self._begins[self._envs, self._oldest()] = begins + self._spans
+        self._base = min(self._base, int(begins.min()))
+
     def cut(self, envs: Bools) -> None:
         """An episode begins with the next step of these environments, ``[E]``."""
         self._ended = self._ended | envs

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
+from mouse_core.replay._episodes.index import EpisodeIndex
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.device.options import Order, Slices
 from mouse_core.replay.ground.protocols import Sampler
@@ -128,14 +129,15 @@ def _prefix(sampler: PrioritizedSampler) -> str:
 def lost_in(buffer: ReplayBuffer, slices: Slices | None, num_envs: int) -> Int64s:
     """How many steps of its episode, which are gone, lie before the oldest of each environment, ``[E]``.
 
-    More than S are some periods fewer; 0 where it does not matter, or a buffer with rows knows no such episodes.
+    More than S are some periods fewer; 0 where it does not matter, or where nothing knows of steps that are gone.
     """
-    sampler = buffer.sampler
-    if slices is None or slices.period == 1 or not isinstance(sampler, SliceSampler | PrioritizedSliceSampler):
+    if slices is None or slices.period == 1 or not len(buffer):
         return np.zeros(num_envs, np.int64)
-    if sampler.episodes.keys != (slices.traj_key, slices.end_key, slices.truncated_key):
-        return np.zeros(num_envs, np.int64)
-    episodes = sampler.episodes.settled(buffer.storage)
+    index = EpisodeIndex(slices.traj_key, slices.end_key, slices.truncated_key)
+    known = getattr(buffer.sampler, "episodes", None)
+    if isinstance(known, EpisodeIndex):
+        index.go_on(known, buffer.storage)
+    episodes = index.settled(buffer.storage)
     begin, _, _ = episodes.episode_of(np.arange(num_envs), np.full(num_envs, episodes.begin))
     lost, most = episodes.begin - begin, slices.sequence_length + 1
     kept: Int64s = np.where(lost < most, lost, most + (lost - most) % slices.period)

@@ -100,6 +100,10 @@ class Write(NamedTuple):
 class Storage(Protocol):
     """Where rows lie. Not thread-safe: the buffer's lock is held around every call.
 
+    It may have ``oldest_begins(ends, ids)``: the time steps with which the oldest episodes of its environments began,
+    int64 ``[E]``, also where rows were written over them; None where it does not know. ``ends`` are fields that are not
+    0 in an episode's last row, and ``ids``, which may be None, is one that changes with the episode.
+
     A method that raises leaves the storage as it was.
     """
 

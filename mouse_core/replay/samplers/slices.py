@@ -55,8 +55,9 @@ class SliceSampler(SliceSampling):
         period: Only slices that begin at an episode's first step, or so many steps behind another: of slices of 4 steps
             with a period of 3 those that begin at its steps 0, 3, 6, ... With a span they are counted from the first
             that it allows. A step counts as an episode's first also when a ring has written over it, so that slices
-            keep their places; only where rows were looked at anew, as when a storage is opened or more rows came at
-            once than there is room for, the first that was seen does. Of an episode that has lost its first steps, and
+            keep their places, also in a mapped storage that is opened again and in ``with_parts``. Only where nothing
+            knows that step, as in a ring in memory that had no sampler of slices, the first one there is counts. Of an
+            episode that has lost its first steps, and
             has no such slice any more, comes one that begins with the oldest that it has, unless shorter episodes are
             left out.
         dilation: A slice is every so-many-th row. Of 4 steps with a dilation of 2 it is the rows 0, 2, 4 and 6 of an

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import MissingFieldError
 from mouse_core.files.locking import FileLock
 from mouse_core.replay.ground.protocols import FieldKey, Slots, ring_pieces
-from mouse_core.replay.ground.schema import checked, whole
+from mouse_core.replay.ground.schema import RowSchema, checked, whole
 from mouse_core.replay.ground.state import rows_state, state_rows
 from mouse_core.replay.storages._mapped import files as on_disk
 from mouse_core.replay.storages._mapped.journal import write_journal
@@ -162,6 +163,8 @@ class MemmapStorage(MappedRows):
                 # As many as there are places that no row in use has: of 4 rows and 2 places more, in which rows 0 to 5
                 # were written, rows 2 to 5 are in use; two more rows go to the places 0 and 1, a third waits for them.
                 piece = min(n - done, places - min(now.written, self.capacity))
+                if now.written + piece > places and self._is_unlooked(schema, now.written + piece - places):
+                    self._look_at_begins(now)
                 part = arrays if piece == n else [array[done : done + piece] for array in arrays]
                 rows, now = self._values.kept(schema, part, now, self._refs)
                 for place, begin, count in ring_pieces(now.written, piece, places):
@@ -171,6 +174,10 @@ class MemmapStorage(MappedRows):
                 done += piece
             self._written()
             return first, n
+
+    def _is_unlooked(self, schema: RowSchema, rows: int) -> bool:
+        """Whether one of the first rows was not looked at for where its episode ends."""
+        return self._begins.looked(schema) * schema.num_envs < rows
 
     def _written(self) -> None:
         if self._sync == "append":
@@ -223,6 +230,8 @@ class MemmapStorage(MappedRows):
         with self._lock:
             now = self._writing()
             self._head.synced = 0
+            if self._schema is not None:
+                self._begins.forget(self._schema, 0)
             self._head.commit(replace(now, written=0, summed=0, changes=now.changes + 1))
             self._written()
 
@@ -245,6 +254,18 @@ class MemmapStorage(MappedRows):
                 raise MissingFieldError(f"rows: expected a field {key!r}, found none")
             places = self._places(self._slots[slots] if isinstance(slots, slice) else slots, now)
             return self._memory.read(key, self._checked(places, now), self._values.at(now))
+
+    def oldest_begins(self, ends: Sequence[FieldKey], ids: FieldKey | None) -> npt.NDArray[np.int64] | None:
+        """The steps with which the oldest episodes began, also where they are overwritten; see ``Storage``."""
+        with self._lock:
+            now = self._catch_up()
+            if self._schema is None or now.written <= self.capacity:
+                return None
+            steps = self._steps_to_oldest(now)
+            found: npt.NDArray[np.int64] | None = self._begins.of(
+                self._schema, ends, ids, steps, partial(self._read_steps, now)
+            )
+            return found
 
     def verify(self) -> None:
         """Compare all rows that have checksums with them.
@@ -279,6 +300,7 @@ class MemmapStorage(MappedRows):
                 self._head.commit(replace(now, written=written, summed=written, changes=now.changes + 1))
                 return
             self._replace(now, schema, arrays, written, now.changes + 1)
+            self._begins.forget(schema, (written - len(arrays[0])) // schema.num_envs)
             self._written()
 
     def close(self) -> None:

@@ -6,19 +6,22 @@ import json
 import warnings
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, StateError, StorageError
 from mouse_core.files.locking import FileLock
 from mouse_core.files.writing import storing, sync_files, sync_folders, write_file
 from mouse_core.replay.ground.memory import RowMemory
-from mouse_core.replay.ground.protocols import Slots
+from mouse_core.replay.ground.protocols import FieldKey, Slots
 from mouse_core.replay.ground.schema import RowSchema
 from mouse_core.replay.ground.values import Refs
 from mouse_core.replay.storages._mapped import files as on_disk
+from mouse_core.replay.storages._mapped.begins import Begins
 from mouse_core.replay.storages._mapped.files import Head, Now
 from mouse_core.replay.storages._mapped.journal import read_journal
 from mouse_core.replay.storages._mapped.mapping import map_file
@@ -47,6 +50,7 @@ class MappedRows:
         self._sync = sync
         self._values = MappedValues(path)
         self._sums = RowSums()
+        self._begins = Begins(path / "begins")
         self._schema: RowSchema | None = None
         self._memory: RowMemory | None = None
         self._mapped: tuple[int, int] | None = None  # generation and rows of the memory
@@ -123,6 +127,7 @@ class MappedRows:
         if gone:
             columns = self._memory.saved(kept, self._values.at(now)) if self._memory is not None else []
             self._replace(now, schema, columns, len(kept), now.changes + 1)
+            self._begins.forget(schema, 0)
             warnings.warn(
                 f"{self.path}: the machine was restarted before {gone} of {gone + len(kept)} rows were on the disk; "
                 "they are gone (see sync= and flush())",
@@ -203,9 +208,30 @@ class MappedRows:
         places = self._places(self._slots, self._head.now())
         return [self._memory.by_key[key][places] for key in self._schema.varying]
 
+    def _look_at_begins(self, now: Now) -> None:
+        """Take note of what rows say of episodes that are no longer in use, before others are written over them."""
+        assert self._schema is not None
+        if now.written > self.capacity:
+            self._begins.look(self._schema, self._steps_to_oldest(now), partial(self._read_steps, now))
+
+    def _steps_to_oldest(self, now: Now) -> range:
+        """The steps that lie in the files, up to the oldest that is in use."""
+        num_envs = 1 if self._schema is None else self._schema.num_envs
+        first = max(0, now.written - self.capacity - now.spare)
+        return range(first // num_envs, max(0, now.written - self.capacity) // num_envs + 1)
+
+    def _read_steps(self, now: Now, key: FieldKey, first: int, last: int) -> npt.NDArray[Any]:
+        assert self._memory is not None
+        assert self._schema is not None
+        num_envs = self._schema.num_envs
+        places = np.arange(first * num_envs, (last + 1) * num_envs) % (self.capacity + now.spare)
+        values: npt.NDArray[Any] = self._memory.by_key[key][places].reshape(-1, num_envs)
+        return values
+
     def _compact(self, schema: RowSchema, now: Now) -> Now:
         """Write all rows anew where most of what their values take is held by none of them."""
         if schema.varying and self._values.at(now).is_sparse(self._refs):
+            self._look_at_begins(now)
             self._replace(now, schema, self._columns(now), now.written, now.changes)
             now = self._catch_up()
         return now
