@@ -5,6 +5,12 @@ Every record has its length, its checksum and the checksum of these two before i
     b"abc"  ->  03 00 00 00 00 00 00 00 | c2 41 24 35 | checksum of these 12 bytes | 61 62 63
 
 A crash can only leave the last record torn. It was never acknowledged, so it is dropped; damage before it is an error.
+
+Torn by a crash and cut later look the same. So a log may have a note beside it, ``<name>.size``, of how many bytes were
+acknowledged, which is lowered before the log gets shorter and raised after it got longer::
+
+    append 20 bytes to 100   a crash here leaves 100..120 bytes, of which the note says 100: the rest is dropped
+    note 120                 119 bytes are damage from here on, and so is a log that is gone
 """
 
 from __future__ import annotations
@@ -19,13 +25,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mouse_core.errors import DataError
-from mouse_core.files.locking import Descriptor
+from mouse_core.files.locking import Descriptor, this_boot
 from mouse_core.files.writing import beside, publish, remove, storing, sync_folders, write_all
 
 # Length of the record, its checksum, and the checksum of these two: a length that cannot be trusted would hide
 # everything behind it.
 _HEADER = struct.Struct("<QII")
 _BLOCK = 2**20
+# Of the note: how many bytes waited for the disk, how many were written, since which start of the machine these are not
+# lost with it, and a checksum.
+_NOTE = struct.Struct("<QQQI")
 
 
 def _frame(record: bytes) -> bytes:
@@ -39,19 +48,23 @@ class Log(Descriptor):
     Args:
         path: The file, made if it is not there.
         visit: Is given each record that is there, and where it begins; None: all are in ``records``.
+        noted: Whether a note beside it tells how long it is, so that a log that was cut, or is gone, is found.
 
     Raises:
-        DataError: A record that is not what was written.
+        DataError: A record that is not what was written, or some are missing.
         StorageError: The file cannot be read or written.
     """
 
-    def __init__(self, path: Path, visit: Callable[[int, bytes], None] | None = None) -> None:
+    def __init__(self, path: Path, visit: Callable[[int, bytes], None] | None = None, *, noted: bool = False) -> None:
         self.path = path
+        self._note, self._boot = Descriptor(), this_boot()
+        self._synced = 0
         self.records: list[bytes] = []
         self.size = 0
         self._named = False  # a process that made it may have died before its name was on the disk
         with storing(f"log {path}"):
             remove(beside(path))
+            acknowledged = _acknowledged(path) if noted else 0
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
             try:
                 with path.open("rb") as file:
@@ -61,8 +74,14 @@ class Log(Descriptor):
                             self.records.append(record)
                         else:
                             visit(begin, record)
+                _refuse_missing(path, acknowledged, self.size)
                 if self.size < os.fstat(self._file).st_size:
                     os.ftruncate(self._file, self.size)
+                if noted:
+                    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+                    self._note = Descriptor(os.open(note_path(path), flags, 0o644))
+                    self._synced = min(_noted(path)[0], self.size)
+                    self._say(self._synced, self.size)
             except BaseException:
                 self.close()
                 raise
@@ -89,6 +108,9 @@ class Log(Descriptor):
                 self.cut(self.size)
                 raise
         self.size += len(frame)
+        # It is in the log all the same where that cannot be noted.
+        with suppress(OSError):
+            self._say(self.size if sync else self._synced, self.size)
 
     def cut(self, size: int) -> None:
         """Drop everything after the first ``size`` bytes.
@@ -97,6 +119,7 @@ class Log(Descriptor):
             StorageError: That cannot be done; the log is as it was.
         """
         with storing(f"log {self.path}"):
+            self._say(min(self._synced, size), size)
             os.ftruncate(self._file, size)
         self.size = size
 
@@ -133,6 +156,7 @@ class Log(Descriptor):
                     places.append(size)
                     size += len(frame)
                 os.fsync(file)
+                self._say(0, 0)
                 publish([self.path])
             except BaseException:
                 os.close(file)
@@ -143,13 +167,58 @@ class Log(Descriptor):
             os.close(before)
             with suppress(OSError):
                 self._name()
+                self._say(size, size)
         return places
+
+    def _say(self, synced: int, written: int) -> None:
+        """Note how many bytes were acknowledged."""
+        self._synced = synced
+        if self._note.file >= 0:
+            note = _NOTE.pack(synced, written, self._boot, 0)[:-4]
+            os.lseek(self._note.file, 0, os.SEEK_SET)
+            write_all(self._note.file, note + zlib.crc32(note).to_bytes(4, "little"))
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._note.close()
+        super().close()
 
     def _name(self) -> None:
         """Wait until the file's name is on the disk."""
         if not self._named:
             sync_folders([self.path.parent])
             self._named = True
+
+
+def note_path(path: Path) -> Path:
+    """Where the note of a log lies."""
+    return path.with_name(f"{path.name}.size")
+
+
+def _noted(path: Path) -> tuple[int, int]:
+    """How many bytes of a log waited for the disk, and how many were acknowledged; 0 where nothing is noted."""
+    try:
+        note = note_path(path).read_bytes()
+    except FileNotFoundError:
+        return 0, 0
+    if len(note) != _NOTE.size or zlib.crc32(note[:-4]) != int.from_bytes(note[-4:], "little"):
+        return 0, 0
+    synced, written, boot, _ = _NOTE.unpack(note)
+    return synced, written if boot and boot == this_boot() else synced
+
+
+def _acknowledged(path: Path) -> int:
+    return _noted(path)[1]
+
+
+def _refuse_missing(path: Path, acknowledged: int, size: int) -> None:
+    """Raise DataError where a log has fewer bytes than were acknowledged."""
+    if size < acknowledged:
+        found = f"{size} whole ones" if path.exists() else "no file"
+        raise DataError(
+            f"log {path}: expected {acknowledged} bytes, which were acknowledged, found {found}: records are missing. "
+            f"Put it back from a copy, or remove {note_path(path)} to go on with what is left"
+        )
 
 
 def read_log(path: Path) -> list[bytes]:
@@ -173,16 +242,18 @@ def follow_log(path: Path, position: int = 0) -> tuple[list[bytes], int]:
         DataError: A record that is not what was written.
         StorageError: The file cannot be read.
     """
-    records = []
     with storing(f"log {path}"):
-        if not path.exists():
-            return [], position
-        with path.open("rb") as file:
-            file.seek(position)
-            for begin, record in _records(path, file, position):
-                records.append(record)
-                position = begin + _HEADER.size + len(record)
-    return records, position
+        while True:
+            acknowledged, records, end = _acknowledged(path), list[bytes](), position
+            with suppress(FileNotFoundError), path.open("rb") as file:
+                file.seek(position)
+                for begin, record in _records(path, file, position):
+                    records.append(record)
+                    end = begin + _HEADER.size + len(record)
+            # Whoever makes it shorter notes that before.
+            if end >= acknowledged or acknowledged == _acknowledged(path):
+                _refuse_missing(path, acknowledged, end)
+                return records, end
 
 
 def _records(path: Path, file: BinaryIO, position: int = 0) -> Iterator[tuple[int, bytes]]:

@@ -63,7 +63,7 @@ class RolloutBuffer(StoredInBuffer):
 
     Raises:
         ConfigError: An argument that cannot be used.
-        DataError: A file in the folder that is damaged; the message names it.
+        DataError: A file in the folder is damaged, or is gone and had what no other file has; the message names it.
         StorageError: The folder cannot be read or written.
     """
 

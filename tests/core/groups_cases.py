@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,3 +66,9 @@ def rollout(
 def group(first: int, size: int = 4, **options: Any) -> list[RolloutRecord]:
     """Rollouts of one group, numbered from ``first``."""
     return [rollout(number, **options) for number in range(first, first + size)]
+
+
+def lose_index(folder: Path) -> None:
+    """Remove a buffer's index as a user does who goes on without it: with the note of how long it is."""
+    for name in ("index.log", "index.log.size"):
+        (folder / ".state" / name).unlink()

@@ -22,7 +22,7 @@ import pytest
 
 from mouse_core import ClosedError, ConfigError, DataError, ForkError, MissingFieldError, StorageError
 from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutColumn, RolloutRecord, open_rollouts
-from tests.core.groups_cases import METADATA, group, rollout
+from tests.core.groups_cases import METADATA, group, lose_index, rollout
 
 Make = Callable[..., RolloutBuffer]
 _TEXTS = dict.fromkeys(["environment", "example_id", "policy_version", "name"], pa.string())
@@ -229,7 +229,7 @@ def test_no_thread_outlives_the_buffer(make: Make) -> None:
     gc.collect()
     assert gone() is None
     until(lambda: started() == 0)
-    assert not files or len(list(folder.iterdir())) == files - 3
+    assert not files or len(list(folder.iterdir())) == files - 5
 
 
 # ---------------------------------------------------------------------- names
@@ -369,8 +369,7 @@ def test_a_folder_is_read_without_its_log(make: Make, by: str) -> None:
     for some in [given] if by == "files" else [given[n : n + 4] for n in range(0, 16, 4)]:
         buffer.add_rollouts(some)
     buffer.close()
-    path = buffer.root_path / ".state" / "index.log"
-    path.unlink()
+    lose_index(buffer.root_path)
     if by == "another tool's files":
         paths = [stored.path for stored in buffer.rollouts(environment="math").groups]
         table = pa.concat_tables(map(pq.read_table, paths)).replace_schema_metadata(None)
@@ -395,7 +394,7 @@ def test_files_with_columns_for_metadata_that_no_rollout_has(make: Make) -> None
     (path,) = [stored.path for stored in buffer.rollouts().groups]
     table = pq.read_table(path)
     path.unlink()
-    (buffer.root_path / ".state" / "index.log").unlink()
+    lose_index(buffer.root_path)
     rows = [{**row, "metadata": []} for row in table.to_pylist()]
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path.with_name("part-1.parquet"))
     assert list(make().rollouts()) == [replace(item, metadata={}) for item in full]
@@ -429,7 +428,7 @@ def test_a_file_of_another_tool_is_believed(make: Make) -> None:
     path, other = (stored.path for stored in buffer.rollouts().groups)
     table = pq.read_table(path)
     path.unlink()
-    (buffer.root_path / ".state" / "index.log").unlink()
+    lose_index(buffer.root_path)
     pq.write_table(table, path.with_name("part-1.parquet"))
     assert sorted(make(group_size=2).rollouts().uids) == ["r0", "r1", "r2", "r3"]
     changed = table.set_column(table.schema.get_field_index("reward"), "reward", pa.array([7.0, 8.0]))
@@ -652,7 +651,7 @@ def test_many_files_are_on_the_disk_before_they_count(
     buffer.add_rollouts([item for n in range(70) for item in group(2 * n, 2, environment=str(n))])
     assert len(parts(buffer)) == 70
     # The index can be made again from the files.
-    assert dirty <= {str(buffer.root_path / ".state" / "index.log")}
+    assert {Path(one).name for one in dirty} <= {"index.log", "index.log.size"}
 
 
 @pytest.mark.parametrize("fails_at", ["write", "replace", "fsync", "mkdir"])
@@ -729,7 +728,7 @@ def test_no_flipped_bit_is_read(make: Make) -> None:
     buffer.add_rollouts(group(0, 4))
     buffer.close()
     (path,) = [stored.path for stored in buffer.rollouts().groups]
-    (buffer.root_path / ".state" / "index.log").unlink()
+    lose_index(buffer.root_path)
     content = path.read_bytes()
     for place in range(0, len(content), 37):
         changed = bytearray(content)
@@ -761,12 +760,14 @@ def test_a_record_that_was_never_finished_is_dropped(make: Make) -> None:
     buffer = make()
     buffer.add_rollouts(group(0, 2))
     path = buffer.root_path / ".state" / "waiting.log"
-    whole = path.read_bytes()
+    note = path.with_name("waiting.log.size")
+    whole, noted = path.read_bytes(), note.read_bytes()
     buffer.add_rollouts(group(2, 1))
     buffer.close()
     longer = path.read_bytes()
     for size in range(len(whole), len(longer), 97):
         path.write_bytes(longer[:size])
+        note.write_bytes(noted)
         assert make().num_waiting == 2
         assert path.read_bytes() == whole
     path.write_bytes(whole + bytes(4096))

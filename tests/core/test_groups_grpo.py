@@ -38,7 +38,7 @@ from mouse_core.groups import (
     make_examples,
 )
 from mouse_core.groups.making.functions.drawing import share_out
-from tests.core.groups_cases import group, rollout
+from tests.core.groups_cases import group, lose_index, rollout
 
 
 def uids(batch: list[RLExample] | None) -> list[str]:
@@ -57,7 +57,7 @@ def everything(maker: GrpoBatchMaker) -> set[str]:
 def lose(folder: Path, kept: str) -> None:
     """Remove what a buffer may have lost before a restart: its log, or the files of its batches."""
     if kept == "no log":
-        (folder / ".state" / "index.log").unlink()
+        lose_index(folder)
     elif kept == "no files":
         for path in (folder / "batches").iterdir():
             path.unlink()

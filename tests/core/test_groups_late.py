@@ -25,6 +25,7 @@ from mouse_core.groups import (
     Turn,
     open_rollouts,
 )
+from tests.core.groups_cases import lose_index
 
 COLUMNS = [
     RolloutColumn("length_penalty", per="example"),
@@ -392,7 +393,7 @@ def test_an_index_that_is_gone_is_made_anew(tmp_path: Path) -> None:
         buffer.add_rollouts(map(rollout, range(6)))
         buffer.add_column("reward", {"r2": 1.0})
         before = buffer.waiting_for()
-    (tmp_path / ".state" / "index.log").unlink()
+    lose_index(tmp_path)
     with opened(tmp_path) as buffer:
         assert buffer.waiting_for() == before
         with pytest.raises(DataError, match=r"\[5\], found shape \[4\]"):

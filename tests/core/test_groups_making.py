@@ -34,7 +34,7 @@ from mouse_core.groups import (
     advantages,
     make_examples,
 )
-from tests.core.groups_cases import group, rollout
+from tests.core.groups_cases import group, lose_index, rollout
 
 
 def fed(rollouts: list[RolloutRecord], **options: Any) -> GrpoBatchMaker:
@@ -288,7 +288,7 @@ def test_what_is_kept_may_depend_on_columns_of_ones_own(tmp_path: Path) -> None:
                 whole = list(buffer.rollouts())
             assert maker.available == available
             assert buffer.create_and_store_batch(1) is not None
-        (tmp_path / ".state" / "index.log").unlink()
+        lose_index(tmp_path)
     assert everything(fed(whole, retention=seen)).keys() == {"r1", "r3"}
 
 

@@ -29,6 +29,7 @@ from mouse_core.groups import (
     TopK,
     Turn,
 )
+from tests.core.groups_cases import lose_index
 
 COLUMNS = [
     RolloutColumn("reward", "example", "float64", late=True),
@@ -140,7 +141,7 @@ def test_batches_are_the_same_with_and_without_restarts(seed: int, tmp_path: Pat
         }
     for buffer in both:
         buffer.close()
-    (tmp_path / "restarted" / ".state" / "index.log").unlink()
+    lose_index(tmp_path / "restarted")
     with opened("restarted") as found, opened("whole") as whole:
         by_uid = {one.rollout_uid: one for one in whole.rollouts()}
         assert {one.rollout_uid: one for one in found.rollouts()} == by_uid

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import remove_leftovers, storing, write_file
 from mouse_core.groups._files.names import STATE
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns, RolloutColumn
@@ -14,19 +14,43 @@ _NOTE = "columns.json"
 
 
 def read_declared(root: Path) -> Columns:
-    """The columns that were declared for a buffer's folder.
+    """The columns that were declared for a buffer's folder; none where there is no note.
 
     Raises:
         DataError: The note is damaged, or a newer release wrote it.
         StorageError: It cannot be read.
     """
-    path = root / STATE / _NOTE
+    path = note_of(root)
     with storing(f"columns {path}"):
         try:
             said = path.read_bytes()
         except FileNotFoundError:
             return NO_COLUMNS
     return Columns.from_json(said, f"columns {path}")
+
+
+def note_of(root: Path) -> Path:
+    """Where it is noted which columns a folder has."""
+    return root / STATE / _NOTE
+
+
+def refuse_missing(root: Path, declared: Columns, noted: Columns, count: int = 0) -> None:
+    """Raise DataError where a folder has columns that the note does not say.
+
+    Args:
+        root: The folder.
+        declared: The columns that the note says.
+        noted: Those that the index says, where it has some.
+        count: How many some rollouts may have.
+    """
+    missing = [f"{column}" for name, column in noted.items() if declared.get(name) != column]
+    if missing or len(declared) < count:
+        known = ", ".join(missing) if missing else f"{count} columns"
+        raise DataError(
+            f"columns {note_of(root)}: expected {known}, as they were declared for this folder, found "
+            f"{list(declared)}. Put the file back from a copy, or remove what is left of it and open the folder with a "
+            "RolloutBuffer whose columns= are those that were declared"
+        )
 
 
 def declare(root: Path, columns: Iterable[RolloutColumn] | None, *, sync: bool) -> Columns:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -21,14 +22,15 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from mouse_core._base.threads import THREADS, in_order
-from mouse_core.errors import DataError
+from mouse_core.errors import DataError, StoreWarning
 from mouse_core.files.log import Log, follow_log, read_log
 from mouse_core.files.writing import remove_leftovers, storing
 from mouse_core.groups._files.arrow.examples import EXAMPLES
-from mouse_core.groups._files.declared import read_declared
+from mouse_core.groups._files.declared import read_declared, refuse_missing
 from mouse_core.groups._files.names import BATCHES, STATE, folder_name
 from mouse_core.groups._files.part import Part
 from mouse_core.groups._files.parts import find_parts, read_metadata, read_part, read_table
+from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import GroupKey
 
 USED = b"mouse_batch_rollouts"
@@ -100,6 +102,16 @@ def encode_version(version: str, sealed: int) -> bytes:
     return b"W" + sealed.to_bytes(8, "little") + version.encode()
 
 
+def encode_declared(declared: Columns) -> bytes:
+    """A record of the log that says which columns the folder has."""
+    return b"N" + declared.to_json().encode()
+
+
+def encode_gone(names: Sequence[str]) -> bytes:
+    """A record of the log that says which files of groups are known to be gone."""
+    return b"X" + _encoded([names], _READY)
+
+
 def encode_given_up(uids: Sequence[str]) -> bytes:
     """A record of the log that says which rollouts were given up."""
     return b"U" + _encoded([uids], _GIVEN_UP)
@@ -145,6 +157,8 @@ class Index:
         ready: Places of the files of groups that had waited for columns and have them, in the order they became ready.
         told: The versions that were said to be the latest, in order.
         given_up: Uids of rollouts that nobody waits for any more.
+        declared: The folder's columns.
+        gone: The files of groups that are known to be gone.
     """
 
     parts: list[Part] = field(default_factory=list)
@@ -152,6 +166,8 @@ class Index:
     ready: list[str] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
     given_up: set[str] = field(default_factory=set)
+    declared: Columns = NO_COLUMNS
+    gone: set[str] = field(default_factory=set)
 
 
 def _decode(records: Sequence[bytes]) -> Index:
@@ -168,6 +184,10 @@ def _decode(records: Sequence[bytes]) -> Index:
         elif kind == b"W":
             sealed = int.from_bytes(record[1:9], "little")
             index.told.append(Told(record[9:].decode(), sealed, len(index.batches)))
+        elif kind == b"N":
+            index.declared = Columns.from_json(record[1:], "index")
+        elif kind == b"X":
+            index.gone.update(_columns(record, _READY)[0])
         elif kind == b"U":
             index.given_up.update(_columns(record, _GIVEN_UP)[0])
         else:
@@ -187,13 +207,17 @@ def open_index(root: Path) -> tuple[Index, Log]:
         DataError: The log or a file that it does not know is damaged.
         StorageError: The folder cannot be read.
     """
-    log = Log(index_path(root))
+    log = Log(index_path(root), noted=True)
     try:
-        index, parts, batches = _compare(root, log.records, clean=True)
+        index, parts, batches, gone = _compare(root, log.records, clean=True)
         if parts:
             log.append(encode_parts(parts), sync=False)
         if batches:
             log.append(encode_batches(batches), sync=True)
+        if gone:
+            log.append(encode_gone(gone), sync=False)
+        if (declared := read_declared(root)) != index.declared:
+            log.append(encode_declared(declared), sync=True)
     except BaseException:
         log.close()
         raise
@@ -222,9 +246,13 @@ def follow_batches(root: Path, position: int = 0) -> tuple[Index, int]:
     return _decode([record for record in records if record[:1] in b"BVW"]), position
 
 
-def _compare(root: Path, records: Sequence[bytes], *, clean: bool) -> tuple[Index, list[Part], list[StoredBatch]]:
-    """The index that agrees with the files; the groups and batches that the log did not know."""
+def _compare(
+    root: Path, records: Sequence[bytes], *, clean: bool
+) -> tuple[Index, list[Part], list[StoredBatch], list[str]]:
+    """The index that agrees with the files; the groups and batches that the log did not know; which files are gone."""
     index = _decode(records)
+    declared = read_declared(root)
+    refuse_missing(root, declared, index.declared, max((part.declared for part in index.parts), default=0))
     with storing(f"folder {root}"):
         files = _files(root, clean=clean)
         stored = files.pop(BATCHES, [])
@@ -232,10 +260,19 @@ def _compare(root: Path, records: Sequence[bytes], *, clean: bool) -> tuple[Inde
     by_place = {(folder_name(part.key.environment), part.name, part.first): part for part in index.parts}
     parts = [part for place, part in by_place.items() if place[:2] in there]
     unknown = sorted(there.difference(place[:2] for place in by_place))
-    find = partial(find_parts, declared=read_declared(root)) if unknown else find_parts
+    find = partial(find_parts, declared=declared)
     with ThreadPoolExecutor(THREADS) as pool:
         groups = in_order(pool, find, [root / folder / name for folder, name in unknown])
         found = sorted(chain.from_iterable(groups), key=lambda part: (part.number, part.name, part.first))
+    refuse_missing(root, declared, NO_COLUMNS, max((part.declared for part in found), default=0))
+    gone = sorted({"/".join(place[:2]) for place in by_place if place[:2] not in there} - index.gone)
+    if gone:
+        warnings.warn(
+            f"rollouts {root}: expected all files of sealed groups, found {len(gone)} gone, {gone[0]} first; their "
+            "groups are left out",
+            StoreWarning,
+            stacklevel=4,
+        )
     # What was written last before a crash may be in a file and not yet in the log.
     parts = sorted([*parts, *found], key=lambda part: part.number) if found else parts
     names = {batch.name for batch in index.batches}
@@ -244,7 +281,7 @@ def _compare(root: Path, records: Sequence[bytes], *, clean: bool) -> tuple[Inde
         for name in sorted(stored, key=_stored_at)
         if name.startswith("batch_") and name not in names
     ]
-    return replace(index, parts=parts, batches=[*index.batches, *new]), found, new
+    return replace(index, parts=parts, batches=[*index.batches, *new]), found, new, gone
 
 
 def _used(path: Path) -> tuple[str, ...]:

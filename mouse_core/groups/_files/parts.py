@@ -120,9 +120,13 @@ def _promised(path: Path) -> uuid.UUID | None:
 
 
 def read_part(path: Path) -> bytes:
-    """The content of a file; StorageError: it cannot be read."""
+    """The content of a file; DataError: its name promises another one; StorageError: it cannot be read."""
     with storing(f"part file {path}"):
-        return path.read_bytes()
+        content = path.read_bytes()
+    promised = _promised(path)
+    if promised is not None and digest_of(content) != promised:
+        raise DataError(f"part file {path}: expected it as it was written, found damage: its digest is another")
+    return content
 
 
 def read_table(
@@ -148,9 +152,6 @@ def read_table(
     import pyarrow.parquet as pq
 
     content = read_part(path) if content is None else content
-    promised = _promised(path)
-    if promised is not None and digest_of(content) != promised:
-        raise DataError(f"part file {path}: expected it as it was written, found damage: its digest is another")
     try:
         with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
             table = file.read(columns, use_threads=False)

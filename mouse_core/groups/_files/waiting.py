@@ -14,6 +14,7 @@ import pyarrow as pa
 from mouse_core.errors import ConfigError
 from mouse_core.files.log import Log
 from mouse_core.groups._files.arrow.rollouts import rollouts_to_table, rollouts_with, table_to_rollouts
+from mouse_core.groups._files.declared import refuse_missing
 from mouse_core.groups._files.kept import Kept
 from mouse_core.groups._files.names import STATE
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
@@ -143,6 +144,7 @@ class Waiting:
         gone = set(sealed)
 
         def found(begin: int, record: bytes) -> None:
+            refuse_missing(root, declared, NO_COLUMNS, int.from_bytes(record[4:8], "little"))
             times, rollouts = _decode(record, declared)
             self._logged += len(rollouts)
             for time, rollout in zip(times, rollouts, strict=True):
@@ -152,7 +154,7 @@ class Waiting:
                     self.groups.setdefault(rollout.key, WaitingGroup(time)).rollouts.append(own)
                     kept.put([rollout])
 
-        self._log = Log(root / STATE / "waiting.log", found)
+        self._log = Log(root / STATE / "waiting.log", found, noted=True)
 
     @property
     def count(self) -> int:

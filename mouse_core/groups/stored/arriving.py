@@ -23,7 +23,15 @@ from mouse_core.files.writing import (
     sync_folders,
     write_partial,
 )
-from mouse_core.groups.stored.chunks import Chunk, encode_file, encode_record, joined, late_folder, values_of
+from mouse_core.groups.stored.chunks import (
+    Chunk,
+    encode_file,
+    encode_files,
+    encode_record,
+    joined,
+    late_folder,
+    values_of,
+)
 from mouse_core.groups.stored.late import LatePlaces, late_log
 from mouse_core.groups.types.columns import Columns, RolloutColumn
 from mouse_core.groups.types.records import same_values
@@ -59,7 +67,7 @@ class LateStore:
             with storing(f"folder {late_folder(root, column)}"):
                 make_folder(late_folder(root, column), sync=sync)
             remove_leftovers(late_folder(root, column), only_writer=True)
-        self._log = Log(late_log(root)) if declared.late else None
+        self._log = Log(late_log(root), noted=True) if declared.late else None
         try:
             self.places = LatePlaces(root, declared, [] if self._log is None else self._log.records)
         except BaseException:
@@ -67,6 +75,7 @@ class LateStore:
             raise
         if self._log is not None:
             self._log.records = []
+            self._note([])
 
     def add(self, chunks: Sequence[Chunk], arrived: Callable[[Chunk], None]) -> list[int]:
         """Write values of one or several columns; what is there already is left out.
@@ -90,7 +99,7 @@ class LateStore:
             if chunk.uids:
                 (many if chunk.nbytes > _MANY_BYTES else few).append(chunk)
         for chunk in many:
-            self._write(chunk)
+            self._note(self._write(chunk))
             arrived(chunk)
         if few and self._log is not None:
             self._log.append(encode_record(few), sync=self._sync)
@@ -131,8 +140,16 @@ class LateStore:
                 )
         return chunk.take(rows)
 
-    def _write(self, chunk: Chunk) -> None:
-        """Write files of a chunk, all of them or none."""
+    def _note(self, paths: Sequence[Path]) -> None:
+        """Note that files are there; what cannot be noted is with the next ones."""
+        self.places.unnoted += paths
+        if self.places.unnoted and self._log is not None:
+            with contextlib.suppress(StorageError):
+                self._log.append(encode_files(self.places.unnoted), sync=self._sync)
+                self.places.unnoted.clear()
+
+    def _write(self, chunk: Chunk) -> list[Path]:
+        """Write files of a chunk, all of them or none; which ones."""
         folder = late_folder(self._root, chunk.column)
         written: list[tuple[Chunk, str]] = []
         with storing(f"late columns in {folder}"):
@@ -154,6 +171,9 @@ class LateStore:
                 raise
         for piece, path in written:
             self.places.add_file(chunk.column, Path(path), piece.uids)
+        files = [Path(path) for _, path in written]
+        self.places.files += files
+        return files
 
     def _tidy(self) -> None:
         """Make files of what the log has, where that is much."""
@@ -167,7 +187,7 @@ class LateStore:
             for number, _ in pairs:
                 self.places.forget(number)
         # Whoever reads the log now has the old file, and all that it says.
-        self._log.rewrite([])
+        self._log.rewrite([encode_files(self.places.files)])
 
     def close(self) -> None:
         """Close the log."""

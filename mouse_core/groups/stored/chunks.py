@@ -1,13 +1,15 @@
 """Values of late columns as they lie in the log and in files: uids, and beside each the value of one column.
 
 A record of the log is the version in one byte, then for each column the length of its name (4 bytes, little-endian),
-the name, the length of an Arrow record batch (8 bytes) and the batch. A file is Parquet,
+the name, the length of an Arrow record batch (8 bytes) and the batch. Another one, which begins with a byte 0, names
+files that are there, as JSON. A file is Parquet,
 `.late/<column>/late-<uuid>.parquet`; its name is a digest of its content, and the version stands in its metadata. A
 value is a number; a list, where the column has a shape; or the values of all tokens, or turns, of the rollout.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,6 +29,7 @@ from mouse_core.groups.types.columns import Columns, RolloutColumn
 
 _VERSION = 1
 _NOTED = b"mouse_late_version"
+_FILES = b"\0"
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,16 @@ def decode_record(record: bytes, declared: Columns, path: Path) -> list[Chunk]:
     except (pa.ArrowException, KeyError, UnicodeDecodeError) as error:
         raise DataError(f"log {path}: expected values of late columns that were declared, found: {error}") from error
     return chunks
+
+
+def encode_files(paths: Iterable[Path]) -> bytes:
+    """Files, by their columns, as a record of the log: without it nobody would miss one."""
+    return _FILES + json.dumps([[path.parent.name, path.name] for path in paths]).encode()
+
+
+def decode_files(record: bytes) -> set[tuple[str, str]] | None:
+    """The columns and names of files that ``encode_files`` wrote; None: it is another record."""
+    return {(column, name) for column, name in json.loads(record[1:])} if record[:1] == _FILES else None
 
 
 def _check_version(said: str, path: Path) -> None:

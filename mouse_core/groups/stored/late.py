@@ -10,11 +10,20 @@ from typing import Any
 import numpy.typing as npt
 
 from mouse_core._base.locks import ProcessLock
+from mouse_core.errors import DataError
 from mouse_core.files.log import read_log
 from mouse_core.groups._files.declared import read_declared
-from mouse_core.groups._files.names import STATE
+from mouse_core.groups._files.names import LATE, STATE
 from mouse_core.groups._files.part import Part
-from mouse_core.groups.stored.chunks import Chunk, decode_record, late_paths, read_uids, read_values, values_of
+from mouse_core.groups.stored.chunks import (
+    Chunk,
+    decode_files,
+    decode_record,
+    late_paths,
+    read_uids,
+    read_values,
+    values_of,
+)
 from mouse_core.groups.types.columns import Columns, RolloutColumn
 from mouse_core.groups.types.records import RolloutRecord, with_late
 
@@ -36,8 +45,12 @@ class LatePlaces:
         declared: The folder's columns.
         records: Of the log.
 
+    Attributes:
+        files: Those that are there.
+        unnoted: Those of them that the log does not name.
+
     Raises:
-        DataError: Damage, or a newer version; the message names the file.
+        DataError: A file that is gone, damage, or a newer version; the message names the file.
         StorageError: Something cannot be read.
     """
 
@@ -47,10 +60,16 @@ class LatePlaces:
         self.places: dict[str, dict[str, int]] = {column.name: {} for column in declared.late}
         self._chunks: list[Chunk | tuple[RolloutColumn, Path] | None] = []
         self._read: OrderedDict[int, list[npt.NDArray[Any]]] = OrderedDict()
-        for column in declared.late:
-            for path in late_paths(root, column):
-                self.add_file(column, path, read_uids(path))
-        for record in records:
+        noted = [(record, decode_files(record)) for record in records]
+        self.files = [path for column in declared.late for path in late_paths(root, column)]
+        known = set[tuple[str, str]]().union(*(files for _, files in noted if files is not None))
+        there = {(path.parent.name, path.name) for path in self.files}
+        for name in sorted(known - there):
+            raise DataError(f"late columns {root.joinpath(LATE, *name)}: expected the file, whose values were noted")
+        self.unnoted = [path for path in self.files if (path.parent.name, path.name) not in known]
+        for path in self.files:
+            self.add_file(declared[path.parent.name], path, read_uids(path))
+        for record in [record for record, files in noted if files is None]:
             for chunk in decode_record(record, declared, late_log(root)):
                 self.add_chunk(chunk)
 

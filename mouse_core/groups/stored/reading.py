@@ -346,7 +346,11 @@ def open_rollouts(
     Raises:
         ConfigError: There is no such folder; times or ranges that are none.
         MissingFieldError: An environment that is not there.
-        DataError, StorageError: The folder cannot be read.
+        DataError: A file that is damaged, or is gone and has what no other file has; the message names it.
+        StorageError: The folder cannot be read.
+
+    Warns:
+        StoreWarning: Files of groups are gone; their rollouts are left out.
     """
     root = Path(root_path)
     if not root.is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -292,7 +293,8 @@ class Columns(Mapping[str, RolloutColumn]):
 
     def to_json(self) -> str:
         """A text that ``from_json`` reads."""
-        return json.dumps({"version": _VERSION, "columns": [asdict(column) for column in self._columns.values()]})
+        columns = [asdict(column) for column in self._columns.values()]
+        return json.dumps({"version": _VERSION, "columns": columns, "crc32": _checksum(columns)})
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> Columns:
@@ -308,9 +310,15 @@ class Columns(Mapping[str, RolloutColumn]):
                 raise DataError(
                     f"{where}: expected columns of version {_VERSION}, found {version}: a newer release wrote it"
                 )
+            if said["crc32"] != _checksum(said["columns"]):
+                raise DataError(f"{where}: expected the columns as they were written, found damage")
             return cls(RolloutColumn(**column) for column in said["columns"])
         except (ValueError, KeyError, TypeError, ConfigError) as error:
             raise DataError(f"{where}: expected the columns of rollouts, found: {error}") from error
+
+
+def _checksum(columns: Any) -> int:
+    return zlib.crc32(json.dumps(columns).encode())
 
 
 def common_columns(items: Sequence[Any]) -> Columns:
