@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from typing import Any
 
 import numpy as np
@@ -109,9 +109,16 @@ def check_words(about: Any) -> None:
     """Raise ConfigError unless what an ``About`` is given of alignment, names, tasks, fields and widths are such."""
     if about.alignment is not None:
         check_alignment(about.alignment)
-    names = about.environments
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"environments: expected names of environments, found {names!r:.200}")
+    for name in ("environments", "robots"):
+        names = getattr(about, name)
+        if isinstance(names, str) or not all(isinstance(one, str) for one in names):
+            raise ConfigError(f"{name}: expected names of {name}, found {names!r:.200}")
+    rates = about.frames_per_second
+    listed = isinstance(rates, Iterable) and not isinstance(rates, str)
+    if not listed or not all(isinstance(one, int | float) and 0 < one < math.inf for one in rates):
+        raise ConfigError(f"frames_per_second: expected a list of positive numbers, found {rates!r:.200}")
+    if not all(isinstance(one, str) for pair in dict(about.keys).items() for one in pair):
+        raise ConfigError(f"keys: expected names by column, found {about.keys!r:.200}")
     if not all(is_whole(number) and isinstance(text, str) for number, text in dict(about.tasks).items()):
         raise ConfigError(f"tasks: expected texts by whole numbers, found {about.tasks!r:.200}")
     for item in about.fields:

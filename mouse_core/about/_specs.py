@@ -73,9 +73,9 @@ def check_dimensions(given: Any) -> Mapping[str, tuple[str, ...]]:
     return MappingProxyType(found)
 
 
-def joined_dimensions(said: Sequence[Mapping[str, Sequence[str]]]) -> dict[str, Sequence[str]]:
+def joined_names(said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The names that no two parts say differently."""
-    found: dict[str, Sequence[str]] = {}
+    found: dict[str, Any] = {}
     for names in said:
         found |= {column: some for column, some in names.items() if column not in found}
     return {column: some for column, some in found.items() if all(one.get(column, some) == some for one in said)}

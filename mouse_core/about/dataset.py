@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core.about._fields import check_width, check_words, field_from_json, field_to_json, said_in
-from mouse_core.about._specs import check_dimensions, check_spec, joined_dimensions, joined_specs, spec_from_json
+from mouse_core.about._specs import check_dimensions, check_spec, joined_names, joined_specs, spec_from_json
 from mouse_core.about._videos import check_videos, joined_videos
 from mouse_core.about.features import HUGGINGFACE, feature_of, features_in
 from mouse_core.about.recording import Recording, check_recordings, recording_from_json, recording_to_json
@@ -49,6 +49,10 @@ class About:
         videos: The files that frames are of, by number: the path of each below the dataset's folder, and the digest of
             its index (``mouse_core.video.VideoIndex``).
         dimensions: What the dimensions of columns are called, by column: ``{"action": ["elbow", "wrist"]}``.
+        frames_per_second: How many steps a second were recorded; several numbers where parts differ.
+        robots: Names of the robots that the steps were recorded with.
+        keys: What columns were called in the format that they were read from, where another name is written by default:
+            ``{"observation_image": "observation.images.top"}``.
 
     Raises:
         ConfigError: A value that is none of these.
@@ -64,13 +68,19 @@ class About:
     spec: Any = None
     videos: Sequence[tuple[str, str]] = ()
     dimensions: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    frames_per_second: Sequence[float] = ()
+    robots: Sequence[str] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_words(self)
         for name in DIMS:
             dim = getattr(self, name)
             object.__setattr__(self, name, None if dim is None else int(dim))
-        object.__setattr__(self, "environments", tuple(dict.fromkeys(self.environments)))
+        for name in ("environments", "robots"):
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+        object.__setattr__(self, "frames_per_second", tuple(dict.fromkeys(map(float, self.frames_per_second))))
+        object.__setattr__(self, "keys", MappingProxyType(dict(self.keys)))
         tasks = {int(number): self.tasks[number] for number in sorted(self.tasks)}
         object.__setattr__(self, "tasks", MappingProxyType(tasks))
         object.__setattr__(self, "fields", tuple(self.fields))
@@ -117,6 +127,9 @@ class About:
             said["videos"] = self.videos
         if self.dimensions:
             said["dimensions"] = dict(self.dimensions)
+        said |= {name: getattr(self, name) for name in ("frames_per_second", "robots") if getattr(self, name)}
+        if self.keys:
+            said["keys"] = dict(self.keys)
         return json.dumps(said, allow_nan=False)
 
     @classmethod
@@ -161,8 +174,7 @@ def joined(parts: Iterable[tuple[str, About]]) -> About:
         SchemaError: Two of them contradict each other; names both.
     """
     first: dict[Any, tuple[str, Any]] = {}
-    environments: list[str] = []
-    recordings: list[Recording] = []
+    lists: dict[str, list[Any]] = {name: [] for name in ("environments", "robots", "frames_per_second", "recordings")}
 
     def agree(key: Any, what: str, value: Any, where: str, hint: str = "") -> None:
         known_where, known = first.setdefault(key, (where, value))
@@ -181,19 +193,19 @@ def joined(parts: Iterable[tuple[str, About]]) -> About:
         for name in DIMS:
             if getattr(about, name) is not None:
                 agree(name, f"{name}: expected one", getattr(about, name), where)
-        environments += about.environments
-        recordings += about.recordings
+        for name, values_of_all in lists.items():
+            values_of_all += getattr(about, name)
     values = {key: value for key, (_, value) in first.items()}
     return About(
         alignment=values.get("alignment"),
-        environments=environments,
+        **lists,
         tasks={key[1]: value for key, value in values.items() if key[0] == "tasks"},
         fields=[field_from_json(value) for key, value in values.items() if key[0] == "fields"],
         **{name: values.get(name) for name in DIMS},
-        recordings=recordings,
         spec=joined_specs([about.spec for _, about in parts]),
         videos=joined_videos([(where, about.videos) for where, about in parts]),
-        dimensions=joined_dimensions([about.dimensions for _, about in parts]),
+        dimensions=joined_names([about.dimensions for _, about in parts]),
+        keys=joined_names([about.keys for _, about in parts]),
     )
 
 

@@ -34,6 +34,9 @@ WHOLE = About(
     max_action_dim=3,
     max_obs_continuous_dim=11,
     dimensions={"observation": ["elbow", 'wrist "ä\n"']},
+    frames_per_second=[12.5, 30],
+    robots=["arm", "ä\n"],
+    keys={"observation": "observation.arm/ä"},
 )
 
 
@@ -192,6 +195,10 @@ def test_contradictions_name_both() -> None:
     same = About(environments=["X", "Y"])
     one, other = About(dimensions={"a": ["x"], "b": ["y"]}), About(dimensions={"a": ["z"], "c": ["y"]})
     assert joined([("a", one), ("b", other), ("c", one)]) == About(dimensions={"b": ["y"], "c": ["y"]})
+    keys = ({"a": "b", "c": "d"}, {"a": "b", "c": "e"})
+    rates = [About(frames_per_second=[9 - k], robots=["arm"], keys=keys[k]) for k in range(2)]
+    several = About(frames_per_second=[9, 8], robots=["arm"], keys={"a": "b"})
+    assert joined([("a", rates[0]), ("b", rates[1]), ("c", rates[0])]) == several
     assert joined([("a", About(environments=["X"])), ("b", About(environments=["Y"])), ("c", same)]) == same
     for name, message in {
         "alignment": "alignment: expected one, found 'arrived' in a and 'outgoing' in b",
@@ -231,6 +238,11 @@ def test_contradictions_name_both() -> None:
         ('{"version": 1, "fields": [{"name": "x", "max_ndim": "1"}]}', "'x': expected max_ndim as an integer"),
         ('{"version": 1, "dimensions": {"x": "elbow"}}', "dimensions: expected lists of names by column"),
         ('{"version": 1, "dimensions": [1]}', "dimensions: expected lists of names by column"),
+        ('{"version": 1, "frames_per_second": [0]}', "frames_per_second: expected a list of positive numbers"),
+        ('{"version": 1, "frames_per_second": 30}', "frames_per_second: expected a list of positive numbers"),
+        ('{"version": 1, "robots": "arm"}', "robots: expected names of robots"),
+        ('{"version": 1, "keys": {"x": 1}}', "keys: expected names by column"),
+        ('{"version": 1, "keys": "x"}', "mouse_data: "),
         ('{"version": 1, "fields": [{"name": "x", "column": [1]}]}', "'x': expected the name of a column"),
     ],
 )

@@ -222,7 +222,8 @@ def test_rows_are_what_was_recorded(final: str, size: int, version: str, tmp_pat
     assert table.column("metadata_episode_index").to_pylist() == wanted["episode"]
     assert (stream.format, stream.episodes, stream.rows) == ("lerobot", 4, table.num_rows)
     assert stream.metadata["tasks"] == {0: "pick", 1: "place"}
-    assert stream.about.replace(dimensions={}) == About("arrived", tasks={0: "pick", 1: "place"})
+    known = About("arrived", tasks={0: "pick", 1: "place"}, frames_per_second=[FPS], robots=["arm"])
+    assert stream.about.replace(dimensions={}) == known
     assert stream.metadata["stats"] == {"action": {"mean": [0.0] * 6}}
     joints = tuple(f"joint_{k}" for k in range(6))
     assert stream.about.dimensions == {"observation": joints, "action": joints}
@@ -607,6 +608,7 @@ def test_texts_of_tasks_and_names_of_dimensions_survive_convert(tmp_path: Path) 
     stream.write(tmp_path / "rows")
     joints = [f"joint_{k}" for k in range(6)]
     named = {"observation": joints, "action": joints}
-    wanted = About("arrived", tasks={0: "pick", 1: "place"}, dimensions=named)
+    tasks = {0: "pick", 1: "place"}
+    wanted = About("arrived", tasks=tasks, dimensions=named, frames_per_second=[FPS], robots=["arm"])
     assert formats.open(tmp_path / "rows.parquet").about == formats.open(tmp_path / "rows").about == wanted
     assert formats.open(tmp_path / "rows").to_store().about == wanted

@@ -17,7 +17,9 @@ from mouse_core.about import About, with_about
 from mouse_core.cli import main
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.named import to_arrow
+from mouse_core.formats.converting import convert
 from mouse_core.formats.lerobot import read_lerobot, write_lerobot
+from mouse_core.formats.preprocessing import preprocess
 from mouse_core.images import decode_image, encode_png
 from tests.core.video_cases import SIDE, decoded, pictures
 
@@ -165,7 +167,10 @@ def test_reading_it_gives_the_rows(rows: Rows, root: Path) -> None:
     for name in ("observation", TOP, WRIST, "metadata_speed"):
         values = np.array(found.column(name).to_pylist())
         np.testing.assert_array_equal(values[~last], rows.columns[name][~last], err_msg=name)
-        assert not values[last].any()
+        if name == "metadata_speed":  # which is not of the observation
+            np.testing.assert_array_equal(values[last], values[np.flatnonzero(last) - 1])
+        else:
+            assert not values[last].any()
     again = root.parent / "again"
     write_lerobot(read_lerobot(root, final="mark"), again, images=LOSSLESS)
     assert info_of(again)["fps"] == FPS
@@ -174,6 +179,93 @@ def test_reading_it_gives_the_rows(rows: Rows, root: Path) -> None:
     assert tables(again).select(names).equals(tables(root).select(names))
     store = DatasetStore.open(again, final="drop")
     assert store.about.dimensions["action"] == tuple("abcd")
+
+
+KEYS = {
+    "observation.images.front.left": "observation_image",  # the only camera
+    "observation.arm.left.force": "observation_arm_left_force",
+    "action": "action",
+    "action.hand.grip": "action_hand_grip",
+    "gps.fix": "metadata_gps_fix",
+    "next.hand.force": "metadata_next_hand_force",
+}
+
+
+def more(columns: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata_more": columns["reward"]}
+
+
+def named(folder: Path) -> Path:
+    """A dataset of 12.5 frames a second, whose features have names that columns cannot have."""
+    count = 8
+    columns: dict[str, Any] = {
+        "action": np.ones((count, 2), np.float32),
+        "action_hand_grip": np.arange(count, dtype=np.float32),
+        "reward": np.zeros(count),
+        "done": np.arange(count) % 4 // 3,
+        "episode_step": np.arange(count) % 4,
+        "observation": np.ones((count, 2), np.float32),
+        "observation_image": pictures(count, 0),
+        "observation_arm_left_force": np.arange(count, dtype=np.float32),
+        "metadata_gps_fix": np.ones((count, 3), np.float32),
+        "metadata_next_hand_force": np.arange(count, dtype=np.float32),
+    }
+    table = pa.table({name: to_arrow(values, where=name) for name, values in columns.items()})
+    about = About("arrived", frames_per_second=[12.5], robots=["two arms"], keys={v: k for k, v in KEYS.items()})
+    write_lerobot(with_about(table, about), folder, images="png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "way", ["stream", "store", "saved", "arrow", "parquet", "to store", "view", "table", "preprocessed"]
+)
+def test_what_it_says_of_itself_comes_back(way: str, tmp_path: Path) -> None:
+    source = named(tmp_path / "source")
+    said = info_of(source)
+    assert (said["fps"], said["robot_type"]) == (12.5, "two arms")
+    assert said["features"].keys() > {*KEYS, "observation.state", "next.reward"}
+    rows: Any = formats.open(source, final="mark")
+    assert rows.about.frames_per_second == (12.5,)
+    assert rows.about.robots == ("two arms",)
+    if way in ("store", "saved", "view"):
+        rows = DatasetStore.open(source, final="mark")
+    if way == "saved":
+        rows.save(tmp_path / "saved")
+        rows = formats.open(tmp_path / "saved")
+    if way == "view":
+        rows = rows.split(whole=1.0)["whole"]
+    if way in ("arrow", "parquet", "to store"):
+        convert(rows, tmp_path / "rows", to=way.removeprefix("to "))
+        rows = formats.open(tmp_path / "rows")
+    if way == "table":
+        rows = rows.to_table()
+    if way == "preprocessed":
+        preprocess(rows, more, tmp_path / "made", columns=["reward"])
+        rows = formats.open(tmp_path / "made")
+    write_lerobot(rows, tmp_path / "again", images="png")
+    again = info_of(tmp_path / "again")
+    again["features"].pop("more", None)
+    assert again == said
+
+
+def test_rates_and_robots_of_several_are_said(tmp_path: Path) -> None:
+    one, other = Rows((4,)).table(), Rows((3,)).table()
+    store = DatasetStore()
+    for table, rate, robot in ((one, 10, "arm"), (other, 30, "hand")):
+        store.from_dataset(with_about(table, About(frames_per_second=[rate], robots=[robot])))
+    with pytest.raises(ConfigError, match=r"expected one rate, found rows of \[10.0, 30.0\] frames a second"):
+        write_lerobot(store, tmp_path / "robot", images="png")
+    done = write_lerobot(store, tmp_path / "robot", images="png", frames_per_second=10)
+    assert any("expected one robot, found arm, hand" in one for one in done.pictures)
+    assert info_of(tmp_path / "robot")["robot_type"] is None
+
+
+@pytest.mark.parametrize("key", ["../../out", "timestamp", "metadata/x", ""])
+def test_names_of_features_are_names(key: str, rows: Rows, tmp_path: Path) -> None:
+    table = with_about(rows.table(), About(keys={TOP: key, "metadata_speed": key}))
+    with pytest.raises(DataError, match=r"expected (the name of a feature|a feature of its own)"):
+        write_lerobot(table, tmp_path / "a" / "b", images="png")
+    assert not (tmp_path / "a" / "b").exists()
 
 
 def test_statistics_are_those_of_all_frames(rows: Rows, root: Path) -> None:

@@ -13,13 +13,14 @@ import pyarrow as pa
 
 from mouse_core._arrow.column_types import fixed_shape, is_list
 from mouse_core._base.memo import memo
+from mouse_core.about.dataset import About
 from mouse_core.errors import DataError
 from mouse_core.formats.base import damaged
 from mouse_core.formats.columns.named import MISSING, Columns, named_action, named_observation, schema_of, to_batch
 from mouse_core.formats.columns.transitions import transition_rows
 from mouse_core.formats.columns.values import read_values
-from mouse_core.formats.lerobot._meta import Description, Feature
-from mouse_core.formats.lerobot._videos import FRAME, column_of
+from mouse_core.formats.lerobot._meta import Description, Feature, column_of, dimensions, feature_of, is_action
+from mouse_core.formats.lerobot._videos import FRAME, frames_column
 from mouse_core.formats.pictures.changing import IMAGE
 from mouse_core.formats.pictures.held import HeldImages
 from mouse_core.spec import Field
@@ -108,7 +109,7 @@ class Frames:
             if field.name in held:
                 columns[place] = held[field.name].column_of(columns[place].to_numpy())
             elif field.type == FRAME:
-                columns[place] = column_of(columns[place].to_numpy())
+                columns[place] = frames_column(columns[place].to_numpy())
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     @memo
@@ -223,15 +224,14 @@ class Frames:
         """Columns of the observation that a frame shows, and what stays with it."""
         seen: Columns = {}
         for key, values in frames.items():
-            name = key.replace(".", "_")
-            if _is_action(key):
+            if is_action(key):
                 continue
             if key in self._cameras:
                 seen[self.picture_column(key)] = values
             elif key == "observation.state":
                 seen |= named_observation(values if values.ndim > 1 else values[:, None])
             elif not key.startswith("next."):
-                seen[name if key.startswith("observation") else f"metadata_{name}"] = values
+                seen[column_of(key)] = values
         return seen
 
     def picture_column(self, key: str) -> str:
@@ -242,13 +242,13 @@ class Frames:
     def brought(self, frames: Columns, last: npt.NDArray[np.bool_]) -> Columns:
         """Columns of what a frame's action brought."""
         brought: Columns = {}
-        for key in filter(_is_action, frames):
-            brought |= named_action(frames[key]) if key == "action" else {key.replace(".", "_"): frames[key]}
+        for key in filter(is_action, frames):
+            brought |= named_action(frames[key]) if key == "action" else {column_of(key): frames[key]}
         brought["reward"] = frames.get("next.reward", np.zeros(len(last), np.float32)).reshape(len(last))
         brought["done"] = _done_codes(frames, last)
         for key, values in frames.items():
             if key.startswith("next.") and key not in (*_ENDINGS, *self._cameras):
-                brought[f"metadata_{key.replace('.', '_')}"] = values
+                brought[column_of(key)] = values
         return brought
 
     def numbered(self, rows: Columns, ordinals: npt.NDArray[np.int64]) -> Columns:
@@ -262,6 +262,21 @@ class Frames:
         there = self.lengths > 0
         there[list(self.skipped)] = False
         return self.index[there]
+
+    def about(self) -> About:
+        """What the dataset says of itself, apart from fields and videos."""
+        described = self.described
+        columns = {self.picture_column(key) if key in self._cameras else column_of(key): key for key in self.stored}
+        columns |= {self.picture_column(key): key for key in self.pictures}
+        robot = described.info.get("robot_type")
+        return About(
+            "arrived",
+            tasks=described.tasks,
+            dimensions=dimensions(described),
+            frames_per_second=[described.frames_per_second],
+            robots=[robot] if isinstance(robot, str) else [],
+            keys={column: key for column, key in columns.items() if feature_of(column) != key and key not in _ENDINGS},
+        )
 
     def fields(self, columns: Mapping[str, str]) -> list[Field]:
         """How batches have the pictures of columns that do not hold their pixels, by feature: a null is zeros."""
@@ -310,10 +325,6 @@ def _typed(schema: pa.Schema, columns: Iterable[str], kind: pa.DataType) -> pa.S
 def pixel(feature: Feature) -> np.dtype[Any]:
     """What a pixel of a camera is."""
     return np.dtype(np.uint16 if feature.wide else np.uint8)
-
-
-def _is_action(key: str) -> bool:
-    return key == "action" or key.startswith("action.")
 
 
 def _done_codes(frames: Columns, last: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

@@ -119,7 +119,7 @@ def read_description(root: Path) -> Description:
 
 def check_action(described: Description, where: str) -> None:
     """Raise SchemaError where no feature is an action."""
-    if not any(key == "action" or key.startswith("action.") for key in described.features):
+    if not any(map(is_action, described.features)):
         raise SchemaError(f"{where}: expected a feature 'action', found {list(described.features)}")
 
 
@@ -143,10 +143,31 @@ def dimensions(described: Description) -> dict[str, list[str]]:
         listed = isinstance(names, list) and all(isinstance(name, str) for name in names)
         if not listed or len(names) != math.prod(feature.shape) or key.startswith("next."):
             continue
-        column = key.removesuffix(".state") if key == "observation.state" else key
-        column = column if column.startswith(("observation", "action")) else f"metadata_{column}"
-        found[column.replace(".", "_")] = [*names]
+        found[column_of(key)] = [*names]
     return found
+
+
+def is_action(key: str) -> bool:
+    """Whether a feature is an action, or a part of one."""
+    return key == "action" or key.startswith("action.")
+
+
+def column_of(key: str) -> str:
+    """The column that a feature becomes, but for a single camera; see ``Frames.picture_column``."""
+    if key == "observation.state":
+        return "observation"
+    column = key.replace(".", "_")
+    return column if key.startswith("observation") or is_action(key) else f"metadata_{column}"
+
+
+def feature_of(column: str) -> str:
+    """The feature that a column becomes, where the rows do not say what it was called."""
+    if column == "observation":
+        return "observation.state"
+    for prefix in ("observation_images_", "observation_", "action_", "metadata_next_"):
+        if column.startswith(prefix):
+            return prefix.removeprefix("metadata_").replace("_", ".") + column.removeprefix(prefix)
+    return {"reward": "next.reward", "done": "next.done"}.get(column, column.removeprefix("metadata_"))
 
 
 def _feature(key: object, entry: object, file: Path) -> Feature:

@@ -101,7 +101,7 @@ class Videos:
         return [(self._below(self._names[place]), self._digests[place]) for place in self._used]
 
     def codes(self, key: str, episode: Int64s, times: Floats) -> Int64s:
-        """Frames as numbers that ``column_of`` takes; arguments as of ``missing``."""
+        """Frames as numbers that ``frames_column`` takes; arguments as of ``missing``."""
         made = np.empty(len(times), np.int64)
         for run, video, _, found in self._runs(key, episode, times):
             made[run] = (self._number[video] + 1) * _FRAMES + found
@@ -169,7 +169,7 @@ def _check_shape(index: VideoIndex, feature: Feature) -> None:
         raise damaged(index.path, f"expected frames of {wanted}, found {index.height}x{index.width}")
 
 
-def column_of(codes: Int64s) -> pa.StructArray:
+def frames_column(codes: Int64s) -> pa.StructArray:
     """Frames as a column of rows has them."""
     none = codes == 0
     parts = [pa.array(part.astype(np.int32), mask=none) for part in (codes // _FRAMES - 1, codes % _FRAMES)]

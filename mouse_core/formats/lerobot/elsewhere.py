@@ -18,14 +18,13 @@ import pyarrow as pa
 
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._base.memo import memo
-from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.base import damaged
 from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import Columns
 from mouse_core.formats.columns.transitions import check_final, transition_rows
 from mouse_core.formats.lerobot._frames import INDEX, Frames
-from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, dimensions, read_description
+from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, read_description
 from mouse_core.formats.pictures.held import HeldImages
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.remote.clients.failing import MissingObject
@@ -86,12 +85,7 @@ class LeRobotRows(ReadOnlyRows):
         frames = infos[len(said) :] or infos_of(place.client, described.episodes.files())
         self._again = place, told, budget, final, cameras, [*said, *frames]
         files = LeRobotFiles(place, frames, described, final, cameras)
-        about = About(
-            "arrived",
-            tasks=described.tasks,
-            dimensions=dimensions(described),
-            fields=files.frames.fields(files.frames.encoded),
-        )
+        about = files.frames.about().replace(fields=files.frames.fields(files.frames.encoded))
         self.schema = settled(told, Manifest(about, (files.schema,)), url)
         self.segments[:] = [ElsewhereSegment(files, self.schema.image_roots, (object(), 0))]
         self.count = self.segments[0].num_rows

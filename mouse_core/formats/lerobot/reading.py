@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._base.memo import memo
-from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
@@ -26,7 +25,7 @@ from mouse_core.formats.columns.transitions import check_final, transition_rows
 from mouse_core.formats.lerobot._frames import INDEX, TIME, Frames
 from mouse_core.formats.lerobot._keeping import kept_rows
 from mouse_core.formats.lerobot._looking import Looking
-from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, dimensions, read_description
+from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, read_description
 from mouse_core.formats.lerobot._videos import Videos, base_of
 from mouse_core.formats.pictures.held import HeldImages
 from mouse_core.formats.store.reading import stream_of
@@ -98,7 +97,7 @@ def read_lerobot(
     frames = Frames(str(root), described, final=final, cameras=cameras, in_place=videos == "frames")
     check_inside((root / name for name, _, _ in frames.files), root)
     recorded = [key for key in frames.pictures if described.features[key].dtype == "video"]
-    about, notes = About("arrived", tasks=described.tasks, dimensions=dimensions(described)), [*_notes(described)]
+    about, notes = frames.about(), [*_notes(described)]
     found: Videos | None = None
     faults: tuple[tuple[str, str, str], ...] = ()
     if skip_broken or (recorded and frames.in_place):

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mouse_core._base.progress import progress_bar
+from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import check_nothing_at, making
 from mouse_core.formats._files.on_disk import check_folder_name
@@ -25,6 +26,7 @@ from mouse_core.formats.columns.embedding import embedded
 from mouse_core.formats.columns.named import MISSING, Columns
 from mouse_core.formats.converting import Conversion
 from mouse_core.formats.lerobot._files import Files
+from mouse_core.formats.lerobot._meta import feature_of, is_action
 from mouse_core.formats.lerobot._stats import EpisodeStats, Stats, aggregated
 from mouse_core.formats.pictures.changing import changed_stream
 from mouse_core.formats.pictures.kept import Kept, Pictures, by_column, pictures_of
@@ -58,9 +60,10 @@ def write_lerobot(
     observation that an episode ends in, so that is left out; ``read_lerobot(final="mark")`` gives the rows again with
     zeros there.
 
-    ``observation`` becomes ``observation.state``, ``observation_images_top`` ``observation.images.top``,
-    ``observation_<name>`` ``observation.<name>`` and ``action_<name>`` ``action.<name>``; ``metadata_<name>`` keeps its
-    name without ``metadata_``. Frames are numbered anew. Texts of tasks are those that the rows say, as are names of
+    Features have the names that rows say their columns had (``About.keys``). Others: ``observation`` becomes
+    ``observation.state``, ``observation_images_top`` ``observation.images.top``, ``observation_<name>``
+    ``observation.<name>`` and ``action_<name>`` ``action.<name>``; ``metadata_<name>`` keeps its name without
+    ``metadata_``. Frames are numbered anew. Texts of tasks are those that the rows say, as are names of
     dimensions. Statistics, of every episode and of all, are LeRobot's, but that all frames count of pictures, of which
     LeRobot takes a sample.
 
@@ -89,25 +92,32 @@ def write_lerobot(
     check_nothing_at(target, "write_lerobot")
     most = check_size("shard_bytes (--max-shard-size)", shard_bytes)
     stream = embedded(_stream(rows))
-    info = stream.metadata.get("info")
-    info = info if isinstance(info, Mapping) else {}
-    rate = float(info.get("fps") or _RATE) if frames_per_second is None else float(frames_per_second)
+    about = stream.about
+    if frames_per_second is None and len(about.frames_per_second) > 1:
+        raise ConfigError(
+            f"frames_per_second (--fps): expected one rate, found rows of {[*about.frames_per_second]} frames a "
+            "second; give the one that is meant, or write the rows of each rate by themselves"
+        )
+    rate = float(next(iter(about.frames_per_second), _RATE) if frames_per_second is None else frames_per_second)
     if not 0 < rate < 1e4:
         raise ConfigError(f"frames_per_second (--fps): expected a positive number, found {rate!r:.40}")
     stream, cameras = _with_pixels(stream, images)
-    described = _Described(stream, cameras, rate, task or next(iter(stream.about.environments), "task"))
+    described = _Described(stream, cameras, rate, task or next(iter(about.environments), "task"))
     with making(target, "write_lerobot") as folder, Files(folder, rate, most) as files:
         with progress_bar("writing", total=stream.rows, unit="rows", enabled=progress) as advance:
             described.write(stream.watched(lambda batch: advance(batch.num_rows)), files)
         if not described.episodes:
             raise DataError("write_lerobot: expected episodes of two rows at least, found none")
         digest = files.close(described.schema())
-        described.describe(folder, files, info.get("robot_type") if robot_type is None else robot_type)
+        robots = about.robots if robot_type is None else (robot_type,)
+        described.describe(folder, files, robots[0] if len(robots) == 1 else None)
         files.check(described.schema(), digest)
     said = [f"{key}: {described.shown(key)}" for key in cameras]
     if described.left:
         said.append(f"{described.left} episodes of one row are left out, as no transition is in them")
-    if frames_per_second is None and not info.get("fps"):
+    if len(robots) > 1:
+        said.append(f"robot_type is left out: expected one robot, found {', '.join(robots)}")
+    if frames_per_second is None and not about.frames_per_second:
         said.append(f"{rate:g} frames a second are taken for granted, as the source does not say how many there were")
     return Conversion(str(target), described.frames, digest, files.count, 0, tuple(said))
 
@@ -135,7 +145,7 @@ def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, t
             raise
         found = {}
     pixels = {name: (picture, Kept("raw")) for name, (picture, _) in found.items()}
-    cameras = {feature_of(name): (name, picture, kept) for name, (picture, kept) in found.items()}
+    cameras = {_key(name, stream.about): (name, picture, kept) for name, (picture, kept) in found.items()}
     return changed_stream(stream.watched(partial(_check_pictures, list(found))), pixels, fill=True), cameras
 
 
@@ -147,16 +157,6 @@ def _check_pictures(columns: Sequence[str], batch: pa.RecordBatch) -> None:
         lost = pc.and_(batch.column(name).is_null(), seen)
         if pc.any(lost).as_py():
             raise DataError(f"column {name!r}: expected a picture in every row, found {pc.sum(lost)} without")
-
-
-def feature_of(column: str) -> str:
-    """The feature that a column becomes."""
-    if column == "observation":
-        return "observation.state"
-    for prefix in ("observation_images_", "observation_", "action_", "metadata_next_"):
-        if column.startswith(prefix):
-            return prefix.removeprefix("metadata_").replace("_", ".") + column.removeprefix(prefix)
-    return {"reward": "next.reward", "done": "next.done"}.get(column, column.removeprefix("metadata_"))
 
 
 class _Described:
@@ -177,6 +177,8 @@ class _Described:
         self.tasks = {number: place for place, number in enumerate(texts)}
         self.texts = list(texts.values())
         self.features: dict[str, dict[str, Any]] = {}
+        # The column that each feature was.
+        self.columns: dict[str, str] = {}
         self.episodes: list[dict[str, Any]] = []
         self.stats: list[dict[str, Stats]] = []
         self.frames = self.left = 0
@@ -226,7 +228,14 @@ class _Described:
         unknown = [number for number in np.unique(task).tolist() if number not in self.tasks]
         if unknown:
             raise DataError(f"write_lerobot: expected tasks {list(self.tasks)}, as the rows say, found {unknown}")
-        found = {feature_of(name): values for name, values in frames.items() if name not in _OWN}
+        found = {}
+        for name, values in frames.items():
+            key = _key(name, self.about)
+            if name in _OWN:
+                continue
+            if key in found or key in _NUMBERS:
+                raise DataError(f"write_lerobot: column {name!r}: expected a feature of its own, found {key!r} twice")
+            found[key], self.columns[key] = values, name
         found |= {"next.done": done != 0, "next.truncated": done == 2}
         found["next.reward"] = found["next.reward"].astype(np.float32)
         for key, (_, picture, _) in self.cameras.items():
@@ -244,7 +253,7 @@ class _Described:
         """Take the features from the first frames; later ones must be like these."""
         found = {key: self._feature(key, values) for key, values in frames.items()}
         if not self.features:
-            if not any(key == "action" or key.startswith("action.") for key in found):
+            if not any(map(is_action, found)):
                 raise DataError(f"write_lerobot: expected a column 'action', found {list(found)}")
             self.features = found
         if found != self.features:
@@ -260,8 +269,7 @@ class _Described:
         if values.dtype.kind not in "biufOSU" or (values.dtype.kind in "OSU" and values.ndim != 1):
             raise DataError(f"write_lerobot: {key}: expected numbers or texts, found {values.dtype}")
         dtype = "string" if values.dtype.kind in "OSU" else values.dtype.name
-        column = {"observation.state": "observation"}.get(key, key.replace(".", "_"))
-        names = self.about.dimensions.get(column)
+        names = self.about.dimensions.get(self.columns.get(key, key))
         return {"dtype": dtype, "shape": list(values.shape[1:]) or [1], "names": None if names is None else list(names)}
 
     def schema(self) -> pa.Schema:
@@ -329,6 +337,14 @@ def _alike(held: Columns, piece: Columns) -> list[str]:
     if uneven:
         raise DataError(f"columns {sorted(uneven)}: expected values in all rows of an episode, or in none")
     return list(held)
+
+
+def _key(column: str, about: About) -> str:
+    """The feature that a column becomes."""
+    key = about.keys.get(column, feature_of(column))
+    if os.path.basename(key) != key or key in ("", ".", ".."):  # which names a folder of videos, too
+        raise DataError(f"write_lerobot: column {column!r}: expected the name of a feature, found {key!r:.80}")
+    return key
 
 
 def _brought(name: str) -> bool:

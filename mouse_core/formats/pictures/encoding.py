@@ -173,9 +173,8 @@ class _Encoding:
 
     def frames_per_second(self) -> float:
         """Of the recording, as far as it is known."""
-        info = self.stream.metadata.get("info")
-        rate = info.get("fps") if isinstance(info, Mapping) else None
-        return float(rate) if isinstance(rate, int | float) and 0 < rate < 1e4 else _RATE
+        known = self.stream.about.frames_per_second
+        return known[0] if len(known) == 1 and known[0] < 1e4 else _RATE
 
     def _load(self) -> None:
         """Take over what an interrupted call left behind, and remove what it had not finished."""

@@ -94,7 +94,7 @@ def read_topics(
         rows=len(first.ticks) - first.left_out if len(recordings) == 1 else None,
         notes=tuple(_notes(first, said)),
         metadata={"files": [str(recording.path) for recording in recordings]},
-        about=About("arrived"),
+        about=About("arrived", frames_per_second=[] if said.rate is None else [said.rate]),
     )
 
 
