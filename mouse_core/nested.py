@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import is_text
 from mouse_core.dtypes import (
     RowError,
     check_exact,
@@ -139,8 +140,8 @@ def _collect(tree: Any, path: _Path, leaves: dict[FieldKey, Any], leaf: Callable
         return
     is_mapping = isinstance(tree, Mapping)
     for name, child in tree.items() if is_mapping else children_of(tree):
-        if is_mapping and not isinstance(name, str):
-            raise SchemaError(f"rows: expected names of fields as strings, found {name!r} in {path or 'the root'}")
+        if is_mapping and not is_text(name):
+            raise SchemaError(f"rows: expected names of fields as Unicode text, found {name!r} in {path or 'the root'}")
         _collect(child, (*path, name), leaves, leaf)
 
 

@@ -30,6 +30,16 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
+def is_text(name: Any) -> bool:
+    """Whether it is a text that can be written: a lone half of a surrogate pair, such as ``"\\ud800"``, cannot."""
+    if not isinstance(name, str):
+        return False
+    try:
+        return name.isascii() or bool(name.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 def state_number(name: str, value: Any, *, where: str = "state") -> int:
     """A number of a saved state, if it is an integer from 0 that 64 bits hold, else StateError."""
     if not is_whole(value) or not 0 <= value < 1 << 64:

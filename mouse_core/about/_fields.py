@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core._base.checks import is_whole
+from mouse_core._base.checks import is_text, is_whole
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import DIMS, Field, check_alignment
 
@@ -111,15 +111,15 @@ def check_words(about: Any) -> None:
         check_alignment(about.alignment)
     for name in ("environments", "robots"):
         names = getattr(about, name)
-        if isinstance(names, str) or not all(isinstance(one, str) for one in names):
+        if isinstance(names, str) or not all(is_text(one) for one in names):
             raise ConfigError(f"{name}: expected names of {name}, found {names!r:.200}")
     rates = about.frames_per_second
     listed = isinstance(rates, Iterable) and not isinstance(rates, str)
     if not listed or not all(isinstance(one, int | float) and 0 < one < math.inf for one in rates):
         raise ConfigError(f"frames_per_second: expected a list of positive numbers, found {rates!r:.200}")
-    if not all(isinstance(one, str) for pair in dict(about.keys).items() for one in pair):
+    if not all(is_text(one) for pair in dict(about.keys).items() for one in pair):
         raise ConfigError(f"keys: expected names by column, found {about.keys!r:.200}")
-    if not all(is_whole(number) and isinstance(text, str) for number, text in dict(about.tasks).items()):
+    if not all(is_whole(number) and is_text(text) for number, text in dict(about.tasks).items()):
         raise ConfigError(f"tasks: expected texts by whole numbers, found {about.tasks!r:.200}")
     for item in about.fields:
         if not isinstance(item, Field):

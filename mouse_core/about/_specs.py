@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mouse_core._base.checks import is_text
 from mouse_core.errors import ConfigError
 
 
@@ -67,7 +68,7 @@ def check_dimensions(given: Any) -> Mapping[str, tuple[str, ...]]:
     found = {}
     for column, names in dict(given if isinstance(given, Mapping) else {0: 0}).items():
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
-        if not isinstance(column, str) or not is_list or not all(isinstance(name, str) for name in names):
+        if not is_text(column) or not is_list or not all(map(is_text, names)):
             raise ConfigError(f"dimensions: expected lists of names by column, found {given!r:.200}")
         found[column] = tuple(names)
     return MappingProxyType(found)

@@ -82,8 +82,6 @@ class Tape:
             adopt(store, mark=self.on_interrupted == "mark")
         # None: not known before the first episode.
         self.has_seeds: bool | None = SEED in store.columns if len(store.columns) else None
-        # Columns of infos that may be lists of nobody knows what.
-        self._untyped = {info_column(name) for name in self.infos or ()} - set(store.columns)
         store.describe(_about.about_of(recording, self.observations, self.actions, store.alignment))
         self._episodes: list[Episodes] = []
         if isinstance(store, DatasetStore):
@@ -123,20 +121,7 @@ class Tape:
             self.has_seeds = seed is not None
         if self.has_seeds:
             observation[SEED] = seed
-        if not infos:
-            return observation
-        for name in self._untyped & infos.keys() if self._untyped else ():
-            if isinstance(infos[name], list | tuple) and not infos[name] and self._is_untyped(name):
-                infos[name] = None  # as a column of empty lists it would take no others
-        return observation | infos
-
-    def _is_untyped(self, column: str) -> bool:
-        """Whether the store does not know yet what a column holds."""
-        kind = self.store.columns.get(column)
-        if kind is None or pa.types.is_null(kind):
-            return True
-        self._untyped.discard(column)
-        return False
+        return observation | infos if infos else observation
 
     def choose_infos(self, *found: Mapping[str, Any]) -> None:
         """Keep all numbers, and arrays of them, that came with the first observations, where nobody said which.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.checks import as_record, is_whole
+from mouse_core._base.checks import as_record, is_text, is_whole
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError
 from mouse_core.spec import FieldSpec, Spec, check_dtype
@@ -106,7 +106,7 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, RolloutField]:
         raise ConfigError(f"fields: expected a spec of alignment 'outgoing', found {fields.alignment!r}")
     made = {}
     for name, given in {**fields, **{name: fields.get(name, ()) for name in ("rewards", "dones")}}.items():
-        if not isinstance(name, str) or not name or name.startswith("_"):
+        if not is_text(name) or not name or name.startswith("_"):
             raise ConfigError(f"fields: expected names that do not begin with _, found {name!r}")
         if name in (*COMPUTED, "hidden_states", *ALIASES):
             meaning = f"it is another name of {ALIASES[name]}" if name in ALIASES else "it is made by the storage"

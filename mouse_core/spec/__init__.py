@@ -14,6 +14,7 @@ import numpy.typing as npt
 from mouse_core._base.checks import check_count as check_count
 from mouse_core._base.checks import check_list as check_list
 from mouse_core._base.checks import check_unit as check_unit
+from mouse_core._base.checks import is_text as is_text
 from mouse_core.dtypes import check_dtype as check_dtype
 from mouse_core.dtypes import replaced_by as replaced_by
 from mouse_core.errors import ConfigError, MissingFieldError
@@ -100,10 +101,10 @@ class Field:
     decoder: Any = None
 
     def __post_init__(self) -> None:
-        if not self.name or not isinstance(self.name, str):
-            raise ConfigError(f"Field: expected a name, found {self.name!r}")
+        if not self.name or not is_text(self.name):
+            raise ConfigError(f"Field: expected a name, a Unicode text, found {self.name!r}")
         object.__setattr__(self, "column", self.column or self.name)
-        if not isinstance(self.column, str):
+        if not is_text(self.column):
             raise ConfigError(f"field {self.name!r}: expected the name of a column, found {self.column!r}")
         for option in ("dtype", "vector_dtype"):
             value = getattr(self, option)

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeGuard
 
 import numpy as np
 
-from mouse_core._base.checks import as_record
+from mouse_core._base.checks import as_record, is_text
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.nested import FieldKey, path_of
 from mouse_core.randomness import Key
@@ -298,9 +298,9 @@ class Composite(Domain, Mapping[str, Any]):
 
 
 def _names(key: Any) -> tuple[str, ...]:
-    if is_name(key):
+    if is_name(key) and all(map(is_text, (key,) if isinstance(key, str) else key)):
         return (key,) if isinstance(key, str) else key
-    raise ConfigError(f"Composite: expected names of fields as strings, or tuples of them, found {key!r:.80}")
+    raise ConfigError(f"Composite: expected names of fields as Unicode texts, or tuples of them, found {key!r:.80}")
 
 
 def is_name(key: object) -> TypeGuard[str | tuple[str, ...]]:

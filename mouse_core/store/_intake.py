@@ -14,14 +14,14 @@ import pyarrow as pa
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._base.locks import ProcessLock
 from mouse_core.dtypes import RowError, is_hidden
-from mouse_core.errors import ConfigError, DataError
+from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.arrow import check_mapped
 from mouse_core.spec import FieldSpec
 from mouse_core.store._schema import REFUSALS, StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store._tail.columns import ColumnExtent
 from mouse_core.store._tail.rows import Extent, Refused, prepare
-from mouse_core.store._tail.values import TailColumn
+from mouse_core.store._tail.values import TailColumn, is_empty
 from mouse_core.store.evidence import AppendedRows, check_flags, flags_in
 from mouse_core.store.snapshot import Snapshot
 
@@ -194,12 +194,13 @@ class Appender:
         self._flags = flags_in(columns)
         if self._flags is not None:
             check_flags(columns, self._done, lambda row: f"at row {self._rows() + row}")
-        extent = self._extent_for({name: _first_known(values) for name, values in columns.items()}, n)
+        firsts = {name: _first_known(values, name in self._schema.by_column) for name, values in columns.items()}
+        extent = self._extent_for(firsts, n)
         try:
             prepared = self._prepare(extent, columns)
         except DataError:
             # The first value of a column that was all null so far: keep the column from here on as that value says.
-            learnt = self._relearnt(extent, {name: _first_known(values) for name, values in columns.items()}, n)
+            learnt = self._relearnt(extent, firsts, n)
             if learnt is None:
                 raise
             extent = learnt
@@ -312,11 +313,15 @@ def _arrow_type(column: ColumnExtent) -> pa.DataType:
     return column.to_arrow(0).type
 
 
-def _first_known(values: Any) -> Any:
-    """The first value that is not None, to infer a type from."""
+def _first_known(values: Any, is_read: bool) -> Any:
+    """The first value that is not null, to infer a type from; None where all are.
+
+    Of a column that no field reads it is the first that says of which type all are, which ``[]`` does not.
+    """
     if type(values) is np.ndarray and values.dtype != object:
         return values[0]
-    return next((value for value in values if not is_hidden(value)), None)
+    first = next((value for value in values if not is_hidden(value)), None)
+    return first if is_read or not is_empty(first) else next((one for one in values if not is_empty(one)), first)
 
 
 def select_splits(
@@ -361,9 +366,14 @@ def segment_of(part: Any, image_roots: tuple[str, ...]) -> Segment:
 
     Raises:
         ConfigError: It is neither.
+        SchemaError: The name of a column is no Unicode text.
         DataError: A file that it is mapped from was cut, or holds rows that its reader did not see.
     """
     if isinstance(part, pa.Table):
+        try:
+            part.schema.names  # noqa: B018
+        except UnicodeDecodeError as error:
+            raise SchemaError(f"from_dataset: expected names of columns as Unicode text: {error}") from error
         return Segment(part, image_roots=image_roots)
     if isinstance(part, str | os.PathLike):
         path = os.fspath(part)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core._arrow.column_types import ColumnType, check_readable, column_type, fixed_shape
-from mouse_core._base.checks import recipe, values_of
+from mouse_core._base.checks import is_text, recipe, values_of
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.spec import DIMS, Alignment, Field, FieldSpec, check_alignment, merge_fields
 from mouse_core.store._segments import Segment
@@ -173,8 +173,8 @@ class StoreSchema:
             SchemaError: A column that the store does not have, or of which it was told and the first row knows nothing.
         """
         found = list(names)
-        if not all(isinstance(name, str) for name in found):
-            raise SchemaError(f"append: expected names of columns, found {found}")
+        if not all(map(is_text, found)):
+            raise SchemaError(f"append: expected names of columns as Unicode text, found {found}")
         required = [field.column for field in self.fields.values() if field.required]
         known = list(self.arrow_types)
         missing = [name for name in known or required if name not in found]

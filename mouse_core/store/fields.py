@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.column import Column, Growth
-from mouse_core._arrow.column_types import ColumnType, Reading, check_readable, fixed_shape
+from mouse_core._arrow.column_types import ColumnType, Reading, check_readable, column_type, fixed_shape
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.gathering import gather, pieces_lying
 from mouse_core._arrow.windows import WindowsPart
@@ -278,7 +278,7 @@ def stored_types(segments: Sequence[Segment]) -> dict[str, pa.DataType]:
     found: dict[str, pa.DataType] = {}
     for segment in segments:
         for name, data_type in segment.types.items():
-            if name not in found or pa.types.is_null(found[name]):
+            if name not in found or column_type(found[name]).kind == "null":  # of lists, too
                 found[name] = data_type
     return found
 

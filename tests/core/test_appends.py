@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict, defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core import BatchSource, DatasetStore, Field
-from mouse_core.errors import DataError, MissingFieldError, SchemaError
+from mouse_core import BatchSource, DatasetStore, Field, formats
+from mouse_core.about import About
+from mouse_core.errors import DataError, MissingFieldError, MouseError, SchemaError
+from mouse_core.replay import ArrayStorage, ListStorage, MemmapStorage, ReplayBuffer
+from mouse_core.rollouts import RolloutStorage
+from mouse_core.spec import Unbounded
 from tests.core.oracle import Rule, assert_same, field_arrays
 from tests.core.test_store import everything
 
@@ -267,6 +272,86 @@ def test_integers_that_a_batch_does_not_hold_are_refused() -> None:
             BatchSource(other, 4, 1, sampling="sequential")[0]["obs_continuous"].ravel().tolist()
             == stamps.ravel().tolist()
         )
+
+
+@pytest.mark.parametrize("where", ["memory", "folder"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [[], [1.0, 2.0], []],
+        [[], ["a"], None],
+        [None, [], [1]],
+        [[[]], [[1]], []],
+        [[None], [1], []],
+        [[], [{"a": 1}], []],
+        [[], [], None],
+    ],
+)
+def test_a_first_value_of_nothing_bars_no_others(values: list[Any], where: str, tmp_path: Path) -> None:
+    rows = [{**plain_first_row(), "metadata_boxes": value} for value in values]
+    for way in ("one by one", "together", "after another"):
+        store = DatasetStore() if where == "memory" else DatasetStore.open(tmp_path / way, "a")
+        if way == "together":
+            store.extend(rows)
+        else:
+            for begin, end in [(0, 1), (1, 3)] if way == "after another" else [(0, 1), (1, 2), (2, 3)]:
+                store.extend(rows[begin:end]) if way == "after another" else store.append(rows[begin])
+        assert [row["metadata_boxes"] for row in store] == values
+        assert store.to_dataset()["metadata_boxes"][:] == values
+        if where == "folder":
+            store.close()
+            with DatasetStore.open(tmp_path / way, "a") as again:
+                again.extend(rows)
+                assert [row["metadata_boxes"] for row in again] == values * 2
+
+
+def test_bytes_that_no_field_reads_are_any(tmp_path: Path) -> None:
+    values = [b"abc", b"", None, b"\x00\xff"]
+    rows = [{**plain_first_row(), "metadata_blob": value} for value in values]
+    for store in (DatasetStore(), DatasetStore.open(tmp_path / "folder", "a")):
+        store.extend(rows)
+        store.append(rows[3])
+        assert [row["metadata_blob"] for row in store] == [*values, values[3]]
+        store.close()
+    with DatasetStore.open(tmp_path / "folder", "a") as store:
+        store.extend(rows[2:])
+        assert store[-1]["metadata_blob"] == values[3]
+    with pytest.raises(DataError, match="expected a readable image"):
+        DatasetStore(fields=[Field("metadata_blob", image=True)]).extend(rows)
+
+
+NO_TEXT = "obs_\ud800"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda _: DatasetStore().extend({"action": [0], "reward": [0.0], "done": [0], NO_TEXT: [1.0]}),
+        lambda _: DatasetStore().append({"action": 0, "reward": 0.0, "done": 0, NO_TEXT: 1.0}),
+        lambda path: DatasetStore.open(path, "a").append({"action": 0, "reward": 0.0, "done": 0, NO_TEXT: 1.0}),
+        lambda _: DatasetStore().from_dataset(pa.ipc.open_stream(_stream_with_a_bad_name()).read_all()),
+        lambda _: Field(NO_TEXT),
+        lambda _: Field("x", column=NO_TEXT),
+        lambda _: DatasetStore(spec={NO_TEXT: Unbounded((2,))}),
+        lambda _: About(environments=[NO_TEXT]),
+        lambda _: About(dimensions={"action": [NO_TEXT]}),
+        lambda _: ReplayBuffer(ArrayStorage(4)).append({"x": {NO_TEXT: 1.0}}),
+        lambda _: ReplayBuffer(ListStorage(4)).append({"x": {NO_TEXT: 1.0}}),
+        lambda path: ReplayBuffer(MemmapStorage(4, path)).extend({NO_TEXT: [1.0]}),
+        lambda _: RolloutStorage(2, 3, {NO_TEXT: (2,)}),
+        lambda _: formats.columns.named.schema_of({NO_TEXT: np.zeros(2)}),
+    ],
+)
+def test_a_name_that_is_no_text_is_refused(call: Any, tmp_path: Path) -> None:
+    with pytest.raises(MouseError, match="expected"):
+        call(tmp_path / "there")
+
+
+def _stream_with_a_bad_name() -> bytes:
+    table, sink = pa.table({"action": [0], "reward": [0.0], "done": [0], "obs_xyz": [1.0]}), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue().to_pybytes().replace(b"obs_xyz", b"obs_\xed\xa0\x80"))
 
 
 def test_a_store_that_is_dropped_is_gone() -> None:

@@ -94,10 +94,9 @@ class Told(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def test_lists_of_texts_that_are_empty_at_first() -> None:
-    """As a column of empty lists the store would take no text; once it knows what is in them they are empty lists."""
     store = DatasetStore()
     play(Recorder(Told(Counting([8], "vector")), store, infos=["tags"]), 1, seed=None)
-    assert [row["metadata_infos_tags"] for row in store] == [None, None, None, ["b"], None, ["b"], [], ["b"], []]
+    assert [row["metadata_infos_tags"] for row in store] == [[], [], [], ["b"], [], ["b"], [], ["b"], []]
 
 
 class Frames(gym.Env[Any, Any]):

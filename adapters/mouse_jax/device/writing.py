@@ -12,10 +12,10 @@ import numpy as np
 from jax import lax
 
 from mouse_core import ConfigError, SchemaError
-from mouse_core.nested import FieldKey, as_array, lists_of, structure_of
+from mouse_core.nested import FieldKey, as_array, lists_of, path_of, structure_of
 from mouse_core.replay import Priorities
 from mouse_core.replay.device.options import check_names, check_order, check_rooms, composed, find_marks
-from mouse_core.spec import Alignment
+from mouse_core.spec import Alignment, is_text
 from mouse_jax._rollout import seed_halves
 from mouse_jax.device import _episodes, _turns
 from mouse_jax.device.ground import hosting, sum_tree
@@ -246,6 +246,8 @@ def _row(example: Any) -> Any:
 
 
 def _shape_dtype(key: FieldKey, leaf: Any) -> jax.ShapeDtypeStruct:
+    if not all(is_text(step) for step in path_of(key) if isinstance(step, str)):
+        raise SchemaError(f"init: expected names of fields as Unicode text, found {key!r}")
     weak = not hasattr(leaf, "dtype")
     leaf = np.asarray(leaf) if weak else leaf
     if not (is_key(leaf.dtype) or any(jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.number, jnp.bool_))):

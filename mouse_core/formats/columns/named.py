@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from mouse_core._arrow.column_types import is_list
 from mouse_core._arrow.dense import plain
+from mouse_core._base.checks import is_text
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.files.reading import reading
 from mouse_core.images.pixels import decode_image
@@ -208,8 +209,15 @@ def ordered(columns: Columns) -> Columns:
 
 
 def schema_of(columns: Mapping[str, npt.NDArray[Any]]) -> pa.Schema:
-    """The schema of rows that have these columns."""
+    """The schema of rows that have these columns; DataError where a name is no Unicode text."""
+    _check_texts(columns)
     return pa.schema([(name, to_arrow(values, where=name).type) for name, values in columns.items()])
+
+
+def _check_texts(names: Iterable[str], where: str = "") -> None:
+    for name in names:
+        if not is_text(name):
+            raise DataError(f"{where}{': ' * bool(where)}expected names of columns as Unicode text, found {name!r}")
 
 
 def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, *, where: str) -> pa.RecordBatch:
@@ -224,6 +232,7 @@ def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, 
         DataError: Columns of differing lengths, or other columns or types than the schema has. Metadata that is missing
             is null.
     """
+    _check_texts(columns, where)
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise DataError(f"{where}: expected columns of one length, found {lengths}")

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import is_text
 from mouse_core.dtypes import refuse_hidden
-from mouse_core.errors import DataError, StateError
-from mouse_core.nested import copied, find, flatten, is_varying, map_tree, opened
+from mouse_core.errors import DataError, SchemaError, StateError
+from mouse_core.nested import children_of, copied, find, flatten, is_node, is_varying, map_tree, opened
 from mouse_core.replay.ground.encoding import object_array
 from mouse_core.replay.ground.protocols import FieldKey, Slots
 from mouse_core.replay.ground.state import check_state
@@ -59,7 +60,8 @@ class ListStorage(RingStorage):
             one: ``rows`` is a single object.
         """
         items = [rows] if one else take_apart(rows, self._ragged)
-        _refuse_hidden(items)
+        for item in items:
+            _check(item)
         items = [copied(item) for item in items]
         for number, item in enumerate(items, self._written):
             slot = number % self._capacity
@@ -74,7 +76,8 @@ class ListStorage(RingStorage):
         """Replace the objects in ``slots``; ``rows`` as for ``append``."""
         self._check_slots(slots)
         items = take_apart(rows, self._ragged)
-        _refuse_hidden(items)
+        for item in items:
+            _check(item)
         check_put(slots, len(items))
         for slot, item in zip(slots.reshape(-1).tolist(), [copied(item) for item in items], strict=True):
             self._items[slot] = item
@@ -144,10 +147,15 @@ class ListStorage(RingStorage):
         self._changes += 1
 
 
-def _refuse_hidden(items: list[Any]) -> None:
-    """Raise DataError where a mask hides a value: a batch is made of arrays without masks."""
-    for item in items:
-        map_tree(refuse_hidden, item)
+def _check(tree: Any) -> None:
+    """Raise DataError where a mask hides a value, as a batch has none, and SchemaError for a name that is no text."""
+    if not is_node(tree):
+        refuse_hidden(tree)
+        return
+    for name, child in children_of(tree):
+        if isinstance(name, str) and not is_text(name):
+            raise SchemaError(f"rows: expected names of fields as Unicode text, found {name!r}")
+        _check(child)
 
 
 def take_apart(rows: Any, ragged: Collection[FieldKey] = ()) -> list[Any]:

@@ -13,7 +13,7 @@ from mouse_core._arrow.column_types import ColumnType, column_type
 from mouse_core.dtypes import is_beyond_floats, is_hidden, is_ml_float
 from mouse_core.images.pixels import image_shape, is_encoded
 from mouse_core.spec import Field
-from mouse_core.store._tail.values import TailColumn, as_array, check_object
+from mouse_core.store._tail.values import TailColumn, as_array, check_object, is_empty
 
 # What an object takes, at least, where the first says no more.
 _OBJECT_BYTES = 64
@@ -68,6 +68,9 @@ def _of_kind(
             "expected pictures in a store of their own, as frames of videos are not appended; `mouse convert --images "
             "video` makes videos of them, and mouse_core.mixtures mixes both"
         )
+    is_image = field is not None and field.image
+    if column.kind.kind == "image" and not is_image and not pa.types.is_struct(known or _object_type(value)):
+        return replace(column, arrow_type=known or pa.binary(), any_bytes=True, object_bytes=_size_of(value))
     if column.kind.kind == "image":
         return _of_images(replace(column, shape=shape or (), arrow_type=known or _IMAGE_STRUCT), value)
     return replace(column, arrow_type=known or _object_type(value), object_bytes=_size_of(value))
@@ -143,7 +146,7 @@ def _wanted_dtype(field: Field | None, *, vectors: bool) -> np.dtype[Any] | None
 def _infer(value: Any, field: Field | None) -> ColumnType:
     if field is not None and field.image and is_encoded(value):
         return ColumnType("image", "image")
-    if isinstance(value, Mapping | str | bytes):
+    if isinstance(value, Mapping | str | bytes) or (field is None and is_empty(value)):
         return column_type(_object_type(value))
     array = value if isinstance(value, np.ndarray | np.generic) and not is_ml_float(value.dtype) else as_array(value)
     if array.dtype.kind not in "biuf":

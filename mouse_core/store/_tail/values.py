@@ -32,6 +32,7 @@ class TailColumn:
         widths: Narrowest and widest row allowed, both included, for vectors of one dimension.
         bounds: Lowest and highest value allowed; None: any.
         image: Whether values are images, kept as arrays of pixels.
+        any_bytes: Whether bytes are any, as no field reads images from the column.
         pixel: The dtype of images' pixels.
         image_roots: Folders in which images that are named by path may lie.
         whole: Whether numbers must be whole, although the column holds floats.
@@ -50,6 +51,7 @@ class TailColumn:
     widths: tuple[int, int] | None = None
     bounds: tuple[int, int] | None = None
     image: bool = False
+    any_bytes: bool = False
     pixel: np.dtype[Any] = _BYTE
     image_roots: tuple[str, ...] = ()
     whole: bool = False
@@ -125,14 +127,21 @@ def check_object(value: Any, column: TailColumn) -> Any:
             raise ValueError("expected a value, found None")
         return None
     refuse_hidden(value)
-    if column.kind.kind == "image":
+    if column.kind.kind == "image" and not column.any_bytes:
         item = value if isinstance(value, bytes | Mapping) else encode_png(value, dtype=column.pixel)
         item = item if isinstance(item, Mapping) else {"bytes": item, "path": None}
         check_image(item, column.shape or None, dtype=column.pixel, image_roots=column.image_roots)
         return item if pa.types.is_struct(column.arrow_type) else item["bytes"]
-    if column.kind.kind == "null":
+    if column.arrow_type == pa.null():
         raise ValueError(f"expected None, found {value!r}")
-    pa.scalar(value, column.arrow_type)
+    try:
+        pa.scalar(value, column.arrow_type)
+    except pa.ArrowInvalid as error:
+        if "null" not in str(column.arrow_type):
+            raise
+        raise ValueError(
+            f"expected {column.arrow_type}, as the first value has nothing in it, found {value!r:.80}"
+        ) from error
     if column.domain is not None:
         _check_object_domain(value, column)
     return value
@@ -156,6 +165,11 @@ def _in_shape(value: Any, shape: tuple[int, ...]) -> Any:
     except ValueError:  # lists of differing lengths
         return value
     return array.reshape(shape) if array.dtype.kind in "biuf" and holds(shape, array.shape) else value
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a value says nothing of what others may be: a null, or a list of nothing else, such as ``[]``."""
+    return is_hidden(value) or (isinstance(value, list | tuple) and all(map(is_empty, value)))
 
 
 def as_array(value: Any) -> npt.NDArray[Any]:
