@@ -113,6 +113,13 @@ def recipe(found: Iterable[object], columns: Iterable[str] = _ELSEWHERE) -> str:
 def columns_of(given: Any) -> tuple[Mapping[str, Any], int]:
     """What was given to ``extend``, by column, and how many rows it is; DataError and SchemaError as there."""
     columns = _by_column(given) if isinstance(given, list) else as_record(given)
+    for name, values in (columns or {}).items():
+        if isinstance(values, Mapping):
+            parts = ", ".join(repr(f"{name}_{key}") for key in [*values][:3])
+            raise DataError(
+                f"extend: column {name!r}: expected an array or sequence, one value a row, found a dict of "
+                f"{[*values][:8]}; give each part as a column, such as {parts}, or a list of dicts, one a row"
+            )
     try:
         if columns is None:
             raise TypeError

@@ -20,6 +20,13 @@ from mouse_core.spec import Field
 Row = dict[str, Any]
 
 IMAGES = ("raw", "png")
+OTHER = "_values"
+"""Behind the name of a part that would be a standard column's, and is of another kind."""
+
+
+def is_picture(shape: tuple[int, ...]) -> bool:
+    """Whether it is the shape of a picture: ``[H, W]``, or ``[H, W, C]`` with C up to 4."""
+    return len(shape) == 2 or (len(shape) == 3 and shape[2] <= 4)
 
 
 @dataclass(frozen=True)
@@ -43,8 +50,16 @@ class Part:
     @property
     def is_image(self) -> bool:
         """Whether it looks like a picture: uint8 ``[H, W]``, or ``[H, W, C]`` with C up to 4."""
-        small = len(self.shape) == 2 or (len(self.shape) == 3 and self.shape[2] <= 4)
-        return self.kind == "array" and self.dtype == np.uint8 and small
+        return self.kind == "array" and self.dtype == np.uint8 and is_picture(self.shape)
+
+    def suits(self, column: str) -> bool:
+        """Whether it is what the standard field of a column reads, if there is one: a picture, a whole number."""
+        shape, is_whole = self.shape, self.dtype is not None and self.dtype.kind in "iu"
+        if column == "observation_image":
+            return self.kind == "array" and is_whole and is_picture(shape)
+        if column == "observation_missing":  # which marks rows that lack an observation
+            return False
+        return column != "observation_discrete" or self.kind == "whole" or (is_whole and shape in ((), (1,)))
 
     def pick(self, value: Any) -> Any:
         """This part of a whole observation or action."""
@@ -82,6 +97,8 @@ def observation_columns(parts: list[Part], images: str, *, declared: bool = Fals
     for part in parts:
         whole = {"whole": "observation_discrete", "text": "observation_text"}.get(part.kind, "observation")
         name = "_".join(map(str, ("observation", *part.keys))) if part.keys else whole
+        if part.keys and not part.suits(name):
+            name += OTHER
         if part.is_image:
             name = name if part.keys else "observation_image"
             convert: Callable[[Any], Any] = _as_png if images == "png" else _as_pixels

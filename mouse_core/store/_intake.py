@@ -238,7 +238,7 @@ class Appender:
             except RowError as error:
                 raise self._refused(name, error, error.row) from error
             except REFUSALS as error:
-                raise DataError(f"column {name!r}: {error}") from error
+                raise DataError(f"column {name!r}: {error}{self._schema.hint(name)}") from error
         return prepared
 
     def _extent_for(self, row: Mapping[str, Any], coming: int = 0) -> Extent:

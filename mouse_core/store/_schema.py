@@ -210,10 +210,20 @@ class StoreSchema:
                 if self.spec is not None and name in self.spec:
                     columns[name] = self._with_domain(name, columns[name])
             except SchemaError as error:
-                raise DataError(f"{error} at row {at}") from error
+                raise DataError(f"{error} at row {at}{self.hint(name, row[name])}") from error
             except REFUSALS as error:
-                raise DataError(f"column {name!r}: {error} at row {at}") from error
+                raise DataError(f"column {name!r}: {error} at row {at}{self.hint(name, row[name])}") from error
         return columns
+
+    def hint(self, name: str, value: Any = None) -> str:
+        """What to do where a column's field reads no such values, to end a message with; empty where nothing helps."""
+        if isinstance(value, Mapping) and not value.keys() <= {"bytes", "path"}:
+            parts = ", ".join(repr(f"{name}_{key}") for key in [*value][:3])
+            return f"; give each part of the dict as a column of its own, such as {parts}"
+        field = self.by_column.get(name)
+        if field is None or name not in ("observation_image", "observation_discrete"):
+            return ""
+        return f"; the field {field.name!r} reads this column: give other values another name, such as '{name}_values'"
 
     def _with_domain(self, name: str, column: TailColumn) -> TailColumn:
         """A column that takes what its spec allows; and zeros, where it may be that no transition led to a row."""

@@ -320,6 +320,31 @@ def test_bytes_that_no_field_reads_are_any(tmp_path: Path) -> None:
         DatasetStore(fields=[Field("metadata_blob", image=True)]).extend(rows)
 
 
+def test_nested_dicts_are_told_what_to_do() -> None:
+    """The keys of a dict are no rows, be there as many as rows or not."""
+    parts = {"a": np.zeros((3, 2)), "b": np.zeros(3), "c": np.zeros(3)}
+    for count in (3, 5):
+        rows = {name: values[:count] for name, values in _rows().items()} | {"observation": parts}
+        with pytest.raises(
+            DataError, match=r"column 'observation': .* found a dict of \['a', 'b', 'c'\]; give each part .*"
+        ):
+            DatasetStore().extend(rows)
+    one = {name: values[0] for name, values in _rows().items()} | {"observation": {"a": 1.0, "b": [2.0]}}
+    for take in (lambda: DatasetStore().append(one), lambda: DatasetStore().extend([one])):
+        with pytest.raises(
+            DataError, match="give each part of the dict as a column of its own, such as 'observation_a'"
+        ):
+            take()
+    for column in ("observation_image", "observation_discrete"):
+        with pytest.raises(
+            DataError, match=f"reads this column: give other values another name, such as '{column}_values'"
+        ):
+            DatasetStore().extend(_rows() | {column: np.zeros((4, 3))})
+    store = DatasetStore()
+    store.append(plain_first_row() | {"metadata_parts": {"a": 1, "b": [2.0]}})
+    assert store[0]["metadata_parts"] == {"a": 1, "b": [2.0]}
+
+
 NO_TEXT = "obs_\ud800"
 
 

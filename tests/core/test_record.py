@@ -16,6 +16,7 @@ import pytest
 
 from mouse_core import BatchSource, ClosedError, ConfigError, DataError, DatasetStore, RolloutError, SchemaError
 from mouse_core.about import About, read_about
+from mouse_core.formats.columns.named import named_observation
 from mouse_core.record import Recorder, VectorRecorder, record
 from tests.core.formats.recording import Counting
 from tests.core.record_cases import Logged, Row, check_rows, rows_of
@@ -154,6 +155,35 @@ def test_masked_observations_are_refused(images: str) -> None:
     env.reset(seed=0)
     with pytest.raises(DataError, match=r"observation_image.*masked"):
         env.step(0)
+
+
+@pytest.mark.parametrize(
+    ("key", "space", "column"),
+    [
+        ("image", gym.spaces.Box(0, 255, (8, 8, 3), np.uint8), "observation_image"),
+        ("image", gym.spaces.Box(0, 1, (8, 8, 3), np.float32), "observation_image_values"),
+        ("image", gym.spaces.Box(0, 255, (4, 8, 8), np.uint8), "observation_image_values"),
+        ("image", gym.spaces.Discrete(4), "observation_image_values"),
+        ("discrete", gym.spaces.Discrete(4), "observation_discrete"),
+        ("discrete", gym.spaces.Box(-1, 1, (3,), np.float32), "observation_discrete_values"),
+        ("discrete", gym.spaces.Box(0, 255, (8, 8, 3), np.uint8), "observation_discrete_values"),
+        ("missing", gym.spaces.Box(-1, 1, (3,), np.float32), "observation_missing_values"),
+    ],
+)
+def test_parts_with_the_names_of_standard_columns(key: str, space: Any, column: str) -> None:
+    env = Frames("uint8", (2,))
+    env.observation_space = gym.spaces.Dict({key: space})
+    env.reset = lambda **_: (env.observation_space.sample(), {})  # type: ignore[method-assign]
+    env.step = lambda _: (env.observation_space.sample(), 0.0, True, False, {})  # type: ignore[method-assign]
+    store = record(env, episodes=2)
+    assert [name for name in store.columns if name.startswith("observation")] == [column]
+    source = BatchSource(store, 2, 2)
+    assert source[0][column].dtype == space.dtype
+    read = {"observation_image": "obs_image", "observation_discrete": "obs_discrete"}.get(column)
+    assert read is None or read in source.spec
+    if space.shape:
+        made = named_observation({key: np.zeros((5, *space.shape), space.dtype)})
+        assert list(made) == [column]
 
 
 def check_vector(store: DatasetStore, logs: list[list[list[Any]]], *, episodes: int, infos: Any = ()) -> None:

@@ -72,14 +72,26 @@ def is_image(values: npt.NDArray[Any]) -> bool:
     return values.dtype == np.uint8 and (values.ndim == 3 or (values.ndim == 4 and values.shape[3] <= 4))
 
 
+def _suits(column: str, values: npt.NDArray[Any]) -> bool:
+    """Whether rows are what the standard field of a column reads, if there is one; see ``record._columns.Part``."""
+    is_whole, shape = values.dtype.kind in "iu", values.shape[1:]
+    if column == MISSING or values.dtype.kind in "OSU" or column not in ("observation_image", "observation_discrete"):
+        return column != MISSING  # encoded pictures may be any
+    is_picture = len(shape) == 2 or (len(shape) == 3 and shape[2] <= 4)
+    return is_whole and (is_picture if column == "observation_image" else shape in ((), (1,)))
+
+
 def named_observation(value: Any) -> Columns:
     """Observations ``[n, ...]`` as columns: a standard one for a single array, ``observation_<key>`` for nested ones.
+
+    A part that is called ``image`` or ``discrete`` and is no picture or whole number is ``observation_<key>_values``.
 
     A single array of whole numbers ``[n]`` is ``observation_discrete``, of pictures ``observation_image``, of text
     ``observation_text``, and all else is ``observation``: vectors, longer shapes flattened in C order.
     """
     if isinstance(value, Mapping | tuple):
-        return {name: np.asarray(leaf) for name, leaf in flatten("observation", value).items()}
+        leaves = {name: np.asarray(leaf) for name, leaf in flatten("observation", value).items()}
+        return {name if _suits(name, leaf) else f"{name}_values": leaf for name, leaf in leaves.items()}
     values = np.asarray(value)
     if values.dtype.kind in "OSU":
         return {"observation_text": values}
