@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import NonTensorData
 
 from mouse_core.errors import ConfigError
 from mouse_core.spec import (
@@ -92,7 +93,10 @@ def _to(spec: Any, theirs: Any) -> Any:
     if isinstance(spec, Stacked):
         return torch.stack([_to(one, theirs) for one in spec.specs], spec.axis)
     if isinstance(spec, Choice):
-        return theirs.Choice([_to(one, theirs) for one in spec.choices])
+        choices = [
+            NonTensorData(one.example) if isinstance(one, NonTensor) else _to(one, theirs) for one in spec.choices
+        ]
+        return theirs.Choice(choices)
     if isinstance(spec, NonTensor):
         return theirs.NonTensor(torch.Size(spec.shape), device=device, example_data=spec.example)
     return _leaf_to(spec, theirs)
@@ -143,7 +147,8 @@ def _from(spec: Any, theirs: Any, where: str) -> Any:
         entries = {name: _from(one, theirs, f"{where}/{name}") for name, one in spec.items() if one is not None}
         return Composite(entries, tuple(spec.shape), _device(spec))
     if isinstance(spec, theirs.Choice):
-        return Choice([_from(one, theirs, where) for one in spec._choices])
+        data = [NonTensor(example=one.data) if isinstance(one, NonTensorData) else one for one in spec._choices]
+        return Choice([one if isinstance(one, NonTensor) else _from(one, theirs, where) for one in data])
     for kind, make in _MADE.items():
         if isinstance(spec, getattr(theirs, kind)):
             return make(spec, where)

@@ -47,7 +47,7 @@ def test_S01_S02_kinds() -> None:
     assert Unbounded((), "int64").is_discrete
     assert Bounded(0, math.inf).sample(0, 9).min() >= 0
     assert Bounded(0, 3).low == 0
-    for wrong in (lambda: Categorical(3, dtype="float32"), lambda: Categorical(-1)):
+    for wrong in (lambda: Categorical(3, dtype="float32"), lambda: Categorical(-1), lambda: Categorical(0)):
         with pytest.raises(ConfigError):
             wrong()
     assert Binary((3,)).sample(0).shape == MultiCategorical([2, 3, 4]).sample(0).shape == OneHot(3).sample(0).shape
@@ -84,6 +84,8 @@ def test_S06_reasons() -> None:
     assert not OneHot(3, mask=MASK).contains([1, 0, 1])
     assert not one.contains({"a": np.zeros(3)})
     assert one.contains({"a": np.zeros(3, bool)})
+    assert not Bounded(0, 1, (1,)).contains(0.5)
+    assert not MultiCategorical([3]).contains(1)
 
 
 def test_S08_one_hot() -> None:
@@ -104,6 +106,8 @@ def test_S11_S13_axes() -> None:
     assert one.reshape(-1).high.tolist() == list(range(6))
     assert one.expand((4, 2, 3)).unbind(0)[3] == one
     assert Unbounded((-1,)).expand(4) == Unbounded((4,))
+    assert Binary((5, 3))[..., :2].shape == (5, 2)
+    assert Binary((5, 3, 4, 6, 7))[2:, [[[0, 1]]], :3, 0].shape == (1, 1, 2, 3, 3, 7)
     with pytest.raises(IndexError, match="index 2 is out of bounds"):
         one[2]
 

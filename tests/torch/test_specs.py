@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 
 from mouse_core import ConfigError
 from mouse_core.spec import (
@@ -81,6 +81,7 @@ SPECS: list[Any] = [
     Binary((4,), np.int8),
     NonTensor(example="a"),
     Choice([Bounded(0, 1, (1,)), Bounded(2, 3, (1,))]),
+    Choice([NonTensor(example="a"), NonTensor(example="b")]),
     WHOLE,
     WHOLE.expand((3,)),
     stack_specs([Bounded(0, 1, (2,)), Bounded(0, 2, (2,))], 1),
@@ -98,7 +99,8 @@ def test_specs_of_torchrl(spec: Any) -> None:
         if isinstance(spec, Stacked):  # theirs has no arrays
             return
         torch.manual_seed(0)
-        assert spec.contains(theirs.rand())
+        drawn = theirs.rand()
+        assert spec.contains(drawn.data if isinstance(drawn, NonTensorData) else drawn)
         if "NonTensor" not in repr(spec):
             assert theirs.is_in(sample(spec, 3))
 
