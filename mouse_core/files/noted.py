@@ -29,8 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from mouse_core.errors import DataError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged, read_json_object, reading
+from mouse_core.files.writing import write_file
 
 _STATE, _INFO, _KEY = "state.json", "dataset_info.json", "_mouse"
 _PIECE = 8 << 20
@@ -209,6 +210,31 @@ def check_bytes(folder: Path, about: Noted, advance: Callable[[int], None]) -> l
         elif found["sha256"] != known.sha256:
             wrong.append(f"{file}: expected the SHA-256 {known.sha256}, found {found['sha256']}")
     return wrong
+
+
+# ---------------------------------------------------------------------- what can be found out again
+
+
+def write_note(file: Path, said: Mapping[str, Any], *, sync: bool = True) -> None:
+    """Write a JSON object with its checksum, in the place of what was there.
+
+    Raises:
+        StorageError: It cannot be written.
+    """
+    write_file(file, json.dumps({**said, "sha256": _sha256_of(said)}, indent=1).encode(), sync=sync)
+
+
+def read_note(file: Path) -> dict[str, Any]:
+    """What ``write_note`` wrote; nothing where there is none, or where it is damaged: it is to be found out again."""
+    try:
+        said = dict(read_json_object(file))
+    except (DataError, ConfigError):
+        return {}
+    return said if said.pop("sha256", None) == _sha256_of(said) else {}
+
+
+def _sha256_of(said: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 # ---------------------------------------------------------------------- Parquet

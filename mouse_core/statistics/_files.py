@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged, json_object, read_bytes, read_json_object
 from mouse_core.files.writing import make_folder, storing, write_file
 from mouse_core.statistics._counting import Counted, Layout, Part
@@ -219,7 +219,7 @@ def _share_of(name: str) -> float | None:
 
 
 def _counted_on(file: Path, digest: str) -> tuple[set[str], _Content] | None:
-    """All that was counted, and LeRobot's names of it; None where it is of other statistics than those beside it."""
+    """All that was counted, and LeRobot's names of it; None where a later version wrote it."""
     try:
         with zipfile.ZipFile(file) as packed:
             # Nothing is compressed, so that nothing is larger than the file.
@@ -227,8 +227,14 @@ def _counted_on(file: Path, digest: str) -> tuple[set[str], _Content] | None:
                 raise ValueError("expected arrays that are not compressed")
         with np.load(file, allow_pickle=False) as arrays:
             said = json.loads(arrays["said"].tobytes())
-            if said["version"] != _VERSION or said["digest"] != digest:
+            if said["version"] != _VERSION:
                 return None
+            if said["digest"] != digest:
+                raise damaged(
+                    file.with_name(_JSON),
+                    f"expected the SHA-256 {said['digest']} as was written, found {digest}: it is damaged, or another "
+                    f"program wrote it; without {_MORE} beside it, it is taken as it is",
+                )
             parts, keys = {}, set()
             for number, (name, one) in enumerate(said["fields"].items()):
                 layout = Layout(tuple(map(int, one["shape"])), int(one["beside"]), str(one["counted"]))
@@ -240,6 +246,8 @@ def _counted_on(file: Path, digest: str) -> tuple[set[str], _Content] | None:
                 keys.add(str(one["key"]))
             fingerprint, content = map(str, said["fingerprints"])
             return keys, (parts, tuple(map(float, said["shares"])), int(said["rows"]), (fingerprint, content))
+    except DataError:
+        raise
     except (OSError, zipfile.BadZipFile, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise damaged(file, f"{error!r:.120}") from error
 

@@ -21,8 +21,8 @@ import pyarrow as pa
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError, WorkerError
 from mouse_core.files.locking import FileLock
-from mouse_core.files.reading import read_json_object
-from mouse_core.files.writing import make_folder, remove, storing, write_file
+from mouse_core.files.noted import read_note, write_note
+from mouse_core.files.writing import make_folder, remove, storing
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.digest import RowDigest
 from mouse_core.formats.converting import convert
@@ -246,9 +246,9 @@ def tokenize(
     remove(_unfinished(target))
     store = DatasetStore.open(target, verify=False)
     beside = root / f"{name}.json"
-    if (left_out := _said_left_out(beside)) is None:
+    if (left_out := read_note(beside).get("left out")) is None:
         left_out = max(count - (store.episodes.num_rows if "done" in recipe.schema.names else len(store)), 0)
-        write_file(beside, json.dumps({**made_of, "source": texts.name, "left out": left_out}, indent=1).encode())
+        write_note(beside, {**made_of, "source": texts.name, "left out": left_out})
     return Tokenized(str(target), len(store), count, reopened, left_out)
 
 
@@ -256,15 +256,6 @@ def _of_ones_own(recipe: Recipe, version: str) -> str:
     """Of a recipe that is not of this library a digest of its class."""
     kind = type(recipe)
     return "" if kind.__module__.startswith("mouse_core.") else f" {digest_of(kind, version, 'recipe')}"
-
-
-def _said_left_out(beside: Path) -> int | None:
-    """How many texts were left out, where that was written down."""
-    try:
-        found = read_json_object(beside).get("left out")
-    except (DataError, OSError):
-        return None
-    return found if isinstance(found, int) else None
 
 
 def _make(
@@ -314,25 +305,15 @@ def _known_texts(source: Source, root: Path, recipe: Recipe, split: str | None) 
     asked = json.dumps([os.path.abspath(source.name), split, str(recipe.columns)])
     note = root / f".texts-{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
     stamp = source.stamp()
-    found = _noted(note) if stamp else {}
+    found = read_note(note) if stamp else {}
     if found.get("version") == _VERSION and found.get("stamp") == stamp:
         return int(found["texts"]), str(found["digest"])
     texts, digest = _digest_of(source, recipe)
     # What changed while it was read, or just before, is read again the next time.
     if stamp and source.stamp() == stamp:
         said = {"version": _VERSION, "stamp": stamp, "texts": texts, "digest": digest}
-        write_file(note, json.dumps(said).encode(), sync=False)
+        write_note(note, said, sync=False)
     return texts, digest
-
-
-def _noted(note: Path) -> dict[str, Any]:
-    """What was noted of files; nothing where that cannot be read, which costs another reading."""
-    try:
-        found = dict(read_json_object(note))
-        int(found["texts"]), str(found["digest"])
-    except (DataError, OSError, KeyError, TypeError, ValueError):
-        return {}
-    return found
 
 
 def _digest_of(source: Source, recipe: Recipe) -> tuple[int, str]:

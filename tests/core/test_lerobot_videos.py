@@ -101,6 +101,13 @@ def test_opening_again_reads_what_was_kept(root: Path, tmp_path: Path, monkeypat
     check(copied, DatasetStore.open(copied, final="drop"), "drop")
     video.write_bytes(written)
     assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
+    file = next((copied / ".mouse").glob("*/*.arrow"))
+    content = bytearray(file.read_bytes())
+    content[len(content) * 3 // 4] ^= 1
+    file.write_bytes(content)  # what is damaged counts as absent
+    np.testing.assert_equal(everything(DatasetStore.open(copied, final="drop")), everything(first))
+    assert not file.exists()
+    DatasetStore.open(copied, final="drop")
     (next((copied / ".mouse").iterdir()) / "state.json").unlink()  # as a machine may leave it that stopped
     (next((copied / ".mouse").iterdir()) / "data-00000-of-00001.arrow").write_bytes(b"ARROW")
     assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint

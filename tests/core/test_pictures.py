@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -417,6 +418,23 @@ def test_interrupted_encoding_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     encode(source, target)
     assert [file.stat().st_ino for file in target.rglob("file-000.mp4")] == list(before.values())
     assert os.listdir(tmp_path) == ["out"]
+    assert_near(formats.open(target))
+
+
+@pytest.mark.usefixtures("small")
+def test_an_encoded_part_that_is_damaged_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read of it gets other checksums, which must not be those of damage."""
+    monkeypatch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", 5)
+    source, target = rows_of({TOP: colours()}, size=5), tmp_path / "out"
+    with pytest.raises(Interrupted):
+        encode(interrupted(source, 35), target)
+    folder = tmp_path / ".out.converting" / "encoded"
+    first = folder / json.loads((folder / "job.json").read_text())["parts"][0]["file"]
+    with pa.OSFile(str(first)) as opened:
+        rewards = pa.ipc.open_stream(opened).read_all().column("reward").chunk(0).buffers()[1].to_pybytes()
+    first.write_bytes(first.read_bytes().replace(rewards, bytes([*rewards[:-2], rewards[-2] ^ 1, rewards[-1]])))
+    encode(source, target)
+    assert values(formats.open(target), "reward") == values(source, "reward")
     assert_near(formats.open(target))
 
 

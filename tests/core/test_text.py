@@ -536,6 +536,10 @@ def test_datasets_on_disk_are_known_by_their_files(tmp_path: Path) -> None:
     assert len(notes) == 2  # each has its own, which is not written again
     assert [text.tokenize(one, Called(), tmp_path / "made", recipe).path for one in kept] == [one.path for one in made]
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "made").glob(".texts-*")} == notes
+    # What a note says is believed only as it was written.
+    for file in (tmp_path / "made").glob(".texts-*"):
+        file.write_text(file.read_text().replace('"texts": 3', '"texts": 7'))
+    assert [text.tokenize(one, Called(), tmp_path / "made", recipe).texts for one in kept] == [3, 3]
     assert made[0].path != made[1].path
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from mouse_core.about.dataset import read_about
 from mouse_core.errors import ConfigError, DataError, StorageError
+from mouse_core.files.noted import check_bytes, noted
 from mouse_core.formats._files.on_disk import kept_beside
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.blocks import blocks
@@ -58,7 +59,7 @@ def kept_rows(root: Path, asked: Mapping[str, Any], read: Callable[[], RowStream
                 shutil.rmtree(other, ignore_errors=True)
     try:
         return _mapped(place)
-    except (DataError, ConfigError):  # of a machine that stopped
+    except (DataError, ConfigError):  # of a machine that stopped, or damaged
         with suppress(OSError):
             shutil.rmtree(place)
         return read().to_table()
@@ -75,6 +76,11 @@ def _has_its_videos(place: Path, root: Path) -> bool:
 
 
 def _mapped(place: Path) -> Any:
+    """Kept rows, once all bytes are what was written: nobody else looks for damage in them."""
+    about = noted(place)
+    wrong = [f"{place}: expected checksums, found none"] if about is None else check_bytes(place, about, lambda _: None)
+    if wrong:
+        raise DataError("; ".join(wrong))
     mapped = read_rows(place).mapped
     assert mapped is not None  # as it is a file of Arrow rows
     return mapped()

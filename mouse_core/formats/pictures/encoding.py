@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -41,20 +42,23 @@ class _Part:
         digest: Of them as they were in the source.
         file: The Arrow file that they are in, with frames for pictures.
         videos: Of each its path and digest.
-        bytes: Of each file its size.
+        sha256: Of the bytes of each file, by its name.
     """
 
     rows: int
     digest: str
     file: str
     videos: list[list[str]]
-    bytes: dict[str, int]
+    sha256: dict[str, str]
 
     def is_in(self, folder: Path) -> bool:
-        """Whether all files are there, as large as they were written: a crash may have taken some along."""
-        return all(
-            (folder / name).is_file() and (folder / name).stat().st_size == size for name, size in self.bytes.items()
-        )
+        """Whether all files are there as they were written: what is read of them gets other checksums."""
+        return all((folder / name).is_file() and _sha256(folder / name) == one for name, one in self.sha256.items())
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def encoded_stream(
@@ -191,7 +195,7 @@ class _Encoding:
                 written = [_Part(**part) for part in found["parts"]]
             self.parts = list(takewhile(lambda part: part.is_in(self.folder), written))
             self.done = bool(found["done"]) and len(self.parts) == len(written)
-        kept = {_JOB, *(name for part in self.parts for name in part.bytes)}
+        kept = {_JOB, *(name for part in self.parts for name in part.sha256)}
         for one in sorted(self.folder.rglob("*")):
             name = one.relative_to(self.folder).as_posix()
             if one.is_file() and name.removesuffix(SUFFIX) not in kept:
@@ -269,8 +273,8 @@ class _PartWriter:
         files = [folder / name for name in paths]
         sync_files(files)
         sync_folders(file.parent for file in files)
-        sizes = {name: file.stat().st_size for name, file in zip(paths, files, strict=True)}
-        return _Part(self.rows, self._digest.hexdigest(), self._name, videos, sizes)
+        sha256 = {name: _sha256(file) for name, file in zip(paths, files, strict=True)}
+        return _Part(self.rows, self._digest.hexdigest(), self._name, videos, sha256)
 
     def __enter__(self) -> _PartWriter:
         return self
