@@ -143,7 +143,7 @@ def _encoded(name: str, values: Any) -> tuple[list[Any], list[Buffer]]:
         values = np.asarray(values)  # of a framework
     if isinstance(values, np.ndarray) and values.dtype.kind in _PLAIN:
         return ["array", dtype_name(values.dtype), list(values.shape)], [_bytes_of(values)]
-    items = [None if is_hidden(value) else value for value in values]
+    items: list[Any] = [None if is_hidden(value) else value for value in values]
     try:
         refuse_hidden(items)
     except RowError as error:
