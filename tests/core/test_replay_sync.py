@@ -116,6 +116,20 @@ def test_a_row_in_the_place_of_another_is_an_error(tmp_path: Path) -> None:
     storage.verify()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_with_its_checksum_in_the_place_of_another_is_an_error(kind: str, tmp_path: Path) -> None:
+    storage = MemmapStorage(40, tmp_path / "m")
+    storage.append(KINDS[kind](0, 40))
+    storage.close()
+    for path in (tmp_path / "m").glob("*-*"):
+        if path.name.startswith(("rows", "sums")):
+            content = path.read_bytes()
+            size = len(content) // 40
+            path.write_bytes(content[:size] * 2 + content[2 * size :])
+    with pytest.raises(StateError, match="expected row 1 as it was written"):
+        MemmapStorage(None, tmp_path / "m").verify()
+
+
 # ---------------------------------------------------------------------- what a crash of the machine leaves
 
 

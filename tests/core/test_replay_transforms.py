@@ -603,6 +603,16 @@ def test_flattened_images() -> None:
     assert ToFloatImage("image", dtype="float16")({"image": whole})["image"].dtype == np.float16
 
 
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+@pytest.mark.parametrize(("dtype", "pixel"), [(np.int32, 70_000), (np.int64, -1), (np.int8, -1), (np.int16, 256)])
+def test_pixels_outside_their_range_are_no_floats(kind: Any, dtype: Any, pixel: int) -> None:
+    pixels = np.full((2, 4, 3, 1), 100, dtype)
+    assert np.asarray(ToFloatImage("image")({"image": kind(pixels)})["image"]).max() == np.float32(100 / 255)
+    pixels[1, 2, 1, 0] = pixel
+    with pytest.raises(DataError, match=f"'image': expected pixels 0..255, found {pixel}"):
+        ToFloatImage("image", channels="first")({"image": kind(pixels)})
+
+
 @pytest.mark.parametrize("method", ["bilinear", "nearest"])
 @pytest.mark.parametrize("shape", [(2, 3, 8, 6), (3, 8, 6), (5, 12, 8, 6)], ids=str)
 def test_channels_first(shape: tuple[int, ...], method: Any) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mouse_core._base.checks import is_whole
 from mouse_core.dtypes import is_tensor, may_look, namespace
-from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.nested import find
 from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.replay.transforms._fields import check_keys, device_of, replaced
@@ -213,6 +213,9 @@ class GrayScale(_OfImages):
 class ToFloatImage(_OfImages):
     """Turns images of whole numbers 0..255 into floating numbers 0..1.
 
+    Pixels outside 0..255 raise DataError. In compiled code and on devices, where values are not looked at, they become
+    NaN.
+
     Args:
         keys: Fields of images, ``[..., H, W, C]`` or ``[..., C, H, W]``.
         channels: Where the channels of the result are: "last", ``[..., H, W, C]`` as Flax expects, or "first",
@@ -226,6 +229,7 @@ class ToFloatImage(_OfImages):
         MissingFieldError: Called with a batch that lacks a field.
         SchemaError: Called with fields that are no images of whole numbers, or without ``layout`` with what may be of
             another one.
+        DataError: Called with pixels outside 0..255.
     """
 
     channels: Literal["first", "last"]
@@ -253,9 +257,26 @@ class ToFloatImage(_OfImages):
             raise SchemaError(f"ToFloatImage: {key!r}: expected whole numbers 0..255, found {images.dtype}")
         if self.channels == "first":
             images = _moved(images, to="first")
-        scaled = xp.astype(images, getattr(xp, self.dtype.name)) / 255
+        floating = getattr(xp, self.dtype.name)
+        scaled = xp.astype(images, floating) / 255
+        if str(images.dtype).split(".")[-1] not in ("uint8", "bool"):  # others hold more than 0..255
+            scaled = self._within(images, scaled, key)
         # Moved channels leave the bytes as they were; frameworks want them in order.
         return np.ascontiguousarray(scaled) if isinstance(scaled, np.ndarray) else xp.asarray(scaled, copy=True)
+
+    @staticmethod
+    def _within(images: Array, scaled: Array, key: FieldKey) -> Array:
+        """The scaled pixels; DataError where one is outside 0..255, or NaN in its place where nobody looks."""
+        xp = namespace(images)
+        outside = images < 0
+        if str(images.dtype).split(".")[-1] != "int8":  # with which torch does not compare 255
+            outside = outside | (images > 255)
+        if not may_look(images):
+            return xp.where(outside, xp.full_like(scaled, float("nan")), scaled)
+        if bool(outside.any()):
+            found = images[outside].reshape(-1)[0].item()
+            raise DataError(f"ToFloatImage: {key!r}: expected pixels 0..255, found {found}")
+        return scaled
 
 
 # ---------------------------------------------------------------------- weights
