@@ -74,7 +74,7 @@ def _replay(count: int, batch_size: int, **options: Any) -> Any:
     from mouse_jax import device
 
     example = jax.tree.map(lambda leaf: leaf[0], _rows(1))
-    replay = device.init(example, count, batch_size=batch_size, **options)
+    replay = device.init(example, count, batch_size=batch_size, num_envs=None, **options)
     return jax.jit(device.add, donate_argnums=0)(replay, _rows(count))
 
 

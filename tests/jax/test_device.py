@@ -115,7 +115,7 @@ def test_a_loop_that_is_compiled_whole_draws_for_each_seed_what_it_has_alone() -
     transform = NStep(3, 0.5)
 
     def run(seed: Any) -> Any:
-        replay = device.init(example(), 20, batch_size=BATCH, transform=transform, seed=seed)
+        replay = device.init(example(), 20, batch_size=BATCH, num_envs=None, transform=transform, seed=seed)
 
         def step(replay: Any, number: Any) -> Any:
             row = jax.tree.map(lambda leaf: leaf[number], rows)
@@ -142,7 +142,9 @@ def test_numbers_of_trajectories_end_episodes_as_on_the_host() -> None:
         expected = host(20, None, SliceSampler(sequence_length=3, **named))
         expected.extend(rows)
         one = jax.tree.map(lambda leaf: leaf[0], rows)
-        replay = device.init(one, 20, batch_size=BATCH, slices=Slices(sequence_length=3, **named), seed=SEED)
+        replay = device.init(
+            one, 20, batch_size=BATCH, num_envs=None, slices=Slices(sequence_length=3, **named), seed=SEED
+        )
         same(device.sample(device.add(replay, rows), 0), expected.sample())
 
 
@@ -207,7 +209,9 @@ def test_fields_of_any_dtype() -> None:
 
 @cache
 def filled() -> device.Replay:
-    replay = device.init({"reward": 0.0, "done": False}, 10, batch_size=4, slices=Slices(sequence_length=3, pad=False))
+    replay = device.init(
+        {"reward": 0.0, "done": False}, 10, batch_size=4, num_envs=None, slices=Slices(sequence_length=3, pad=False)
+    )
     rows = {"reward": np.arange(4, dtype=np.float32), "done": np.array([False, True, False, False])}
     return device.add(replay, rows)
 
@@ -247,7 +251,7 @@ def test_a_random_key_may_be_the_seed() -> None:
 
 def init(row: Any = None, **options: Any) -> device.Replay:
     given = {"capacity": 12, "batch_size": 4, **options}
-    return device.init({"reward": 0.0, "done": False} if row is None else row, **given)
+    return device.init({"reward": 0.0, "done": False} if row is None else row, **{"num_envs": None, **given})
 
 
 @pytest.mark.parametrize(
@@ -275,6 +279,12 @@ def init(row: Any = None, **options: Any) -> device.Replay:
         ({"slices": Slices(sequence_length=13, pad=False)}, ConfigError, "at most the 12 time steps .* found 13"),
         ({"row": {"done": False}, "transform": NStep(2, 0.9)}, MissingFieldError, "NStep: expected a field 'reward'"),
         ({"row": {"reward": 0.0}, "transform": NextView()}, MissingFieldError, "NextView: expected a field 'done'"),
+        (
+            {"num_envs": ..., "slices": Slices(sequence_length=3)},
+            ConfigError,
+            "num_envs: expected .* for slices",
+        ),
+        ({"num_envs": ..., "transform": NextView()}, ConfigError, "num_envs: expected .* for NextView"),
         ({"seed": -1}, ConfigError, "seed: expected an integer"),
         ({"seed": jnp.zeros(3)}, ConfigError, r"or a random key, found float32 \[3\]"),
     ],
@@ -354,8 +364,8 @@ def test_many_rows_at_once_are_the_same_as_few_after_each_other(count: int, envs
     """Episodes and slices are counted block by block, or where there are more by scans."""
     few, rows = 22 if count < 2_000 else 1_499, stream(0, count, envs)
     options: dict[str, Any] = {"batch_size": BATCH, "num_envs": envs, "slices": Slices(sequence_length=3)}
-    at_once = device.add(device.init(example(envs), (envs or 1) * count, **options), rows)
-    replay = device.init(example(envs), (envs or 1) * count, **options)
+    at_once = device.add(device.init(example(envs), (envs or 1) * count, **{"num_envs": None, **options}), rows)
+    replay = device.init(example(envs), (envs or 1) * count, **{"num_envs": None, **options})
     for first in range(0, count, few):
         replay = device.add(replay, jax.tree.map(lambda leaf, first=first: leaf[first : first + few], rows))
     same(at_once, replay)

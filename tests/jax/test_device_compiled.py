@@ -73,7 +73,7 @@ def test_a_replay_that_is_made_in_a_shard_takes_its_rows() -> None:
     slices = device.Slices(sequence_length=3)
 
     def filled(more: Any) -> Any:
-        return device.add(device.init({"x": 0.0, "done": False}, 20, batch_size=4, slices=slices), more)
+        return device.add(device.init({"x": 0.0, "done": False}, 20, batch_size=4, num_envs=None, slices=slices), more)
 
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, in_specs=PartitionSpec("shard"), out_specs=PartitionSpec("shard"))

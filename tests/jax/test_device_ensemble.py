@@ -29,7 +29,7 @@ def members() -> tuple[list[device.Replay], list[ReplayBuffer]]:
         one = {"obs": {"x": 0}, "done": False}
         slices = device.Slices(sequence_length=3, pad=padding)
         written = rows(1000 * number, 11 + number)
-        replays.append(grow(device.init(one, 20, batch_size=1, slices=slices), written))
+        replays.append(grow(device.init(one, 20, batch_size=1, num_envs=None, slices=slices), written))
         buffers.append(ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=3, pad=padding)))
         buffers[-1].extend(written)
     return replays, buffers

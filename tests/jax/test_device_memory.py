@@ -20,7 +20,7 @@ def rows(first: int, count: int) -> dict[str, Any]:
 
 def made(memory: Any, **options: Any) -> device.Replay:
     given = {"batch_size": 5, "slices": device.Slices(sequence_length=3), "seed": 7, **options}
-    return device.init({"number": 0, "done": False}, 20, memory=memory, **given)
+    return device.init({"number": 0, "done": False}, 20, memory=memory, **{"num_envs": None, **given})
 
 
 def where(tree: Any) -> set[Any]:

@@ -100,7 +100,7 @@ def test_draws_are_those_of_the_host_everywhere(steps: int, envs: Any, count: in
 
 def made(capacity: int = 40, **options: Any) -> device.Replay:
     given = {"batch_size": 64, "priorities": Priorities(alpha=1, beta=1, eps=0), **options}
-    return device.init({"x": np.int32(0), "done": False}, capacity, **given)
+    return device.init({"x": np.int32(0), "done": False}, capacity, **{"num_envs": None, **given})
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def test_an_episode_cut_off_in_torch_is_counted_on() -> None:
     """By its number, in slices with a period, from a buffer whose rows are tensors."""
     slices: Any = {"sequence_length": 2, "period": 3, "traj_key": "run"}
     held = mouse_torch.ReplayBuffer(ArrayStorage(6), SliceSampler(**slices), batch_size=8)
-    state = device.init({"run": np.int32(0)}, 6, batch_size=8, slices=device.Slices(**slices))
+    state = device.init({"run": np.int32(0)}, 6, batch_size=8, num_envs=None, slices=device.Slices(**slices))
     held.extend({"run": np.full(6, 7, np.int32)})
     held.extend({"run": np.array([7, 7, 8], np.int32)})
     index = draw(device.from_host(state, held), 0)["index"]
@@ -157,7 +157,7 @@ def test_orbax_saves_and_restores_the_pytree(tmp_path: Path) -> None:
     """With random keys among the fields, priorities of few rows, and one replay for each of two seeds."""
     one = {"key": jax.random.key(0), "reward": 0.0}
     options = {"batch_size": 4, "priorities": replay.Priorities()}
-    state = jax.vmap(lambda seed: device.init(one, 8, seed=seed, **options))(jnp.arange(2))
+    state = jax.vmap(lambda seed: device.init(one, 8, seed=seed, **{"num_envs": None, **options}))(jnp.arange(2))
     given = {"key": jax.random.split(jax.random.key(5), (2, 3)), "reward": jnp.ones((2, 3))}
     state = jax.vmap(device.add)(state, given)
     with ocp.StandardCheckpointer() as checkpointer:

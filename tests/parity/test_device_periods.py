@@ -29,7 +29,10 @@ class InJax:
     add, draw, weigh = jax.jit(device.add), jax.jit(device.sample), jax.jit(device.set_priorities)
 
     def __init__(self, capacity: int, **options: Any) -> None:
-        self._replay, self._number = device.init(EXAMPLE, capacity, batch_size=BATCH, **options), 0
+        self._replay, self._number = (
+            device.init(EXAMPLE, capacity, batch_size=BATCH, **{"num_envs": None, **options}),
+            0,
+        )
 
     def extend(self, rows: Any) -> None:
         self._replay = InJax.add(self._replay, rows)

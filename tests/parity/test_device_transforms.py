@@ -132,8 +132,8 @@ def _module(name: str) -> str:
 def test_each_runs_where_nothing_has_values(name: str) -> None:
     """JAX traces it; torch fetches nothing from a device and copies nothing there. And on the host."""
     options = given(name)
-    in_jax.init(EXAMPLE, 20, **options)
-    made = [in_torch.Replay(EXAMPLE, 20, device=on, **options) for on in ("meta", "cpu")]
+    in_jax.init(EXAMPLE, 20, **{"num_envs": None, **options})
+    made = [in_torch.Replay(EXAMPLE, 20, device=on, **{"num_envs": None, **options}) for on in ("meta", "cpu")]
     step = {key: torch.from_numpy(values) for key, values in rows(18).items()}
     made[0].extend({key: values.to("meta") for key, values in step.items()})
     with Seen() as seen:
@@ -147,10 +147,10 @@ def test_each_runs_where_nothing_has_values(name: str) -> None:
 @pytest.mark.parametrize("name", ["all of rows", "all of slices"])
 @pytest.mark.filterwarnings("error:Dynamo detected")
 def test_all_are_compiled_at_once(name: str) -> None:
-    replay = in_jax.add(in_jax.init(EXAMPLE, 20, **given(name)), rows(18))
+    replay = in_jax.add(in_jax.init(EXAMPLE, 20, **{"num_envs": None, **given(name)}), rows(18))
     batch = expected(name)
     agree(flatten(jax.jit(in_jax.sample)(replay, 0)), batch)
-    other = in_torch.Replay(EXAMPLE, 20, **given(name))
+    other = in_torch.Replay(EXAMPLE, 20, **{"num_envs": None, **given(name)})
     other.extend(rows(18))
     torch.compiler.reset()
     found = torch.compile(other.sample, fullgraph=True, backend="eager")()
@@ -162,4 +162,4 @@ def test_all_are_compiled_at_once(name: str) -> None:
 def test_others_are_refused(make: Any, name: str) -> None:
     transform, words = REFUSED[name]
     with pytest.raises(ConfigError, match=f"transform: expected one that looks at the batch alone, .*{words}"):
-        make(EXAMPLE, 20, batch_size=5, transform=transform)
+        make(EXAMPLE, 20, batch_size=5, num_envs=None, transform=transform)

@@ -123,7 +123,9 @@ def test_numbers_of_trajectories_end_episodes_as_on_the_host(key: str, ends: boo
     expected = host(20, None, SliceSampler(sequence_length=3, **named))
     expected.extend(rows)
     one = {name: leaf[0] for name, leaf in rows.items()}
-    replay = device.Replay(one, 20, batch_size=BATCH, slices=Slices(sequence_length=3, **named), seed=SEED)
+    replay = device.Replay(
+        one, 20, batch_size=BATCH, num_envs=None, slices=Slices(sequence_length=3, **named), seed=SEED
+    )
     replay.extend(rows)
     same(replay.sample(), expected.sample())
 
@@ -259,7 +261,7 @@ def test_it_is_a_module() -> None:
     assert first["data", "0"].dtype == torch.bfloat16
     assert (first["data", "0"][:, 0] == 2 * first["index"]).all()
     assert (first["data", "1", "image"] == 200).all()
-    sliced = device.Replay({"done": False}, 6, batch_size=2, slices=Slices(sequence_length=2))
+    sliced = device.Replay({"done": False}, 6, batch_size=2, num_envs=None, slices=Slices(sequence_length=2))
     before = {name: values for name, values in sliced.state_dict().items() if name != "episodes.made"}
     with pytest.raises(RuntimeError, match="dumps makes a file of it that loads reads"):
         sliced.load_state_dict(before, strict=False)
@@ -290,7 +292,7 @@ def test_rows_of_any_dtype(name: str) -> None:
     dtype = getattr(torch, name)
     row = {"x": torch.zeros(2, dtype=dtype), "y": 0.5, "done": False}
     slices = Slices(sequence_length=2, pad=0)
-    replay = device.Replay(row, 12, batch_size=4, slices=slices, priorities=Priorities())
+    replay = device.Replay(row, 12, batch_size=4, num_envs=None, slices=slices, priorities=Priorities())
     torch.nn.ModuleDict({"replay": replay, "net": torch.nn.Linear(1, 1)}).to(torch.bfloat16).double()
     x = torch.arange(20, dtype=torch.float32).reshape(10, 2).to(dtype)
     replay.extend({"x": x, "y": torch.ones(10), "done": torch.arange(10) % 3 == 2})
@@ -322,7 +324,7 @@ def test_only_so_many_rows_are_enough() -> None:
 
 def made(row: Any = None, **options: Any) -> device.Replay:
     given = {"capacity": 12, "batch_size": 4, **options}
-    return device.Replay({"reward": 0.0, "done": False} if row is None else row, **given)
+    return device.Replay({"reward": 0.0, "done": False} if row is None else row, **{"num_envs": None, **given})
 
 
 @pytest.mark.parametrize(
@@ -330,6 +332,12 @@ def made(row: Any = None, **options: Any) -> device.Replay:
     [
         ({"capacity": 0}, ConfigError, "capacity: expected"),
         ({"num_envs": 5}, ConfigError, "a multiple of the 5 environments, found 12"),
+        (
+            {"num_envs": ..., "slices": Slices(sequence_length=3)},
+            ConfigError,
+            "num_envs: expected .* for slices",
+        ),
+        ({"num_envs": ..., "transform": NextView()}, ConfigError, "num_envs: expected .* for NextView"),
         ({"transform": VecNorm("reward")}, ConfigError, "VecNorm.*, which keeps numbers of all rows"),
         ({"row": {"index": 0.0}}, SchemaError, r"without the fields \['index'\]"),
         ({"capacity": 2**30}, ConfigError, "less than 2\\*\\*30 rows"),

@@ -41,7 +41,9 @@ def members(weighted: bool, on: str, seed: int = SEED) -> tuple[device.ReplayEns
             options = {"priorities": Priorities(alpha=1, eps=0)} if number else {}
             sampler = PrioritizedSampler(alpha=1, eps=0) if number else RandomSampler()
         replays.append(
-            device.Replay({"obs": {"x": np.int32(0)}, "done": False}, 20, batch_size=1, device=on, **options)
+            device.Replay(
+                {"obs": {"x": np.int32(0)}, "done": False}, 20, batch_size=1, device=on, **{"num_envs": None, **options}
+            )
         )
         buffers.append(ReplayBuffer(ArrayStorage(20), sampler))
         for one in (replays[-1], buffers[-1]):
@@ -98,7 +100,7 @@ def test_nothing_waits_for_the_device(weighted: bool) -> None:
 def test_what_cannot_be_mixed_is_refused() -> None:
     rows = {"reward": torch.ones(3)}
     one, other, queue, elsewhere, empty = (
-        device.Replay({name: 0.0}, 4, batch_size=1, **options)
+        device.Replay({name: 0.0}, 4, batch_size=1, **{"num_envs": None, **options})
         for name, options in (
             ("reward", {}),
             ("cost", {}),

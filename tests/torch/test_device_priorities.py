@@ -55,7 +55,7 @@ def test_draws_are_those_of_the_host(steps: int, envs: Any, count: int, options:
     if options:
         more["slices"] = Slices(**options)
     row = {"x": np.int32(0), "done": False}
-    replay = Replay(row, capacity, batch_size=BATCH, priorities=Priorities(**given), **more)
+    replay = Replay(row, capacity, batch_size=BATCH, priorities=Priorities(**given), **{"num_envs": None, **more})
     rng = np.random.default_rng(0)
     for number in range(max(12, 3 * steps // count) if count > 1 else 30):
         rows = rows_of(number * count, count, envs)
@@ -91,7 +91,7 @@ def test_of_many_rows_those_of_the_host_come() -> None:
     n = 5_000
     options: dict[str, Any] = {"batch_size": 64, "seed": SEED}
     buffer = ReplayBuffer(ArrayStorage(n), PrioritizedSampler(), **options)
-    replay = Replay({"x": 0.0}, n, priorities=Priorities(), **options)
+    replay = Replay({"x": 0.0}, n, priorities=Priorities(), **{"num_envs": None, **options})
     rng = np.random.default_rng(1)
     index, values = rng.permutation(n), rng.exponential(size=n).astype(np.float32)
     for made in (buffer, replay):
@@ -103,7 +103,7 @@ def test_of_many_rows_those_of_the_host_come() -> None:
 
 def made(**options: Any) -> Replay:
     given = {"batch_size": 64, "priorities": Priorities(alpha=1, beta=1, eps=0), **options}
-    return Replay({"x": 0.0, "done": False}, 40, **given)
+    return Replay({"x": 0.0, "done": False}, 40, **{"num_envs": None, **given})
 
 
 def test_what_cannot_be_is_refused() -> None:

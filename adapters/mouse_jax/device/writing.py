@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import EllipsisType
 from typing import Any, cast
 
 import jax
@@ -14,7 +15,7 @@ from jax import lax
 from mouse_core import ConfigError, SchemaError
 from mouse_core.nested import FieldKey, as_array, lists_of, path_of, structure_of
 from mouse_core.replay import Priorities
-from mouse_core.replay.device.options import check_names, check_order, check_rooms, composed, find_marks
+from mouse_core.replay.device.options import check_names, check_order, check_rooms, composed, find_marks, streams_of
 from mouse_core.spec import Alignment, is_text
 from mouse_jax._rollout import seed_halves
 from mouse_jax.device import _episodes, _turns
@@ -35,7 +36,7 @@ def init(
     capacity: int,
     *,
     batch_size: int,
-    num_envs: int | None = None,
+    num_envs: int | EllipsisType | None = ...,
     slices: Slices | None = None,
     transform: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
     alignment: Alignment = "outgoing",
@@ -52,7 +53,8 @@ def init(
         capacity: Rows that it holds, all time steps of all environments; the oldest are overwritten.
         batch_size: Rows or slices in a batch, B, where ``sample`` is not told.
         num_envs: Environments whose rows are written side by side, ``[time, env]``, and of which each is a stream of
-            its own; None: rows are one stream.
+            its own; None: rows are one stream, ``[n, ...]`` in the order of time. Where slices or a transform read
+            rows that follow each other, it is required.
         slices: What a batch consists of: slices; None: single rows, each as likely.
         transform: Functions of a batch that can be traced, applied in order: those of ``mouse_core.replay`` that draw
             no random numbers and look at the batch alone, such as ``NStep`` and ``NextView``, or your own.
@@ -90,11 +92,13 @@ def init(
         >>> jax.jit(device.sample)(replay, 0)["obs"].shape
         (8, 4)
     """
+    composition = composed(transform, alignment)
+    num_envs = streams_of(num_envs, slices, composition)
     check_rooms(capacity, batch_size, num_envs, slices)
     hosting.check(memory, seed)
     check_order(order, int(capacity), int(batch_size), slices, priorities)
     row = _row(as_dicts(example))
-    layout = Layout(int(capacity), num_envs, int(batch_size), composed(transform, alignment), alignment, memory)
+    layout = Layout(int(capacity), num_envs, int(batch_size), composition, alignment, memory)
     check_names(row, layout.transform, slices, priorities)
     _check_pad(row, slices)
     lead = (layout.steps,) if num_envs is None else (layout.steps, num_envs)
@@ -295,7 +299,9 @@ def _accepted(replay: Replay, rows: Any) -> Any:
     lead = 1 if replay.layout.num_envs is None else 2
     arrays, counts = {}, {}
     for key, memory in held.items():
-        leaf = given[key] if isinstance(given[key], jax.Array) else as_array(given[key], where=f"add: field {key!r}")
+        leaf = given[key]
+        if not isinstance(leaf, jax.Array) and type(leaf) is not np.ndarray:  # int4 of NumPy is fine here
+            leaf = as_array(leaf, where=f"add: field {key!r}")
         weak = not hasattr(given[key], "dtype")
         one, several = memory.shape[1:], (None, *memory.shape[1:])
         if leaf.shape == one:

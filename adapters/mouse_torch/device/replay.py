@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -13,7 +14,15 @@ from mouse_core.errors import ConfigError
 from mouse_core.nested import FieldKey
 from mouse_core.randomness import check_seed
 from mouse_core.replay import Priorities, ReplayBuffer, Slices
-from mouse_core.replay.device.options import Order, check_names, check_order, check_rooms, composed, find_marks
+from mouse_core.replay.device.options import (
+    Order,
+    check_names,
+    check_order,
+    check_rooms,
+    composed,
+    find_marks,
+    streams_of,
+)
 from mouse_core.spec import Alignment, check_count
 from mouse_torch import _words
 from mouse_torch.device import _moving, _priorities
@@ -47,7 +56,8 @@ class Replay(Kept):
         capacity: Rows that it holds, all time steps of all environments; the oldest are overwritten.
         batch_size: Rows or slices in a batch, B, where ``sample`` is not told.
         num_envs: Environments whose rows are written side by side, ``[time, env]``, and of which each is a stream of
-            its own; None: rows are one stream.
+            its own; None: rows are one stream, ``[n, ...]`` in the order of time. Where slices or a transform read
+            rows that follow each other, it is required.
         slices: What a batch consists of: slices; None: single rows, each as likely.
         transform: Functions of a batch, applied in order: those of ``mouse_core.replay`` that draw no random numbers
             and look at the batch alone, such as ``NStep`` and ``NextView``, or your own.
@@ -89,7 +99,7 @@ class Replay(Kept):
         capacity: int,
         *,
         batch_size: int,
-        num_envs: int | None = None,
+        num_envs: int | EllipsisType | None = ...,
         slices: Slices | None = None,
         transform: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
         alignment: Alignment = "outgoing",
@@ -99,9 +109,10 @@ class Replay(Kept):
         device: str | torch.device | None = None,
     ) -> None:
         super().__init__()
+        self.transform = composed(transform, alignment)
+        num_envs = streams_of(num_envs, slices, self.transform)
         check_rooms(capacity, batch_size, num_envs, slices)
         check_order(order, int(capacity), int(batch_size), slices, priorities)
-        self.transform = composed(transform, alignment)
         self.reach = 0 if self.transform is None else self.transform.reach
         self.capacity, self.num_envs, self.batch_size = int(capacity), num_envs, int(batch_size)
         self.alignment: Alignment = alignment

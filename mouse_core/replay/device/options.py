@@ -91,6 +91,31 @@ def check_rooms(capacity: int, batch_size: int, num_envs: int | None, slices: Sl
         )
 
 
+def streams_of(num_envs: Any, slices: Slices | None, transform: Compose | None) -> int | None:
+    """The number of environments; None: rows are one stream.
+
+    Args:
+        num_envs: As it was given; ``...``: it was not.
+        slices: What a slice is, if batches are slices.
+        transform: What is done to batches.
+
+    Raises:
+        ConfigError: It was not given, and batches pair rows of one environment. Eight rows ``[8, ...]`` of eight
+            environments would be eight steps of one.
+    """
+    if num_envs is not ...:
+        return num_envs  # type: ignore[no-any-return]
+    if slices is None and not (transform is not None and transform.reach):
+        return None
+    looking = [] if transform is None else [part for part in transform.transforms if getattr(part, "reach", 0)]
+    readers = [*(["slices"] if slices is not None else []), *(type(part).__name__ for part in looking)]
+    raise ConfigError(
+        "num_envs: expected the number of environments whose rows are written side by side, for "
+        f"{' and '.join(readers)} of rows that follow each other, found none; num_envs=None is for one stream, whose "
+        "rows [n, ...] are in the order of time"
+    )
+
+
 def check_order(
     order: Any, capacity: int, batch_size: int, slices: Slices | None, priorities: Priorities | None
 ) -> None:
