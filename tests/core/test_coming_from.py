@@ -182,7 +182,7 @@ def test_T06_pytrees() -> None:
     assert len(buffer) == 2
     found = buffer.sample()
     assert found["b"]["c"][0].shape == (4, 2)
-    with pytest.raises(SchemaError, match="strings"):
+    with pytest.raises(SchemaError, match="Unicode text"):
         ReplayBuffer(ArrayStorage(10)).append({30: np.ones(3)})
 
 
