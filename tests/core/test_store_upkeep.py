@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, DatasetStore, PrefetchBatchifier
 from mouse_core.errors import StateError
+from mouse_core.store.disk import sealing as sealing_module
 from mouse_core.store.disk.leases import Lease, Leases
 from mouse_core.store.disk.manifest import Manifest, Sealed, parse_manifest
 from mouse_core.store.disk.sealed import SealedFile
@@ -280,6 +281,31 @@ def test_rows_of_datasets_are_dropped_too(tmp_path: Path) -> None:
         assert numbers_in(store).stop == 3000
 
 
+@pytest.mark.parametrize("limit", [{"max_rows": 8}, {"max_bytes": 2_000_000}])
+def test_rows_of_datasets_that_are_not_to_stay_are_not_kept_meanwhile(
+    limit: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, most = sealing_module.write_segment, []
+
+    def measured(*arguments: Any) -> Any:
+        written = write(*arguments)
+        most.append(size_of(tmp_path / "store" / "segments"))
+        return written
+
+    monkeypatch.setattr(sealing_module, "write_segment", measured)
+    rows = {"action": list(range(40)), "reward": [0.0] * 40, "done": [0] * 40, "metadata_text": ["x" * 500_000] * 40}
+    with DatasetStore.open(tmp_path / "store", "a", **limit) as store:
+        store.from_dataset(pa.table({**rows, "action": [-1] * 40}).slice(0, 2))
+        store.from_dataset(pa.table(rows))
+        assert max(most) <= 2 * 8 * 500_000
+        kept = store[:]
+        assert 2 <= len(kept) <= 8
+        assert store.written == 42
+        assert [row["action"] for row in kept] == list(range(40))[-len(kept) :]
+    again = DatasetStore.open(tmp_path / "store")
+    assert (again[:], again.written) == (kept, 42)
+
+
 def size_of(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*.*"):
@@ -300,8 +326,8 @@ def test_bytes_of_texts_count(kind: str, at_once: int, tmp_path: Path) -> None:
             store.append(rows[0]) if at_once == 1 else store.extend(rows)
             most = max(most, size_of(tmp_path))
         assert store[-1] == rows[-1]
-    # While a file is sealed its rows lie in two.
-    assert most <= 2 * limit + 2 * 500_000
+    # While files are sealed their rows lie in two; all rows have ten times as many bytes.
+    assert most <= 4 * limit
     store = DatasetStore.open(tmp_path / "store")
     assert 2 <= len(store) <= 4
     assert [found["action"] for found in store[:]] == list(range(40))[-len(store) :]

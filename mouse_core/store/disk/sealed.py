@@ -143,6 +143,10 @@ def pieces_of(segment: Segment, most_bytes: int = MOST_BYTES, most_rows: int | N
             # The first rows say how large others are.
             rows = max(1, min(most_rows or segment.num_rows, most_bytes // max(table.nbytes // count, 1)))
             continue
+        if count > 1 and table.nbytes > 2 * most_bytes:
+            # Larger than those before: fewer of them.
+            rows = max(1, count * most_bytes // table.nbytes)
+            continue
         yield table
         row += count
 

@@ -289,8 +289,14 @@ class SealingRows(FolderRows):
             for piece in pieces_of(segment, *self.limits.of_a_file(MOST_BYTES)):
                 yield piece, load
 
-    def _written(self, pieces: Iterable[tuple[pa.Table, int]], *, appended: bool) -> tuple[list[Sealed], Manifest]:
-        """Tables as sealed segments that no manifest names yet, and a manifest that knows their schemas."""
+    def _written(
+        self, pieces: Iterable[tuple[pa.Table, int]], *, appended: bool, only_newest: bool = False
+    ) -> tuple[list[Sealed], Manifest]:
+        """Tables as sealed segments that no manifest names yet, and a manifest that knows their schemas.
+
+        With ``only_newest`` those that are not to stay are removed as soon as others follow, and are among the rows
+        that the manifest says are dropped.
+        """
         manifest, written = self._folder.manifest, []
         try:
             for table, load in pieces:
@@ -298,6 +304,10 @@ class SealingRows(FolderRows):
                     sealed, schema = write_segment(self.folder_path, self._folder.take_number(), table, self._layout)
                     manifest, which = manifest.with_schema(schema)
                     written.append(sealed._replace(schema=which, appended=appended, load=load))
+                    files = [(one.rows, one.bytes) for one in written]
+                    for _ in range(self.limits.too_many(files)[0] if only_newest else 0):
+                        self._remove(written[:1])
+                        manifest = replace(manifest, dropped=manifest.dropped + written.pop(0).rows)
         except BaseException:
             self._remove(written)
             raise
@@ -311,6 +321,7 @@ class SealingRows(FolderRows):
     def _name_sealed(
         self, sealed: Sequence[Sealed], schemas: tuple[pa.Schema, ...], tails: tuple[Tail, ...] | None = None
     ) -> None:
+        """Have a manifest that names sealed segments behind the others."""
         now, places = self._folder.manifest.with_schemas(sealed, schemas)
         segments = (*now.segments, *places)
         tails = now.tails if tails is None else tails

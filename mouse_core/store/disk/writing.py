@@ -127,7 +127,8 @@ class WrittenRows(SealingRows):
                 schema = self.schema.merged(segments, said)
                 if self._is_sealed():
                     loads = self._loads_of(segments, schema)
-                    sealed, manifest = self._written(self._pieces_of(segments, loads), appended=False)
+                    pieces = self._pieces_of(segments, loads)
+                    sealed, manifest = self._written(pieces, appended=False, only_newest=True)
                     uninterrupted(partial(self._take_sealed, sealed, manifest, schema))
                     return
                 uninterrupted(self.appender.close)
@@ -162,10 +163,18 @@ class WrittenRows(SealingRows):
 
         Args:
             sealed: Them.
-            manifest: Which knows their schemas.
+            manifest: Which knows their schemas, and how many rows before them are dropped.
         """
-        first = self.end
-        self._name_sealed(sealed, manifest.schemas)
+        now, first = self._folder.manifest, self.end
+        dropped = manifest.dropped - now.dropped
+        if dropped:
+            # All that were before these are older.
+            _, places = now.with_schemas(sealed, manifest.schemas)
+            known = replace(manifest, about=self.schema.about(), segments=tuple(places), tails=())
+            self._replace(replace(known, dropped=first + dropped))
+            self.segments, self.count, first = [], 0, first + dropped
+        else:
+            self._name_sealed(sealed, manifest.schemas)
         self.segments += self._segments_of(sealed, first)
         self.count += sum(one.rows for one in sealed)
         self._kept = None
