@@ -128,10 +128,10 @@ def _by_token(
     own = np.concatenate([np.zeros(0), *tokens])
     # Of an example whose version is not known it is the newest that others know of.
     newest[np.isnan(newest)] = np.nanmax(newest, initial=-np.inf)
-    known = np.repeat(newest[kept], list(map(len, tokens)))
-    there = np.isfinite(known) & (own != column.fill if column.fill is not None else True)
+    latest = np.repeat(newest[kept], list(map(len, tokens)))
+    there = np.isfinite(latest) & (own != column.fill if column.fill is not None else True)
     own = own[there]
-    behind: npt.NDArray[np.float64] = np.maximum(known[there], own.max(initial=-np.inf)) - own
+    behind: npt.NDArray[np.float64] = np.maximum(latest[there], own.max(initial=-np.inf)) - own
     return behind
 
 
