@@ -17,7 +17,9 @@ from mouse_core.nested import flatten, map_tree
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay import (
     ArrayStorage,
+    BurnIn,
     Cast,
+    CatFrames,
     Compose,
     Exclude,
     HindsightRelabel,
@@ -601,6 +603,33 @@ def test_flattened_images() -> None:
     on_torch = ToFloatImage("image", channels="first")({"image": torch.from_numpy(whole)})["image"]
     np.testing.assert_array_equal(on_torch.numpy(), floats)
     assert ToFloatImage("image", dtype="float16")({"image": whole})["image"].dtype == np.float16
+
+
+def test_rows_that_are_trajectories_are_cropped_or_refused() -> None:
+    def batch(*transform: Any, **more: Any) -> Any:
+        buffer = ReplayBuffer(ArrayStorage(10), transform=[*transform], batch_size=6)
+        step = np.arange(20) + 100 * np.arange(10)[:, None]
+        buffer.extend(
+            {"obs": step[..., None] * 1.0, "reward": step * 1.0, "done": step * 0, "action": step * 0, **more}
+        )
+        return buffer.sample()
+
+    found = batch(RandomTimeCrop(8), BurnIn(lambda first: {"hidden": first["obs"].sum(axis=(1, 2))}, steps=5))
+    assert found["obs"].shape == (6, 3, 1)
+    np.testing.assert_array_equal(found["obs"][:, :, 0], found["reward"][:, :1] + np.arange(3))
+    np.testing.assert_array_equal(found["reward"][:, 0] // 100, found["index"])
+    np.testing.assert_array_equal(found["hidden"], 5 * found["reward"][:, 0] - 15)
+    for transform in (NextView(), NStep(2, 0.5), CatFrames("obs", frames=2)):
+        with pytest.raises(SchemaError, match=r"'done': expected one value a row.*whole trajectories"):
+            batch(transform)
+    with pytest.raises(SchemaError, match=r"whole trajectories.*found first axes \[\(6,\), \(6, 20\)\]"):
+        batch(RandomTimeCrop(4), score=np.zeros(10))  # these may be single steps of 20 numbers
+    single = ReplayBuffer(ArrayStorage(10), transform=[NextView(), RandomTimeCrop(1), NStep(2, 0.5)], batch_size=6)
+    single.extend(
+        {"obs": np.zeros((10, 2)), "reward": np.zeros(10), "done": np.zeros(10, bool), "action": np.zeros(10)}
+    )
+    with pytest.raises(SchemaError, match="RandomTimeCrop: expected slices, found single rows"):
+        single.sample()
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])

@@ -181,7 +181,9 @@ def _one_a_row(key: FieldKey, values: npt.NDArray[Any], kinds: str = "biuf") -> 
     if values.ndim != 1:
         if values.size != len(values):
             raise SchemaError(
-                f"slices: {key!r}: expected one value a row, found rows of shape {list(values.shape[1:])}"
+                f"episodes: {key!r}: expected one value a row, found rows of shape {list(values.shape[1:])}; rows that "
+                "are whole trajectories have no rows beside them to look at: RandomTimeCrop, BurnIn and ReturnsToGo "
+                "take them, all else takes rows that are single steps"
             )
         values = values.reshape(-1)
     return values

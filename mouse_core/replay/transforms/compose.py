@@ -149,6 +149,11 @@ class Compose:
         behind = [getattr(transform, "reach", 0) for transform in self.transforms]
         read = _read_ahead(batch) if any(behind) else None
         for number, transform in enumerate(self.transforms):
+            if read is not None and getattr(transform, "of_slices", False):
+                raise SchemaError(
+                    f"{type(transform).__name__}: expected slices, found single rows, behind which a transform has the "
+                    "buffer read; a SliceSampler draws slices"
+                )
             if hasattr(transform, "done"):
                 batch = _by_name(batch)
             if getattr(transform, "random", False):

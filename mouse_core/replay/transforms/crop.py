@@ -15,7 +15,7 @@ from mouse_core.nested import flatten, map_tree
 from mouse_core.randomness import Key
 from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.replay.transforms._ends import flat_flags
-from mouse_core.replay.transforms._fields import check_keys, device_of, find_any, on_host, replaced, runs
+from mouse_core.replay.transforms._fields import BOOKKEEPING, check_keys, device_of, find_any, on_host, replaced, runs
 from mouse_core.spec import check_count
 
 Array = Any
@@ -23,7 +23,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class RandomTimeCrop:
-    """Takes a random sub-trajectory of ``sequence_length`` steps out of every slice.
+    """Takes a random sub-trajectory of ``sequence_length`` steps out of every slice, or of rows that are trajectories.
 
     Where it begins is drawn uniformly from all places at which so many steps of the mask follow; a slice with fewer
     begins where they begin, and its mask says how many there are. (``mouse_core.RandomCrop`` crops images.)
@@ -41,6 +41,7 @@ class RandomTimeCrop:
     mask: FieldKey = "mask"
 
     random: ClassVar[bool] = True
+    of_slices: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("RandomTimeCrop: sequence_length", self.sequence_length)
@@ -189,6 +190,8 @@ class BurnIn:
     function: Callable[[Any], Mapping[str, Array]]
     steps: int
 
+    of_slices: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise ConfigError(f"BurnIn: expected a function, found {self.function!r:.80}")
@@ -217,14 +220,22 @@ class BurnIn:
 
 
 def _steps(batch: Any, where: str) -> tuple[int, int]:
-    """How many slices there are and how long they are: the first axes of the index, or else of all fields."""
+    """How many slices there are and how long they are: the first axes of the index, or else of all fields.
+
+    Where the index is of single rows, the rows are whole trajectories, which all their fields must say.
+    """
     index = find_any(batch, "index")
     if index is not None and index.ndim == 2:
         return int(index.shape[0]), int(index.shape[1])
-    shapes = {tuple(values.shape[:2]) for values in flatten(batch).values() if values.ndim >= 2}
-    if not shapes:
+    added = () if index is None else (*BOOKKEEPING - {"mask"}, "generation")
+    fields = {key: values for key, values in flatten(batch).items() if key not in added}
+    shapes = {tuple(getattr(values, "shape", ())[:2]) for values in fields.values()}
+    steps = {shape for shape in shapes if len(shape) == 2}
+    if not steps:
         raise MissingFieldError(f"{where}: expected slices [B, S, ...], found no field of two axes")
-    if index is not None or len(shapes) > 1:
-        raise SchemaError(f"{where}: expected slices [B, S, ...], found first axes {sorted(shapes)}")
-    count, length = shapes.pop()
+    single = index is not None and (len(shapes) > 1 or {shape[0] for shape in steps} != {len(index)})
+    if len(steps) > 1 or single or find_any(batch, "slice_id") is not None:
+        expected = "slices [B, S, ...]" if index is None else "slices, or rows that are whole trajectories, [B, S, ...]"
+        raise SchemaError(f"{where}: expected {expected} in every field, found first axes {sorted(shapes)}")
+    count, length = steps.pop()
     return int(count), int(length)
