@@ -36,6 +36,12 @@ def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
         help="of RLDS (TFDS, Open X): whether the last step of an episode holds only an observation, as RLDS says, or "
         "an action and a reward that count, too",
     )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="SECONDS",
+        help="of a LeRobotDataset: how far the frame of a video may be from its row's time (0.0001)",
+    )
     parser.add_argument("--split", action="append", metavar="NAME", help="only this split; may be given several times")
     parser.add_argument(
         "--image-root",
@@ -115,16 +121,16 @@ def how_to_read(chosen: argparse.Namespace) -> dict[str, Any]:
         "splits": chosen.split,
         "image_roots": chosen.image_root,
     }
-    return said if chosen.last_step is None else said | {"last_step": chosen.last_step}
+    return said | {name: value for name in ("last_step", "tolerance") if (value := getattr(chosen, name)) is not None}
 
 
 def viewer_of(chosen: argparse.Namespace) -> list[str]:
     """The command that shows the data that a command was asked for, read as it read them, word by word."""
     words = ["mouse", "view", chosen.source]
-    for name in ("format", "final", "last_step", "split", "alignment", "image_root"):
-        given = getattr(chosen, name) or []
-        for value in [given] if isinstance(given, str) else given:
-            words += [f"--{name.replace('_', '-')}", value]
+    for name in ("format", "final", "last_step", "tolerance", "split", "alignment", "image_root"):
+        given = getattr(chosen, name)
+        for value in given if isinstance(given, list) else [] if given is None else [given]:
+            words += [f"--{name.replace('_', '-')}", str(value)]
     return words
 
 

@@ -139,7 +139,11 @@ def open(
         raise ConfigError(f"{root}: splits: {found.name} data have none, found {list(splits)}")
     options |= {"splits": splits} if splits is not None else {}
     options |= {"final": final} if final is not None and "final" in takes else {}
-    for option, of in (("skip_broken", "a LeRobotDataset"), ("last_step", "RLDS, as TFDS keeps it")):
+    for option, of in (
+        ("skip_broken", "a LeRobotDataset"),
+        ("tolerance", "a LeRobotDataset"),
+        ("last_step", "RLDS, as TFDS keeps it"),
+    ):
         if option in options and option not in takes:
             flag = f"--{option.replace('_', '-')}"
             raise ConfigError(f"{root}: {option} ({flag}): expected {of}, found {found.name} data")

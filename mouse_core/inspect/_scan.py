@@ -18,7 +18,7 @@ from mouse_core.formats.columns.named import MISSING
 from mouse_core.formats.columns.values import UInt64s, Values, combined, hash_rows, read_values
 from mouse_core.inspect._checks.places import Places
 from mouse_core.inspect._checks.sampling import Int64s
-from mouse_core.inspect._checks.watching import Watch
+from mouse_core.inspect._checks.watching import Watch, missing_rows
 from mouse_core.inspect._columns import ColumnCounter
 from mouse_core.inspect._episodes import EpisodeCounter
 from mouse_core.inspect.report import ActionsReport, ColumnReport, EpisodesReport
@@ -73,8 +73,12 @@ class Scan:
         values = {name: read_values(rows.column(name)) for name in self.columns}
         hashes = {name: hash_rows(found) for name, found in values.items()}
         before = {name: _odd(counter) for name, counter in self.columns.items()}
+        missing = missing_rows(values)
         for name, counter in self.columns.items():
-            counter.add(values[name], hashes[name])
+            if missing is not None and name in self._observations and missing.any():  # zeros, which nothing showed
+                counter.add(_chosen(values[name], rows.column(name), ~missing), hashes[name][~missing])
+            else:
+                counter.add(values[name], hashes[name])
         odd = [name for name, counter in self.columns.items() if _odd(counter) != before[name]]
         start, step = None, np.arange(self.rows, self.rows + rows.num_rows)
         episode = np.zeros_like(step)
@@ -121,7 +125,7 @@ class Scan:
     ) -> None:
         """Actions that were taken: not the placeholder of an episode's first row."""
         if start is not None and self._arrived:
-            found = _chosen(found, rows, ~start)
+            found = _chosen(found, rows.column("action"), ~start)
         counter.add(found, None)
         if self._actions is None or found.numbers is None or not found.numbers.size:
             return
@@ -183,9 +187,9 @@ def _odd_rows(values: Values) -> tuple[Int64s, Int64s | None]:
     return np.unique(rows[odd]), None
 
 
-def _chosen(values: Values, rows: pa.RecordBatch, kept: npt.NDArray[np.bool_]) -> Values:
+def _chosen(values: Values, column: pa.Array, kept: npt.NDArray[np.bool_]) -> Values:
     if values.shape is None or values.numbers is None:
-        return read_values(rows.column("action").filter(pa.array(kept)))
+        return read_values(column.filter(pa.array(kept)))
     return replace(values, rows=int(kept.sum()), numbers=values.numbers[kept])
 
 

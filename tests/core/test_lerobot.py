@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -21,6 +22,7 @@ from mouse_core.formats import converting
 from mouse_core.formats.converting import convert
 from mouse_core.formats.lerobot import read_lerobot, write_lerobot
 from mouse_core.images import decode_image, encode_png
+from mouse_core.inspect import inspect
 
 FPS = 10
 SIDE = (48, 64)
@@ -387,7 +389,7 @@ def wrong_shape(info: dict[str, Any]) -> None:
         (huge, DataError, r"expected a shape \[height, width, channels\]"),
         (other_size, DataError, r"file-000\.mp4: expected frames of 40x40, found 48x64"),
         (no_action, SchemaError, r"expected a feature 'action'"),
-        (wrong_shape, DataError, r"file-000\.parquet: action: expected shape \[7\], found \[6\]"),
+        (wrong_shape, DataError, r"file-000\.parquet: action: expected float32 \[7\], found shape \[6\]"),
     ],
 )
 def test_descriptions_that_cannot_be(change: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
@@ -515,7 +517,9 @@ def test_depth_pictures_keep_all_of_their_bits(tmp_path: Path, monkeypatch: pyte
     zeros = np.zeros(SIDE, np.uint16)
     np.testing.assert_array_equal(found, [*map(robot.depth, range(3)), zeros, *map(robot.depth, range(3, 5)), zeros])
     plain = robot.write(tmp_path / "p", kind="image", files=[[0, 1]], change=depth_camera({}))
-    with pytest.raises(DataError, match=r"row 0: observation.images.depth: expected pixels 0\.\.255, found"):
+    with pytest.raises(
+        DataError, match=r"frame 0 of episode 0: observation.images.depth: expected pixels 0\.\.255, found"
+    ):
         read_lerobot(plain, final="drop").to_table()
 
 
@@ -552,6 +556,113 @@ def places(marked: Sequence[int]) -> list[int]:
     return (np.cumsum(1 - np.array(marked)) - 1).tolist()
 
 
+def changed(file: Path, name: str, column: Any) -> None:
+    """Have another column in a file of frames."""
+    table = pq.read_table(file)
+    place = table.schema.get_field_index(name)
+    pq.write_table(table.append_column(name, column) if place < 0 else table.set_column(place, name, column), file)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 3, 2)])
+@pytest.mark.parametrize("dtype", ["bool", "float32", "int64"])
+def test_features_of_any_shape_are_read(shape: tuple[int, ...], dtype: str, tmp_path: Path) -> None:
+    """Also of several dimensions as datasets writes them, which is imported here."""
+
+    def change(info: dict[str, Any]) -> None:
+        info["features"]["observation.contact"] = {"dtype": dtype, "shape": [*shape], "names": None}
+
+    robot = Robot((4, 3))
+    root = robot.write(tmp_path / "set", files=[[0, 1]], change=change)
+    values = (np.arange(7 * np.prod(shape)).reshape(7, *shape) % 2).astype(dtype)
+    kinds = {1: datasets.Sequence(datasets.Value(dtype), shape[0]), 2: datasets.Array2D, 3: datasets.Array3D}
+    feature = kinds[1] if len(shape) == 1 else kinds[len(shape)](shape, dtype)
+    features = datasets.Features({"x": feature})
+    made = datasets.Dataset.from_dict({"x": values.tolist()}, features=features).data.table.combine_chunks()
+    changed(next((root / "data").rglob("*.parquet")), "observation.contact", made.column("x"))
+    found = read_lerobot(root, final="drop").to_table()
+    assert np.array(found.column("observation_contact").to_pylist()).tolist() == values.tolist()
+    assert len(DatasetStore.open(root, final="mark")) == 9
+
+
+WRONG: dict[str, tuple[str, Any, str]] = {
+    "null": ("observation.state", lambda state: [*state[:6], None, *state[7:]], "found null"),
+    "width": ("observation.state", lambda state: [*state[:6], state[6][:4], *state[7:]], r"found shape \[4\]"),
+    "null inside": ("observation.state", lambda state: [*state[:6], [None, *state[6][1:]], *state[7:]], "1 nulls"),
+    "number": ("task_index", lambda numbers: [*numbers[:6], None, *numbers[7:]], "found null"),
+    "image": (
+        "observation.images.top",
+        lambda images: [*images[:6], {"bytes": None, "path": "a\0b.png"}, *images[7:]],
+        "0 bytes that are no image",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_values_that_are_none_are_named_by_frame_and_left_out(case: str, tmp_path: Path) -> None:
+    robot = Robot((5, 3, 7), cameras=["top"])
+    root = robot.write(tmp_path / "set", kind="image", files=[[0, 1], [2]])
+    file = min((root / "data").rglob("*.parquet"))
+    name, change, message = WRONG[case]
+    stored = pq.read_table(file).column(name)
+    kind = pa.list_(pa.float32()) if name == "observation.state" else stored.type
+    changed(file, name, pa.array(change(stored.to_pylist()), kind))
+    wanted = rf"file-000\.parquet, frame 1 of episode 1: {name}: .*{message}"
+    for size in (2, 8192):
+        with pytest.raises(DataError, match=wanted):
+            read_lerobot(root, final="drop", batch_rows=size).to_table()
+    stream = read_lerobot(root, final="drop", skip_broken=True)
+    assert any(note.startswith("episode 1 is left out: ") for note in stream.notes)
+    assert set(stream.to_table().column("metadata_episode_index").to_pylist()) == {0, 2}
+    assert len(DatasetStore.open(root, final="drop", skip_broken=True)) == 12
+
+
+@pytest.mark.parametrize("way", ["no footer", "not listed"])
+def test_whole_episodes_are_read_of_a_recording_that_was_killed(way: str, tmp_path: Path) -> None:
+    robot = Robot((5, 3, 7, 4))
+    root = robot.write(tmp_path / "set")
+    listed = root / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
+    table = pq.read_table(listed)
+    if way == "no footer":  # of the files that were open
+        pq.write_table(table.slice(0, 2), listed)
+        pq.write_table(table.slice(2), listed.with_name("file-001.parquet"))
+        for file in (listed.with_name("file-001.parquet"), max((root / "data").rglob("*.parquet"))):
+            file.write_bytes(file.read_bytes()[:-40])
+    else:  # frames of an episode that nothing says
+        pq.write_table(table.slice(0, 3), listed)
+    with pytest.raises(DataError, match=r"a recording that was killed, skip_broken=True .* reads the episodes"):
+        read_lerobot(root, final="drop")
+    stream = formats.open(root, final="drop", skip_broken=True)
+    whole = [5, 3] if way == "no footer" else [5, 3, 7]
+    assert stream.to_table().column("observation").to_pylist() == robot.state[: sum(whole)].tolist()
+    assert any("total_episodes" in note for note in stream.notes)
+    assert len(stream.to_store()) == len(DatasetStore.open(root, final="drop", skip_broken=True)) == sum(whole)
+
+
+def test_unknown_options_are_refused_before_files_are_looked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Robot().write(tmp_path / "set")
+    monkeypatch.setattr("mouse_core.formats.lerobot.reading.kept_rows", None)
+    with pytest.raises(TypeError, match="colour"):
+        DatasetStore.open(root, final="drop", colour=1)
+    with pytest.raises(ConfigError, match="colour"):
+        formats.open(root, final="drop", colour=1)
+
+
+def test_zeros_for_what_is_missing_are_no_statistics(tmp_path: Path) -> None:
+    robot = Robot()
+    robot.state += 100
+    root = robot.write(tmp_path / "set")
+    said = {"observation.state": {"mean": robot.state.mean(0).tolist(), "std": robot.state.std(0).tolist()}}
+    (root / "meta" / "stats.json").write_text(json.dumps(said))
+    reports = [inspect(formats.open(root, final=final)) for final in ("mark", "drop")]
+    for report in reports:
+        assert not [one for one in report.findings if one.code == "statistics-contradict"]
+    (seen,) = (column for column in reports[0].columns if column.name == "observation")
+    assert seen.low > 90
+    assert seen.mean == pytest.approx(robot.state.mean(), rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("value", "message"), [(None, "0 bytes that are no image"), (b"\x89PNG", "4 bytes that are no image")]
 )
@@ -565,7 +676,7 @@ def test_pictures_that_are_none_are_refused_with_their_row(value: Any, message: 
     pq.write_table(
         table.set_column(place, table.schema.field(place), pa.array(found, table.schema.field(place).type)), file
     )
-    with pytest.raises(DataError, match=rf"file-000\.parquet, row 6: observation\.images\.top: .*{message}"):
+    with pytest.raises(DataError, match=rf"frame 1 of episode 1: observation\.images\.top: .*{message}"):
         read_lerobot(root, final="drop").to_table()
 
 

@@ -147,7 +147,8 @@ def test_episodes_without_their_frames_are_refused_or_left_out(tmp_path: Path) -
     # The second file has the episodes 2 and 3, of 7 and 4 frames: of the last one two are missing.
     encode(root / TOP / "file-001.mp4", [robot.picture(0, place) for place in range(8, 17)])
     with pytest.raises(
-        DataError, match=r"top.*file-001\.mp4: expected a frame at 0\.9.* nearest at 0\.8.* \(9 frames\).*episode 3 "
+        DataError,
+        match=r"top.*file-001\.mp4: expected a frame at (0\.9|1\.0).* nearest at 0\.8.* \(9 frames\).*episode 3 ",
     ):
         DatasetStore.open(root, final="drop")
     stream = formats.open(root, final="drop", skip_broken=True)
@@ -260,8 +261,30 @@ def test_a_frame_is_the_one_of_the_time_that_its_row_says(tmp_path: Path) -> Non
         message = rf"expected a frame at 0\.6000 s, found the nearest at 0\.{time}0 s"
         with pytest.raises(DataError, match=rf"{message}.*top in episode 1 "):
             DatasetStore.open(root, final="drop")
-        with pytest.raises(DataError, match=rf"{message}, for observation\.images\.top in episode 1"):
+        with pytest.raises(DataError, match=rf"{message}.*, for observation\.images\.top in episode 1"):
             read_lerobot(root, final="drop", videos="pixels").to_table()
+
+
+def test_a_tolerance_takes_frames_that_are_further_away(tmp_path: Path) -> None:
+    root = Robot((5, 3), cameras=["top"]).write(tmp_path / "set", files=[[0, 1]])
+    encode_at(
+        root / TOP / "file-000.mp4", range(0, 800, 100), [np.full((*SIDE, 3), 20 * k, np.uint8) for k in range(8)]
+    )
+    set_times(root, lambda times: pa.array(times + np.float32(0.003), pa.float32()))
+    for videos in ("frames", "pixels"):
+        with pytest.raises(DataError, match=r"at 0\.\d030 s, .*; tolerance=0\.003\d \(--tolerance\) takes it"):
+            read_lerobot(root, final="drop", videos=videos).to_table()
+    with pytest.raises(DataError, match=r"expected an episode that can be read, found none.*tolerance="):
+        read_lerobot(root, final="drop", skip_broken=True)
+    assert brightness(root, tolerance=0.0035) == [[0, 1, 2, 3, 4, 5, 6, 7]] * 2
+    assert len(DatasetStore.open(root, final="drop", tolerance=0.0035)) == 8
+    assert main(["inspect", str(root), "--final", "drop", "--tolerance", "0.0035"]) == 0
+    for wrong in (-1, float("nan"), "1"):
+        with pytest.raises(ConfigError, match=r"tolerance \(--tolerance\): expected seconds from 0 on"):
+            read_lerobot(root, final="drop", tolerance=wrong)
+    (tmp_path / "x.npz").touch()
+    with pytest.raises(ConfigError, match=r"tolerance \(--tolerance\): expected a LeRobotDataset"):
+        formats.open(tmp_path / "x.npz", format="ogbench", tolerance=1.0)
 
 
 def test_times_are_as_exact_as_numbers_hold_them(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ _LARGEST_SIDE = 8192
 _TOLERANCE = 1e-4
 
 
-def allowance(times: Floats, tick: float, frames_per_second: float) -> Floats:
+def allowance(times: Floats, tick: float, frames_per_second: float, tolerance: float | None = None) -> Floats:
     """By how many seconds a frame may miss some times that rows say: by no more than the numbers were rounded.
 
     Args:
@@ -28,17 +28,28 @@ def allowance(times: Floats, tick: float, frames_per_second: float) -> Floats:
         tick: Seconds of the unit in which the video's times are counted. One of 1/1000 s rounds 30 frames a second, and
             one of 1/15360 s does not.
         frames_per_second: Of the recording.
+        tolerance: Seconds that the caller allows; by default as many as LeRobot does.
     """
     ticks = 1 / (frames_per_second * tick)
     rounded = tick / 2 if abs(ticks - round(ticks)) > 1e-6 * ticks else 0.0
-    # Never so much that the frame may be the one before or behind.
-    return np.minimum(_TOLERANCE + rounded + np.abs(times) * 2.0**-23, 0.25 / frames_per_second)
+    allowed = (_TOLERANCE if tolerance is None else tolerance) + rounded + np.abs(times) * 2.0**-23
+    # By default never so much that the frame may be the one before or behind.
+    return np.minimum(allowed, 0.25 / frames_per_second) if tolerance is None else allowed
 
 
 def nearest(shown: Floats, times: Floats) -> npt.NDArray[np.int64]:
     """Which of some frames, shown at ``shown`` in their order, is nearest to each time."""
     behind = np.clip(np.searchsorted(shown, times), 1, max(1, len(shown) - 1))
     return np.where(times - shown[behind - 1] <= shown[behind % len(shown)] - times, behind - 1, behind % len(shown))
+
+
+def missed(time: float, found: float, frames_per_second: float, more: str = "") -> str:
+    """The message for a frame that is not near enough, with the tolerance that takes it where it is the nearest."""
+    away = abs(found - time)
+    hint = (
+        f"; tolerance={np.ceil(away * 1e4 + 1) / 1e4:g} (--tolerance) takes it" if away < 1 / frames_per_second else ""
+    )
+    return f"expected a frame at {time:.4f} s, found the nearest at {found:.4f} s{more}{hint}"
 
 
 class Camera:
@@ -49,13 +60,22 @@ class Camera:
         shape: ``(H, W, C)`` of a frame, C being 1 or 3.
         frames_per_second: Of the recording.
         wide: Whether pixels are numbers of 16 bits, such as depth; colours are bytes.
+        tolerance: See ``allowance``.
     """
 
-    def __init__(self, name: str, shape: tuple[int, int, int], frames_per_second: float, *, wide: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, int, int],
+        frames_per_second: float,
+        *,
+        wide: bool = False,
+        tolerance: float | None = None,
+    ) -> None:
         self.name = name
         self.shape = shape
         self.dtype = np.dtype(np.uint16 if wide else np.uint8)
-        self._rate = frames_per_second
+        self._rate, self._tolerance = frames_per_second, tolerance
         self._file: Path | None = None
         self._container: Any = None
         self._frames: Iterator[Any] = iter(())
@@ -126,8 +146,8 @@ class Camera:
         if self._held is None:
             raise damaged(file, f"expected a frame at {time:.4f} s, found none")
         found, frame = self._held
-        if abs(found - time) > allowance(np.array(time), self._tick, self._rate):
-            raise damaged(file, f"expected a frame at {time:.4f} s, found the nearest at {found:.4f} s")
+        if abs(found - time) > allowance(np.array(time), self._tick, self._rate, self._tolerance):
+            raise damaged(file, missed(time, found, self._rate))
         if (frame.height, frame.width) != self.shape[:2]:
             raise damaged(file, f"expected frames of {list(self.shape[:2])}, found {frame.height}x{frame.width}")
         return self._pixels(file, frame).reshape(self.shape)

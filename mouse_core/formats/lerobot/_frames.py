@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.column_types import fixed_shape, is_list
+from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core._base.memo import memo
 from mouse_core.about.dataset import About
 from mouse_core.errors import DataError
 from mouse_core.formats.base import damaged
 from mouse_core.formats.columns.named import MISSING, Columns, named_action, named_observation, schema_of, to_batch
 from mouse_core.formats.columns.transitions import transition_rows
-from mouse_core.formats.columns.values import read_values
+from mouse_core.formats.columns.values import Values, read_values
 from mouse_core.formats.lerobot._meta import Description, Feature, column_of, dimensions, feature_of, is_action
 from mouse_core.formats.lerobot._videos import FRAME, frames_column
 from mouse_core.formats.pictures.changing import IMAGE
@@ -30,6 +30,7 @@ INDEX = ("episode_index", "frame_index", "index")
 TIME = "timestamp"
 """The column that says how many seconds after its episode began a row was recorded: its frames of videos are those."""
 
+_TEXTS = ("image", "language", "string")
 _ENDINGS = ("next.reward", "next.done", "next.truncated")
 _Path = str | os.PathLike[str]
 
@@ -193,10 +194,35 @@ class Frames:
             raise damaged(file, f"{TIME}: expected a number of seconds in each row, found {column.type}")
         return np.asarray(numbers.reshape(batch.num_rows), np.float64)
 
+    def called(self, rows: npt.NDArray[np.int64], row: int) -> str:
+        """What messages call one of some frames."""
+        (place,), (number,) = self.places(rows[row : row + 1])
+        return f"frame {number} of episode {self.index[place]}"
+
+    def unreadable(self, batch: pa.RecordBatch, keys: Iterable[str]) -> Iterator[tuple[int, str]]:
+        """Rows that have no numbers of a feature's shape, and why."""
+        for key in keys:
+            feature, column = self.described.features[key], batch.column(key)
+            values = read_values(column)
+            if values.kind.kind not in ("scalar", "list") or feature.dtype in _TEXTS or _fits(values, feature):
+                continue
+            for row in range(len(column)):
+                one = read_values(column.slice(row, 1))
+                if not _fits(one, feature):
+                    found = "null" if one.present is not None else f"{one.inner_nulls} nulls"
+                    found = found if one.nulls else f"shape {list(one.shape or ())}"
+                    yield row, f"{key}: expected {feature.dtype} {list(feature.shape)}, found {found}"
+
     def columns(
-        self, batch: pa.RecordBatch, pictures: Columns, file: _Path, keys: Sequence[str] | None = None
+        self,
+        batch: pa.RecordBatch,
+        pictures: Columns,
+        file: _Path,
+        keys: Sequence[str] | None = None,
+        *,
+        called: Callable[[int], str] = lambda row: "",
     ) -> Columns:
-        """Values by feature, of those that are given or of all that files of rows have."""
+        """Values by feature, of those that are given or of all that files of rows have; ``called`` names a row."""
         frames: Columns = {}
         for key in self.stored if keys is None else keys:
             feature = self.described.features[key]
@@ -210,11 +236,10 @@ class Frames:
             if values.kind.kind == "other" and pa.types.is_string(values.array.type):
                 frames[key] = np.array(values.array.to_pylist(), dtype=object)
                 continue
-            shape, stored = list(feature.shape), batch.column(key).type
-            if values.numbers is None or values.shape is None:
-                raise damaged(file, f"{key}: expected {feature.dtype} {shape}, found {stored}")
-            if values.shape != feature.shape and (values.shape, shape) != ((), [1]):
-                raise damaged(file, f"{key}: expected shape {shape}, found {list(values.shape)}")
+            for row, why in self.unreadable(batch, [key]):
+                raise damaged(file, why, at=called(row))
+            if values.numbers is None:
+                raise damaged(file, f"{key}: expected {feature.dtype} {list(feature.shape)}, found {values.array.type}")
             frames[key] = values.numbers
         return frames | pictures
 
@@ -294,19 +319,26 @@ class Frames:
 
 def _example(feature: Feature, data_type: pa.DataType) -> pa.Array:
     """A value of a feature, as a file of such columns has it, of which only the type and the shape matter."""
-    value: Any = 0
-    if feature.dtype == "language":
-        value = None
-    elif is_list(data_type):
-        value = np.zeros(fixed_shape(data_type) or feature.shape).tolist()
-    elif pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
+    shape = fixed_shape(data_type)
+    while isinstance(data_type, pa.BaseExtensionType):  # as datasets has features of several dimensions
+        data_type = data_type.storage_type
+    kind = column_type(data_type)
+    value: Any = None
+    if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
         value = ""
-    elif pa.types.is_boolean(data_type):
-        value = False
+    elif kind.kind in ("scalar", "list") and feature.dtype != "language":
+        value = np.zeros((shape or feature.shape) if kind.depth else (), kind.dtype).tolist()
     try:
         return pa.array([value], data_type)
     except (pa.ArrowException, TypeError, ValueError):
         return pa.nulls(1, data_type)  # of which whoever reads it says what is wrong
+
+
+def _fits(values: Values, feature: Feature) -> bool:
+    """Whether all rows have the shape that their feature says; a number may be a vector of one there."""
+    if values.nulls or values.numbers is None:
+        return False
+    return values.shape == feature.shape or (values.shape, feature.shape) == ((), (1,)) or not values.rows
 
 
 def _indices(batch: pa.RecordBatch, name: str, file: _Path) -> npt.NDArray[np.int64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,8 @@ class Looking:
         rows = np.arange(begin, int(self._frames.ends[stop - 1]))
         try:
             found = _table(file)
+            if self._skip and found.num_rows > len(rows):  # of episodes that were not finished
+                found = found.slice(0, len(rows))
             if found.num_rows != len(rows):
                 raise damaged(file, f"expected {len(rows)} frames, as meta/episodes has it, found {found.num_rows}")
             for place, why in self._frames.unlike(found, rows, file):
@@ -68,11 +71,31 @@ class Looking:
         untimed = np.flatnonzero(~np.isfinite(times))
         for row in untimed[np.unique(episode[untimed], return_index=True)[1]].tolist():
             self._break(int(episode[row]), f"{file}: expected a {TIME} of frame {number[row]}, found {times[row]}")
+        if self._skip:
+            try:
+                self._look_at_values(file, rows)
+            except (DataError, ConfigError) as error:
+                for place in everything:
+                    self._break(place, str(error), error)
         whole = ~np.isin(episode, list(self.broken))
         self._time(episode[whole], number[whole], times[whole])
         for key in self._cameras:
             for place, why, cause in self._videos.missing(key, episode[whole], times[whole]):
                 self._break(place, why, cause, key)
+
+    def _look_at_values(self, file: Path, rows: Int64s) -> None:
+        """Look for episodes of a file whose values are not what their features say."""
+        frames, begin = self._frames, 0
+        images = frames.held_images()
+        for batch in parquet_batches(file, BATCH_ROWS, columns=frames.stored):
+            batch = batch.slice(0, len(rows) - begin)
+            some = rows[begin : begin + len(batch)]
+            begin += len(batch)
+            wrong = [frames.unreadable(batch, frames.stored)]
+            wrong += [held.unreadable(batch.column(key)) for key, held in images.items()]
+            for row, why in chain(*wrong):
+                place = int(frames.places(some[row : row + 1])[0][0])
+                self._break(place, str(damaged(file, why, at=frames.called(some, row))))
 
     def _time(self, episode: Int64s, number: Int64s, times: Floats) -> None:
         """Look for rows whose times are not those of a steady recording."""
@@ -104,7 +127,7 @@ class Looking:
             raise DataError(
                 f"{why}; {f'frames of {key} in ' if key else ''}episode {index} cannot be read"
                 f"{' in place' if key else ''}: skip_broken=True leaves out such episodes"
-                + (", and videos='pixels' decodes all videos in turn" if key else "")
+                + (", and videos='pixels' decodes all videos in turn" if key and cause is not None else "")
             ) from cause
         self.broken.setdefault(place, why)
 

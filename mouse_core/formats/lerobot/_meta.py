@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core._base.checks import is_whole
-from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import json_object, read_bytes, read_json_object
 from mouse_core.formats._files.parquet import parquet_batches
 from mouse_core.formats._files.video import frame_shape
@@ -24,6 +24,7 @@ _INDICES = ("episode_index", "length", "data/chunk_index", "data/file_index")
 _MOST = 2**48
 # A line for each episode.
 _MOST_LINES = 256 << 20
+_KILLED = "; of a recording that was killed, skip_broken=True (--skip-broken) reads the episodes that are whole"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Description:
         tasks: What the robot was to do, by number.
         stats: As stored.
         info: As stored.
+        lost: What could not be read of it, a sentence each.
     """
 
     features: Mapping[str, Feature]
@@ -82,10 +84,15 @@ class Description:
     tasks: Mapping[int, str]
     stats: Mapping[str, Any]
     info: Mapping[str, Any]
+    lost: tuple[str, ...] = ()
 
 
-def read_description(root: Path) -> Description:
+def read_description(root: Path, *, skip_broken: bool = False) -> Description:
     """Read and check ``meta``.
+
+    Args:
+        root: The dataset's folder.
+        skip_broken: Whether episodes that ``meta`` does not list, or in files that cannot be read, are left out.
 
     Raises:
         ConfigError: Nothing there, or another version of the format.
@@ -108,13 +115,20 @@ def read_description(root: Path) -> Description:
         raise damaged(file, f"expected features by name, found {described!r:.40}")
     features = {key: _feature(key, entry, file) for key, entry in described.items()}
     cameras = [key for key, feature in features.items() if feature.dtype == "video"]
-    episodes = _listed_episodes(root, cameras, info) if is_old else _episodes(root, cameras)
+    lost: list[str] = []
+    failed = lost if skip_broken else None
+    episodes = _listed_episodes(root, cameras, info) if is_old else _episodes(root, cameras, failed)
     for name, found in (("total_episodes", len(episodes.index)), ("total_frames", sum(episodes.length))):
         if info.get(name, found) != found:
-            raise damaged(file, f"expected {name} of {found}, as in meta/episodes, found {info[name]!r:.40}")
+            why = f"expected {name} of {found}, as in meta/episodes, found {info[name]!r:.40}"
+            if not skip_broken:
+                raise damaged(file, f"{why}{_KILLED}")
+            lost.append(f"{file}: {why}: what is not listed is left out")
     stats = root / "meta" / "stats.json"
     tasks = _listed_tasks(root) if is_old else _tasks(root)
-    return Description(features, rate, episodes, tasks, read_json_object(stats) if stats.is_file() else {}, info)
+    return Description(
+        features, rate, episodes, tasks, read_json_object(stats) if stats.is_file() else {}, info, tuple(lost)
+    )
 
 
 def check_action(described: Description, where: str) -> None:
@@ -203,21 +217,29 @@ def _rate(fps: Any, file: Path) -> float:
     return float(fps)
 
 
-def _columns_of_episodes(folder: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
+def _columns_of_episodes(folder: Path, wanted: Sequence[str], failed: list[str] | None) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {name: [] for name in wanted}
     for file in numbered(folder, ".parquet"):
-        for batch in parquet_batches(file, 1 << 14, columns=wanted):
+        try:
+            batches = parquet_batches(file, 1 << 14, columns=wanted)
+            found = [{name: _numbers(batch, name, file) for name in wanted} for batch in batches]
+        except DataError as error:
+            if failed is None:
+                raise DataError(f"{error}{_KILLED}") from error
+            failed.append(f"episodes are left out: {error}")
+            continue
+        for some in found:
             for name in wanted:
-                columns[name] += _numbers(batch, name, file)
+                columns[name] += some[name]
     if not columns["episode_index"]:
         raise damaged(folder, "expected Parquet files with episodes, found none")
     return columns
 
 
-def _episodes(root: Path, cameras: Sequence[str]) -> Episodes:
+def _episodes(root: Path, cameras: Sequence[str], failed: list[str] | None) -> Episodes:
     places = ("chunk_index", "file_index", "from_timestamp")
     wanted = [*_INDICES, *(f"videos/{camera}/{name}" for camera in cameras for name in places)]
-    columns = _columns_of_episodes(root / "meta" / "episodes", wanted)
+    columns = _columns_of_episodes(root / "meta" / "episodes", wanted, failed)
     order = np.argsort(np.array(columns["episode_index"]), kind="stable").tolist()
     ordered = {name: [values[place] for place in order] for name, values in columns.items()}
     index = ordered["episode_index"]

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged
-from mouse_core.formats._files.video import Floats, allowance, nearest
+from mouse_core.formats._files.video import Floats, allowance, missed, nearest
 from mouse_core.formats.lerobot._meta import Description, Feature
 from mouse_core.images.files import find_video
 from mouse_core.video.decoding import FrameDecoder, undecodable
@@ -37,10 +37,19 @@ class Videos:
         described: What it says of itself.
         cameras: The features whose videos count.
         decode: Whether a frame that cannot be decoded is missing, for which all are.
+        tolerance: See ``allowance``.
     """
 
-    def __init__(self, root: Path, described: Description, cameras: Sequence[str], *, decode: bool = False) -> None:
-        self._root, self._described = root, described
+    def __init__(
+        self,
+        root: Path,
+        described: Description,
+        cameras: Sequence[str],
+        *,
+        decode: bool = False,
+        tolerance: float | None = None,
+    ) -> None:
+        self._root, self._described, self._tolerance = root, described, tolerance
         self._folders = [os.path.realpath(base_of(root))]
         videos = described.episodes.videos
         self._names = sorted({name for key in cameras for name, _ in videos[key]})
@@ -76,10 +85,13 @@ class Videos:
             self._digests[video] = index.digest
             wanted, found, there = self._found(key, episode[mine], times[mine], index, shown)
             lost = np.flatnonzero(~there)
+            # Of each episode the frame that is furthest away.
+            lost = lost[np.argsort(-np.abs(shown[found[lost]] - wanted[lost]), kind="stable")]
             places, first = np.unique(episode[mine[lost]], return_index=True)
             for place, at in zip(places.tolist(), lost[first].tolist(), strict=True):
-                near = f"{shown[found[at]]:.4f} s ({len(shown)} frames)"
-                yield place, f"{index.path}: expected a frame at {wanted[at]:.4f} s, found the nearest at {near}", None
+                rate = self._described.frames_per_second
+                why = missed(wanted[at], shown[found[at]], rate, f" ({len(shown)} frames)")
+                yield place, f"{index.path}: {why}", None
             if self._decode:
                 if video not in self._undecodable:
                     self._undecodable[video] = undecodable(index)
@@ -131,7 +143,8 @@ class Videos:
         """When frames are wanted of a video, which are nearest, and whether these are near enough."""
         wanted = self._where[key][1][episode] + times
         found = nearest(shown, wanted)
-        allowed = allowance(wanted, float(index.time_base), self._described.frames_per_second)
+        rate = self._described.frames_per_second
+        allowed = allowance(wanted, float(index.time_base), rate, self._tolerance)
         return wanted, found, np.abs(shown[found] - wanted) <= allowed
 
     def _opened(self, key: str, video: int) -> tuple[VideoIndex, Floats]:

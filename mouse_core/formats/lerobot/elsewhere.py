@@ -215,8 +215,9 @@ class LeRobotFiles(DecodedFiles):
         self.frames.check(batch, rows, where)
         place, number_of = self.frames.places(rows)
         lengths = np.array(self.frames.described.episodes.length, np.int64)[place]
-        pictures = {key: held.add(batch.column(key), where) for key, held in images.items()}
-        found = self.frames.columns(batch, pictures, where, keys)
+        called = partial(self.frames.called, rows)
+        pictures = {key: held.add(batch.column(key), where, called) for key, held in images.items()}
+        found = self.frames.columns(batch, pictures, where, keys, called=called)
         part = self.frames.seen(found), self.frames.brought(found, number_of == lengths - 1), number_of == 0
         made: list[Columns] = list(transition_rows([part], final=self.frames.final, where=where))
         count = int(self.files[self.of(chunk)[0]].rows[at])

@@ -42,6 +42,7 @@ def read_lerobot(
     cameras: bool = True,
     videos: Literal["pixels", "frames"] | None = None,
     skip_broken: bool = False,
+    tolerance: float | None = None,
     batch_rows: int = BATCH_ROWS,
     **reaching: Any,
 ) -> RowStream:
@@ -71,8 +72,11 @@ def read_lerobot(
         cameras: Whether to read pictures; videos need the extra ``video``.
         videos: What rows have of videos: "pixels", or "frames", which are ``{video, frame}``; by default those of the
             stream have pixels, and those of a store frames.
-        skip_broken: Whether episodes that lack rows, times or frames, or whose files are damaged, are left out;
-            ``notes`` name them. Frames that are read as pixels are all decoded first.
+        skip_broken: Whether episodes that lack rows, times or frames, whose values are not what their features say, or
+            whose files are damaged, are left out; ``notes`` name them. All files are read for it first, and frames that
+            are read as pixels are all decoded. Of a recording that was killed, the episodes are read that are whole.
+        tolerance: How many seconds the frame of a video may be shown before or after a row's "timestamp", as LeRobot's
+            ``tolerance_s``; by default 0.0001, and as far as the numbers were rounded.
         batch_rows: How many rows a batch has, about; fewer where they are large.
         **reaching: Of an address, as ``mouse_core.remote.Reaching`` takes them.
 
@@ -82,16 +86,19 @@ def read_lerobot(
         DataError: Something is damaged; names the file.
     """
     if is_url(path):
-        if skip_broken or videos is not None:
-            raise ConfigError(f"{public_url(str(path))}: videos, skip_broken: expected a folder, found an address")
+        if skip_broken or videos is not None or tolerance is not None:
+            what = "videos, skip_broken, tolerance"
+            raise ConfigError(f"{public_url(str(path))}: {what}: expected a folder, found an address")
         return _read_elsewhere(str(path), final, cameras, batch_rows, reaching)
     if videos not in (None, "pixels", "frames"):
         raise ConfigError(f"videos: expected 'pixels' or 'frames', found {videos!r}")
     root = Path(path)
     if reaching:
         raise ConfigError(f"{', '.join(reaching)}: expected an address, as s3://bucket/folder, found the path {root}")
+    if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < np.inf):
+        raise ConfigError(f"tolerance (--tolerance): expected seconds from 0 on, found {tolerance!r:.80}")
     check_inside((root / "meta").rglob("*"), root)
-    described = read_description(root)
+    described = read_description(root, skip_broken=skip_broken)
     check_final(final, where=str(root))
     check_action(described, str(root))
     frames = Frames(str(root), described, final=final, cameras=cameras, in_place=videos == "frames")
@@ -101,19 +108,21 @@ def read_lerobot(
     found: Videos | None = None
     faults: tuple[tuple[str, str, str], ...] = ()
     if skip_broken or (recorded and frames.in_place):
-        found = Videos(root, described, recorded, decode=not frames.in_place)
+        found = Videos(root, described, recorded, decode=not frames.in_place, tolerance=tolerance)
         looked = Looking(root, frames, found, recorded, skip_broken=skip_broken)
         broken, faults = looked.broken, tuple(looked.faults())
         frames.skipped = frozenset(broken)
         found.settle(frames.skipped)
+        notes += described.lost
         notes += (f"episode {frames.index[place]} is left out: {why}" for place, why in sorted(broken.items()))
     about = about.replace(fields=frames.fields({**frames.encoded, **frames.codes}))
     if found is not None and frames.in_place:
         about = about.replace(videos=found.files)
-    reader = _Reader(root, frames, batch_rows, found)
+    reader = _Reader(root, frames, batch_rows, found, tolerance, cut=skip_broken)
     lengths = [length for place, length in enumerate(described.episodes.length) if place not in frames.skipped]
-    again = partial(store_of, root, final=final, cameras=cameras, skip_broken=skip_broken)
-    asked: dict[str, Any] = {"final": final, "cameras": cameras, "videos": videos, "batch_rows": batch_rows}
+    asked: dict[str, Any] = {"final": final, "cameras": cameras, "tolerance": tolerance}
+    again = partial(store_of, root, skip_broken=skip_broken, **asked)
+    asked |= {"videos": videos, "batch_rows": batch_rows}
     return RowStream(
         path=str(root),
         format="lerobot",
@@ -137,6 +146,7 @@ def store_of(
     final: str | None = None,
     cameras: bool = True,
     skip_broken: bool = False,
+    tolerance: float | None = None,
     make: Callable[..., DatasetStore] = DatasetStore,
     **options: Any,
 ) -> DatasetStore:
@@ -144,16 +154,16 @@ def store_of(
 
     Args:
         path: The folder.
-        final, cameras, skip_broken: As for ``read_lerobot``.
+        final, cameras, skip_broken, tolerance: As for ``read_lerobot``.
         make: Makes the store.
         **options: Of the store.
     """
     root = Path(path)
     check_final(final, where=str(root))
-    asked: dict[str, Any] = {"final": final, "cameras": cameras, "skip_broken": skip_broken}
-    rows = kept_rows(root, asked, partial(read_lerobot, root, videos="frames", **asked))
     options["image_roots"] = [base_of(root), *options.get("image_roots", ())]
-    return make(**options).from_dataset(rows)
+    store = make(**options)  # before all files are looked through
+    asked: dict[str, Any] = {"final": final, "cameras": cameras, "skip_broken": skip_broken, "tolerance": tolerance}
+    return store.from_dataset(kept_rows(root, asked, partial(read_lerobot, root, videos="frames", **asked)))
 
 
 def _read_elsewhere(
@@ -200,9 +210,21 @@ class _Reader:
         frames: What they are as rows.
         batch_rows: As for ``read_lerobot``.
         videos: Where frames are that are named by numbers.
+        tolerance: As for ``read_lerobot``.
+        cut: Whether frames behind the last episode of a file are left out.
     """
 
-    def __init__(self, root: Path, frames: Frames, batch_rows: int, videos: Videos | None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        frames: Frames,
+        batch_rows: int,
+        videos: Videos | None,
+        tolerance: float | None,
+        *,
+        cut: bool,
+    ) -> None:
+        self.tolerance, self.cut = tolerance, cut
         self.root, self.frames, self.described, self.videos = root, frames, frames.described, videos
         held = [key for key in frames.pictures if key not in frames.codes and key not in frames.encoded]
         size = bytes_a_frame(self.described, held)
@@ -253,7 +275,8 @@ class _Reader:
         for key in self.frames.pictures:
             feature = self.described.features[key]
             if feature.dtype == "video" and key not in self.frames.codes:
-                yield key, Camera(key, feature.shape, self.described.frames_per_second, wide=feature.wide)  # type: ignore[arg-type]
+                rate, tolerance = self.described.frames_per_second, self.tolerance
+                yield key, Camera(key, feature.shape, rate, wide=feature.wide, tolerance=tolerance)  # type: ignore[arg-type]
 
     def _pieces(
         self, cameras: Mapping[str, Camera], images: Mapping[str, HeldImages]
@@ -265,6 +288,8 @@ class _Reader:
         for file, first, stop in self._files():
             row, end = int(frames.ends[first] - frames.lengths[first]), int(frames.ends[stop - 1])
             for batch in parquet_batches(file, self.batch_rows, columns=list(names)):
+                if self.cut:
+                    batch = batch.slice(0, end - row)
                 if row + batch.num_rows > end:
                     more = row + batch.num_rows - end
                     raise damaged(file, f"expected no frames after the last episode, found {more}")
@@ -280,9 +305,10 @@ class _Reader:
                     continue
                 frames.check(batch, rows, file)
                 times = frames.times(batch, file) if timed else np.zeros(0)
-                pictures = {key: held.add(batch.column(key), file) for key, held in images.items()}
+                called = partial(frames.called, rows)
+                pictures = {key: held.add(batch.column(key), file, called) for key, held in images.items()}
                 pictures |= self._pictures(cameras, episode, number, times, file)
-                columns = frames.columns(batch, pictures, file)
+                columns = frames.columns(batch, pictures, file, called=called)
                 yield columns, number == 0, number == frames.lengths[episode] - 1
             if row < end:
                 (place,), (number,) = frames.places(np.array([row]))

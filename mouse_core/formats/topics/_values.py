@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ _PIXELS = {
 }  # fmt: skip
 _IMAGE = {"height", "width", "encoding", "step", "data"}
 _COMPRESSED = {"format", "data"}
+_VIDEOS = ("h264", "h265", "hevc", "vp8", "vp9", "av1")
 _NAMES = ("name", "joint_names", "names")
 
 
@@ -146,7 +148,7 @@ def _image(message: Mapping[str, Any], place: Place) -> npt.NDArray[Any]:
     dtype = np.dtype(letters).newbyteorder(">" if message.get("is_bigendian") else "<")
     height, width, step = (int(message[name]) for name in ("height", "width", "step"))
     row = width * channels * dtype.itemsize
-    data = np.asarray(message["data"], np.uint8)
+    data = _octets(message["data"], place)
     if height < 1 or width < 1 or step < row or len(data) != height * step:
         raise DataError(
             f"{place.text}: expected {height} rows of {step} bytes, of which {row} are pixels, found {len(data)} bytes"
@@ -157,12 +159,23 @@ def _image(message: Mapping[str, Any], place: Place) -> npt.NDArray[Any]:
     return pixels.astype(dtype.newbyteorder("="))
 
 
+def _octets(data: Any, place: Place) -> npt.NDArray[np.uint8]:
+    """Bytes of a message; JSON has them as text, in base64."""
+    try:
+        data = np.frombuffer(base64.b64decode(data, validate=True), np.uint8) if isinstance(data, str) else data
+        return np.asarray(data, np.uint8)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"{place.text}: expected bytes, in JSON as base64, found {data!r:.80}") from error
+
+
 def _compressed(message: Mapping[str, Any], place: Place) -> npt.NDArray[Any]:
     said = message["format"]
     if "compressedDepth" in said:
         raise DataError(f"{place.text}: expected JPEG or PNG, found {said!r}, which has a header of its own")
+    if said.lower() in _VIDEOS:
+        raise DataError(f"{place.text}: expected JPEG or PNG, found {said!r}, a frame of a video that needs others")
     wide = "16UC1" in said or "mono16" in said
-    data = np.asarray(message["data"], np.uint8).tobytes()
+    data = _octets(message["data"], place).tobytes()
     try:
         return decode_image(data, dtype=np.uint16 if wide else np.uint8)
     except ValueError as error:

@@ -59,7 +59,7 @@ class Watch:
         if not count:
             return
         begins = np.zeros(count, bool) if start is None else start
-        missing = _missing(values)
+        missing = missing_rows(values)
         self._add_sample(values, start, episode, step, missing, bounds)
         if start is not None:
             self._add_sketches(values, start, step, missing)
@@ -169,7 +169,7 @@ def _is_camera(values: Values) -> bool:
     return values.kind.value_type == "uint8" and values.shape is not None and len(values.shape) >= 2
 
 
-def _missing(values: Mapping[str, Values]) -> npt.NDArray[np.bool_] | None:
+def missing_rows(values: Mapping[str, Values]) -> npt.NDArray[np.bool_] | None:
     """Rows whose observation the source did not store; None where that is not said."""
     found = values.get(MISSING)
     if found is None or found.numbers is None or found.shape != ():

@@ -67,7 +67,7 @@ def opened(
         return store_of_records(path, make=make, verify=verify is not False, **options)
     if isinstance(path, str | os.PathLike) and _are_rows(Path(path)):
         return _saved(make, path, mode, options, verify, Limits(max_rows, max_bytes), layout)
-    reading = [f"{name}=" for name in ("final", "splits", "skip_broken", "last_step") if name in options]
+    reading = [f"{name}=" for name in ("final", "splits", "skip_broken", "tolerance", "last_step") if name in options]
     if reading:
         there = "another folder" if os.path.isdir(path) else "a file" if os.path.exists(path) else "nothing"
         raise ConfigError(
@@ -117,7 +117,7 @@ def _saved(
             f"{where}: expected the mode 'r', as what save() wrote, or other Arrow and Parquet files, is only read, "
             f"found {mode!r}; `mouse convert {where} TARGET --to store` makes a store of them that takes more rows"
         )
-    for_others = [f"{name}=" for name in ("final", "skip_broken", "last_step") if name in options]
+    for_others = [f"{name}=" for name in ("final", "skip_broken", "tolerance", "last_step") if name in options]
     if for_others:
         raise ConfigError(
             f"{where}: {' and '.join(for_others)}: expected the folder of a LeRobotDataset or of a dataset of TFDS, "

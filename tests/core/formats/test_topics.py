@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import math
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from mouse_core import ConfigError, DataError, formats
 from mouse_core.cli import main
 from mouse_core.formats.topics import TopicLayout, read_topics, topics_in
+from mouse_core.images import encode_png
 from mouse_core.testing import FormatConformance
 from tests.core.damaged_files import damaged_copies, read_all
 from tests.core.formats.robots import (
@@ -378,6 +380,40 @@ def test_json_messages(tmp_path: Path) -> None:
     assert column(rows, "observation_part") == [0, 1, 2, 3, 4]
     assert column(rows, "observation_rest") == [[2.0]] * 5
     assert column(rows, "done") == [0, 0, 0, 0, 1]
+
+
+def write_json(path: Path, messages: list[dict[str, Any]]) -> Path:
+    from mcap.writer import Writer
+
+    with path.open("wb") as file:
+        writer = Writer(file)
+        writer.start()
+        schema = writer.register_schema("foxglove.CompressedImage", "jsonschema", b"{}")
+        channel = writer.register_channel("/camera", "json", schema)
+        for n, one in enumerate(messages):
+            writer.add_message(channel, log_time=T0 + n, publish_time=T0, data=json.dumps(one).encode())
+        writer.finish()
+    return path
+
+
+def test_bytes_of_json_messages(tmp_path: Path) -> None:
+    """Are base64; frames of videos are refused by name."""
+    pixels = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
+    encoded = base64.b64encode(encode_png(pixels)).decode()
+    layout = {"observation": "/camera", "clock": "/camera", "tolerance": 0}
+    rows = formats.open(write_json(tmp_path / "x.mcap", [{"format": "png", "data": encoded}] * 3), format=layout)
+    assert column(rows, "observation_image") == [pixels.tolist()] * 3
+    raw = base64.b64encode(pixels.tobytes()).decode()
+    image = {"height": 5, "width": 4, "encoding": "rgb8", "step": 12, "data": raw}
+    rows = formats.open(write_json(tmp_path / "y.mcap", [image] * 3), format=layout)
+    assert column(rows, "observation_image") == [pixels.tolist()] * 3
+    for said, why in (
+        ({"format": "h264", "data": encoded}, "expected JPEG or PNG, found 'h264', a frame of a video"),
+        ({"format": "png", "data": "no base64!"}, "expected bytes, in JSON as base64"),
+        ({"format": "png", "data": {"a": 1}}, "expected bytes, in JSON as base64"),
+    ):
+        with pytest.raises(DataError, match=f"/camera: {why}"):
+            formats.open(write_json(tmp_path / "z.mcap", [said] * 3), format=layout)
 
 
 def open_one(tmp_path: Path, made: list[Any], path: str, **more: Any) -> list[Any]:
