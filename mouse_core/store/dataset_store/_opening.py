@@ -65,8 +65,11 @@ def opened(
         from mouse_core.formats.tfds.reading import store_of as store_of_records
 
         return store_of_records(path, make=make, verify=verify is not False, **options)
-    if isinstance(path, str | os.PathLike) and _are_rows(Path(path)):
-        return _saved(make, path, mode, options, verify, Limits(max_rows, max_bytes), layout)
+    if isinstance(path, str | os.PathLike) and os.path.exists(path) and not looks_like_store(Path(path)):
+        from mouse_core.formats.rows import are_rows
+
+        if are_rows(path):
+            return _saved(make, path, mode, options, verify, Limits(max_rows, max_bytes), layout)
     reading = [f"{name}=" for name in ("final", "splits", "skip_broken", "tolerance", "last_step") if name in options]
     if reading:
         there = "another folder" if os.path.isdir(path) else "a file" if os.path.exists(path) else "nothing"
@@ -90,15 +93,6 @@ def _refuse_reaching(path: str | os.PathLike[str], options: Mapping[str, Any]) -
             f"{' and '.join(misplaced)}: expected an address, as s3://bucket/folder or file:///folder, found the path "
             f"{str(path)!r:.200}, which is read where it lies"
         )
-
-
-def _are_rows(path: Path) -> bool:
-    """Whether a path leads to Arrow or Parquet files, as ``save`` writes them, and to no store."""
-    if not path.exists() or looks_like_store(path):
-        return False
-    from mouse_core.formats._files.on_disk import is_there
-
-    return is_there(path)
 
 
 def _saved(
@@ -127,11 +121,6 @@ def _saved(
     if layout is not None:
         raise ConfigError("layout: expected mode 'a', found 'r'; a reader takes files as they are")
     _refuse_reaching(path, options)
-    from mouse_core.formats.rows import read_rows
-    from mouse_core.formats.verifying import verify as verified
-    from mouse_core.store.elsewhere.opening import refuse_to_verify
+    from mouse_core.formats.rows import store_of
 
-    if verify and not verified(path).compared:
-        refuse_to_verify(where, "Arrow or Parquet files of which no digest is noted", verify)
-    options = dict(options)
-    return read_rows(path, splits=options.pop("splits", None)).to_store(make, **options)
+    return store_of(path, make=make, verify=bool(verify), **options)
