@@ -47,8 +47,8 @@ FLOORS = [
 
 
 # The arrows that point up: what DatasetStore.open is given may be a LeRobotDataset, here or at an address, a dataset of
-# TFDS, or Arrow and Parquet files. They stand inside functions, are followed only where such data are met, and are in no
-# picture.
+# TFDS, or Arrow and Parquet files. They stand inside functions, are followed only where such data are met, and are in
+# no picture.
 UPWARDS = {
     "mouse_core.store.elsewhere.opening": {"mouse_core.formats.lerobot.elsewhere"},
     "mouse_core.store.dataset_store._opening": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def is_text(name: Any) -> bool:
+def is_text(name: Any) -> TypeGuard[str]:
     """Whether it is a text that can be written: a lone half of a surrogate pair, such as ``"\\ud800"``, cannot."""
     if not isinstance(name, str):
         return False

@@ -150,7 +150,8 @@ def contradicted(done: Any, terminated: Any, truncated: Any) -> npt.NDArray[np.b
     """In which rows the flags say another done code; nulls say nothing."""
     codes, ended, cut = map(_floats, (done, terminated, truncated))
     wanted = np.where(ended != 0, 1, np.where(cut != 0, 2, 0))
-    return np.isfinite(codes) & np.isfinite(ended) & np.isfinite(cut) & (codes != wanted)
+    known: npt.NDArray[np.bool_] = np.isfinite(codes) & np.isfinite(ended) & np.isfinite(cut)
+    return known & (codes != wanted)
 
 
 def _floats(values: Any) -> npt.NDArray[np.float64]:
