@@ -282,7 +282,7 @@ class WrittenFolder:
             return
         record = json.dumps({"opened": rows}).encode()
         try:
-            log = Log(self.path / CLIENTS)
+            log = Log(self.path / CLIENTS, noted=True)
             try:
                 if log.records[-1:] != [record]:
                     log.append(record, sync=True)
