@@ -79,7 +79,8 @@ class ReadFolder(Descriptor):
             makes = not path.exists() or (path.is_dir() and all(map(_is_ours, os.listdir(path))))
             remedy = f"{str(path)!r}, 'a') makes one" if makes else f"{str(path)!r}).to_store() reads other formats"
             opens = "DatasetStore.open(" if makes else "mouse_core.formats.open("
-            raise ConfigError(f"{path}: expected a folder with a store ({NAME}), found {what}; {opens}{remedy}")
+            if not (path / NAME).exists():  # made while its folder was looked at
+                raise ConfigError(f"{path}: expected a folder with a store ({NAME}), found {what}; {opens}{remedy}")
         check_inside([path / NAME, path / READERS], path)
         self.look()
 
