@@ -365,9 +365,10 @@ class Parts:
     def state(self) -> dict[str, Any]:
         """All there is; arrays may be views."""
         self.sync()
-        if hasattr(self.storage, "oldest_begins") and len(self.storage) and self._of_sampler is not None:
+        index = self._of_sampler
+        if hasattr(self.storage, "oldest_begins") and len(self.storage) and isinstance(index, EpisodeIndex):
             with suppress(SchemaError):  # what only this storage knows of episodes goes with the state
-                self._of_sampler.settled(self.storage)
+                index.settled(self.storage)
         return {
             "writer": shown(self.writer),
             "sampler": {"kind": type(self.sampler).__name__, "state": self.sampler.state_dict()},
