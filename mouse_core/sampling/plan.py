@@ -256,8 +256,8 @@ class WindowRule:
         before, behind: How many steps at an episode's beginning and end are in no window. The 5 of above with
             ``before=1`` are as an episode of 4: windows of 3 steps begin at 1 and 2.
         every: Of all these windows only each so-many-th, from the first on: with 2, those that begin at 0 and 2. Of an
-            episode that has lost its first steps those that it had before; where windows may be shorter and none is
-            left that counts, the one that begins with the first step that there is.
+            episode that has lost its first steps those that it had before; where windows may be shorter and none fits
+            any more, the one that begins at the first of these steps that is there.
     """
 
     length: int
@@ -279,8 +279,12 @@ class WindowRule:
         places = self._places(steps)
         if self.every == 1:
             return places
-        counts: Int64s = np.maximum(-((self._skipped(steps, lost) - places) // self.every), 0)
-        return counts if self.strict else np.maximum(counts, np.minimum(places, 1))
+        skipped = self._skipped(steps, lost)
+        counts: Int64s = np.maximum(-((skipped - places) // self.every), 0)
+        if self.strict:
+            return counts
+        # Where no window fits any more, the one that begins at the first step that counts, if that is there.
+        return np.maximum(counts, skipped - self._lead(steps) < steps)
 
     def _places(self, steps: Int64s) -> Int64s:
         """Where windows would begin if all did."""
@@ -310,8 +314,7 @@ class WindowRule:
         if self.tiled:
             number = number * self.length
         elif self.every > 1:
-            skipped = self._skipped(steps, lost)
-            number = np.where(skipped < self._places(steps), number * self.every + skipped, self._lead(steps))
+            number = number * self.every + self._skipped(steps, lost)
         if self.left:
             number = number - self._lead(steps)
         return begin + self.before + number
@@ -322,6 +325,7 @@ class WindowRule:
         found: npt.NDArray[np.bool_] = number < places
         if self.every > 1:
             skipped = self._skipped(steps, lost)
-            counts = (number - skipped) % self.every == 0
-            found &= counts if self.strict else np.where(skipped < places, counts, number == 0)
+            found &= (number - skipped) % self.every == 0
+            if not self.strict:
+                found |= (skipped >= places) & (number == skipped)
         return found

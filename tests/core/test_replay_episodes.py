@@ -71,9 +71,11 @@ class Rows:
                 else:
                     whole = self.whole_begin(env, begin)
                     first = whole - min(rule.left, min(end - whole, rule.length) - 1)
-                    starts = list(range(first, end - size + 1 + min(rule.right, size - 1), rule.every))
-                    starts = [start for start in starts if start >= begin - min(rule.left, size - 1)]
-                    starts = starts or ([] if rule.strict else [begin])
+                    places = [
+                        place for place in range(first, end, rule.every) if place >= begin - min(rule.left, size - 1)
+                    ]
+                    starts = [start for start in places if start < end - size + 1 + min(rule.right, size - 1)]
+                    starts = starts or ([] if rule.strict else places[:1])
                 found += [(env, start, begin, end) for start in starts]
         return found
 

@@ -427,8 +427,9 @@ def starts_by_looking(ends: list[bool], begin: int, length: int, strict: bool, p
     found, first = set(), 0
     for row in range(len(ends)):
         if ends[row] or row + 1 == len(ends):
-            starts = {start for start in range(first, row + 2 - length, period) if start >= begin}
-            found |= starts if starts or strict or row < begin else {max(first, begin)}
+            places = [start for start in range(first, row + 1, period) if start >= begin]
+            starts = {start for start in places if start < row + 2 - length}
+            found |= starts if starts or strict else {*places[:1]}
             first = row + 1
     return found
 
@@ -491,7 +492,7 @@ def test_slices_begin_where_whole_ones_fit(
             for row in starts_by_looking(ends[env], begin, length, strict, period)
         }
         if not starts:
-            places = f"expected {length} steps behind a place that the period of {period} counts"
+            places = f"expected {length if strict else 1} steps behind a place that the period of {period} counts"
             with pytest.raises(ConfigError, match=f"an episode of at least {length} steps|{places}"):
                 buffer.sample()
             continue

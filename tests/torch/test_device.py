@@ -20,6 +20,7 @@ from mouse_core.replay import (
     NextView,
     NStep,
     Priorities,
+    PrioritizedSliceSampler,
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
@@ -113,6 +114,40 @@ def test_rows_are_those_of_the_host(envs: int | None, transform: Any, count: int
 )
 def test_slices_are_those_of_the_host(envs: int | None, count: int, options: Any, transform: Any, on: str) -> None:
     agrees_with_the_host(envs, transform, count, 25 if count == 1 else 7, on, options)
+
+
+@pytest.mark.parametrize("trial", range(10))
+def test_what_a_ring_has_left_of_an_episode_begins_where_it_counts(trial: int) -> None:
+    """With priorities and without, one stream or two, whatever writes leave of the oldest episode."""
+    draws = np.random.default_rng(trial)
+    envs, steps = 1 + trial // 2 % 2, int(draws.integers(4, 12))
+    options: Any = {"sequence_length": int(draws.integers(1, 5)), "period": int(draws.integers(2, 7))}
+    exponents: Any = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
+    sampler = PrioritizedSliceSampler(**exponents, **options) if trial % 2 else SliceSampler(**options)
+    held = ReplayBuffer(ArrayStorage(steps * envs, ndim=envs), sampler, batch_size=64, seed=5)
+    replay = device.Replay(
+        {"row": np.int64(0), "done": np.bool_(False)},
+        steps * envs,
+        batch_size=64,
+        num_envs=envs if envs > 1 else None,
+        slices=Slices(**options),
+        priorities=Priorities(**exponents) if trial % 2 else None,
+        seed=5,
+    )
+    written = 0
+    for _ in range(8):
+        n = int(draws.integers(1, steps + 1))
+        row = np.arange(written, written + n)[:, None] + 1000 * np.arange(envs)
+        rows = {"row": row, "done": draws.random((n, envs)) < 0.15}
+        written += n
+        for one in (held, replay):
+            one.extend(rows if envs > 1 else {name: values[:, 0] for name, values in rows.items()})
+        if not replay.can_sample():
+            with pytest.raises(ConfigError):
+                held.sample()
+            continue
+        expected = held.sample()
+        np.testing.assert_array_equal(replay.sample()["index"], expected["index"])
 
 
 @pytest.mark.parametrize(("key", "ends"), [("traj_id", False), ("episode", True), ("mine", True)])

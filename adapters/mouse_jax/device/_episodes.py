@@ -46,12 +46,14 @@ class Table(NamedTuple):
         of_head: How many slices there are that came into being before.
         before: How many slices are counted before that row.
         ends: How many slices there are up to the end of each environment, in all.
+        first: The first row, counted from the oldest, at which a slice of its episode may begin.
     """
 
     head: jax.Array
     of_head: jax.Array
     before: jax.Array
     ends: jax.Array
+    first: jax.Array
 
 
 def none(steps: int, num_envs: int, slices: Slices, marks: Marks, ids: Any, *, tiled: bool) -> Episodes:
@@ -65,6 +67,7 @@ def none(steps: int, num_envs: int, slices: Slices, marks: Marks, ids: Any, *, t
         jnp.zeros(num_envs, jnp.int32),
         jnp.ones(num_envs, jnp.bool_),
         None if ids is None else jnp.zeros(num_envs, ids),
+        jnp.zeros(shape, jnp.int32) if slices.pad is not False and not tiled and slices.period > 1 else None,
         slices,
         marks,
         tiled,
@@ -98,11 +101,14 @@ def extended(known: Episodes, fields: Mapping[FieldKey, Any], count: int, cursor
     made, begun = (
         so_far + lax.cumsum(more.astype(jnp.uint32)) for so_far, more in ((known.made, due), (known.begun, new))
     )
-    windows, numbers = put([known.windows, known.numbers], [made - due.astype(jnp.uint32), begun], cursor)
+    phases = None if known.phases is None else position % every
+    rows = (made - due.astype(jnp.uint32), begun, phases)
+    windows, numbers, phases = put((known.windows, known.numbers, known.phases), rows, cursor)
     return replace(
         known,
         windows=windows,
         numbers=numbers,
+        phases=phases,
         made=made[-1],
         begun=begun[-1],
         position=position[-1],
@@ -152,15 +158,17 @@ def table(replay: Replay, known: Episodes) -> Table:
     if known.tiled or padded:
         end = behind_oldest(replay.layout.steps if known.tiled else length - 1 + every)
     head = end if known.tiled else jnp.minimum(end, length - 1)
-    counted, of_head = before(head), none
+    counted, of_head, first = before(head), none, none
+    if known.phases is not None:
+        first = -at(known.phases, none, envs) % every
     if known.tiled:
         of_head = -(-end // length) if padded else end // length
     elif padded:
-        # If one counts there, the next before it would be the one that begins with the oldest row.
+        # If one counts there, the next before it would begin with ``first``.
         next_one = before(jnp.minimum(end, length - 1 + every))
-        of_head = ((counted == next_one) & (size > 0)).astype(jnp.int32)
+        of_head = ((counted == next_one) & (first < end) & (size > 0)).astype(jnp.int32)
     there = of_head + (known.made - counted).astype(jnp.int32)
-    return Table(head, of_head, counted, jnp.cumsum(there, dtype=jnp.int32))
+    return Table(head, of_head, counted, jnp.cumsum(there, dtype=jnp.int32), first)
 
 
 def find(replay: Replay, known: Episodes, found: Table, ranks: jax.Array) -> Windows:
@@ -182,7 +190,7 @@ def find(replay: Replay, known: Episodes, found: Table, ranks: jax.Array) -> Win
         mine, before = lax.map(lambda looked: at(known.numbers, looked, env), jnp.stack([row, row - 1]))
         start = jnp.where(mine != before, row, start)
     if known.tiled or known.slices.pad is not False:
-        start = jnp.where(later < 0, ranks * known.every, start)
+        start = jnp.where(later < 0, ranks * known.every if known.tiled else found.first[env], start)
     return Windows(env, start)
 
 

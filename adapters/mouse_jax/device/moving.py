@@ -158,7 +158,8 @@ def _lost(replay: Replay, size: int, cursor: int) -> Any:
         return np.zeros(layout.num_envs or 1, np.int64)
     rows = (cursor - size + np.arange(size)) % layout.steps
     windows, numbers = np.asarray(known.windows)[rows], np.asarray(known.numbers)[rows]
-    return lost_of(known.slices, windows, numbers, np.asarray(known.made), np.asarray(known.position))
+    phases = None if known.phases is None or not size else np.asarray(known.phases)[rows[0]]
+    return lost_of(known.slices, windows, numbers, np.asarray(known.made), np.asarray(known.position), phases)
 
 
 def _as_here(replay: Replay, rows: Any) -> Any:

@@ -100,7 +100,7 @@ def _begun(
     """The leaves with where slices begin, and which rows of them changed.
 
     With so many more steps slices of S begin up to S - 1 steps before them. Where short episodes have slices, one may
-    begin at the oldest step that did not before: what is left of its episode has one.
+    begin at one of the oldest steps that did not before: what is left of its episode has one.
     """
     assert weights.begins is not None
     layout, length = replay.layout, known.slices.sequence_length
@@ -127,12 +127,15 @@ def _begun(
     nodes = sum_tree.touched(slots[0], number * envs, layout.capacity)
     flags = weights.begins.reshape(-1).at[slots].set(begins.reshape(-1), mode="promise_in_bounds", unique_indices=True)
     if padded:
-        oldest = (replay.cursor - replay.size) % steps * envs
-        first: Any = True
-        if known.every > 1:
-            first = (_episodes.table(replay, known).of_head > 0) | are_whole(replay.size[None] - 1)[0]
-        flags = flags.at[oldest + jnp.arange(envs, dtype=jnp.int32)].set(first, mode="promise_in_bounds")
-        nodes = jnp.concatenate([nodes, sum_tree.touched(oldest, envs, layout.capacity)])
+        oldest, several = (replay.cursor - replay.size) % steps, min(known.every, steps)
+        found = _episodes.table(replay, known)
+        # What lies before the oldest row in the ring is the newest, which says nothing of where its episode begins.
+        first = oldest * envs + jnp.arange(envs, dtype=jnp.int32)
+        flags = flags.at[first].set(are_whole(replay.size[None] - 1)[0], mode="promise_in_bounds")
+        slots = (oldest + found.first) % steps * envs + jnp.arange(envs, dtype=jnp.int32)
+        begin: Any = flags[slots] | (found.of_head > 0) if known.every > 1 else True
+        flags = flags.at[slots].set(begin, mode="promise_in_bounds")
+        nodes = jnp.concatenate([nodes, sum_tree.touched(oldest * envs, several * envs, layout.capacity)])
     return replace(weights, begins=flags.reshape(weights.begins.shape)), nodes
 
 

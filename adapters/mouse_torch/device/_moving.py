@@ -83,7 +83,8 @@ def _lost(replay: Replay) -> Any:
         return np.zeros(replay.num_envs or 1, np.int64)
     rows = (int(replay.cursor) - size + np.arange(size)) % replay.steps
     windows, numbers, *counts = map(to_numpy, (known.windows, known.numbers, known.made, known.position))
-    return lost_of(known.slices, windows[rows], numbers[rows], *counts)
+    phases = to_numpy(known.phases)[rows[0]] if known.is_phased and size else None
+    return lost_of(known.slices, windows[rows], numbers[rows], *counts, phases)
 
 
 def _take_turns(replay: Replay, buffer: ReplayBuffer) -> None:

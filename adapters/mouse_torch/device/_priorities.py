@@ -83,7 +83,7 @@ def _begun(weights: Weights, known: Episodes, ring: Ring, count: int, envs: int)
     """Mark where slices begin, and say in which rows of the leaves.
 
     With so many more steps slices of S begin up to S - 1 steps before them. Where short episodes have slices, one may
-    begin at the oldest step that did not before: what is left of its episode has one.
+    begin at one of the oldest steps that did not before: what is left of its episode has one.
     """
     steps, length, capacity = ring.steps, known.slices.sequence_length, weights.capacity
     padded, number, where = known.slices.pad is not False, min(count + length - 1, steps), ring.cursor.device
@@ -111,12 +111,13 @@ def _begun(weights: Weights, known: Episodes, ring: Ring, count: int, envs: int)
     weights.mark(slots, begins.reshape(-1))
     nodes = touched(slots[:1], number * envs, capacity)
     if padded:
-        oldest = (ring.oldest) % steps * envs
-        first = torch.ones_like(env, dtype=torch.bool)
-        if known.every > 1:
-            first = (known.table(known.reading(ring)).of_head > 0) | are_whole(ring.size.reshape(1) - 1)[0]
-        weights.mark(oldest + env, first)
-        nodes = torch.cat([nodes, touched(oldest, envs, capacity)])
+        oldest, several = ring.oldest % steps, min(known.every, steps)
+        found = known.table(known.reading(ring))
+        # What lies before the oldest row in the ring is the newest, which says nothing of where its episode begins.
+        weights.mark(oldest * envs + env, are_whole(ring.size.reshape(1) - 1)[0])
+        slots = (oldest + found.first) % steps * envs + env
+        weights.mark(slots, weights.marked(slots) | (found.of_head > 0) if known.every > 1 else env >= 0)
+        nodes = torch.cat([nodes, touched(oldest * envs, several * envs, capacity)])
     return nodes
 
 

@@ -150,6 +150,7 @@ def lost_of(
     numbers: npt.NDArray[Any],
     made: npt.NDArray[Any],
     position: npt.NDArray[Any],
+    phases: npt.NDArray[Any] | None = None,
 ) -> Int64s:
     """The same of a device, less as many periods as there are in it, as of these slices nothing else is known.
 
@@ -159,10 +160,13 @@ def lost_of(
         numbers: How many episodes there are up to a row, itself included, ``[n, E]``.
         made: How many slices there are in all, ``[E]``.
         position: Of the newest row in its episode, but for some periods, ``[E]``.
+        phases: How many steps behind one that counts the oldest row lies, ``[E]``, where that is known.
     """
     size, num_envs = windows.shape
     if not size or slices.period == 1:
         return np.zeros(num_envs, np.int64)
+    if phases is not None:
+        return phases.astype(np.int64)
     length, row = slices.sequence_length, np.arange(size)[:, None]
     end = np.where((numbers == numbers[-1:]).all(0), size, (numbers != numbers[:1]).argmax(0))
     # The slices that end with these rows begin at places that count, and if there is none, nor are the places there.

@@ -161,10 +161,11 @@ class SliceSampling:
 def no_window(episodes: EpisodeTable, rule: WindowRule, again: FieldKey | None) -> ConfigError:
     """What to raise where no episode has a window; ``again`` is the field whose numbers of trajectories come back."""
     longest, hint = episodes.longest(), "pad=True takes shorter ones" if again is None else of_turns(again)
-    if longest >= rule.length:
+    if longest >= rule.length or not rule.strict:
+        needed, hint = (rule.length, "; pad=True takes what is left of it") if rule.strict else (1, "")
         return ConfigError(
-            f"slices: expected {rule.length} steps behind a place that the period of {rule.every} counts, found none, "
-            f"as the longest episode has {longest} behind those that are overwritten; pad=True takes what is left of it"
+            f"slices: expected {needed} steps behind a place that the period of {rule.every} counts, found none, as "
+            f"the longest episode has {longest} behind those that are overwritten{hint}"
         )
     return ConfigError(
         f"slices: expected an episode of at least {rule.length} steps, found the longest to have {longest}; {hint}"

@@ -179,8 +179,8 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         while step < episodes.end:
             self._mark_begins(episodes, step, min(step + max(1, _SCANNED // num_envs), episodes.end))
             step += max(1, _SCANNED // num_envs)
-        # In an episode that is cut off, the oldest row begins a slice now; with a span, others may have ceased to.
-        oldest = rule.length - 1 if rule.right else int(not rule.strict)
+        # Where an episode is cut off, one of the oldest rows begins a slice now; with a span, others do no longer.
+        oldest = max(rule.length - 1 if rule.right else 0, 0 if rule.strict else rule.every)
         changed = np.arange(max(first - rule.length + 1, episodes.begin), episodes.end)
         if oldest:
             behind = min(episodes.begin + oldest, episodes.end)

@@ -57,9 +57,8 @@ class SliceSampler(SliceSampling):
             that it allows. A step counts as an episode's first also when a ring has written over it, so that slices
             keep their places, also in a mapped storage that is opened again and in ``with_parts``. Only where nothing
             knows that step, as in a ring in memory that had no sampler of slices, the first one there is counts. Of an
-            episode that has lost its first steps, and
-            has no such slice any more, comes one that begins with the oldest that it has, unless shorter episodes are
-            left out.
+            episode that has lost its first steps, and has no whole slice any more, comes what is left behind the next
+            such step, unless shorter episodes are left out.
         dilation: A slice is every so-many-th row. Of 4 steps with a dilation of 2 it is the rows 0, 2, 4 and 6 of an
             episode, which must have 7 for all of them to be there. What lies between is left out, rewards included. So
             a buffer refuses ``NextView``, ``NStep``, ``HindsightRelabel`` and ``ReturnsToGo`` of slices ``[B, S]``.

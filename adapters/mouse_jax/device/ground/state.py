@@ -60,6 +60,7 @@ class Episodes:
         position: Of the newest row in its episode, int32 ``[E]``; behind S, less as many periods as leave at least S.
         ended: Whether the newest row ended its episode, bool ``[E]``.
         last_id: The newest row's number of a trajectory ``[E]``, or None.
+        phases: How many steps behind one at which slices may begin a row lies, int32 ``[T, E]``; None: not needed.
         slices: What a slice is; static.
         marks: Which fields say where episodes end; static.
         tiled: Whether slices lie side by side, from an episode's first step that is there on; static.
@@ -72,6 +73,7 @@ class Episodes:
     position: jax.Array
     ended: jax.Array
     last_id: jax.Array | None
+    phases: jax.Array | None
     slices: Slices = field(metadata={"static": True})
     marks: Marks = field(metadata={"static": True})
     tiled: bool = field(default=False, metadata={"static": True})

@@ -42,12 +42,14 @@ class Table(NamedTuple):
         of_head: How many slices there are that came into being before.
         before: How many slices are counted before that row.
         ends: How many slices there are up to the end of each environment, in all.
+        first: The first row, counted from the oldest, at which a slice of its episode may begin.
     """
 
     head: Any
     of_head: Any
     before: Any
     ends: Any
+    first: Any
 
 
 class Episodes(torch.nn.Module):
@@ -67,6 +69,8 @@ class Episodes(torch.nn.Module):
     """How many slices there are before a row in its environment, int64 ``[T, E]``."""
     numbers: torch.Tensor
     """How many episodes there are up to a row, itself included, int64 ``[T, E]``."""
+    phases: torch.Tensor
+    """How many steps behind one at which slices may begin a row lies, int64 ``[T, E]``; no rows: not needed."""
     made: torch.Tensor
     """How many slices there are in all, int64 ``[E]``."""
     begun: torch.Tensor
@@ -93,8 +97,9 @@ class Episodes(torch.nn.Module):
         self.slices, self.marks, self.tiled = slices, marks, tiled
         self.every = slices.sequence_length if tiled else slices.period
         self.has_ids = ids is not None
-        for name in ("windows", "numbers"):
-            self.register_buffer(name, torch.zeros((steps, num_envs), dtype=torch.int64, device=device))
+        self.is_phased = slices.pad is not False and not tiled and self.every > 1
+        for name, rows in (("windows", steps), ("numbers", steps), ("phases", steps * self.is_phased)):
+            self.register_buffer(name, torch.zeros((rows, num_envs), dtype=torch.int64, device=device))
         for name in ("made", "begun", "position"):
             self.register_buffer(name, torch.zeros(num_envs, dtype=torch.int64, device=device))
         self.register_buffer("ended", torch.ones(num_envs, dtype=torch.bool, device=device))
@@ -134,6 +139,8 @@ class Episodes(torch.nn.Module):
         made, begun = self.made + due.cumsum(0), self.begun + new.cumsum(0)
         self.windows.index_copy_(0, places, made - due.to(torch.int64))
         self.numbers.index_copy_(0, places, begun)
+        if self.is_phased:
+            self.phases.index_copy_(0, places, position % every)
         self.made.copy_(made[-1])
         self.begun.copy_(begun[-1])
         self.position.copy_(position[-1])
@@ -156,7 +163,7 @@ class Episodes(torch.nn.Module):
 
     def reading(self, ring: Ring) -> Reading:
         """What is known, to look slices up in, of the kind that the ring is."""
-        known = (self.windows, self.numbers, self.made)
+        known = (self.windows, self.numbers, self.made, self.phases)
         return Reading(ring, *(counts.numpy() for counts in known)) if ring.is_seen else Reading(ring, *known)
 
     def table(self, at: Reading) -> Table:
@@ -170,23 +177,26 @@ class Episodes(torch.nn.Module):
             most = ring.steps if self.tiled else length - 1 + every
             end = at.beyond(at.numbers, envs, at(at.numbers, none, envs), none, most)
         head = end if self.tiled else end.clip(max=length - 1)
-        before, of_head = at.before(head, envs), none
+        before, of_head, first = at.before(head, envs), none, none
+        if self.is_phased:
+            first = -at(at.phases, none, envs) % every
         if self.tiled:
             of_head = (end + length - 1) // length if padded else end // length
         elif padded:
-            # If one counts there, the next before it would be the one that begins with the oldest row.
-            of_head = none + ((before == at.before(end.clip(max=length - 1 + every), envs)) & (ring.size > 0))
-        return Table(head, of_head, before, (of_head + at.made - before).cumsum(0))
+            # If one counts there, the next before it would begin with ``first``.
+            counted = before != at.before(end.clip(max=length - 1 + every), envs)
+            of_head = none + (~counted & (first < end) & (ring.size > 0))
+        return Table(head, of_head, before, (of_head + at.made - before).cumsum(0), first)
 
     def find(self, at: Reading, found: Table, ranks: Any) -> Windows:
         """The slices of these numbers among all there are, int64 ``[B]``, environment by environment."""
         length, env, before, of_head = self.slices.sequence_length, ranks * 0, found.before, found.of_head
-        head = found.head
+        head, first = found.head, found.first
         if len(found.ends) > 1:
             # Where there is none at all the last environment stands for the one that has it.
             env = at.searchsorted(found.ends, ranks, side="right").clip(max=len(found.ends) - 1)
             ranks = ranks - at.where(env > 0, found.ends.take((env - 1).clip(min=0)), 0)
-            head, of_head, before = (part.take(env) for part in (head, of_head, before))
+            head, of_head, before, first = (part.take(env) for part in (head, of_head, before, first))
         beside = self.tiled or self.slices.pad is not False
         later = ranks - of_head if beside else ranks
         sought = later.clip(min=0) if beside else ranks
@@ -197,7 +207,7 @@ class Episodes(torch.nn.Module):
         elif self.slices.pad is not False:
             start = at.where(at(at.numbers, row, env) != at(at.numbers, row - 1, env), row, start)
         if beside:
-            start = at.where(later < 0, ranks * self.every, start)
+            start = at.where(later < 0, ranks * self.every if self.tiled else first, start)
         return Windows(env, start)
 
     def lengths(self, at: Reading, windows: Windows, mine: Any) -> Any:

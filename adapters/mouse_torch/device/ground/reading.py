@@ -66,12 +66,14 @@ class Reading(NamedTuple):
         windows: How many slices there are before a row in its environment, int64 ``[T, E]``.
         numbers: How many episodes there are up to a row, itself included, int64 ``[T, E]``.
         made: How many slices there are in all, int64 ``[E]``.
+        phases: See ``Episodes``.
     """
 
     ring: Ring
     windows: Any
     numbers: Any
     made: Any
+    phases: Any
 
     def __call__(self, counts: Any, row: Any, env: Any) -> Any:
         """Those of rows counted from the oldest, from -1 on, in some environments."""

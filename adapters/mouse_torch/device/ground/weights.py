@@ -144,6 +144,10 @@ class Weights(Kept):
         """Say whether slices begin at some rows, none of which comes twice; the tree is to be refreshed."""
         self.begins.index_put_(_apart(slots), begins)
 
+    def marked(self, slots: torch.Tensor) -> torch.Tensor:
+        """Whether slices begin at some rows."""
+        return self.begins[_apart(slots)]
+
     def update(self, rows: torch.Tensor, slots: torch.Tensor, priority: torch.Tensor) -> None:
         """Set priorities of some slots, float32 ``[n]``; of a slot that comes twice the last one counts.
 
