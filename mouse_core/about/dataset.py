@@ -198,13 +198,16 @@ def joined(parts: Iterable[tuple[str, About]]) -> About:
     values = {key: value for key, (_, value) in first.items()}
     return About(
         alignment=values.get("alignment"),
-        **lists,
+        environments=lists["environments"],
         tasks={key[1]: value for key, value in values.items() if key[0] == "tasks"},
         fields=[field_from_json(value) for key, value in values.items() if key[0] == "fields"],
         **{name: values.get(name) for name in DIMS},
+        recordings=lists["recordings"],
         spec=joined_specs([about.spec for _, about in parts]),
         videos=joined_videos([(where, about.videos) for where, about in parts]),
         dimensions=joined_names([about.dimensions for _, about in parts]),
+        frames_per_second=lists["frames_per_second"],
+        robots=lists["robots"],
         keys=joined_names([about.keys for _, about in parts]),
     )
 
