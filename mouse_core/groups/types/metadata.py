@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._base.checks import is_text
 from mouse_core.dtypes import RowError, refuse_hidden
 from mouse_core.errors import DataError
 
@@ -42,14 +41,14 @@ def checked_metadata(values: Any, where: str) -> dict[str, Any]:
 
 
 def _key(key: Any, where: str) -> str:
-    if not is_text(key):
+    if not isinstance(key, str):
         raise DataError(f"{where}: expected keys of metadata as str, found {key!r:.100}")
     return key
 
 
 def _copy(value: Any, where: str, depth: int) -> Any:
     kind = type(value)
-    if value is None or kind in (bool, int, float, bytes) or is_text(value):
+    if value is None or kind in (bool, int, float, str, bytes):
         return value
     if depth > _DEEPEST:
         raise DataError(f"{where}: expected at most {_DEEPEST} levels of metadata, found more")

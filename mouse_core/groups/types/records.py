@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.checks import is_text
 from mouse_core.dtypes import refuse_hidden
 from mouse_core.errors import DataError
 from mouse_core.groups.types.arrays import logprobs_of, tokens_of
@@ -76,7 +75,7 @@ class Turn(ByValue):
 
     def __post_init__(self) -> None:
         for name in ("message", "role"):
-            if not is_text(getattr(self, name)):
+            if not isinstance(getattr(self, name), str):
                 raise DataError(f"turn: expected {name} as a str, found {getattr(self, name)!r:.100}")
         object.__setattr__(self, "tokens", tokens_of(self.tokens))
         if self.logprobs is not None:
@@ -150,7 +149,7 @@ class RolloutRecord(ByValue):
                 object.__setattr__(self, name, str(int(value)))
         for name in ("environment", "example_id", "policy_version", "rollout_uid", "replica_id", "group_uid"):
             value = getattr(self, name)
-            if not is_text(value) or not (value or name in ("replica_id", "group_uid")):
+            if not isinstance(value, str) or not (value or name in ("replica_id", "group_uid")):
                 raise DataError(f"rollout {self.rollout_uid!r}: expected {name} as a str, not empty, found {value!r}")
 
     @property
