@@ -28,7 +28,7 @@ from mouse_core.formats.lerobot._looking import Looking
 from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, read_description
 from mouse_core.formats.lerobot._videos import Videos, base_of
 from mouse_core.formats.pictures.held import HeldImages
-from mouse_core.formats.store.reading import stream_of
+from mouse_core.formats.store import stream_of
 from mouse_core.remote.clients import is_url, public_url
 from mouse_core.store.dataset_store import DatasetStore
 

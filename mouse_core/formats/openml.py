@@ -6,35 +6,42 @@ Nothing follows an example, so a row holds all of it: the alignment is "outgoing
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside
+from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
 from mouse_core.formats.columns.blocks import check_batch_rows
 from mouse_core.formats.columns.named import Columns, ordered, schema_of, to_batches
-from mouse_core.formats.openml._arff import Attribute, names_of, read_header, read_lines
-from mouse_core.formats.openml._parquet import parquet_attributes, parquet_lines
 
 __all__ = ["read_openml"]
 
 _DEFAULT = re.compile(r"<oml:default_target_attribute>([^<]*)</oml:default_target_attribute>")
 _MISSING = "?"
 _MOST_JSON = 4 << 20
+_MOST_VALUES = 10_000
+_QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+_ATTRIBUTE = re.compile(rf"@attribute\s+({_QUOTED}|[^\s{{]+)\s*(.+?)\s*", re.IGNORECASE)
+_VALUE = re.compile(rf"\s*({_QUOTED}|[^,'\"]*?)\s*(?:,|$)")
+_NUMERIC = ("numeric", "real", "integer")
+_MOST_HEADER = _MOST_LINE = 16 << 20
 
 
 def read_openml(
@@ -73,8 +80,8 @@ def read_openml(
     file = _file(Path(path))
     parquet = file.suffix in (".pq", ".parquet")
     with reading(file):
-        attributes = parquet_attributes(file) if parquet else read_header(file)
-    names = names_of(attributes)
+        attributes = _parquet_attributes(file) if parquet else _read_header(file)
+    names = [attribute.name for attribute in attributes]
     said = _said(file)
     chosen = target or (said if said in names else names[-1])
     if chosen not in names:
@@ -83,7 +90,7 @@ def read_openml(
     schema = schema_of(ordered(_rows(table, [])))
 
     def batches() -> Iterator[pa.RecordBatch]:
-        lines = parquet_lines(file) if parquet else read_lines(file)
+        lines = _parquet_lines(file) if parquet else _read_lines(file)
         yield from to_batches(_batches(table, lines, batch_rows), schema, where=str(file))
 
     how = "as asked for" if target else "as the description says" if said == chosen else "the last one"
@@ -102,7 +109,7 @@ class _Table:
     """How examples become rows."""
 
     where: str
-    attributes: tuple[Attribute, ...]
+    attributes: tuple[_Attribute, ...]
     target: int
     one_hot: bool
     drop: bool
@@ -114,7 +121,7 @@ class _Table:
             names += [f"{attribute.name}={value}" for value in spread] if spread is not None else [attribute.name]
         return names
 
-    def _others(self) -> Sequence[Attribute]:
+    def _others(self) -> Sequence[_Attribute]:
         return [attribute for place, attribute in enumerate(self.attributes) if place != self.target]
 
     def column(self, place: int, texts: Sequence[str], lines: Sequence[int]) -> npt.NDArray[Any]:
@@ -137,7 +144,7 @@ class _Table:
             raise
 
 
-def _holds(attribute: Attribute, text: str) -> bool:
+def _holds(attribute: _Attribute, text: str) -> bool:
     if attribute.values is not None:
         return text in attribute.values
     with suppress(ValueError):
@@ -204,3 +211,169 @@ def _said(file: Path) -> str | None:
                     said = about.get("default_target_attribute")
                     return said if isinstance(said, str) else None
     return None
+
+
+# ---------------------------------------------------------------------- ARFF
+
+
+@dataclass(frozen=True)
+class _Attribute:
+    """A column of a table.
+
+    Args:
+        name: Its name.
+        values: The values that it may have, in the order in which they are declared; None of numbers.
+    """
+
+    name: str
+    values: tuple[str, ...] | None
+
+
+def _read_header(path: Path) -> list[_Attribute]:
+    """The attributes of a file.
+
+    Raises:
+        DataError: It is no ARFF, or has attributes that are neither numbers nor one of some values.
+    """
+    with _text(path) as file:
+        return _header(file, path)
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The values of each example as texts ("?" where missing), with the number of its line."""
+    with _text(path) as file:
+        count = len(_header(file, path))
+        number = -1
+        for number, line in enumerate(iter(lambda: file.readline(_MOST_LINE), "")):
+            if len(line) == _MOST_LINE:
+                raise DataError(f"{path}, line {number} of the data: expected fewer than {_MOST_LINE} characters")
+            text = line.strip()
+            if not text or text.startswith("%"):
+                continue
+            if text.startswith("{"):
+                raise DataError(f"{path}, line {number} of the data: expected all values, found a sparse one")
+            try:
+                values = _values(text)
+            except DataError as error:
+                raise DataError(f"{path}, line {number} of the data: {error}") from None
+            if len(values) != count:
+                raise DataError(f"{path}, line {number} of the data: expected {count} values, found {len(values)}")
+            yield number, values
+        if number < 0:
+            raise DataError(f"{path}: expected examples behind @data, found none")
+
+
+@contextmanager
+def _text(path: Path) -> Iterator[IO[str]]:
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    way: Any = gzip.open if packed else open
+    with way(path, "rt", encoding="utf-8") as text:
+        yield text
+
+
+def _header(file: IO[str], path: Path) -> list[_Attribute]:
+    found: list[_Attribute] = []
+    read = 0
+    for line in iter(lambda: file.readline(_MOST_HEADER), ""):
+        text, read = line.strip(), read + len(line)
+        lower = text.lower()
+        if lower.startswith("@data"):
+            names = [attribute.name for attribute in found]
+            if not found or len(set(names)) < len(names):
+                raise DataError(f"{path}: expected attributes of different names, found {names[:12]}")
+            return found
+        if lower.startswith("@attribute"):
+            found.append(_attribute(text, path))
+        elif text and not text.startswith("%") and not lower.startswith("@relation"):
+            break
+        if read > _MOST_HEADER:
+            break
+    raise DataError(
+        f"{path}: expected ARFF, @relation, @attribute and @data, found {len(found)} attributes and no @data"
+    )
+
+
+def _attribute(text: str, path: Path) -> _Attribute:
+    match = _ATTRIBUTE.fullmatch(text)
+    if not match:
+        raise DataError(f"{path}: expected @attribute NAME TYPE, found {text[:80]!r}")
+    name, kind = _unquoted(match[1]), match[2]
+    if kind.startswith("{") and kind.endswith("}"):
+        return _Attribute(name, tuple(_values(kind[1:-1].strip())))
+    if kind.split()[0].lower() in _NUMERIC:
+        return _Attribute(name, None)
+    raise DataError(f"{path}: attribute {name!r}: expected numbers or {{one, of, these}}, found {kind[:40]!r}")
+
+
+def _values(text: str) -> list[str]:
+    if "'" not in text and "\\" not in text:  # the csv module is fast, and knows " alone
+        try:
+            return [value.strip() for value in next(csv.reader([text], skipinitialspace=True))]
+        except csv.Error as error:
+            raise DataError(f"expected values with commas between them, found a {error}") from None
+    found: list[str] = []
+    place = 0
+    while place <= len(text):
+        match = _VALUE.match(text, place)
+        if match is None:
+            raise DataError(f"expected values with commas between them, found {text[place : place + 40]!r}")
+        found.append(_unquoted(match[1]))
+        if match.end() == len(text) and not text.endswith(",", place):
+            break
+        place = match.end()
+        if place == len(text):  # a comma at the end: a value that is empty
+            found.append("")
+            break
+    return found
+
+
+def _unquoted(text: str) -> str:
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return re.sub(r"\\(.)", r"\1", text[1:-1])
+    return text
+
+
+# ---------------------------------------------------------------------- Parquet
+
+
+def _parquet_attributes(path: Path) -> list[_Attribute]:
+    """The attributes of a file: numbers, or the texts that occur, in the order of the alphabet.
+
+    Raises:
+        DataError: A damaged file, or columns of another type.
+    """
+    schema = open_parquet(path).schema_arrow
+    texts: dict[str, set[str]] = {field.name: set() for field in schema if _is_text(field.type, field.name, path)}
+    for batch in parquet_batches(path, 1 << 16) if texts else ():
+        for name, seen in texts.items():
+            seen |= {str(value) for value in pc.unique(batch.column(name)).to_pylist() if value is not None}
+            if len(seen) > _MOST_VALUES:
+                raise DataError(f"{path}: {name!r}: expected one of some values, found more than {_MOST_VALUES}")
+    return [
+        _Attribute(field.name, tuple(sorted(texts[field.name])) if field.name in texts else None) for field in schema
+    ]
+
+
+def _parquet_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number and the values of each example, as ``_read_lines`` does."""
+    number = 0
+    for batch in parquet_batches(path, 1 << 13):
+        columns = [column.to_pylist() for column in batch.columns]
+        for values in zip(*columns, strict=True):
+            yield number, ["?" if value is None else str(_as_float(value)) for value in values]
+            number += 1
+
+
+def _as_float(value: object) -> object:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _is_text(kind: pa.DataType, name: str, path: Path) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_boolean(kind):
+        return True
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return False
+    raise DataError(f"{path}: {name!r}: expected a column of numbers or texts, found {kind}")
