@@ -20,24 +20,24 @@ from mouse_core.dtypes import replaced_by as replaced_by
 from mouse_core.errors import ConfigError, MissingFieldError
 
 if TYPE_CHECKING:
+    from mouse_core.spec.categories import Categorical as Categorical
+    from mouse_core.spec.categories import MultiCategorical as MultiCategorical
+    from mouse_core.spec.categories import MultiOneHot as MultiOneHot
+    from mouse_core.spec.categories import OneHot as OneHot
+    from mouse_core.spec.choice import Choice as Choice
     from mouse_core.spec.composite import Composite as Composite
-    from mouse_core.spec.exclusive import check_no_exclusive_keys as check_no_exclusive_keys
-    from mouse_core.spec.exclusive import consolidate as consolidate
-    from mouse_core.spec.exclusive import contains_lazy as contains_lazy
-    from mouse_core.spec.from_data import from_batch as from_batch
-    from mouse_core.spec.ground.base import Domain as Domain
-    from mouse_core.spec.leaves.categories import Categorical as Categorical
-    from mouse_core.spec.leaves.categories import MultiCategorical as MultiCategorical
-    from mouse_core.spec.leaves.categories import MultiOneHot as MultiOneHot
-    from mouse_core.spec.leaves.categories import OneHot as OneHot
-    from mouse_core.spec.leaves.choice import Choice as Choice
-    from mouse_core.spec.leaves.numbers import Binary as Binary
-    from mouse_core.spec.leaves.numbers import Bounded as Bounded
-    from mouse_core.spec.leaves.numbers import Unbounded as Unbounded
-    from mouse_core.spec.leaves.objects import NonTensor as NonTensor
+    from mouse_core.spec.composite import from_batch as from_batch
+    from mouse_core.spec.domain import Domain as Domain
+    from mouse_core.spec.numbers import Binary as Binary
+    from mouse_core.spec.numbers import Bounded as Bounded
+    from mouse_core.spec.numbers import Unbounded as Unbounded
+    from mouse_core.spec.objects import NonTensor as NonTensor
     from mouse_core.spec.saved import from_arrow as from_arrow
     from mouse_core.spec.saved import from_json as from_json
     from mouse_core.spec.stacked import Stacked as Stacked
+    from mouse_core.spec.stacked import check_no_exclusive_keys as check_no_exclusive_keys
+    from mouse_core.spec.stacked import consolidate as consolidate
+    from mouse_core.spec.stacked import contains_lazy as contains_lazy
     from mouse_core.spec.stacked import stack_specs as stack_specs
 
 Alignment = Literal["arrived", "outgoing"]
@@ -326,24 +326,24 @@ class Spec(Mapping[str, FieldSpec]):
         return _lazy("of_fields")(self.fields.values(), columns or {})
 
 
-_ROOMS = {
-    "composite": ("Composite", "Domain"),
-    "leaves.categories": ("Categorical", "MultiCategorical", "MultiOneHot", "OneHot"),
-    "leaves.choice": ("Choice", "NonTensor"),
-    "leaves.numbers": ("Binary", "Bounded", "Unbounded"),
-    "exclusive": ("check_no_exclusive_keys", "consolidate", "contains_lazy"),
-    "from_data": ("from_batch", "of_fields"),
+_MODULES = {
+    "categories": ("Categorical", "MultiCategorical", "MultiOneHot", "OneHot"),
+    "choice": ("Choice",),
+    "composite": ("Composite", "from_batch", "of_fields"),
+    "domain": ("Domain",),
+    "numbers": ("Binary", "Bounded", "Unbounded"),
+    "objects": ("NonTensor",),
     "saved": ("from_arrow", "from_json"),
     "spaces": ("from_dm_env", "from_gymnasium", "from_lerobot", "to_dm_env", "to_gymnasium"),
-    "stacked": ("Stacked", "stack_specs"),
+    "stacked": ("Stacked", "check_no_exclusive_keys", "consolidate", "contains_lazy", "stack_specs"),
 }
 
 
 def _lazy(name: str) -> Any:
-    """Domains of values are loaded where somebody asks for them: most batches do without."""
-    room = next((room for room, names in _ROOMS.items() if name in names), None)
-    if room is not None:
-        return getattr(import_module(f"mouse_core.spec.{room}"), name)
+    """Import a spec of values on first use: most batches need none."""
+    module = next((module for module, names in _MODULES.items() if name in names), None)
+    if module is not None:
+        return getattr(import_module(f"mouse_core.spec.{module}"), name)
     raise AttributeError(f"module 'mouse_core.spec' has no attribute {name!r}")
 
 

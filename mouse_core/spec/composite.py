@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self, TypeGuard
@@ -12,13 +13,16 @@ from typing import Any, Self, TypeGuard
 import numpy as np
 
 from mouse_core._base.checks import as_record, is_text
+from mouse_core.dtypes import is_number
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
-from mouse_core.nested import FieldKey, path_of
+from mouse_core.nested import FieldKey, flatten, path_of
 from mouse_core.randomness import Key
-from mouse_core.spec.ground._shapes import Change, Shape, check_shape, operate, taken_rows
-from mouse_core.spec.ground.base import ARROW_KEY, MOST_VALUES, VERSION, Domain
+from mouse_core.spec.domain import ARROW_KEY, MOST_VALUES, VERSION, Domain
+from mouse_core.spec.numbers import Unbounded
+from mouse_core.spec.objects import NonTensor
+from mouse_core.spec.shapes import Change, Shape, check_shape, operate, taken_rows
 
-__all__ = ["Composite"]
+__all__ = ["Composite", "from_batch", "of_fields"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -335,3 +339,50 @@ def _value(values: Any, key: FieldKey) -> Any:
             raise MissingFieldError(f"field {key!r}: expected it, found {found}")
         found = record[str(name)]
     return found
+
+
+def from_batch(batch: Any, *, batch_dims: int = 2) -> Composite:
+    """Return the spec of one step of a batch: ``Unbounded`` for numbers, ``NonTensor`` for other objects.
+
+    Args:
+        batch: Nested dicts of arrays.
+        batch_dims: Number of axes before those of a step: 2 for ``[B, S, ...]``.
+
+    Raises:
+        ConfigError: A field with fewer axes.
+        SchemaError: A batch without fields.
+    """
+    entries: dict[FieldKey, Domain] = {}
+    for key, values in flatten(batch).items():
+        array = np.asarray(values)
+        if array.ndim < batch_dims:
+            raise ConfigError(f"from_batch: field {key!r}: expected {batch_dims} axes, found {array.shape}")
+        shape = array.shape[batch_dims:]
+        if is_number(array.dtype) and array.dtype.kind != "c":
+            entries[key] = Unbounded(shape, array.dtype)
+        else:
+            entries[key] = NonTensor(shape, array.flat[0] if array.size else None)
+    return Composite(entries)
+
+
+def of_fields(fields: Iterable[Any], columns: Mapping[str, Any]) -> Composite:
+    """Return the spec of one step of a batch with these fields, without fields that have a value per sequence.
+
+    A field has the spec of its column where that has as many values and the field's dtype holds them. Any other field
+    is ``Unbounded``.
+
+    Args:
+        fields: A ``FieldSpec`` for each field.
+        columns: Specs of columns by name.
+    """
+    entries: dict[FieldKey, Domain] = {}
+    for one in fields:
+        if one.per_sequence:
+            continue
+        spec: Any = columns.get(one.column) if one.column else None
+        entries[one.name] = Unbounded(one.shape, one.dtype)
+        is_array = spec is not None and spec.dtype != object and -1 not in spec.shape
+        if is_array and math.prod(spec.shape) == math.prod(one.shape):
+            with suppress(ConfigError):  # the field's shape or dtype does not hold the column's values
+                entries[one.name] = spec.reshape(one.shape).astype(one.dtype)
+    return Composite(entries)

@@ -9,12 +9,12 @@ import numpy as np
 
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError
+from mouse_core.spec.categories import Categorical, MultiCategorical
 from mouse_core.spec.composite import Composite
-from mouse_core.spec.ground._shapes import is_dynamic
-from mouse_core.spec.ground.base import Domain
-from mouse_core.spec.leaves.categories import Categorical, MultiCategorical
-from mouse_core.spec.leaves.numbers import Binary, Bounded, Unbounded
-from mouse_core.spec.leaves.objects import NonTensor
+from mouse_core.spec.domain import Domain
+from mouse_core.spec.numbers import Binary, Bounded, Unbounded
+from mouse_core.spec.objects import NonTensor
+from mouse_core.spec.shapes import is_dynamic
 
 __all__ = ["from_dm_env", "from_gymnasium", "from_lerobot", "to_dm_env", "to_gymnasium"]
 

@@ -439,7 +439,7 @@ def test_specs_are_never_changed() -> None:
         (lambda: Choice([Categorical(3), Categorical(3, (2,))]), "expected specs of int64 and the shape"),
         (lambda: Choice([Categorical(3), Categorical(3, dtype="int8")]), "expected specs of int64 and the shape"),
         (lambda: Composite({"a": 3}), "field 'a': expected a spec, found 3"),
-        (lambda: Composite({3: Binary()}), "expected names of fields as strings, or tuples of them, found 3"),
+        (lambda: Composite({3: Binary()}), "expected names of fields as Unicode texts, or tuples of them, found 3"),
         (lambda: Composite([Binary()]), "expected specs by name"),
         (lambda: Composite({"a": Binary((3,))}, (2,)), r"'a': expected a shape that begins with \(2,\), found"),
         (lambda: stack_specs([]), "expected at least one spec, found none"),

@@ -12,7 +12,8 @@ import numpy as np
 from mouse_core._base.checks import is_whole
 from mouse_core.dtypes import RowError, convert, is_number, named_dtype, number_kind
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.spec.ground._shapes import (
+from mouse_core.spec.domain import MOST_VALUES, Domain
+from mouse_core.spec.shapes import (
     Array,
     Change,
     Shape,
@@ -23,7 +24,6 @@ from mouse_core.spec.ground._shapes import (
     operate,
     uniform_value,
 )
-from mouse_core.spec.ground.base import MOST_VALUES, Domain
 
 
 class Leaf(Domain):

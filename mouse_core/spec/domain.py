@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from mouse_core.errors import ConfigError, DataError, SpecIndexError
 from mouse_core.randomness import Key
-from mouse_core.spec.ground._draws import key_of
-from mouse_core.spec.ground._shapes import (
+from mouse_core.spec.draws import key_of
+from mouse_core.spec.shapes import (
     Change,
     Shape,
     check_axis,

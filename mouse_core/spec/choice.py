@@ -10,11 +10,11 @@ import numpy as np
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.randomness import Key
-from mouse_core.spec.ground._draws import key_of, whole_numbers
-from mouse_core.spec.ground._shapes import Array, Change, Shape
-from mouse_core.spec.ground.base import MOST_VALUES
-from mouse_core.spec.leaves._leaf import Leaf, alike, check_most, plain, set_all, shown
-from mouse_core.spec.leaves.objects import NonTensor
+from mouse_core.spec.domain import MOST_VALUES
+from mouse_core.spec.draws import key_of, whole_numbers
+from mouse_core.spec.leaf import Leaf, alike, check_most, plain, set_all, shown
+from mouse_core.spec.objects import NonTensor
+from mouse_core.spec.shapes import Array, Change, Shape
 
 __all__ = ["Choice"]
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.randomness import Key
-from mouse_core.spec.ground._shapes import Shape, fits
-from mouse_core.spec.ground.base import MOST_VALUES
-from mouse_core.spec.leaves._leaf import Leaf, check_most, leaf_shape, set_all
+from mouse_core.spec.domain import MOST_VALUES
+from mouse_core.spec.leaf import Leaf, check_most, leaf_shape, set_all
+from mouse_core.spec.shapes import Shape, fits
 
 __all__ = ["NonTensor"]
 

@@ -1,1 +1,0 @@
-"""Specs of one array each."""
