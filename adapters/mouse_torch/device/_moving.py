@@ -82,9 +82,9 @@ def _lost(replay: Replay) -> Any:
     if known is None:
         return np.zeros(replay.num_envs or 1, np.int64)
     rows = (int(replay.cursor) - size + np.arange(size)) % replay.steps
-    windows, numbers, *counts = map(to_numpy, (known.windows, known.numbers, known.made, known.position))
+    windows, numbers, made, position = map(to_numpy, (known.windows, known.numbers, known.made, known.position))
     phases = to_numpy(known.phases)[rows[0]] if known.is_phased and size else None
-    return lost_of(known.slices, windows[rows], numbers[rows], *counts, phases)
+    return lost_of(known.slices, windows[rows], numbers[rows], made, position, phases)
 
 
 def _take_turns(replay: Replay, buffer: ReplayBuffer) -> None:

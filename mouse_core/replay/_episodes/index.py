@@ -183,8 +183,8 @@ class EpisodeIndex:
             keys = self._keys(read)
             self._extend(episodes, keys, marks_of(keys, read, num_envs))
             step += n
-        ask, keys = getattr(storage, "oldest_begins", None), self._found
-        begins: Int64s | None = None if ask is None or keys is None else ask(keys.ends, keys.ids)
+        ask, found = getattr(storage, "oldest_begins", None), self._found
+        begins: Int64s | None = None if ask is None or found is None else ask(found.ends, found.ids)
         if begins is not None and alive == steps:
             episodes.begin_earlier(np.minimum(begins, episodes.begin))
         return episodes
