@@ -46,6 +46,10 @@ class DataError(MouseError, ValueError):
     """A value in the data that its field does not allow; the message names field, row and value."""
 
 
+class RowIndexError(DataError, IndexError):
+    """An index of rows that is out of range, or none at all."""
+
+
 class MissingRowError(DataError, KeyError):
     """A row that was looked up in a map and is not there."""
 

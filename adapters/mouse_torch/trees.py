@@ -171,8 +171,10 @@ def _tensors(node: Any, device: torch.device) -> dict[str, Any]:
             found[name] = _listed(child if isinstance(child, list) else child.tolist(), device)
         elif isinstance(child, str | bytes):  # of a single row
             found[name] = child
-        else:
+        elif isinstance(child, torch.Tensor | np.ndarray | np.generic | bool | int | float | complex):
             found[name] = as_tensor(child, device)
+        else:
+            found[name] = NonTensorData(child)
     return found
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
@@ -26,6 +28,47 @@ class ProcessLock(_RLock):  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[type[ProcessLock], tuple[()]]:
         return ProcessLock, ()
+
+
+# Seconds that a thread waits for a lock before others give way; each time costs those a tenth of a millisecond.
+_PATIENCE = 2e-3
+
+
+class TurnLock(ProcessLock):
+    """A lock for which one thread may ask again and again, and others still get it.
+
+    Python's lock goes to whoever asks first after it is free, which is mostly the thread that freed it. A thread that
+    waits says so by ``waited_for()``, and the one that asks again and again calls ``give_way()`` before it does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: dict[int, float] = {}  # since when, by thread, as no two change one entry
+
+    def __reduce__(self) -> tuple[type[TurnLock], tuple[()]]:
+        return TurnLock, ()
+
+    @contextmanager
+    def waited_for(self) -> Iterator[None]:
+        """Take the lock, before those that give way."""
+        thread = threading.get_ident()
+        self.waiting[thread] = time.monotonic()
+        try:
+            self.acquire()
+        finally:
+            self.waiting.pop(thread, None)
+        try:
+            yield
+        finally:
+            self.release()
+
+    def give_way(self) -> None:
+        """Let threads that have waited for some milliseconds take the lock first."""
+        late = time.monotonic() - _PATIENCE
+        for _ in range(20):  # at most, as one of them may be waiting for what this thread holds
+            if not any(since < late for since in list(self.waiting.values())):
+                return
+            time.sleep(5e-5)
 
 
 _locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
@@ -96,6 +139,8 @@ def _forked() -> None:
         # The thread that forked goes on in the child, with what it holds.
         if not lock._is_owned():
             lock._at_fork_reinit()
+        if isinstance(lock, TurnLock):
+            lock.waiting.clear()
 
 
 if hasattr(os, "register_at_fork"):  # asking for the process's number takes longer than a lock

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.dtypes import is_number, namespace, number_kind, to_numpy
-from mouse_core.errors import DataError, MissingFieldError, SchemaError
+from mouse_core.errors import DataError, MissingFieldError, RowIndexError, SchemaError
 from mouse_core.nested import (
     as_array,
     children_of,
@@ -329,20 +329,24 @@ def slots_of(index: Any, size: int) -> Slots:
         size: Rows there are.
 
     Raises:
-        IndexError: Out of range, or nothing that can be an index. Negative integers are refused: -1 is what ``append``
-            and ``extend`` give for a row that was not kept, and must not read another one.
+        RowIndexError: Out of range, or nothing that can be an index (also an IndexError). Negative integers are
+            refused: -1 is what ``append`` and ``extend`` give for a row that was not kept, and reads no other row.
     """
     if index is Ellipsis:
         index = slice(None)
     if isinstance(index, slice):
         return np.arange(*index.indices(size), dtype=np.int64)
-    found = np.asarray(index)
+    try:
+        found = np.asarray(index)
+    except (ValueError, TypeError) as error:
+        raise RowIndexError(f"index: expected integers, a slice or a mask, found {index!r:.80}") from error
     if found.dtype == np.bool_:
         if found.shape != (size,):
-            raise IndexError(f"index: expected a mask [{size}], as many as rows, found {list(found.shape)}")
+            raise RowIndexError(f"index: expected a mask [{size}], as many as rows, found {list(found.shape)}")
         return np.flatnonzero(found)
     if found.dtype.kind not in "iu" and found.size:
-        raise IndexError(f"index: expected integers, a slice or a mask, found {index!r:.80}")
+        hint = f"; the field of all rows is buffer[:][{index!r:.40}]" if isinstance(index, str) else ""
+        raise RowIndexError(f"index: expected integers, a slice or a mask, found {index!r:.80}{hint}")
     slots = found.astype(np.int64)
     outside = (slots < 0) | (slots >= size)
     if outside.any():
@@ -351,7 +355,7 @@ def slots_of(index: Any, size: int) -> Slots:
             "; -1 is given for a row that was not kept (leave it out, as in index[index >= 0]), and the last slot is "
             "buffer[len(buffer) - 1]"
         )
-        raise IndexError(
+        raise RowIndexError(
             f"index: expected {f'0..{size - 1}' if size else 'rows'}, found {first if size else 'an empty buffer'}"
             f"{hint if first < 0 else ''}"
         )

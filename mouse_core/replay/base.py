@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from mouse_core._base.locks import ProcessLock
+from mouse_core._base.locks import TurnLock
 from mouse_core.digest.states import asked_for, digest_of, digest_state
 from mouse_core.digest.stream import StreamDigest
 from mouse_core.errors import ConfigError
@@ -78,7 +78,7 @@ class BaseBuffer:
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError(f"collate_fn: expected a function, found {collate_fn!r}")
         self._collate = collate_fn
-        self._lock = ProcessLock()
+        self._lock = TurnLock()
         self._samples = 0
         self._digest = StreamDigest() if digest else None
 

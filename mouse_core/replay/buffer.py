@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from mouse_core._base.locks import ProcessLock
+from mouse_core._base.locks import TurnLock
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError
@@ -114,7 +114,7 @@ class ReplayBuffer(RowBuffer):
             made._take_transform(self._transform if transform is ... else transform, rows.alignment)
             kept = sampler is ...
             if not same:
-                made._lock = ProcessLock()
+                made._lock = TurnLock()
                 writer = None if writer is ... else writer
             parts = Parts(
                 rows,
@@ -193,7 +193,7 @@ class ReplayBuffer(RowBuffer):
         """
         refuse_traced("sample")
         size = self._size(batch_size)
-        with self._lock, self._shared():
+        with self._lock.waited_for(), self._shared():
             key = self._next_key(seed)
             rows, draw = self._parts.draw(size, key, items=self._collate is not None)
             self._samples += 1

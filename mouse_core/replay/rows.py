@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -221,6 +222,8 @@ class RowBuffer(BaseBuffer):
         if self._inverse is not None:
             rows = self._inverse(rows)
         priority = self._priorities_in(rows, one=one)
+        if self._lock.waiting:
+            self._lock.give_way()
         if one and priority is None and self._parts.plain_ring:
             with self._lock:
                 return self._parts.append(rows)
@@ -358,7 +361,7 @@ def _flat(leaf: Any, axes: int) -> Any:
     if axes == 1:
         return leaf
     values = leaf if hasattr(leaf, "reshape") else np.asarray(leaf)
-    return values.reshape((-1, *values.shape[axes:]))
+    return values.reshape((prod(values.shape[:axes]), *values.shape[axes:]))
 
 
 def _steps_of_episodes(storage: Storage, slots: Slots) -> Slots | None:

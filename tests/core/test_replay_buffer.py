@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 
 from mouse_core import ConfigError, DataError, DatasetStore, MissingFieldError, SchemaError, StateError
-from mouse_core.errors import ForkError, StorageError
+from mouse_core.errors import ForkError, RowIndexError, StorageError
 from mouse_core.nested import FieldKey, find, map_tree
 from mouse_core.randomness import Key
 from mouse_core.replay import (
@@ -276,6 +277,28 @@ def test_lists_of_numbers_and_of_ragged_rows_are_values(kind: str, tmp_path: Pat
     assert isinstance(buffer.sample(2)["x"], list)
 
 
+@pytest.mark.parametrize("index", ["a", None, 1.5, ("a", 1), [[0], [1, 2]], 2**70, [2**70], 5, -1, np.ones(3, bool)])
+def test_an_index_that_is_none_is_an_error_of_ours(index: Any) -> None:
+    buffer = numbered(5)
+    for call in (lambda: buffer[index], partial(buffer.__setitem__, index, {"a": 1, "deep": {"b": 1.0}})):
+        with pytest.raises(RowIndexError, match="index: expected") as raised:
+            call()
+        assert isinstance(raised.value, IndexError)
+
+
+@pytest.mark.parametrize("kind", ["array", "memmap", "list"])
+def test_fields_without_values_are_fields(kind: str, tmp_path: Path) -> None:
+    kinds: dict[str, Any] = {"array": ArrayStorage, "list": ListStorage}
+    buffer = ReplayBuffer(kinds.get(kind, lambda capacity: MemmapStorage(capacity, tmp_path / "m"))(9), batch_size=4)
+    buffer.append({"none": np.zeros(0), "x": 0.0})
+    buffer.extend({"none": np.zeros((3, 0)), "x": np.arange(3.0)})
+    buffer[np.array([[0], [1]])] = (
+        {"none": np.zeros((2, 1, 0)), "x": np.ones((2, 1))} if kind != "list" else [{"none": np.zeros(0), "x": 1.0}] * 2
+    )
+    assert buffer.sample()["none"].shape == (4, 0)
+    assert len(buffer) == 4
+
+
 def test_a_list_of_arrays_one_for_each_row_is_refused() -> None:
     with pytest.raises(DataError, match=r"expected \[3\] rows as in \('x', 0\), found \[2\]; .* np.stack"):
         ReplayBuffer(ArrayStorage(9)).extend({"x": [np.zeros(3), np.ones(3)], "n": np.arange(2)})
@@ -401,6 +424,27 @@ def test_environments_are_streams_side_by_side() -> None:
         assert batch["a"].shape == (4, 2)
         np.testing.assert_array_equal(batch["a"][:, 1] - batch["a"][:, 0], 3)
     assert buffer.stats()["num_envs"] == 3
+
+
+def test_a_thread_that_writes_without_pause_gives_way_to_one_that_draws() -> None:
+    buffer = ReplayBuffer(ListStorage(100), batch_size=2)
+    buffer.append({"a": 0})
+    order: list[str] = []
+
+    def draw() -> None:
+        buffer.sample()
+        order.append("drawn")
+
+    with buffer._lock:
+        thread = threading.Thread(target=draw)
+        thread.start()
+        while not buffer._lock.waiting or time.monotonic() - max(buffer._lock.waiting.values()) < 0.01:
+            time.sleep(0.001)
+    buffer.append({"a": 1})
+    thread.join()
+    assert order == ["drawn"]
+    assert not buffer._lock.waiting
+    assert buffer.stats()["written"] == 2
 
 
 def test_objects_of_any_kind() -> None:

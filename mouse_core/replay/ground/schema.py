@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import prod
 from operator import index
 from typing import Any
 
@@ -159,7 +160,8 @@ class RowSchema:
             if shape[:lead] != expected:
                 self._check_lead(key, shape[:lead], ndim, expected)
                 expected = shape[:lead]
-            arrays.append(array if lead == 1 else array.reshape(-1, *kind.shape))
+            # Of a field without values NumPy cannot tell how many rows there are.
+            arrays.append(array if lead == 1 else array.reshape(prod(shape[:lead]), *kind.shape))
         return arrays, len(arrays[0])
 
     def with_more(self, rows: Any, lead: int) -> RowSchema | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError, StateError
+from mouse_core.errors import ConfigError, RowIndexError, StateError
 from mouse_core.randomness import Key
 from mouse_core.replay.ground.protocols import Draw, Slots, Storage, Write, ring_pieces
 from mouse_core.replay.samplers import weighing
@@ -270,7 +270,7 @@ class PrioritizedSampler:
         slots, rows = slots.reshape(-1).astype(np.int64, copy=False), len(storage)
         if slots.size and not (slots.min() >= 0 and slots.max() < rows):
             outside = slots[(slots < 0) | (slots >= rows)][0]
-            raise IndexError(f"update_priority: expected slots in 0..{rows - 1}, found {outside}")
+            raise RowIndexError(f"update_priority: expected slots in 0..{rows - 1}, found {outside}")
         weights = weighing.weighed(values, storage.capacity, self._alpha, self._eps).reshape(-1)
         return slots, weights, float(values.max(initial=0))
 

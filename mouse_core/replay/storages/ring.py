@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mouse_core._base.locks import is_spawning
-from mouse_core.errors import ConfigError, DataError
+from mouse_core.errors import ConfigError, DataError, RowIndexError
 from mouse_core.replay.ground.protocols import Slots, ring_pieces
 from mouse_core.spec import Alignment, check_alignment, check_count
 
@@ -103,7 +103,7 @@ class RingStorage:
         return first
 
     def _check_slots(self, slots: Slots) -> None:
-        """Raise IndexError for slots of which some are not in use."""
+        """Raise RowIndexError for slots of which some are not in use."""
         check_slots(slots, self._size)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,16 +141,16 @@ def is_all(slots: Slots, size: int) -> bool:
 
 
 def check_slots(slots: Slots, size: int) -> None:
-    """Raise IndexError for slots of which some are not below ``size``."""
+    """Raise RowIndexError for slots of which some are not below ``size``."""
     # As unsigned numbers negative ones are the largest: one pass instead of two.
     if slots.size and int(slots.view(np.uint64).max()) >= size:
         raise slot_error(slots, size)
 
 
-def slot_error(slots: Slots, size: int) -> IndexError:
+def slot_error(slots: Slots, size: int) -> RowIndexError:
     """What to raise for slots of which some are not in use."""
     outside = slots[(slots < 0) | (slots >= size)].reshape(-1)
-    return IndexError(f"index: expected 0..{size - 1}, found {outside[:1].tolist() or 'an empty storage'}")
+    return RowIndexError(f"index: expected 0..{size - 1}, found {outside[:1].tolist() or 'an empty storage'}")
 
 
 def check_part(name: str, part: Any, kind: type) -> Any:
