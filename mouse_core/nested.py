@@ -224,7 +224,8 @@ def structure_from_json(value: Any) -> Structure:
 @lru_cache(maxsize=256)
 def named_tuple(name: str, names: tuple[str, ...]) -> Any:
     """A class of named tuples of this name with these fields, which can be pickled; ValueError for no such names."""
-    kind: Any = namedtuple(name, names)
+    make: Any = namedtuple  # its name and fields come from data
+    kind = make(name, names)
     kind.__reduce__ = lambda self: (_named_tuple_of, (name, names, tuple(self)))
     kind.__module__ = __name__
     return kind
