@@ -75,7 +75,7 @@ _FORMATS = (
     _of_layout("aloha", "a folder of HDF5 files with action and observations/qpos, or one of them"),
     _Format("ted", "an HDF5 file with 'next', or with groups traj_N", signs.is_ted_file, hdf5=True),
     _Format("d4rl", "an HDF5 file with observations and actions", signs.is_d4rl, hdf5=True),
-    _Format("ogbench", "an npz file with observations and actions", signs.is_ogbench),
+    _Format("ogbench", "an npz file with observations and actions", signs.is_ogbench, layout="ogbench"),
 )
 
 
@@ -97,11 +97,11 @@ def open(
             libraries, a text that begins with one of ``formats.ID_SCHEMES`` (``"minari:D4RL/door/human-v2"``): it is
             opened in that library's cache, and downloaded by that library where it is not there.
         format: The format's name, for what is not recognised: "d4rl", "dopamine", "dreamerv3", "gen_dgrl", "lerobot",
-            "minari", "ogbench", "openml", "rllib", "roboset", "rows" (datasets on disk, Arrow, Parquet), "store"
+            "minari", "openml", "rllib", "roboset", "rows" (datasets on disk, Arrow, Parquet), "store"
             (``DatasetStore.open``), "ted" or "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d3rlpy",
-            "diffusion_policy", "dreamer", "drqv2", "maniskill", "robomimic", "tianshou"); or a ``layouts.TreeLayout``,
-            of recordings of robots (MCAP, bags of ROS 2) a ``topics.TopicLayout``, its arguments as a mapping, or a
-            YAML file of these.
+            "diffusion_policy", "dreamer", "drqv2", "maniskill", "ogbench", "robomimic", "tianshou"); or a
+            ``layouts.TreeLayout``, of recordings of robots (MCAP, bags of ROS 2) a ``topics.TopicLayout``, its
+            arguments as a mapping, or a YAML file of these.
         final: "drop" or "mark", for formats that lack the observation that an episode ends in.
         splits: Names of the splits to read, where the format has some.
         alignment: Which transition a row's action, reward and done belong to, for rows that do not say it: "arrived" or

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from mouse_core.errors import SchemaError
 from mouse_core.files.reading import damaged
 from mouse_core.formats._files.h5 import leaves
-from mouse_core.formats.layouts.layout import TreeLayout
+from mouse_core.formats.columns.named import travels_with_action
+from mouse_core.formats.layouts.layout import FLAGS, TreeLayout
 
 
 class Tree(Protocol):
@@ -52,6 +53,7 @@ class Array:
         name: What its column is called besides; empty where it is alone.
         rows: How many it has, of those that belong to the episode; -1 for a single value.
         row_bytes: About how many bytes a row takes.
+        moves: Whether it is metadata that belongs to the action of its row.
         frames: Where each row is an array of bytes by itself: below ``path``, the names of these in their order, and
             how many bytes they are.
     """
@@ -61,6 +63,7 @@ class Array:
     name: str
     rows: int
     row_bytes: int
+    moves: bool = False
     frames: tuple[tuple[str, int], ...] = ()
 
 
@@ -89,7 +92,12 @@ def arrays_of(file: Tree, layout: TreeLayout, stars: Sequence[str]) -> list[list
     named = [(role, name, path) for role, paths in layout.roles().items() for name, path in paths.items()]
     asked = [[_plain(path).replace("*", star) for _, _, path in named] for star in stars]
     found = iter(file.find([path for paths in asked for path in paths]))
-    return [_arrays(file, layout, named, paths, [next(found) for _ in paths]) for paths in asked]
+    groups = [layout.group().replace("*", star) for star in stars]
+    whole: Any = iter(file.find([f"/{group}" for group in groups]) if layout.other_metadata else [None] * len(stars))
+    return [
+        _arrays(file, layout, named, paths, [next(found) for _ in paths], group, next(whole) or {})
+        for paths, group in zip(asked, groups, strict=True)
+    ]
 
 
 def _plain(path: str) -> str:
@@ -97,7 +105,13 @@ def _plain(path: str) -> str:
 
 
 def _arrays(
-    file: Tree, layout: TreeLayout, named: Sequence[tuple[str, str, str]], paths: Sequence[str], trees: Sequence[Any]
+    file: Tree,
+    layout: TreeLayout,
+    named: Sequence[tuple[str, str, str]],
+    paths: Sequence[str],
+    trees: Sequence[Any],
+    group: str,
+    whole: Mapping[str, Any],
 ) -> list[Array]:
     found: list[Array] = []
     for (role, name, written), path, tree in zip(named, paths, trees, strict=True):
@@ -106,18 +120,25 @@ def _arrays(
                 continue
             what = "none" if tree is None else "a group of nothing"
             raise damaged(file.path, f"{path}: expected an array or a group of them for {role}, found {what}")
+        if layout.leaves_out(path) or (role == "is_last" and any(array.role == role for array in found)):
+            continue
         if role == "metadata" and not name and tree["kind"] != "group":
             name = path.split("/")[-1]
         if tree["kind"] != "group" or _is_frames(tree, path, role, layout):
-            found.append(_array(file.path, path, role, name.replace("/", "_"), tree, layout))
+            found.append(_array(file.path, path, role, name, tree, layout))
             continue
-        if role in ("reward", "terminated", "truncated"):
+        if role in ("reward", *FLAGS):
             raise damaged(file.path, f"{path}: expected an array for {role}, found a group of {[*tree['items']][:8]}")
         for keys, part in _below(tree, path, role, layout):
             below = "/".join((path, *keys))
-            if below not in paths:
+            if below not in paths and not layout.leaves_out(below):
                 parts = (name, *keys) if name else keys
-                found.append(_array(file.path, below, role, "_".join(parts).replace("/", "_"), part, layout))
+                found.append(_array(file.path, below, role, "/".join(parts), part, layout))
+    for keys, part in leaves(whole):
+        path = "/".join((group, *keys)).lstrip("/")
+        is_named = any(path == other or path.startswith(f"{other}/") for other in paths)
+        if part["shape"] and part["kind"] != "empty" and not is_named and not layout.leaves_out(path):
+            found.append(_array(file.path, path, "metadata", "/".join(keys), part, layout))
     wanted = [path for (role, _, _), path in zip(named, paths, strict=True) if role == "observation"]
     if wanted and not any(array.role == "observation" for array in found):
         raise damaged(file.path, f"expected observations in {' or '.join(wanted[:3])}, found none")
@@ -174,16 +195,20 @@ def rows_of(file: Tree, items: Sequence[tuple[Array, int, int]]) -> list[npt.NDA
 
 
 def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any], layout: TreeLayout) -> Array:
+    moves = role == "metadata" and (travels_with_action(name) or travels_with_action(name.replace("/", "_")))
+    name = name.replace("/", "_")
     wanted = ("number", "text") if role in (*_SEEN, "metadata", "action") else ("number",)
     if part["kind"] == "group":
         names = sorted(part["items"], key=natural)
         frames = tuple((name, math.prod(part["items"][name]["shape"])) for name in names)
-        return Array(path, role, name, len(frames), _PICTURE_BYTES, frames)
+        return Array(path, role, name, len(frames), _PICTURE_BYTES, frames=frames)
     files = role in _SEEN and layout.may_be_files(path)
     ragged = part["kind"] == "ragged" and part["dtype"] == "uint8"
     if part["kind"] not in wanted and not (files and (ragged or _is_opaque(part, ndim=1))):
         raise damaged(
-            where, f"{path}: expected numbers for {role}, found {part['kind']} {part['dtype']} of shape {part['shape']}"
+            where,
+            f"{path}: expected numbers for {role}, found {part['kind']} {part['dtype']} of shape {part['shape']}"
+            + _hint(role, path, layout),
         )
     shape = part["shape"]
     # A text may be of any length.
@@ -192,7 +217,21 @@ def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any],
         width = _PICTURE_BYTES
     elif role in _SEEN and part["dtype"] == "|u1" and len(shape) == 2:
         width *= 20  # pictures that are encoded, maybe
-    return Array(path, role, name, shape[0] if shape else -1, math.prod(shape[1:]) * width)
+    return Array(path, role, name, shape[0] if shape else -1, math.prod(shape[1:]) * width, moves)
+
+
+def _hint(role: str, path: str, layout: TreeLayout) -> str:
+    """The remedy for metadata that cannot be read."""
+    group = layout.group()
+    below = path.split("/")[len(group.split("/")) if group else 0 :]
+    place = "/".join([group, *below]).lstrip("/")
+    return f"; where that is no damage, leave_out=[{place!r}] reads the rest" if role == "metadata" else ""
+
+
+def flags_of(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.NDArray[np.bool_]:
+    """Flags ``[n]`` from values of an array; of a path that begins with "not", where the values are 0."""
+    is_set = values.reshape(-1).astype(bool)
+    return ~is_set if layout.roles()[array.role][array.name].startswith("not ") else is_set
 
 
 @dataclass(frozen=True)
@@ -230,11 +269,13 @@ def lengths_of(arrays: Sequence[Array], layout: TreeLayout, rows: int | None, wh
     if min(seen or 0, acted or 0) < 0:  # single values
         raise damaged(where, f"expected at least one step, found {seen} observations and {acted} actions")
     for array in arrays if rows is None else ():
-        single = array.rows in (-1, 1) and array.role in ("terminated", "truncated")
+        single = array.rows in (-1, 1) and array.role in ("terminated", "truncated") and layout.whole
         if not single and array.rows not in _wanted(array, found, arrived):
             wanted = " or ".join(map(str, _wanted(array, found, arrived)))
             raise damaged(
-                where, f"{array.path}: expected {wanted} rows, as there are steps, found {max(array.rows, 0)}"
+                where,
+                f"{array.path}: expected {wanted} rows, as there are steps, found {max(array.rows, 0)}"
+                + _hint(array.role, array.path, layout),
             )
     return found
 

@@ -13,7 +13,15 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
 from mouse_core.files.reading import check_inside, damaged
-from mouse_core.formats.layouts._arrays import Array, Lengths, Tree, arrays_at, arrays_of, lengths_of, natural
+from mouse_core.formats.layouts._arrays import (
+    Array,
+    Lengths,
+    Tree,
+    arrays_at,
+    arrays_of,
+    lengths_of,
+    natural,
+)
 from mouse_core.formats.layouts._tasks import tasks_of
 from mouse_core.formats.layouts.layout import TreeLayout
 
@@ -43,6 +51,12 @@ class Stretch:
     whole: bool
     where: str
     task: str | None = None
+
+    @property
+    def marked(self) -> bool:
+        """Whether each row is an observation, and flags mark the one that an episode ends in."""
+        roles = {array.role for array in self.arrays}
+        return "is_last" in roles and "next_observation" not in roles
 
     def columns(self) -> set[tuple[str, str]]:
         """What it has columns of, by role and name."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.files.reading import read_bytes, reading
+from mouse_core.spec import check_list
 
 VERSION = 1
 """Of files that hold a layout."""
@@ -18,6 +19,7 @@ VERSION = 1
 SUFFIXES = (".yaml", ".yml")
 _MOST_BYTES = 1 << 18
 _MOVED = ("action", "reward", "terminated", "truncated")
+FLAGS = ("terminated", "truncated", "is_last")
 _RING = ("size", "sizes", "last", "offsets", "next")
 
 Layout = TypeVar("Layout")
@@ -33,9 +35,9 @@ class TreeLayout:
     Several paths are a list, whose arrays are called by the last names of their paths, or a mapping from names, of
     which one may be empty, as that of a path that is alone.
 
-    An episode is what stands for ``*``; or a file (``one_a_file``); or ends where ``episode_ends`` says; else where
-    ``terminated`` or ``truncated`` is set. Observations of an episode that are one more than its actions include the
-    one that it ends in.
+    An episode is what stands for ``*``; or a file (``one_a_file``); or ends where ``episode_ends`` or ``is_last`` says;
+    else where ``terminated`` or ``truncated`` is set. Observations of an episode that are one more than its actions
+    include the one that it ends in.
 
     Args:
         observation: Values ``[T, ...]`` or ``[T + 1, ...]``.
@@ -46,10 +48,16 @@ class TreeLayout:
         truncated: Whether it was cut off, likewise.
         next_observation: What a step led to. Of an episode that is known to be one, only the last is read.
         metadata: What else becomes columns, ``metadata_<name>``: a value a step.
+        other_metadata: Whether all other arrays of an episode become metadata, too. An array that has one value for all
+            rows is left out; one of another length is an error.
+        leave_out: Arrays and groups that are not read, by path.
         task: Where attributes say what an episode is to do, which becomes the column ``metadata_task``: the path of a
             group, ``@``, the attribute's name and, where it holds JSON, the keys in it, as
             ``"data@problem_info/language_instruction"``. Of several the first that is there.
         episode_ends: The rows behind the last of each episode, ascending, of arrays that hold all of them.
+        is_last: A flag a row, set in the last row of each episode; of several paths the first that is there. With next
+            observations, that row is the last transition. Without them, it holds the observation that the episode ends
+            in. ``terminated`` and ``truncated`` then say only how an episode ended.
         ring: Where a ring of rows says how it is filled: paths of ``last`` (the row that was written last), ``sizes``
             (how many rows are) and ``offsets`` (where each of several rings begins), and in ``size`` the name of an
             attribute that has the number of rows where there are no ``sizes``, and in ``next`` of one that has the row
@@ -72,8 +80,11 @@ class TreeLayout:
     truncated: Paths = None
     next_observation: Paths = None
     metadata: Paths = None
+    other_metadata: bool = False
+    leave_out: Sequence[str] = ()
     task: str | Sequence[str] | None = None
     episode_ends: str | None = None
+    is_last: Paths = None
     ring: Mapping[str, str] | None = None
     one_a_file: bool = False
     files: str | None = None
@@ -87,6 +98,8 @@ class TreeLayout:
         for role, paths in self.roles().items():
             for path in paths.values():
                 _check_path(role, path)
+        for path in check_list("layout: leave_out", self.leave_out):
+            _check_path("leave_out", path)
         self._check_tasks()
         for name, path in (self.ring or {}).items():
             if name not in _RING or not isinstance(path, str) or not path:
@@ -127,19 +140,23 @@ class TreeLayout:
 
     def _check_episodes(self) -> None:
         starred = [path for paths in self.roles().values() for path in paths.values() if "*" in path]
-        ways = [bool(starred), self.one_a_file, self.episode_ends is not None, self.ring is not None]
+        ways = [
+            bool(starred),
+            self.one_a_file,
+            *(way is not None for way in (self.episode_ends, self.is_last, self.ring)),
+        ]
         if sum(ways) > 1:
             raise ConfigError(
-                "layout: expected one of '*' in paths, one_a_file, episode_ends and ring, found several: each says "
-                "what an episode is"
+                "layout: expected one of '*' in paths, one_a_file, episode_ends, is_last and ring, found several: each "
+                "says what an episode is"
             )
         if starred and (unlike := [path for path in self.leads() if "*" not in path]):
             raise ConfigError(f"layout: expected '*' in the paths of observation and action, found {unlike}")
         if not any(ways[:3]):
-            if self.terminated is None and self.truncated is None:
+            if self.terminated is None and self.truncated is None and self.is_last is None:
                 raise ConfigError(
-                    "layout: expected what says where episodes end: '*' in paths, one_a_file, episode_ends, terminated "
-                    "or truncated"
+                    "layout: expected what says where episodes end: '*' in paths, one_a_file, episode_ends, is_last, "
+                    "terminated or truncated"
                 )
             if self.arrived():
                 raise ConfigError("layout: alignment: expected 'outgoing' where flags alone say where episodes end")
@@ -147,7 +164,7 @@ class TreeLayout:
     def roles(self) -> dict[str, dict[str, str]]:
         """The paths by role and name; the name of a path that is alone is empty."""
         found = {}
-        for role in ("observation", "action", "reward", "terminated", "truncated", "next_observation", "metadata"):
+        for role in ("observation", "action", "reward", *FLAGS, "next_observation", "metadata"):
             value = getattr(self, role)
             if value is not None:
                 found[role] = _named(role, value)
@@ -170,13 +187,27 @@ class TreeLayout:
 
     def may_be_files(self, path: str) -> bool:
         """Whether an array lies where ``pictures`` may be encoded."""
-        place = re.escape(self.pictures.removesuffix("?").strip("/")).replace(r"\*", "[^/]+") if self.pictures else None
-        return place is not None and re.match(f"{place}(/|$)", path.strip("/")) is not None
+        return self.pictures is not None and _is_at(self.pictures, path)
+
+    def leaves_out(self, path: str) -> bool:
+        """Whether an array or group is not read, as ``leave_out`` names it or a group above it."""
+        return any(_is_at(place, path) for place in self.leave_out)
 
     @property
     def whole(self) -> bool:
         """Whether episodes are known as such, rather than by flags."""
         return self.one_a_file or self.episode_ends is not None or any("*" in path for path in self.leads())
+
+    def group(self) -> str:
+        """The path of the group that holds an episode; empty where it is the whole file."""
+        lead = next((path.split("/") for path in self.leads() if "*" in path), [])
+        return "/".join(lead[: 1 + next((place for place, part in enumerate(lead) if "*" in part), -1)])
+
+
+def _is_at(place: str, path: str) -> bool:
+    """Whether a path leads to a place, or to something below it; ``*`` in the place stands for any name."""
+    pattern = re.escape(place.removesuffix("?").strip("/")).replace(r"\*", "[^/]+")
+    return re.match(f"{pattern}(/|$)", path.strip("/")) is not None
 
 
 def _named(role: str, value: Any) -> dict[str, str]:
@@ -200,7 +231,7 @@ def _check_path(role: str, path: Any) -> None:
         raise ConfigError(f"layout: {role}: expected a path as 'data/demo_*/obs', found {path!r:.80}")
     if sum(part.count("*") for part in parts) > 1:
         raise ConfigError(f"layout: {role}: expected at most one '*', found {path!r:.80}")
-    if path.startswith("not ") and role not in ("terminated", "truncated"):
+    if path.startswith("not ") and role not in FLAGS:
         raise ConfigError(f"layout: {role}: expected a path without 'not', found {path!r:.80}")
 
 

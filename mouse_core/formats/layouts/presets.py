@@ -61,6 +61,17 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             reward="data/reward?",
             episode_ends="meta/episode_ends",
         ),
+        # A row for every observation; "compact" files mark its last one with valids 0. "Regular" files are transitions.
+        # Tasks of OGBench set masks to 0 where they are solved, which ends no trajectory.
+        "ogbench": TreeLayout(
+            observation="observations",
+            action="actions",
+            reward="rewards?",
+            terminated="not masks?",
+            is_last=["not valids?", "terminals"],
+            next_observation="next_observations?",
+            other_metadata=True,
+        ),
         # Episodes in npz files: action, reward and discount led to the observation beside them; the first are nothing.
         "drqv2": TreeLayout(
             observation="observation",
@@ -100,4 +111,4 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
     }
 )
 """The layouts that have a name: "aloha" (ACT), "d3rlpy", "diffusion_policy" (UMI), "dreamer" (V2), "drqv2" (V-D4RL),
-"maniskill", "robomimic" (MimicGen, LIBERO, Isaac Lab) and "tianshou"."""
+"maniskill", "ogbench", "robomimic" (MimicGen, LIBERO, Isaac Lab) and "tianshou"."""

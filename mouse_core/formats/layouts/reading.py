@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import warnings
+import zipfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +34,23 @@ from mouse_core.formats.columns.named import (
     ordered,
     schema_of,
     to_batches,
-    travels_with_action,
 )
-from mouse_core.formats.columns.transitions import TransitionRows, check_final, done_codes
-from mouse_core.formats.layouts._arrays import Array, Tree, Types, check_shapes, in_types, rows_of
+from mouse_core.formats.columns.transitions import (
+    TransitionRows,
+    check_final,
+    done_codes,
+    one_later,
+    step_numbers,
+)
+from mouse_core.formats.layouts._arrays import Array, Tree, Types, check_shapes, flags_of, in_types, rows_of
 from mouse_core.formats.layouts._npz import NpzTree
 from mouse_core.formats.layouts._stretches import Stretch, files_of, stretches_of
 from mouse_core.formats.layouts._tasks import COLUMN, column_of
 from mouse_core.formats.layouts._zarr import ZarrTree
-from mouse_core.formats.layouts.layout import TreeLayout, load_layout
+from mouse_core.formats.layouts.layout import FLAGS, TreeLayout, load_layout
 from mouse_core.formats.layouts.presets import LAYOUTS
 from mouse_core.images.pixels import decode_image
+from mouse_core.spec import check_list
 
 __all__ = ["read_layouts"]
 
@@ -56,6 +64,8 @@ def read_layouts(
     layout: TreeLayout | Mapping[str, Any] | str | os.PathLike[str],
     final: str | None = None,
     batch_rows: int = BATCH_ROWS,
+    leave_out: Sequence[str] = (),
+    **changes: Any,
 ) -> RowStream:
     """Arrays of an HDF5 or npz file or a zarr group (version 2 or 3, a folder or zip), or of a folder of such, as rows.
 
@@ -73,6 +83,8 @@ def read_layouts(
         final: What becomes of an episode's last transition where the observation that it leads to is not there: "drop"
             or "mark".
         batch_rows: At most how many rows a batch has.
+        leave_out: Arrays and groups that are not read, by path, beside those that the layout leaves out.
+        **changes: Arguments of ``TreeLayout`` that replace those of the layout, as ``ending="terminal"``.
 
     Raises:
         ConfigError: A layout of no use, nothing there, or ``final`` is needed and was not chosen.
@@ -84,6 +96,7 @@ def read_layouts(
     """
     check_batch_rows(batch_rows)
     name, said = _layout(layout)
+    said = replace(said, leave_out=[*said.leave_out, *check_list("leave_out", leave_out)], **changes)
     root = Path(path)
     files = [root] if is_zarr(root) else files_of(root, said, _SUFFIXES)
     with closing(_trees(files)) as trees:
@@ -92,14 +105,19 @@ def read_layouts(
         check_final(final, where=str(root), needed=not known)
         with reading(first.where):
             rows = TransitionRows(final=final, where=first.where)
-            schema = schema_of(ordered(rows.add(*next(_parts(file, first, said, 1, {})))))
+            schema = schema_of(ordered(next(_rows_of(file, first, said, 1, {}, rows))))
         notes = [*file.notes] if isinstance(file, ZarrTree) else []
         if unnamed := _unnamed(file, said, first):
             shown = f"{unnamed[:8]}" + (f" and {len(unnamed) - 8} others" if len(unnamed) > 8 else "")
-            notes.append(f"The layout does not name {shown}: left out.")
+            why = (
+                "have no value for each row, or are to be left out"
+                if said.other_metadata
+                else "have no place in the layout"
+            )
+            notes.append(f"Left out: {shown}, which {why}.")
     if not any(array.role == "reward" for array in first.arrays):
         notes.append("There are no rewards: reward is 0.")
-    if first.whole and not any(array.role in ("terminated", "truncated") for array in first.arrays):
+    if (first.whole or said.is_last) and not any(array.role in ("terminated", "truncated") for array in first.arrays):
         notes.append(f"Nothing says how episodes ended: they are taken as {said.ending}.")
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -126,12 +144,12 @@ def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree,
 
 def _unnamed(file: Tree, layout: TreeLayout, first: Stretch) -> list[str]:
     """The arrays beside those of the first episode that no path of the layout leads to."""
-    lead = next((path.split("/") for path in layout.leads() if "*" in path), None)
-    depth = 0 if lead is None else 1 + next(place for place, part in enumerate(lead) if "*" in part)
-    if lead is not None and depth == len(lead):
+    group = layout.group()
+    if group in layout.leads():
         return []  # arrays of an episode have no group of their own
-    base = first.arrays[0].path.split("/")[:depth]
-    others = [layout.episode_ends, *(layout.ring or {}).values()]
+    base = first.arrays[0].path.split("/")[: len(group.split("/")) if group else 0]
+    flags = layout.roles().get("is_last", {}).values()
+    others = [layout.episode_ends, *(layout.ring or {}).values(), *(path.removeprefix("not ") for path in flags)]
     named = {f"{array.path}/{name}" for array in first.arrays for name, _ in array.frames}
     named |= {array.path for array in first.arrays} | {path.removesuffix("?") for path in others if path}
     try:
@@ -152,12 +170,13 @@ def _layout(layout: Any) -> tuple[str, TreeLayout]:
 def _open(path: Path) -> Any:
     if is_zarr(path):
         return ZarrTree(path)
-    return NpzTree(path) if path.suffix == ".npz" else H5File(path)
+    is_npz = path.suffix == ".npz" or (path.suffix not in _HDF5 and zipfile.is_zipfile(path))
+    return NpzTree(path) if is_npz else H5File(path)
 
 
 def _is_known(stretch: Stretch) -> bool:
     """Whether the observation that an episode ends in is there."""
-    return stretch.closed or any(array.role == "next_observation" for array in stretch.arrays)
+    return stretch.closed or stretch.marked or any(array.role == "next_observation" for array in stretch.arrays)
 
 
 def _rows(
@@ -180,12 +199,13 @@ def _rows(
                     raise damaged(stretch.where, f"expected {wish} actions, as in the first episode")
                 size = rows_at_once(sum(array.row_bytes for array in stretch.arrays), most=batch_rows)
                 with reading(stretch.where):
-                    for part in _parts(file, stretch, layout, size, types):
-                        columns = rows.add(*part)
+                    for columns in _rows_of(file, stretch, layout, size, types, rows):
                         check_shapes(columns, shapes, stretch.where)
                         yield columns
             if (rest := rows.finish()) is not None:
                 yield rest
+            if isinstance(file, NpzTree):
+                file.finish()
 
 
 def _trees(files: Sequence[Path]) -> Generator[Tree]:
@@ -201,6 +221,16 @@ def _trees(files: Sequence[Path]) -> Generator[Tree]:
             yield file
 
 
+def _rows_of(
+    file: Tree, stretch: Stretch, layout: TreeLayout, size: int, types: Types, rows: TransitionRows
+) -> Iterator[Columns]:
+    """The rows of a stretch, ``size`` of its rows at a time; ``rows`` may hold some back."""
+    if stretch.marked:
+        yield from _marked_rows(file, stretch, layout, size, types)
+    else:
+        yield from (rows.add(*part) for part in _parts(file, stretch, layout, size, types))
+
+
 _Part = tuple[Columns, Columns, npt.NDArray[np.bool_], Columns | None, Columns]
 
 
@@ -212,16 +242,40 @@ def _parts(file: Tree, stretch: Stretch, layout: TreeLayout, size: int, types: T
         values = in_types(_read(file, stretch, layout, start, stop), types, stretch.where)
         count = stop - start
         flags = [_flags(stretch, layout, values, role, count, start) for role in ("terminated", "truncated")]
+        done = done_codes(*flags)
         if stretch.whole:
-            said = done_codes(*flags)
-            said[said == 0] = 1 if layout.ending == "terminal" else 2
-            done = np.where(np.arange(start, stop) == stretch.steps - 1, said, 0)
+            done = np.where(np.arange(start, stop) == stretch.steps - 1, _ending(done, layout), 0)
             begins = np.arange(start, stop) == 0
         else:
-            done = done_codes(*flags)
+            if any(array.role == "is_last" for array in values):
+                last = _flags(stretch, layout, values, "is_last", count, start)
+                done = np.where(last, _ending(done, layout), 0)
             begins = np.concatenate([[ended], (done != 0)[:-1]])
             ended = bool(done[-1])
         yield _part(stretch, {array: _pixels(array, part, layout) for array, part in values.items()}, done, begins)
+
+
+def _ending(codes: npt.NDArray[np.int64], layout: TreeLayout) -> npt.NDArray[np.int64]:
+    """Codes of steps that end episodes, of which flags say nothing where the code is 0."""
+    return np.where(codes == 0, 1 if layout.ending == "terminal" else 2, codes)
+
+
+def _marked_rows(file: Tree, stretch: Stretch, layout: TreeLayout, size: int, types: Types) -> Iterator[Columns]:
+    """Rows of arrays that have one for each observation: what an action brings moves to the next row."""
+    before: Columns = {}
+    begins, step = True, 0
+    for start in range(0, stretch.steps, size):
+        values = in_types(_read(file, stretch, layout, start, min(start + size, stretch.steps)), types, stretch.where)
+        count = min(size, stretch.steps - start)
+        ended, cut, last = (_flags(stretch, layout, values, role, count, start) for role in FLAGS)
+        starts = np.concatenate([[begins], last[:-1]])
+        values = {array: _pixels(array, part, layout) for array, part in values.items()}
+        seen, arriving, _, _, beside = _part(stretch, values, done_codes(ended, cut), starts)
+        rows = one_later(arriving, before, starts)
+        rows["done"] = np.where(last & ~starts, _ending(rows["done"], layout), 0)
+        rows["episode_step"] = step_numbers(starts, step)
+        step, begins = int(rows["episode_step"][-1]) + 1, bool(last[-1])
+        yield rows | seen | beside
 
 
 def _read(file: Tree, stretch: Stretch, layout: TreeLayout, start: int, stop: int) -> dict[Array, npt.NDArray[Any]]:
@@ -275,7 +329,7 @@ def _pixels(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.N
 def _reaches(array: Array, stretch: Stretch) -> bool:
     """Whether an array has a value for the observation that an episode ends in."""
     if array.role == "metadata":
-        return stretch.closed and array.rows != stretch.steps and not travels_with_action(array.name)
+        return stretch.closed and array.rows != stretch.steps and not array.moves
     return stretch.closed and array.role == "observation"
 
 
@@ -285,10 +339,8 @@ def _flags(
     found = np.zeros(count, bool)
     for array, flags in values.items():
         if array.role == role:
-            said = flags.reshape(-1) != 0
-            if layout.roles()[role][array.name].startswith("not "):
-                said = ~said
-            if len(said) == 1:  # one for the episode
+            said = flags_of(array, flags, layout)
+            if len(said) == 1 and stretch.whole:  # one for the episode
                 found[-1] |= bool(said[0]) and start + count == stretch.steps
             elif len(said) == count:
                 found |= said
@@ -307,7 +359,7 @@ def _part(stretch: Stretch, values: Mapping[Array, Any], done: npt.NDArray[Any],
     beside: Columns = {}
     for array, part in values.items():
         if array.role == "metadata":
-            group = arriving if travels_with_action(array.name) else seen if _reaches(array, stretch) else beside
+            group = arriving if array.moves else seen if _reaches(array, stretch) else beside
             group[f"metadata_{array.name}"] = part
     following = _named("next_observation", values, named_observation)
     if stretch.closed:

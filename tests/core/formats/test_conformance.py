@@ -18,7 +18,6 @@ from mouse_core.formats.dopamine import read_dopamine
 from mouse_core.formats.layouts import read_layouts
 from mouse_core.formats.lerobot import read_lerobot
 from mouse_core.formats.minari import read_minari, write_minari
-from mouse_core.formats.ogbench import read_ogbench
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.ted import read_ted, write_ted
 from mouse_core.testing import FormatConformance
@@ -57,7 +56,7 @@ class TestOGBench(FormatConformance):
         return write_ogbench(folder / "x.npz", "raw", logged())
 
     def read(self, path: Path, **options: Any) -> Any:
-        return read_ogbench(path, **options)
+        return read_layouts(path, layout="ogbench", **options)
 
 
 class TestDopamine(FormatConformance):

@@ -16,7 +16,7 @@ import pytest
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.d4rl import read_d4rl
 from mouse_core.formats.dopamine import read_dopamine
-from mouse_core.formats.ogbench import read_ogbench
+from mouse_core.formats.layouts import read_layouts
 from tests.core.formats.recording import Counting, Episode, check_rows, record
 
 LENGTHS = (4, -3, 1, -1, 9, 2)
@@ -151,10 +151,9 @@ def test_ogbench(layout: str, kind: str, tmp_path: Path) -> None:
     for log in logs:
         log.rewards = [np.float32(reward) for reward in log.rewards]
     path = write_ogbench(tmp_path / "x.npz", layout, logs, rewards=True, masks=True, compressed=layout == "raw")
-    stream = read_ogbench(path, batch_rows=3)
+    stream = read_layouts(path, layout="ogbench", batch_rows=3)
     check_rows(stream.to_table(), logs, reward_dtype="float32")
-    assert read_ogbench(path).digest() == stream.digest()
-    assert layout in stream.notes[0]
+    assert read_layouts(path, layout="ogbench").digest() == stream.digest()
     qpos = np.array(stream.to_table().column("metadata_qpos").to_pylist())[:, 0]
     steps = stream.to_table().column("episode_step").to_numpy()
     known = ~np.isnan(qpos)
@@ -167,13 +166,13 @@ def test_ogbench_without_rewards_and_masks(layout: str, tmp_path: Path) -> None:
     logs = logged()
     path = write_ogbench(tmp_path / "x.npz", layout, logs)
     for ending, code in (("truncated", 2), ("terminal", 1)):
-        stream = read_ogbench(path, ending=ending)
+        stream = read_layouts(path, layout="ogbench", ending=ending)
         assert any("no rewards" in note for note in stream.notes)
         done = stream.to_table().column("done").to_numpy()
         assert done[done > 0].tolist() == [code] * len(logs)
         assert not stream.to_table().column("reward").to_numpy().any()
-    with pytest.raises(ConfigError, match="ending: expected one of"):
-        read_ogbench(path, ending="over")
+    with pytest.raises(ConfigError, match="ending: expected 'truncated' or 'terminal', found 'over'"):
+        read_layouts(path, layout="ogbench", ending="over")
 
 
 # ------------------------------------------------------------------------------------------------------ Dopamine
@@ -311,7 +310,7 @@ def test_arrays_that_lie(tmp_path: Path) -> None:
     for key, data, message in (
         ("actions", lying("9**9,"), "actions|cannot be read"),
         ("actions", b"no array", "cannot be read"),
-        ("terminals", lying("3,"), "expected arrays of one length"),
+        ("terminals", lying("3,"), "terminals: expected 20 rows, as there are steps, found 3"),
     ):
         path = tmp_path / "x.npz"
         with zipfile.ZipFile(path, "w") as archive:
@@ -320,7 +319,7 @@ def test_arrays_that_lie(tmp_path: Path) -> None:
                 np.save(stream, good[name])
                 archive.writestr(f"{name}.npy", data if name == key else stream.getvalue())
         with pytest.raises(DataError, match=message) as caught:
-            list(read_ogbench(path))
+            list(read_layouts(path, layout="ogbench"))
         assert str(path) in str(caught.value)
     folder = write_dopamine(tmp_path / "log", atari())
     file = folder / "$store$_reward_ckpt.0.gz"

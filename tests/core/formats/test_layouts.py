@@ -18,7 +18,7 @@ import pytest
 from mouse_core import ConfigError, DataError, SchemaError, formats
 from mouse_core.formats.layouts import LAYOUTS, TreeLayout, load_layout, read_layouts
 from tests.core.formats.recording import Episode, check_rows
-from tests.core.formats.test_flat_files import LENGTHS, flat, logged
+from tests.core.formats.test_flat_files import LENGTHS, flat, logged, write_ogbench
 
 h5py = pytest.importorskip("h5py")
 
@@ -107,10 +107,27 @@ def written(name: str, folder: Path, logs: Sequence[Episode], suffix: str = "hdf
         return write_aloha(folder / "aloha", logs, suffix)
     if name == "tianshou":
         return write_tianshou(folder / f"x.{suffix}", logs, size=30)
+    if name == "ogbench":
+        return write_ogbench(folder / "x.npz", "raw", logs)
     if name == "diffusion_policy":
         return write_zarr(folder / "x.zarr", logs)
     writers = {"robomimic": write_robomimic, "maniskill": write_maniskill, "d3rlpy": write_d3rlpy}
     return writers[name](folder / f"x.{suffix}", logs)
+
+
+def test_flags_of_arrays_that_hold_several_episodes(tmp_path: Path) -> None:
+    arrays = flat(logged())
+    layout = {"observation": "observations", "action": "actions", "reward": "rewards", "terminated": "terminals"}
+    layout |= {"truncated": "timeouts", "metadata": "speed?", "leave_out": ["speed"]}
+    stream = read_layouts(save(tmp_path / "x.npz", arrays), layout=layout, final="mark", batch_rows=1)
+    check_rows(stream.to_table(), logged(), final="mark")
+    assert "metadata_speed" not in stream.columns
+    # One flag says how an episode ended, of which there are several here.
+    with pytest.raises(DataError, match="timeouts: expected 20 rows, as there are steps, found 0"):
+        read_layouts(save(tmp_path / "y.npz", arrays | {"timeouts": np.bool_(True)}), layout=layout, final="mark")
+    named = {name: layout[name] for name in ("observation", "action", "reward")}
+    with pytest.raises(ConfigError, match=r"expected one of .* found several"):
+        read_layouts(tmp_path / "x.npz", layout=named | {"is_last": "timeouts", "one_a_file": True})
 
 
 LACKING = {"aloha", "d3rlpy"}
@@ -482,7 +499,7 @@ def test_pictures_that_are_encoded(tmp_path: Path) -> None:
     starred = {"observation": "run_*/cam", "action": "run_*/cmd", "pictures": "run_*/cam"}
     arrays = {"run_0/cmd": np.zeros((3, 2)), "run_0/cam": rows, "run_0/more/time": np.zeros(3), "said": np.zeros(2)}
     stream = read_layouts(save(tmp_path / "y.npz", arrays), layout=starred, final="mark")
-    assert stream.notes[0] == "The layout does not name ['run_0/more/time']: left out."
+    assert stream.notes[0] == "Left out: ['run_0/more/time'], which have no place in the layout."
     table = stream.to_table()
     assert table.column("observation_image").to_pylist()[:3] == pictures.tolist()
     rows[1, 30:50] = 7
@@ -513,7 +530,7 @@ def test_pictures_in_strings_of_bytes(tmp_path: Path) -> None:
         longest = max(map(len, encoded))
         file["observations/images/void"] = np.array([np.void(content.ljust(longest, b"\0")) for content in encoded])
     stream = formats.open(tmp_path, final="mark")
-    assert stream.notes[0] == "The layout does not name ['compress_len']: left out."
+    assert stream.notes[0] == "Left out: ['compress_len'], which have no place in the layout."
     table = stream.to_table()
     for name in ("one", "own", "each", "opaque", "void"):
         assert table.column(f"observation_images_{name}").to_pylist()[:3] == pictures.tolist()
