@@ -1,4 +1,7 @@
-"""What a batch holds: fields, their dtypes and shapes, and the alignment of a row's action, reward and done."""
+"""Specs of batches (fields with dtype and shape, and alignment), and specs of values (``Bounded``, ``Composite``, ...).
+
+This module defines the specs of batches. The specs of values are in modules of their own, imported on first use.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +44,8 @@ if TYPE_CHECKING:
     from mouse_core.spec.stacked import stack_specs as stack_specs
 
 Alignment = Literal["arrived", "outgoing"]
-"""Which transition a row's action, reward and done belong to: the one that led to the row's observation
-("arrived"), or the one that leaves it ("outgoing")."""
+"""The transition that a row's action, reward and done belong to: the one that led to the row's observation
+("arrived"), or the one that begins there ("outgoing")."""
 
 
 def check_alignment(alignment: str | None, default: Alignment | None = None) -> Alignment:
@@ -62,24 +65,25 @@ class Field:
         column: The column's name in the stored data; by default the field's name.
         dtype: The delivered dtype; by default the stored one (uint8 for images).
         vector_dtype: The delivered dtype where the column holds vectors; by default ``dtype``.
-        shape: The per-step shape; by default that of the column's type, or of its first value. Of shape ``()``, vectors
-            of one value are read as that value.
-        fill: What a null becomes; by default a null is an error.
-        pad: What rows shorter than ``shape`` are filled up with; by default a differing width is an error.
-        bounds: Lowest and highest value allowed, both included; by default any. Images hold 0..255, or 0..65535 where
-            ``bounds`` go beyond 255 or, without any, ``dtype`` is uint16: depth, for instance.
+        shape: The per-step shape; by default the shape of the column's type, or of its first value. With shape ``()``,
+            a vector of one value is read as a number.
+        fill: Value that replaces a null; by default a null is an error.
+        pad: Value that fills rows shorter than ``shape``; by default a row of another width is an error.
+        bounds: Lowest and highest allowed value, both included; by default any. Images hold 0..255, or 0..65535 if
+            ``bounds`` exceed 255 or, without ``bounds``, if ``dtype`` is uint16 (depth images).
         required: Whether a store without the column is an error; otherwise the field is absent.
-        max_ndim: The most dimensions a row's values may have; by default as many as ``shape`` has, or any.
-        min_ndim: The fewest dimensions of a step; with 1, single numbers are vectors of one value.
-        dim: Without ``shape``: how many values vectors have, and of single numbers how many codes: ``0..dim - 1`` are
-            allowed, unless ``bounds`` or ``min_ndim`` say otherwise. ``DatasetStore`` sets it by its own options.
-        labels: What the codes from 0 are called in messages.
+        max_ndim: Most dimensions of a row's values; by default the number of dimensions of ``shape``, or any.
+        min_ndim: Fewest dimensions of a step; with 1, a number is read as a vector of one value.
+        dim: Without ``shape``: number of values of a vector, or number of codes. Codes ``0..dim - 1`` are allowed,
+            unless ``bounds`` or ``min_ndim`` are set. ``DatasetStore`` sets ``dim`` from its own options.
+        labels: Names of the codes from 0, for messages.
         image: Whether values are images: encoded (``{bytes, path}``) or arrays ``[H, W]`` or ``[H, W, C]`` of pixels;
-            delivered flattened. ``shape`` is ``(H, W, C)``, by default the first's. Frames of videos are resized to it.
-        transition: Whether values belong to a transition, as an action and its reward do, and not to an observation; by
-            default as those of the standard field of this name. ``windows=`` of sources goes by it.
-        crop: Of frames of videos, the part that is delivered, before it is resized: ``(top, left, height, width)``.
-        decoder: What decodes frames of videos, a ``mouse_core.video.Decoder``. No dataset says it.
+            delivered flattened. ``shape`` is ``(H, W, C)``, by default of the first image. Video frames are resized to
+            it.
+        transition: Whether values belong to a transition, like an action and its reward, and not to an observation. By
+            default as in the standard field of this name. The option ``windows=`` of sources depends on it.
+        crop: The part of a video frame that is delivered, before resizing: ``(top, left, height, width)``.
+        decoder: The ``mouse_core.video.Decoder`` for video frames. Metadata of datasets do not contain it.
     """
 
     name: str
@@ -125,14 +129,14 @@ class Field:
 
     @property
     def pixel_dtype(self) -> np.dtype[np.generic]:
-        """What holds the pixels of encoded images: uint8, or uint16 where ``bounds`` or ``dtype`` say so."""
+        """Dtype of the pixels of encoded images: uint8, or uint16 if ``bounds`` or ``dtype`` require it."""
         wide = self.bounds[1] > 255 if self.bounds is not None else self.dtype == np.uint16
         return np.dtype(np.uint16 if wide else np.uint8)
 
     @property
     def is_of_transition(self) -> bool:
-        """Whether values belong to a transition: said, or as of the standard field of this name."""
-        standard = (known.transition for known in STANDARD_FIELDS if known.name == self.name)
+        """Whether values belong to a transition: ``transition``, or as in the standard field of this name."""
+        standard = (field.transition for field in STANDARD_FIELDS if field.name == self.name)
         return bool(next(standard, False) if self.transition is None else self.transition)
 
     def _check_shape(self, given: tuple[int, ...]) -> None:
@@ -160,13 +164,13 @@ class Field:
         object.__setattr__(self, "bounds", (low, high))
 
     def bounds_of(self, ndim: int) -> tuple[int, int] | None:
-        """Lowest and highest value allowed where a step has so many dimensions; None: any."""
+        """Return the lowest and highest allowed value for a step with ``ndim`` dimensions; None allows any."""
         if self.bounds is None and self.dim is not None and not ndim and not self.min_ndim:
             return (0, self.dim - 1)
         return self.bounds
 
     def shown(self, bounds: tuple[int, int]) -> str:
-        """What values within some bounds are, in words."""
+        """Describe values within bounds, for messages."""
         low, high = bounds
         if low == 0 and len(self.labels) == high + 1:
             return "one of " + ", ".join(f"{code} ({label})" for code, label in enumerate(self.labels))
@@ -193,28 +197,28 @@ STANDARD_FIELDS: tuple[Field, ...] = (
     Field("obs_discrete", column="observation_discrete", dtype="int64", shape=()),
     Field("obs_image", column="observation_image", dtype="int64", bounds=(0, 255), image=True),
 )
-"""The fields every store knows; ``DatasetStore(fields=...)`` replaces or extends them."""
+"""Default fields of every store; ``DatasetStore(fields=...)`` replaces or extends them."""
 
 
-# The dimension that a store is given for each of these, unless a field has one of its own.
+# The option of a store that sets ``dim`` of a field without a ``dim``.
 _DIM_OF = {"action": "max_action_dim", "q_star": "max_action_dim", "obs_continuous": "max_obs_continuous_dim"}
 DIMS = tuple(dict.fromkeys(_DIM_OF.values()))
-"""Names of the dimensions that stores and datasets may be given."""
+"""Names of the options of stores and datasets that set dimensions."""
 
 
 def merge_fields(fields: Iterable[Field], dims: Mapping[str, int | None]) -> dict[str, Field]:
-    """The standard fields, with ``fields`` replacing those of the same name and following the others.
+    """Merge ``fields`` into the standard fields: a field replaces the one of its name, or is added at the end.
 
-    Everything that follows from a name is in them then: a field that replaces a standard one has its ``min_ndim``, its
-    labels where the bounds are the same, and, unless it has one of its own, the dimension of ``dims``, by ``DIMS``.
+    A field that replaces a standard one keeps at least its ``min_ndim``, and its labels if it has the same bounds and
+    no labels. A field without ``dim`` gets its dimension from ``dims``, by the names of ``DIMS``.
     """
     merged = {standard.name: standard for standard in STANDARD_FIELDS}
     for given in fields:
         if not isinstance(given, Field):
             raise ConfigError(f"fields: expected mouse_core.Field objects, found {given!r}")
-        known = merged.get(given.name, given)
-        labels = given.labels or (known.labels if known.bounds == given.bounds else ())
-        merged[given.name] = replace(given, min_ndim=max(given.min_ndim, known.min_ndim), labels=labels)
+        before = merged.get(given.name, given)
+        labels = given.labels or (before.labels if before.bounds == given.bounds else ())
+        merged[given.name] = replace(given, min_ndim=max(given.min_ndim, before.min_ndim), labels=labels)
     for name, dim in _DIM_OF.items():
         if merged[name].dim is None:
             merged[name] = replace(merged[name], dim=dims[dim])
@@ -222,24 +226,24 @@ def merge_fields(fields: Iterable[Field], dims: Mapping[str, int | None]) -> dic
 
 
 def codes_called(field: Field, word: str) -> tuple[int, ...]:
-    """The codes of a field whose label has a word in it: "task" is in the last of ``("alive", "task terminal")``."""
+    """Return the codes whose label contains a word: "task" is in code 1 of ``("alive", "task terminal")``."""
     return tuple(code for code, label in enumerate(field.labels) if word in label.replace(",", " ").split())
 
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """What a field of a batch is.
+    """Dtype and shape of a field of a batch.
 
     Args:
         name: The field's name.
-        dtype: The dtype it is delivered in.
-        shape: The shape of one step; a batch has ``[B, S, *shape]``, or as ``Spec.batch_dims`` says. Of a field that
-            is delivered at several offsets their number K comes first.
-        column: The column it is read from, empty if it is made.
-        stored_dtype: The dtype it is stored and moved in, before it becomes ``dtype``; by default that.
+        dtype: The delivered dtype.
+        shape: The shape of one step. A batch has ``[B, S, *shape]``, or the axes of ``Spec.batch_dims``. A field
+            that is delivered at K offsets has K as its first size.
+        column: The column that the field is read from; empty for a computed field.
+        stored_dtype: The dtype of stored and moved values, before the conversion to ``dtype``; by default ``dtype``.
         image_shape: ``(H, W, C)`` of an image field, whose ``shape`` is ``(H * W * C,)``; else None.
-        per_sequence: Whether it has no value for a step, but one for each of the B sequences' first step, and the end:
-            ``[B + 1]``.
+        per_sequence: Whether the field has, instead of a value per step, the position of each of the B sequences and
+            the end: ``[B + 1]``.
     """
 
     name: str
@@ -256,22 +260,22 @@ class FieldSpec:
             object.__setattr__(self, "stored_dtype", self.dtype)
 
     def replace(self, **changes: Any) -> FieldSpec:
-        """The same field with other dtypes or another shape; a new ``dtype`` alone is that it is stored in, too."""
+        """Return the field with other attributes; a new ``dtype`` without ``stored_dtype`` sets both."""
         return replace(self, **({"stored_dtype": None, **changes} if "dtype" in changes else changes))
 
 
 @dataclass(frozen=True)
 class Spec(Mapping[str, FieldSpec]):
-    """The fields of a batch by name, and their alignment. Known before the first batch is made.
+    """The fields of a batch by name, and their alignment. A source has its spec before the first batch.
 
     Args:
         fields: Field specs by name, in the order of a batch.
         alignment: "arrived" or "outgoing".
-        batch_dims: How many axes come before ``shape``: 2 where windows have steps, ``[B, S]``, and 1 where there are
-            single rows, ``[B]``, or windows are packed, ``[T]``.
+        batch_dims: Number of axes before ``shape``: 2 for windows, ``[B, S]``; 1 for single rows, ``[B]``, and packed
+            windows, ``[T]``.
 
     Raises:
-        ConfigError: Another alignment, or a field that has another name than it is under.
+        ConfigError: Another alignment or number of axes, or a field whose name differs from its key.
     """
 
     fields: Mapping[str, FieldSpec] = field(default_factory=dict)
@@ -289,7 +293,7 @@ class Spec(Mapping[str, FieldSpec]):
 
     @property
     def is_packed(self) -> bool:
-        """Whether windows lie one behind the other, T rows in all, and a field says where each begins."""
+        """Whether windows are concatenated to T rows, and a field has the position of each window."""
         return any(one.per_sequence for one in self.fields.values())
 
     def __getitem__(self, name: str) -> FieldSpec:
@@ -308,7 +312,7 @@ class Spec(Mapping[str, FieldSpec]):
         return hash((tuple(self.fields.values()), self.alignment, self.batch_dims))
 
     def __str__(self) -> str:
-        """A line for the alignment, and one for every field."""
+        """Return a line for the alignment and a line for each field."""
         lines = [f"alignment: {self.alignment}"]
         for name, spec in self.fields.items():
             axes = "T" if self.is_packed else ("B", "S")[: self.batch_dims]
@@ -322,7 +326,7 @@ class Spec(Mapping[str, FieldSpec]):
         return Spec, (dict(self.fields), self.alignment, self.batch_dims)
 
     def composite(self, columns: Mapping[str, Any] | None = None) -> Any:
-        """The spec of one step; of columns that ``columns`` has (``store.about.spec``), with the values said there."""
+        """Return the spec of one step's values; ``columns`` has specs of columns, such as ``store.about.spec``."""
         return _lazy("of_fields")(self.fields.values(), columns or {})
 
 

@@ -1,4 +1,4 @@
-"""Specs of one spec among several."""
+"""Specs whose values come from any of several specs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.randomness import Key
 from mouse_core.spec.domain import MOST_VALUES
 from mouse_core.spec.draws import key_of, whole_numbers
-from mouse_core.spec.leaf import Leaf, alike, check_most, plain, set_all, shown
+from mouse_core.spec.leaf import Leaf, alike, check_most, set_all, shown
 from mouse_core.spec.objects import NonTensor
 from mouse_core.spec.shapes import Array, Change, Shape
 
@@ -21,16 +21,16 @@ __all__ = ["Choice"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Choice(Leaf):
-    """Values of any one of several specs, row by row.
+    """The union of several specs: each row has a value of one of them.
 
-    A ``NonTensor`` among them stands for its example alone.
+    A ``NonTensor`` in ``choices`` has its example as its only value.
 
     Args:
-        choices: At least one spec of one array each, all of one shape and dtype.
-        device: A label that adapters read.
+        choices: At least one spec of one array, all of one shape and dtype.
+        device: A label for adapters.
 
     Raises:
-        ConfigError: None of them, other things, or other shapes or dtypes.
+        ConfigError: No spec, an object that is not a spec of one array, or specs of different shapes or dtypes.
     """
 
     choices: Any
@@ -62,45 +62,45 @@ class Choice(Leaf):
 
     @property
     def cardinality(self) -> int | float:
-        """How many values the choices have together; one that several have is counted for each."""
+        """Number of values of all choices; a value of several choices counts for each."""
         return sum(1 if isinstance(one, NonTensor) else one.cardinality for one in self.choices)
 
     def astype(self, dtype: Any) -> Self:
-        """The same choices with values of another dtype.
+        """Return the same choices with another dtype of values.
 
         Raises:
-            ConfigError: A dtype that does not hold them.
+            ConfigError: A dtype that does not hold one of the choices.
         """
         return replace(self, choices=tuple(one.astype(dtype) for one in self.choices))
 
     def to(self, device: object) -> Self:
-        """The same spec for another device: a label that adapters read."""
+        """Return the spec with another device: a label for adapters."""
         return replace(super().to(device), choices=tuple(one.to(device) for one in self.choices))
 
     def project(self, values: Any) -> Any:
-        """The nearest values of the nearest choice, row by row; those that are in a choice stay as they are.
+        """Return the nearest value of any choice, row by row; values of a choice are returned unchanged.
 
         Raises:
-            DataError: Values of another kind or shape; texts and other objects that are no choice.
+            DataError: Values of another kind or shape, or an object that is not a choice.
         """
         if self._is_of_objects:
             self.check(values)
             return values
-        array = self.choices[0]._taken(values, any_numbers=True)
+        array = self.choices[0]._as_array(values, any_numbers=True)
         axes = tuple(range(array.ndim - len(self.shape), array.ndim))
         nearest = [one._nearest(array) for one in self.choices]
-        apart = np.stack([np.abs(one.astype(np.float64) - array.astype(np.float64)).sum(axes) for one in nearest])
-        return self._picked(np.nan_to_num(apart).argmin(0), nearest)
+        distances = np.stack([np.abs(one.astype(np.float64) - array.astype(np.float64)).sum(axes) for one in nearest])
+        return self._picked(np.nan_to_num(distances).argmin(0), nearest)
 
     def encode(self, values: Any) -> Any:
-        """The value of a choice from its number, from 0, where every choice has one value.
+        """Convert numbers of choices, from 0, to values. Each choice must have one value.
 
         Args:
             values: Numbers of choices, ``[*batch]``.
 
         Raises:
-            ConfigError: A choice that has several values.
-            DataError: Numbers of no choice.
+            ConfigError: A choice with several values.
+            DataError: A number out of range.
         """
         numbers = np.asarray(values)
         if numbers.dtype.kind not in "iu" or bool(((numbers < 0) | (numbers >= len(self.choices))).any()):
@@ -113,21 +113,21 @@ class Choice(Leaf):
         return self._picked(numbers, [self._only_value(one, numbers.shape) for one in self.choices])
 
     def decode(self, values: Any) -> Any:
-        """The number of the first choice that has a row's value, from 0, int64 ``[*batch]``.
+        """Convert values to the number of the first choice that contains each row, int64 ``[*batch]``.
 
         Raises:
-            DataError: Values of no choice.
+            DataError: A value that is in no choice.
         """
-        return self._numbers(values if self._is_of_objects else self.choices[0]._taken(values))
+        return self._numbers(values if self._is_of_objects else self.choices[0]._as_array(values))
 
     def enumerate(self, *, most: int = MOST_VALUES) -> Any:
-        """All values of the first choice, then those of the second, and so on.
+        """Return all values of the first choice, then those of the second, and so on.
 
         Args:
-            most: How many there may be.
+            most: Highest allowed number of values.
 
         Raises:
-            ConfigError: More than ``most``, or without number.
+            ConfigError: More than ``most`` values, or infinitely many.
         """
         check_most(self, most)
         parts = [one._filled(0, (1,)) if isinstance(one, NonTensor) else one.enumerate() for one in self.choices]
@@ -144,19 +144,19 @@ class Choice(Leaf):
         return np.broadcast_to(choice.enumerate()[0], (*batch, *self.shape))
 
     def _numbers(self, values: Any) -> Array:
-        """Which choice each row is of, or DataError."""
+        """Return the number of each row's choice; raises DataError for a row in no choice."""
         if self._is_of_objects:
-            found = self._numbers_of_objects(values)
+            numbers = self._numbers_of_objects(values)
         else:
-            array = self.choices[0]._taken(values, any_numbers=True)
+            array = self.choices[0]._as_array(values, any_numbers=True)
             inside = np.stack([one._fits_by_row(array) for one in self.choices])
-            found = np.where(inside.any(0), inside.argmax(0), -1)
-        if (found < 0).any():
-            row = np.argwhere(found < 0)[0].tolist() if found.ndim else []
+            numbers = np.where(inside.any(0), inside.argmax(0), -1)
+        if (numbers < 0).any():
+            row = np.argwhere(numbers < 0)[0].tolist() if numbers.ndim else []
             where = f"row {row[0] if len(row) == 1 else tuple(row)}: " if row else ""
             value = np.asarray(values, self.dtype)[tuple(row)]
             raise DataError(f"{where}expected one of {list(self.choices)!r:.200}, found {shown(value)}")
-        return found
+        return numbers
 
     def _numbers_of_objects(self, values: Any) -> Array:
         examples = [one.example for one in self.choices]
@@ -165,9 +165,9 @@ class Choice(Leaf):
         numbers = [next((k for k, one in enumerate(examples) if alike(one, item)), -1) for item in items]
         return np.array(numbers, np.int64).reshape(np.shape(values) if is_batch else ())
 
-    def _examined(self, values: Any) -> tuple[str | None, Shape | None]:
+    def _problem(self, values: Any) -> tuple[str | None, Shape | None]:
         try:
-            numbers = self._numbers(values if self._is_of_objects else self.choices[0]._taken(values))
+            numbers = self._numbers(values if self._is_of_objects else self.choices[0]._as_array(values))
         except DataError as error:
             return str(error), None
         return None, None if self._is_of_objects else numbers.shape
@@ -179,8 +179,8 @@ class Choice(Leaf):
             return str(error)
         return None
 
-    def _taken(self, values: Any, *, any_numbers: bool = False) -> Any:
-        return self.choices[0]._taken(values, any_numbers=any_numbers)
+    def _as_array(self, values: Any, *, any_numbers: bool = False) -> Any:
+        return self.choices[0]._as_array(values, any_numbers=any_numbers)
 
     def _fits_by_row(self, array: Array) -> Array:
         return np.asarray(np.stack([one._fits_by_row(array) for one in self.choices]).any(0))
@@ -192,9 +192,10 @@ class Choice(Leaf):
         projected: Array = self.project(array)
         return projected
 
-    def _picked(self, numbers: Array, of: list[Array]) -> Array:
-        picked = np.zeros_like(of[0])
-        for number, values in enumerate(of):
+    def _picked(self, numbers: Array, alternatives: list[Array]) -> Array:
+        """Return the row of ``alternatives[number]`` for each row's number."""
+        picked = np.zeros_like(alternatives[0])
+        for number, values in enumerate(alternatives):
             chosen = (numbers == number).reshape(numbers.shape + (1,) * (picked.ndim - numbers.ndim))
             picked = np.where(chosen, values, picked)
         return picked.astype(self.dtype)
@@ -217,9 +218,9 @@ class Choice(Leaf):
         axes: Shape = self.choices[0]._axes()
         return axes
 
-    def _said(self) -> dict[str, Any]:
-        said: dict[str, Any] = {"type": "Choice", "choices": [one._said() for one in self.choices]}
-        return said if self.device is None else {**said, "device": plain(self.device)}
+    def _json(self) -> dict[str, Any]:
+        device = {} if self.device is None else {"device": self.device}
+        return {"type": "Choice", "choices": [one._json() for one in self.choices], **device}
 
     def __hash__(self) -> int:
         return hash((type(self).__name__, self.choices, self.device))

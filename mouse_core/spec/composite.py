@@ -1,4 +1,4 @@
-"""Specs of nested fields by name."""
+"""Specs of nested fields by name, and the specs of batches."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from mouse_core.dtypes import is_number
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.nested import FieldKey, flatten, path_of
 from mouse_core.randomness import Key
-from mouse_core.spec.domain import ARROW_KEY, MOST_VALUES, VERSION, Domain
+from mouse_core.spec.domain import ARROW_KEY, MOST_VALUES, Domain
 from mouse_core.spec.numbers import Unbounded
 from mouse_core.spec.objects import NonTensor
-from mouse_core.spec.shapes import Change, Shape, check_shape, operate, taken_rows
+from mouse_core.spec.shapes import Array, Change, Shape, check_shape, operate
 
 __all__ = ["Composite", "from_batch", "of_fields"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Composite(Domain, Mapping[str, Any]):
-    """Specs by name, nested as rows are.
+    """A mapping of names to specs, nested like the fields of rows.
 
-    A mapping of names to specs. With a tuple of names, ``composite["next", "reward"]``, it gives one within another. An
-    index that is no name, ``composite[0]``, takes from the axes of ``shape``, in every entry.
+    A tuple of names, as in ``composite["next", "reward"]``, returns a nested entry. Any other index, as in
+    ``composite[0]``, indexes the axes of ``shape`` in every entry.
 
     Args:
-        entries: Specs by name; a dict is a ``Composite`` of the same shape, and a tuple of names leads into others.
-        shape: What the shape of every entry begins with: a number of environments, for instance.
-        device: A label that adapters read; by default entries keep their own.
+        entries: Specs by name. A dict becomes a ``Composite`` of the same shape; a tuple of names is a nested entry.
+        shape: Common first dimensions of all entries, such as the number of environments.
+        device: A label for adapters; by default entries keep their own labels.
 
     Raises:
-        ConfigError: Other names or things, or an entry of another shape.
+        ConfigError: An invalid name, an entry that is not a spec, or an entry of another shape.
     """
 
     entries: Any = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Composite(Domain, Mapping[str, Any]):
     # --- entries ------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        """An entry by its name, or the specs of what an index takes from the axes of ``shape``."""
+        """Return an entry by its name, or the spec of values that are indexed along the axes of ``shape``."""
         if not is_name(index):
             return super().__getitem__(index)
         found: Any = self
@@ -78,7 +78,7 @@ class Composite(Domain, Mapping[str, Any]):
         return found
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is an entry of a name, or, of anything but a name, what ``contains`` says of it."""
+        """Whether an entry has this name; for values, whether the domain contains them."""
         if not is_name(key):
             return self.contains(key)
         found: Any = self
@@ -95,7 +95,7 @@ class Composite(Domain, Mapping[str, Any]):
         return len(self.entries)
 
     def leaves(self) -> dict[FieldKey, Any]:
-        """The specs that are no ``Composite``, by name: ``"reward"``, or ``("next", "reward")`` where it is nested."""
+        """Return the specs that are not a ``Composite``, by name: ``"reward"``, or ``("next", "reward")`` if nested."""
         found: dict[FieldKey, Any] = {}
         for name, one in self.entries.items():
             if isinstance(one, Composite):
@@ -105,10 +105,10 @@ class Composite(Domain, Mapping[str, Any]):
         return found
 
     def with_fields(self, fields: Mapping[FieldKey, Any]) -> Self:
-        """The same spec with entries added, or replaced; those of a ``Composite`` go into that of the same name.
+        """Return the spec with entries added or replaced; a ``Composite`` is merged into an entry of the same name.
 
         Raises:
-            ConfigError: As for a new one.
+            ConfigError: An invalid name, an entry that is not a spec, or an entry of another shape.
         """
         entries = dict(self.entries)
         for key, one in fields.items():
@@ -116,10 +116,10 @@ class Composite(Domain, Mapping[str, Any]):
         return replace(self, entries=entries)
 
     def without(self, *keys: FieldKey) -> Self:
-        """The same spec without some entries.
+        """Return the spec without some entries.
 
         Raises:
-            MissingFieldError: One that there is not.
+            MissingFieldError: A name without an entry.
         """
         entries = dict(self.entries)
         for key in keys:
@@ -132,74 +132,75 @@ class Composite(Domain, Mapping[str, Any]):
                 entries[str(first)] = entries[str(first)].without(tuple(rest))
         return replace(self, entries=entries)
 
-    # --- what a domain is asked ---------------------------------------------------------------------------------------
+    # --- values -------------------------------------------------------------------------------------------------------
 
     @property
     def dtype(self) -> Any:
-        """The dtypes of entries, by name."""
+        """The dtypes of entries by name."""
         return {name: one.dtype for name, one in self.entries.items()}
 
     @property
     def cardinality(self) -> int | float:
-        """How many different values a step can have: the product of those of the entries."""
+        """Number of different values of a step: the product over the entries."""
         numbers = [one.cardinality for one in self.entries.values()]
         return 0 if 0 in numbers else math.inf if math.inf in numbers else math.prod(numbers)
 
     def project(self, values: Any) -> Any:
-        """The values of the domain that are nearest to some values, field by field; other fields are left out.
+        """Return the nearest values in the domain, field by field; additional fields are left out.
 
         Raises:
-            DataError: A field that is missing, or values of another kind or shape.
+            DataError: A missing field, or values of another kind or shape.
         """
         return self._each("project", values)
 
     def encode(self, values: Any) -> Any:
-        """Every field as its spec encodes it; other fields are left out.
+        """Convert external values to values of the domain, field by field; additional fields are left out.
 
         Raises:
-            DataError: A field that is missing, or values that name nothing in its domain.
+            DataError: A missing field, or values that stand for nothing in its domain.
         """
         return self._each("encode", values)
 
     def decode(self, values: Any) -> Any:
-        """What ``encode`` makes these values of; other fields are left out.
+        """Convert values to external values, field by field, the inverse of ``encode``; additional fields are left out.
 
         Raises:
-            DataError: A field that is missing, or values that are not in its domain.
+            DataError: A missing field, or values that are not in its domain.
         """
         return self._each("decode", values)
 
     def enumerate(self, *, most: int = MOST_VALUES) -> Any:
-        """All combinations of the values of its fields, ``[cardinality, *shape]`` each; those of the last side by side.
+        """Return all combinations of the fields' values, ``[cardinality, *shape]`` each; the last field varies fastest.
 
         Args:
-            most: How many there may be.
+            most: Highest allowed number of combinations.
 
         Raises:
-            ConfigError: More than ``most``, or without number.
+            ConfigError: More than ``most`` combinations, or infinitely many.
         """
         number = self.cardinality
         if isinstance(number, float) or number > most:
             raise ConfigError(f"enumerate: expected at most {most} values, found {number}")
-        found, before = {}, 1
+        # Fields with 2, 3 and 2 values have 12 combinations: the first repeats each value 6 times, the second 2 times
+        # (and all of that 2 times), the third once (and all of that 6 times).
+        columns, before = {}, 1
         for name, one in self.entries.items():
-            values = one.enumerate(most=most)
             before *= one.cardinality
             repeated = np.repeat(np.arange(one.cardinality), number // before)
             rows = np.tile(repeated, number // len(repeated) if len(repeated) else 0)
-            found[name] = taken_rows(values, rows)
-        return found
+            columns[name] = _rows(one.enumerate(most=most), rows)
+        return columns
 
     def to(self, device: object) -> Self:
-        """The same spec for another device: a label that adapters read. None takes it from all entries."""
+        """Return the spec and all entries with another device, a label for adapters; None removes it."""
         label = None if device is None else str(device)
         return replace(self, entries={name: one.to(label) for name, one in self.entries.items()}, device=label)
 
     def astype(self, dtype: Any) -> Self:
-        """The same domains with values of another dtype.
+        """Return the same domains with another dtype of values.
 
         Raises:
-            ConfigError: A dtype that one of them does not have.
+            ConfigError: A dtype that does not hold one of the domains.
         """
         return replace(self, entries={name: one.astype(dtype) for name, one in self.entries.items()})
 
@@ -210,11 +211,11 @@ class Composite(Domain, Mapping[str, Any]):
         for one in self.entries.values():
             one._check_static(what)
 
-    def _examined(self, values: Any) -> tuple[str | None, Shape | None]:
+    def _problem(self, values: Any) -> tuple[str | None, Shape | None]:
         first: tuple[FieldKey, Shape] | None = None
         for key, leaf in self.leaves().items():
             try:
-                reason, batch = leaf._examined(_value(values, key))
+                reason, batch = leaf._problem(_value(values, key))
             except MissingFieldError as error:
                 return str(error), None
             if reason is not None:
@@ -230,16 +231,16 @@ class Composite(Domain, Mapping[str, Any]):
     def _filled(self, number: int, batch: Shape) -> Any:
         return {name: one._filled(number, batch) for name, one in self.entries.items()}
 
-    def _each(self, what: str, values: Any) -> Any:
-        made: dict[FieldKey, Any] = {}
+    def _each(self, method: str, values: Any) -> Any:
+        results: dict[FieldKey, Any] = {}
         for key, leaf in self.leaves().items():
             try:
-                made[key] = getattr(leaf, what)(_value(values, key))
+                results[key] = getattr(leaf, method)(_value(values, key))
             except MissingFieldError as error:
                 raise DataError(str(error)) from error
             except DataError as error:
                 raise DataError(f"field {key!r}: {error}") from error
-        return self._nest(made)
+        return self._nest(results)
 
     def _nest(self, leaves: Mapping[FieldKey, Any], path: tuple[str | int, ...] = ()) -> Any:
         nested = {}
@@ -255,25 +256,25 @@ class Composite(Domain, Mapping[str, Any]):
         entries = {name: one._changed(lambda array, _: change(array, ndim), where=where) for name, one in self.items()}
         return replace(self, entries=entries, shape=shape)
 
-    def _said(self) -> dict[str, Any]:
-        said: dict[str, Any] = {"type": "Composite", "shape": list(self.shape)}
-        said["entries"] = {name: one._said() for name, one in self.entries.items()}
-        return said if self.device is None else {**said, "device": self.device}
+    def _json(self) -> dict[str, Any]:
+        entries = {name: one._json() for name, one in self.entries.items()}
+        device = {} if self.device is None else {"device": self.device}
+        return {"type": "Composite", "shape": list(self.shape), "entries": entries, **device}
 
     def to_arrow(self, name: str | None = None) -> Any:
-        """An Arrow schema whose fields say their specs each, in their metadata; ``from_arrow`` makes the spec again.
+        """Return an Arrow schema with a field for each entry, for ``from_arrow``.
 
         Args:
-            name: With one, a field of that name that holds all of it, as a struct.
+            name: Return a struct field of this name instead of a schema.
 
         Raises:
-            ConfigError: As ``to_json``.
+            ConfigError: An example of a ``NonTensor`` that JSON cannot represent.
         """
         import pyarrow as pa
 
-        said = {"version": VERSION, **self._said()}
-        del said["entries"]
-        metadata = {ARROW_KEY: json.dumps(said)}
+        content = self.to_json()
+        del content["entries"]  # each field has the spec of its entry
+        metadata = {ARROW_KEY: json.dumps(content)}
         if name is not None:
             return pa.field(name, self._arrow_type(), metadata=metadata)
         return pa.schema([one.to_arrow(key) for key, one in self.entries.items()], metadata=metadata)
@@ -308,37 +309,44 @@ def _names(key: Any) -> tuple[str, ...]:
 
 
 def is_name(key: object) -> TypeGuard[str | tuple[str, ...]]:
-    """Whether ``key`` is a name, or a tuple of the names that lead to a field."""
+    """Whether ``key`` is a name, or a tuple of names that leads to a nested field."""
     names = (key,) if isinstance(key, str) else key
     return isinstance(names, tuple) and bool(names) and all(isinstance(name, str) for name in names)
 
 
 def _put(entries: dict[str, Domain], names: tuple[str, ...], spec: Any, shape: Shape) -> None:
-    """Put a spec where some names lead, into what is there."""
+    """Add a spec to ``entries`` under a path of names; a ``Composite`` is merged with an entry of that name."""
     first, *rest = names
-    there = entries.get(first)
+    present = entries.get(first)
     if rest:
-        inner = there if isinstance(there, Composite) else Composite({}, shape)
+        inner = present if isinstance(present, Composite) else Composite({}, shape)
         entries[first] = inner.with_fields({tuple(rest): spec})
         return
     if isinstance(spec, Mapping) and not isinstance(spec, Domain):
         spec = Composite(spec, shape)
     if not isinstance(spec, Domain):
         raise ConfigError(f"Composite: field {first!r}: expected a spec, found {spec!r:.80}")
-    both = isinstance(there, Composite) and isinstance(spec, Composite)
-    entries[first] = there.with_fields(spec.entries) if both else spec  # type: ignore[union-attr, attr-defined]
+    both = isinstance(present, Composite) and isinstance(spec, Composite)
+    entries[first] = present.with_fields(spec.entries) if both else spec  # type: ignore[union-attr, attr-defined]
 
 
 def _value(values: Any, key: FieldKey) -> Any:
-    """The values of a field of nested dicts, TensorDicts, dataclasses or named tuples; MissingFieldError if none."""
-    found = values
+    """Return a field of nested dicts, TensorDicts, dataclasses or named tuples; raises MissingFieldError if absent."""
+    value = values
     for name in path_of(key):
-        record = as_record(found)
+        record = as_record(value)
         if record is None or name not in record:
-            found = f"{values!r:.80}" if record is None else f"{list(record)}"
-            raise MissingFieldError(f"field {key!r}: expected it, found {found}")
-        found = record[str(name)]
-    return found
+            present = f"{values!r:.80}" if record is None else f"{list(record)}"
+            raise MissingFieldError(f"field {key!r}: expected it, found {present}")
+        value = record[str(name)]
+    return value
+
+
+def _rows(values: Any, rows: Array) -> Any:
+    """Return some rows of arrays, nested in dicts and tuples."""
+    if isinstance(values, dict):
+        return {name: _rows(one, rows) for name, one in values.items()}
+    return tuple(_rows(one, rows) for one in values) if isinstance(values, tuple) else values[rows]
 
 
 def from_batch(batch: Any, *, batch_dims: int = 2) -> Composite:

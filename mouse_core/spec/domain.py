@@ -1,4 +1,8 @@
-"""What all specs of values have in common: a domain is the set of values that one step may have."""
+"""The base of all specs of values.
+
+A spec is the set of values that one step may have, its domain. Operations on axes (``reshape``, indices, ...) are one
+mechanism: each is a function of an array, which a spec applies to its bounds and masks (``shapes.operate``).
+"""
 
 from __future__ import annotations
 
@@ -24,33 +28,33 @@ from mouse_core.spec.shapes import (
 )
 
 VERSION = 1
-"""The newest version of what ``Domain.to_json`` and ``Domain.to_arrow`` write."""
+"""Version of the format that ``Domain.to_json`` and ``Domain.to_arrow`` write."""
 
 ARROW_KEY = "mouse_spec"
-"""Under which name a field of an Arrow schema says its spec, in its metadata."""
+"""Key of the spec in the metadata of an Arrow field."""
 
 MOST_VALUES = 1 << 20
-"""How many values ``Domain.enumerate`` gives at most, unless it is told."""
+"""Default limit of ``Domain.enumerate``."""
 
 
 class Domain:
-    """Which values one step may have: the base of ``Bounded``, ``Categorical``, ``Composite`` and all other specs.
+    """The set of values that one step may have: base of ``Bounded``, ``Categorical``, ``Composite`` and other specs.
 
-    A spec is a value: it is never changed, equals another that says the same, and can be a key of a dict. Its ``shape``
-    is that of one step, of which -1 is a dimension of any size. Where values are taken or given they have the batch's
-    axes in front, as many as there are: ``[*batch, *shape]``. Arrays of torch and JAX that lie in the host's memory are
-    taken as well; what is given are NumPy arrays, nested dicts of them for a ``Composite``.
+    A spec is immutable and hashable, and equals any spec with the same content. ``shape`` is the shape of one step; a
+    size of -1 is dynamic, which allows any size. Values have any number of batch axes in front: ``[*batch, *shape]``.
+    Methods take arrays of NumPy, torch and JAX in host memory. Methods return NumPy arrays, and a ``Composite`` returns
+    nested dicts of NumPy arrays.
     """
 
     shape: Shape
     dtype: Any
     device: str | None
 
-    # --- what every spec says by itself -----------------------------------------------------------------------------
+    # --- defined by every kind of spec ------------------------------------------------------------------------------
 
     @property
     def cardinality(self) -> int | float:
-        """How many different values a step can have; ``math.inf`` of floats, and where sizes are dynamic."""
+        """Number of different values of a step; ``math.inf`` for floats and for dynamic sizes."""
         raise NotImplementedError
 
     def _draw(self, key: Key, path: tuple[str | int, ...], batch: Shape) -> Any:
@@ -60,19 +64,19 @@ class Domain:
         raise NotImplementedError
 
     def _changed(self, change: Change, *, where: str) -> Self:
-        """The spec after a change of the axes of ``shape``."""
+        """Return the spec after an operation on the axes of ``shape``."""
         raise NotImplementedError
 
-    def _said(self) -> dict[str, Any]:
-        """What JSON says, without the version."""
+    def _json(self) -> dict[str, Any]:
+        """Return the content of ``to_json`` without the version."""
         raise NotImplementedError
 
-    def _examined(self, values: Any) -> tuple[str | None, Shape | None]:
-        """Why values are not in the domain, and the axes of their batch; None where that is not known."""
+    def _problem(self, values: Any) -> tuple[str | None, Shape | None]:
+        """Return why values are not in the domain (None: they are), and their batch shape (None: unknown)."""
         raise NotImplementedError
 
     def project(self, values: Any) -> Any:
-        """The values of the domain that are nearest to some values; those that are in it stay as they are.
+        """Return the nearest values in the domain; values in the domain are returned unchanged.
 
         Raises:
             DataError: Values of another kind or shape.
@@ -80,15 +84,15 @@ class Domain:
         raise NotImplementedError
 
     def encode(self, values: Any) -> Any:
-        """Values of the domain from what they are called elsewhere: numbers of Python, or codes for ``OneHot``.
+        """Convert external values to values of the domain: Python numbers, or codes for ``OneHot``.
 
         Raises:
-            DataError: Values that name nothing in the domain.
+            DataError: Values that stand for nothing in the domain.
         """
         raise NotImplementedError
 
     def decode(self, values: Any) -> Any:
-        """What ``encode`` makes these values of.
+        """Convert values of the domain to external values: the inverse of ``encode``.
 
         Raises:
             DataError: Values that are not in the domain.
@@ -96,71 +100,71 @@ class Domain:
         raise NotImplementedError
 
     def enumerate(self, *, most: int = MOST_VALUES) -> Any:
-        """All values of the domain, ``[cardinality, *shape]``, those that differ in the last place side by side.
+        """Return all values of the domain, ``[cardinality, *shape]``; the last element varies fastest.
 
         Args:
-            most: How many there may be.
+            most: Highest allowed number of values.
 
         Raises:
-            ConfigError: More than ``most``, or without number.
+            ConfigError: More than ``most`` values, or infinitely many.
         """
         raise NotImplementedError
 
-    # --- what follows for all of them -------------------------------------------------------------------------------
+    # --- common to all specs ----------------------------------------------------------------------------------------
 
     @property
     def ndim(self) -> int:
-        """How many dimensions ``shape`` has."""
+        """Number of dimensions of ``shape``."""
         return len(self.shape)
 
     def sample(self, seed: int | Key, batch: int | Shape = ()) -> Any:
-        """Random values, ``[*batch, *shape]``: the same for the same seed, on every machine and in every framework.
+        """Draw random values, ``[*batch, *shape]``, the same for a seed on every machine and in every framework.
 
-        Integers and categories are uniform, whatever their range: one is more likely than another by less than 2**-64.
-        Floats are uniform between finite bounds, exponential from a bound where the other is infinite, and normal where
-        both are. In a ``Composite`` every field draws by its own name, so that another field changes none; the first
-        rows of a longer batch are those of a shorter one.
+        Integers and categories are uniform for any range: probabilities differ by less than 2**-64. Floats are uniform
+        between finite bounds, exponential from the finite bound if the other is infinite, and normal without finite
+        bounds. Each field of a ``Composite`` has a random key of its own name: adding a field changes no other field.
+        A longer batch begins with the rows of a shorter one.
 
         Args:
-            seed: In ``[0, 2**64)``, or a key of ``mouse_core.randomness``.
-            batch: The shape of the batch.
+            seed: An integer in ``[0, 2**64)``, or a key of ``mouse_core.randomness``.
+            batch: Shape of the batch.
 
         Raises:
-            ConfigError: Another seed or shape, or dynamic dimensions, to which ``expand`` gives a size.
+            ConfigError: An invalid seed or shape, or dynamic dimensions. ``expand`` gives dynamic dimensions a size.
         """
         self._check_static("sample")
         return self._draw(key_of(seed), (), check_shape(batch, where="batch", dynamic=False))
 
     def zeros(self, batch: int | Shape = ()) -> Any:
-        """Zeros in the shape of ``[*batch, *shape]``, whether they are in the domain or not.
+        """Return zeros, ``[*batch, *shape]``, also if the domain has no zero.
 
         Raises:
-            ConfigError: Another shape, or dynamic dimensions, to which ``expand`` gives a size.
+            ConfigError: An invalid shape, or dynamic dimensions. ``expand`` gives dynamic dimensions a size.
         """
         self._check_static("zeros")
         return self._filled(0, check_shape(batch, where="batch", dynamic=False))
 
     def ones(self, batch: int | Shape = ()) -> Any:
-        """Ones in the shape of ``[*batch, *shape]``, whether they are in the domain or not.
+        """Return ones, ``[*batch, *shape]``, also if the domain has no one.
 
         Raises:
-            ConfigError: Another shape, or dynamic dimensions, to which ``expand`` gives a size.
+            ConfigError: An invalid shape, or dynamic dimensions. ``expand`` gives dynamic dimensions a size.
         """
         self._check_static("ones")
         return self._filled(1, check_shape(batch, where="batch", dynamic=False))
 
     def why_not(self, values: Any) -> str | None:
-        """Why values are not all in the domain, or None if they are: what was expected, what was found, and where.
+        """Return why some value is not in the domain, or None: expected, found, and the place.
 
-        Every array has the spec's dtype, and numbers of Python what it holds. Of a ``Composite`` the message names the
-        field; other fields than its own may be there, and all of them have one batch.
+        Arrays have the dtype of the spec; Python numbers fit it. A ``Composite`` names the field, ignores additional
+        fields, and expects the same batch shape of all its fields.
         """
-        return self._examined(values)[0]
+        return self._problem(values)[0]
 
     def contains(self, values: Any) -> bool:
-        """Whether all values are in the domain, with their dtype and shape; ``why_not`` says why they are not.
+        """Whether all values are in the domain, including dtype and shape; ``why_not`` returns the reason.
 
-        ``values in spec`` gives the same answer, unless ``values`` is the name of an entry of a ``Composite``.
+        ``values in spec`` is the same, except that a ``Composite`` takes texts and tuples of texts as names of fields.
         """
         return self.why_not(values) is None
 
@@ -172,57 +176,58 @@ class Domain:
 
         Args:
             values: ``[*batch, *shape]``.
-            where: What the message begins with.
+            where: Prefix of the message.
 
         Raises:
-            DataError: Values that are not: field, row and value, as ``why_not`` says them.
+            DataError: A value outside the domain, with the message of ``why_not``.
         """
         reason = self.why_not(values)
         if reason is not None:
             raise DataError(f"{where}: {reason}" if where else reason)
 
     def reshape(self, shape: int | Shape) -> Self:
-        """The same values in another shape, of which one size may be -1 and is what is left.
+        """Return the spec in another shape. One size may be -1, which is inferred.
 
-        Where the spec has dynamic dimensions, a -1 is one of them. The axis that ``OneHot`` and ``MultiOneHot`` end in
-        stays the last one.
+        For a spec with dynamic dimensions, each -1 is a dynamic dimension. The last axis of ``OneHot`` and
+        ``MultiOneHot`` stays the last axis.
 
         Raises:
-            ConfigError: Another number of values.
+            ConfigError: A shape with another number of values.
         """
         return self._changed(reshaped(self._axes(), self._free(shape, "reshape")), where="reshape")
 
     def squeeze(self, axis: int | None = None) -> Self:
-        """Without the dimension ``axis`` if its size is 1, or without all of size 1.
+        """Return the spec without dimension ``axis`` if its size is 1; by default without all dimensions of size 1.
 
         Raises:
-            ConfigError: An axis that there is not.
+            ConfigError: An axis out of range.
         """
         return self._changed(squeezed(self._axes(), axis), where="squeeze")
 
     def unsqueeze(self, axis: int) -> Self:
-        """With one dimension more, of size 1, that becomes dimension ``axis``.
+        """Return the spec with a new dimension ``axis`` of size 1.
 
         Raises:
-            ConfigError: An axis that there would not be.
+            ConfigError: An axis out of range.
         """
         return self._changed(unsqueezed(self._axes(), axis), where="unsqueeze")
 
     def expand(self, shape: int | Shape) -> Self:
-        """Repeated to a shape that ends in this one, of which sizes of 1 and dynamic ones may become others.
+        """Return the spec repeated to a shape that ends in ``self.shape``.
 
-        A size of -1 leaves it as it is. The axis that ``OneHot`` and ``MultiOneHot`` end in is part of the shape.
+        Sizes of 1 and dynamic sizes may become other sizes; -1 keeps a size. The shape includes the last axis of
+        ``OneHot`` and ``MultiOneHot``.
 
         Raises:
-            ConfigError: Another shape.
+            ConfigError: A shape that ends in other sizes.
         """
-        return self._changed(self._expansion(shape), where="expand")
+        return self._changed(expanded(self._axes(), self._free(shape, "expand")), where="expand")
 
     def unbind(self, axis: int = 0) -> tuple[Any, ...]:
-        """The specs along a dimension, each without it: what ``stack_specs`` made one of.
+        """Return the specs along a dimension, each without that dimension: the inverse of ``stack_specs``.
 
         Raises:
-            ConfigError: An axis that there is not, or a dynamic one.
+            ConfigError: An axis out of range, or a dynamic dimension.
         """
         axes = self._axes()
         number = check_axis(axis, len(axes), where="unbind")
@@ -234,77 +239,70 @@ class Domain:
         return iter(self.unbind(0))
 
     def __getitem__(self, index: Any) -> Any:
-        """The spec of the values that an index takes; SpecIndexError, a ConfigError, where it takes none."""
+        """Return the spec of indexed values; raises SpecIndexError, a ConfigError, for an index out of range."""
         try:
-            return self._changed(self._selection(index), where="index")
+            parts = check_index(index, self._axes())
+            return self._changed(lambda array, ndim: array[parts], where="index")
         except ConfigError as error:
             raise SpecIndexError(*error.args) from error
 
     def to(self, device: object) -> Self:
-        """The same spec for another device: a label that adapters read, such as "cuda:0", or None.
+        """Return the spec with another device: a label for adapters, such as "cuda:0", or None.
 
-        Values are drawn, checked and projected on the host all the same.
+        Drawing, checking and projecting run on the host for every label.
         """
         return dataclasses.replace(self, device=None if device is None else str(device))  # type: ignore[type-var]
 
     def astype(self, dtype: Any) -> Self:
-        """The same domain with values of another dtype.
+        """Return the same domain with another dtype of values.
 
         Raises:
-            ConfigError: A dtype that does not hold it.
+            ConfigError: A dtype that does not hold the domain.
         """
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """All that the spec says, as an object of JSON with a version, of which ``from_json`` makes it again.
+        """Return the spec as a JSON object with a version, for ``from_json``.
 
         Raises:
-            ConfigError: An example of ``NonTensor`` that JSON does not have.
+            ConfigError: An example of a ``NonTensor`` that JSON cannot represent.
         """
-        return {"version": VERSION, **self._said()}
+        return {"version": VERSION, **self._json()}
 
     def to_arrow(self, name: str = "value") -> Any:
-        """An Arrow field of the type that holds a step, with all that the spec says in its metadata.
+        """Return an Arrow field with the type of a step and the spec in its metadata, for ``from_arrow``.
 
-        Of a ``Composite`` it is a schema, whose fields say their specs each. ``from_arrow`` makes the spec again, also
-        from what Arrow and Parquet files have kept.
+        A ``Composite`` returns a schema with one field for each entry. Arrow and Parquet files keep the metadata.
 
         Args:
-            name: What to call the field.
+            name: Name of the Arrow field.
 
         Raises:
-            ConfigError: As ``to_json``.
+            ConfigError: An example of a ``NonTensor`` that JSON cannot represent.
         """
         import pyarrow as pa
 
         return pa.field(name, self._arrow_type(), metadata={ARROW_KEY: json.dumps(self.to_json())})
 
     def _arrow_type(self) -> Any:
-        """The type of a step's values."""
+        """Return the Arrow type of a step."""
         raise NotImplementedError
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _axes(self) -> Shape:
-        """The dimensions that operations may change."""
+        """Return the dimensions that operations on axes may change."""
         return self.shape
 
     def _check_static(self, what: str) -> None:
         if is_dynamic(self.shape):
             raise ConfigError(f"{what}: expected sizes for all dimensions, found {self.shape}; expand() gives them")
 
-    def _expansion(self, shape: Any) -> Change:
-        return expanded(self._axes(), self._free(shape, "expand"))
-
     def _free(self, shape: Any, where: str) -> Shape:
-        """What a shape has before the axes that belong to one value; ConfigError where it has other ones."""
+        """Return ``shape`` without the axes that belong to one value; raises ConfigError if those differ."""
         target = check_shape(shape, where=where)
-        own = self.shape[len(self._axes()) :]
-        ending = target[len(target) - len(own) :] if len(target) >= len(own) else None
-        if own and ending != own and not (where == "expand" and ending == (-1,) * len(own)):
-            raise ConfigError(f"{where}: expected a shape that ends in {own}, found {target}")
-        return target[: len(target) - len(own)]
-
-    def _selection(self, index: Any) -> Change:
-        parts = check_index(index, self._axes())
-        return lambda array, ndim: array[parts]
+        fixed = self.shape[len(self._axes()) :]
+        ending = target[len(target) - len(fixed) :] if len(target) >= len(fixed) else None
+        if fixed and ending != fixed and not (where == "expand" and ending == (-1,) * len(fixed)):
+            raise ConfigError(f"{where}: expected a shape that ends in {fixed}, found {target}")
+        return target[: len(target) - len(fixed)]

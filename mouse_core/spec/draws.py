@@ -1,6 +1,6 @@
-"""Random values of specs: pure functions of a key, each value from words of its own.
+"""Random values of specs: pure functions of a key. Each value comes from its own random words.
 
-The first values of a longer draw are those of a shorter one.
+Therefore a longer draw begins with the values of a shorter one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def key_of(seed: int | Key, path: tuple[str | int, ...] = ()) -> Key:
-    """The key of what lies at a path: of the seed and the path alone, whatever else there is."""
+    """Return the key of the field at a path, which depends only on the seed and the path."""
     key = seed if isinstance(seed, Key) else Key(check_seed(seed), Purpose.SPECS)
     if not path:
         return key
@@ -32,15 +32,15 @@ def key_of(seed: int | Key, path: tuple[str | int, ...] = ()) -> Key:
 
 
 def whole_numbers(key: Key, low: Array, high: Array, shape: tuple[int, ...]) -> Array:
-    """Integers uniform on ``low..high``, both included, in the dtype of ``low``.
+    """Draw integers uniformly from ``low..high``, both included, in the dtype of ``low``.
 
-    Of 128 random bits each, so that one number is more likely than another by less than 2**-64, whatever the range.
+    Each comes from 128 random bits, so that probabilities differ by less than 2**-64 for any range.
 
     Args:
-        key: Names the draw.
-        low: Broadcasts to ``shape``.
-        high: As ``low``.
-        shape: Of the result.
+        key: Key of the draw.
+        low: Lowest values; broadcasts to ``shape``.
+        high: Highest values; broadcasts to ``shape``.
+        shape: Shape of the result.
     """
     words = key.bits(2 * math.prod(shape)).reshape(*shape, 2)
     with np.errstate(over="ignore"):  # arithmetic is modulo 2**64
@@ -50,7 +50,7 @@ def whole_numbers(key: Key, low: Array, high: Array, shape: tuple[int, ...]) -> 
 
 
 def _offsets(upper: Array, lower: Array, most: Array) -> Array:
-    """``floor(n * (2**64 * upper + lower) / 2**128)`` for ``n = most + 1``, which may be 2**64."""
+    """Return ``floor(n * (2**64 * upper + lower) / 2**128)`` for ``n = most + 1``, which may be 2**64."""
     number = most + np.uint64(1)
     part = upper * number
     carried = (part + _upper_product(lower, number)) < part
@@ -58,13 +58,13 @@ def _offsets(upper: Array, lower: Array, most: Array) -> Array:
 
 
 def _as_words(numbers: Array) -> npt.NDArray[np.uint64]:
-    """Integers modulo 2**64."""
+    """Return integers modulo 2**64."""
     wide = numbers.astype(np.int64).view(np.uint64) if numbers.dtype.kind == "i" else numbers.astype(np.uint64)
     return np.asarray(wide)
 
 
 def _upper_product(one: Array, other: Array) -> Array:
-    """The upper 64 bits of products of 64-bit words."""
+    """Return the upper 64 bits of products of 64-bit words."""
     a, b = one >> _HALF, one & _LOW
     c, d = other >> _HALF, other & _LOW
     middle = b * c + (b * d >> _HALF)
@@ -73,14 +73,14 @@ def _upper_product(one: Array, other: Array) -> Array:
 
 
 def real_numbers(key: Key, low: Array, high: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Numbers uniform on ``[low, high]`` in a dtype; see ``Domain.sample`` for bounds that are infinite.
+    """Draw numbers uniformly from ``[low, high]``; ``Domain.sample`` defines the draw for infinite bounds.
 
     Args:
-        key: Names the draw.
-        low: Broadcasts to ``shape``.
-        high: As ``low``.
-        shape: Of the result.
-        dtype: Of the result; it holds the bounds exactly.
+        key: Key of the draw.
+        low: Lowest values; broadcasts to ``shape``.
+        high: Highest values; broadcasts to ``shape``.
+        shape: Shape of the result.
+        dtype: Dtype of the result, which holds the bounds exactly.
     """
     size = math.prod(shape)
     first, last = low.astype(np.float64), high.astype(np.float64)
@@ -89,17 +89,17 @@ def real_numbers(key: Key, low: Array, high: Array, shape: tuple[int, ...], dtyp
     else:
         uniform = (key.bits(2 * size) >> np.uint64(11)).reshape(*shape, 2) * _U53
         values = _without_bounds(uniform, first, last)
-    # Rounding does not pass a bound that the dtype holds; a sum of two products may.
+    # The sum of two products in `_between` may pass a bound; rounding to the dtype does not.
     return np.asarray(np.minimum(np.maximum(values, first), last).astype(dtype))
 
 
 def _between(uniform: Array, low: Array, high: Array) -> Array:
-    # Not low + u * (high - low): the difference of large numbers is infinite.
+    # Not low + u * (high - low), where the difference of large numbers is infinite.
     return np.asarray(low * (1.0 - uniform) + high * uniform)
 
 
 def _without_bounds(uniform: Array, low: Array, high: Array) -> Array:
-    """Normal where both bounds are infinite, exponential from the one that is not, uniform where neither is."""
+    """Return normal numbers without finite bounds, exponential ones with one, and uniform ones with two."""
     below, above = np.isinf(low), np.isinf(high)
     first, last = np.where(below, 0.0, low), np.where(above, 0.0, high)
     decay, normal = as_exponential(uniform[..., 0]), as_normal(uniform[..., 0], uniform[..., 1])
@@ -109,7 +109,7 @@ def _without_bounds(uniform: Array, low: Array, high: Array) -> Array:
 
 
 def limits_of(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """The lowest and the highest value of a dtype, infinities included."""
+    """Return the lowest and highest value of a dtype, including infinities."""
     if number_kind(dtype) == "f":
         return -math.inf, math.inf
     if dtype.kind == "b":

@@ -1,4 +1,4 @@
-"""What the specs of one array have in common."""
+"""The base of specs of one array."""
 
 from __future__ import annotations
 
@@ -22,35 +22,34 @@ from mouse_core.spec.shapes import (
     fits,
     is_dynamic,
     operate,
-    uniform_value,
 )
 
 
 class Leaf(Domain):
-    """A spec of one array: a frozen dataclass with ``shape``, ``dtype`` and ``device``, and what its values are."""
+    """A spec of one array: a frozen dataclass with ``shape``, ``dtype`` and ``device``."""
 
-    # Which attributes are arrays that begin with the axes of the shape.
+    # Names of attributes that are arrays whose shape begins with the axes of ``shape``.
     _ARRAYS: ClassVar[tuple[str, ...]] = ()
 
-    # --- what every leaf says by itself -----------------------------------------------------------------------------
+    # --- defined by every kind of leaf ------------------------------------------------------------------------------
 
     def _outside(self, array: Array) -> Array:
-        """Which places of ``array`` are not in the domain, ``[*batch, *shape]``, or with fewer of the last axes."""
+        """Return a mask of the values outside the domain, ``[*batch, *shape]``, or without some of the last axes."""
         raise NotImplementedError
 
     def _expected(self, place: tuple[int, ...]) -> str:
-        """What the value at a place of a step is, in words."""
+        """Describe the expected value at a place of a step, for messages."""
         raise NotImplementedError
 
     def _nearest(self, array: Array) -> Array:
-        """The nearest values in the domain, in its dtype."""
+        """Return the nearest values in the domain, in its dtype."""
         raise NotImplementedError
 
     def _alternatives(self) -> list[Array]:
-        """The values that each place of a step can have, place by place."""
+        """Return the allowed values of each place of a step, place by place."""
         raise NotImplementedError
 
-    # --- what follows ---------------------------------------------------------------------------------------------
+    # --- common to all leaves ---------------------------------------------------------------------------------------
 
     def _filled(self, number: int, batch: Shape) -> Array:
         return np.full((*batch, *self.shape), number, self.dtype)
@@ -63,82 +62,82 @@ class Leaf(Domain):
         return new  # type: ignore[no-any-return]
 
     def astype(self, dtype: Any) -> Self:
-        """The same domain with values of another dtype.
+        """Return the same domain with another dtype of values.
 
         Raises:
-            ConfigError: A dtype that does not hold it.
+            ConfigError: A dtype that does not hold the domain.
         """
         return dataclasses.replace(self, dtype=dtype)  # type: ignore[type-var]
 
-    def _examined(self, values: Any) -> tuple[str | None, Shape | None]:
+    def _problem(self, values: Any) -> tuple[str | None, Shape | None]:
         try:
-            array = self._taken(values)
+            array = self._as_array(values)
         except DataError as error:
             return str(error), None
         return self._why_not(array), array.shape[: array.ndim - len(self.shape)]
 
     @property
     def limits(self) -> tuple[Any, Any] | None:
-        """Between which numbers, whole ones where ``dtype`` is, all are in the domain at every place; None: not so."""
+        """Lowest and highest value, if the domain is the same interval at every place; else None."""
         return None
 
     def contains_numbers(self, values: Any) -> bool:
-        """What ``contains`` says, where numbers of another dtype count as what they are; DataError for other things."""
-        return self._are_inside(self._taken(values, any_numbers=True))
+        """Whether the domain contains all numbers, of any dtype; raises DataError for values that are not numbers."""
+        return self._are_inside(self._as_array(values, any_numbers=True))
 
     def contains_rows(self, values: Any) -> Array:
-        """Which rows are in the domain, whatever the dtype of their numbers: booleans ``[*batch]``.
+        """Return which rows are in the domain, for numbers of any dtype: booleans ``[*batch]``.
 
         Args:
             values: ``[*batch, *shape]``.
 
         Raises:
-            DataError: Other things than numbers, or another shape.
+            DataError: Values that are not numbers, or another shape.
         """
-        return self._fits_by_row(self._taken(values, any_numbers=True))
+        return self._fits_by_row(self._as_array(values, any_numbers=True))
 
     def why_not_numbers(self, values: Any) -> str | None:
-        """What ``why_not`` says, where numbers of another dtype count as the numbers they are."""
+        """Return why some number is not in the domain, or None; like ``why_not``, for numbers of any dtype."""
         try:
-            return self._why_not(self._taken(values, any_numbers=True))
+            return self._why_not(self._as_array(values, any_numbers=True))
         except DataError as error:
             return str(error)
 
     def project(self, values: Any) -> Any:
-        """The values of the domain that are nearest to some numbers, ``[*batch, *shape]`` in its dtype.
+        """Return the nearest values in the domain, ``[*batch, *shape]`` in its dtype, for numbers of any dtype.
 
         Raises:
-            DataError: Other things than numbers, or another shape.
+            DataError: Values that are not numbers, or another shape.
         """
-        return self._nearest(self._taken(values, any_numbers=True))
+        return self._nearest(self._as_array(values, any_numbers=True))
 
     def encode(self, values: Any) -> Any:
-        """Values in the dtype of the domain, from numbers of any.
+        """Convert numbers of any dtype to the dtype of the domain.
 
         Raises:
-            DataError: Values that are not in the domain, or that its dtype does not hold.
+            DataError: Values outside the domain, or values that its dtype does not hold.
         """
-        array = self._converted(self._taken(values, any_numbers=True))
+        array = self._converted(self._as_array(values, any_numbers=True))
         self.check(array)
         return array
 
     def decode(self, values: Any) -> Any:
-        """The values as they are, if they are in the domain.
+        """Check that values are in the domain and return them unchanged.
 
         Raises:
-            DataError: Values that are not.
+            DataError: A value outside the domain.
         """
         self.check(values)
-        return self._taken(values)
+        return self._as_array(values)
 
     def enumerate(self, *, most: int = MOST_VALUES) -> Any:
-        """All values of the domain, ``[cardinality, *shape]``, those that differ in the last place side by side.
+        """Return all values of the domain, ``[cardinality, *shape]``; the last element varies fastest.
 
         Args:
-            most: How many there may be.
+            most: Highest allowed number of values.
 
         Raises:
-            ConfigError: More than ``most``, or without number.
+            ConfigError: More than ``most`` values, or infinitely many.
         """
         number = check_most(self, most)
         columns, before = [], 1
@@ -148,8 +147,8 @@ class Leaf(Domain):
         stacked = np.stack(columns, -1) if columns else np.empty((number, 0))
         return stacked.reshape(number, *self.shape).astype(self.dtype)
 
-    def _taken(self, values: Any, *, any_numbers: bool = False) -> Array:
-        """Values as an array of the dtype of the domain, or as they are; DataError for another dtype or shape."""
+    def _as_array(self, values: Any, *, any_numbers: bool = False) -> Array:
+        """Return values as an array in the domain's dtype, or in any; raises DataError for another dtype or shape."""
         try:
             array = as_array(values)
         except (ValueError, TypeError, RuntimeError) as error:
@@ -185,18 +184,18 @@ class Leaf(Domain):
         return not self._outside(array).any()
 
     def _fits_by_row(self, array: Array) -> Array:
-        """Which rows are in the domain, ``[*batch]``."""
+        """Return which rows are in the domain, ``[*batch]``."""
         outside = self._outside(array)
         rows = array.ndim - len(self.shape)
         return np.asarray(~outside.any(axis=tuple(range(rows, outside.ndim))))
 
-    def _said(self) -> dict[str, Any]:
-        said: dict[str, Any] = {"type": type(self).__name__}
+    def _json(self) -> dict[str, Any]:
+        content: dict[str, Any] = {"type": type(self).__name__}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if value is not None:
-                said[field.name] = value.tolist() if field.name == "mask" else plain(value)
-        return said
+                content[field.name] = value.tolist() if field.name == "mask" else plain(value)
+        return content
 
     def _arrow_type(self) -> Any:
         import pyarrow as pa
@@ -213,13 +212,13 @@ class Leaf(Domain):
         return all(alike(getattr(self, name), getattr(other, name)) for name in names)
 
     def __hash__(self) -> int:
-        # Of arrays the first values are enough; 0.0 and -0.0, which are equal, have one hash.
+        # The first values of arrays suffice. Equal numbers have equal hashes, also 0.0 and -0.0.
         arrays = [getattr(self, name) for name in self._ARRAYS]
         firsts = tuple(tuple(one.flat[:8].tolist()) for one in arrays if isinstance(one, np.ndarray))
         return hash((type(self).__name__, self.shape, str(self.dtype), self.device, firsts))
 
     def __reduce__(self) -> Any:
-        # Made anew, as arrays of a pickle could be written to.
+        # Through the constructor, as arrays from a pickle would be writable.
         return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -232,7 +231,7 @@ class Leaf(Domain):
 
 
 def set_all(spec: Leaf, **values: Any) -> None:
-    """Give a spec that is being made its attributes, once they are checked."""
+    """Set the checked attributes of a frozen spec in ``__post_init__``."""
     device = getattr(spec, "device", None)
     values["device"] = None if device is None else str(device)
     for name, value in values.items():
@@ -240,7 +239,7 @@ def set_all(spec: Leaf, **values: Any) -> None:
 
 
 def leaf_dtype(dtype: Any, kinds: str, *, where: str) -> np.dtype[Any]:
-    """A dtype in the machine's order of bytes, of one of some kinds ("biuf"), or ConfigError."""
+    """Return a dtype of one of ``kinds`` ("biuf") in native byte order; raises ConfigError for others."""
     try:
         checked = named_dtype(dtype)
     except TypeError as error:
@@ -253,7 +252,7 @@ def leaf_dtype(dtype: Any, kinds: str, *, where: str) -> np.dtype[Any]:
 
 
 def spread(values: Any, shape: Shape, *, where: str) -> Array:
-    """Values as an array for every place of a shape that nobody changes, or ConfigError."""
+    """Return values as an array for every place of a shape, private to the spec; raises ConfigError for others."""
     array = np.asarray(values)
     if array.flags.writeable and array.ndim:
         array = array.copy()
@@ -265,9 +264,9 @@ def spread(values: Any, shape: Shape, *, where: str) -> Array:
 
 
 def as_array(values: Any) -> Array:
-    """Values as an array; lists of integers that no integer dtype of NumPy's choice holds are not made floats.
+    """Return values as an array, lists of large integers as uint64.
 
-    Of ``[0, 2**64 - 1]`` NumPy makes float64, which has not the second one.
+    NumPy converts ``[0, 2**64 - 1]`` to float64, which does not hold the second number.
     """
     array = np.asarray(values)
     if array.dtype.kind == "f" and isinstance(values, list | tuple) and (array >= 2.0**63).any():
@@ -278,18 +277,18 @@ def as_array(values: Any) -> Array:
 
 
 def leaf_shape(shape: Any, *, where: str, most_common: Shape = ()) -> Shape:
-    """The shape of a leaf: as given, or that which its values have."""
+    """Return the checked shape of a leaf; ``most_common`` for None."""
     return most_common if shape is None else check_shape(shape, where=where)
 
 
-def at(array: Array, place: tuple[int, ...]) -> Any:
-    """The value of an array of ``spread`` for a place of a step."""
+def value_at(array: Array, place: tuple[int, ...]) -> Any:
+    """Return the value for a place of a step, from an array of ``spread``."""
     value = array[tuple(min(number, size - 1) for number, size in zip(place, array.shape, strict=False))]
     return value.item() if isinstance(value, np.generic) else value
 
 
 def check_most(spec: Domain, most: int) -> int:
-    """The number of values of a domain, or ConfigError where it is too large."""
+    """Return the number of values of a domain; raises ConfigError for more than ``most``."""
     number = spec.cardinality
     if isinstance(number, float) or number > most:
         raise ConfigError(f"enumerate: expected at most {most} values, found {number} of {spec!r:.200}")
@@ -297,7 +296,7 @@ def check_most(spec: Domain, most: int) -> int:
 
 
 def count_product(counts: Array, shape: Shape) -> int | float:
-    """The product of how many values the places of a step have."""
+    """Return the product of the numbers of values at each place of a step."""
     if is_dynamic(shape):
         return math.inf
     uniform = uniform_value(counts)
@@ -307,15 +306,25 @@ def count_product(counts: Array, shape: Shape) -> int | float:
     return math.prod(int(count) for count in np.broadcast_to(counts, shape).flat)
 
 
+def uniform_value(array: Array) -> Any:
+    """Return the Python value that an array has at every place; None for several values, or no places."""
+    if not array.size:
+        return None
+    first = array.flat[0]
+    if any(array.strides) and not bool((array == first).all()):
+        return None
+    return first.item() if isinstance(first, np.generic) else first
+
+
 def alike(one: Any, other: Any) -> bool:
-    """Whether two attributes say the same; NaN says the same as NaN."""
+    """Whether two attributes have the same type and value."""
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return one is not None and other is not None and np.array_equal(one, other)
     return type(one) is type(other) and bool(one == other)
 
 
 def shown(value: Any) -> str:
-    """An attribute or a value of data in a message."""
+    """Format an attribute or a value of data for a message."""
     if isinstance(value, np.dtype):
         return value.name
     if isinstance(value, np.ndarray):
@@ -325,7 +334,7 @@ def shown(value: Any) -> str:
 
 
 def arrow_type(dtype: np.dtype[Any]) -> Any:
-    """Arrow's type of a dtype; bytes of that width where it has none."""
+    """Return the Arrow type of a dtype; fixed-size bytes for a dtype that Arrow lacks."""
     import pyarrow as pa
 
     try:
@@ -335,11 +344,11 @@ def arrow_type(dtype: np.dtype[Any]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """An attribute as JSON has it: arrays that have one value everywhere as that, infinities as texts."""
+    """Return an attribute for JSON: a uniform array as its one value, infinities as texts."""
     if isinstance(value, np.dtype):
         return value.name
     if isinstance(value, np.ndarray):
-        uniform = uniform_value(value) if value.size else 1  # of no places anything is true
+        uniform = uniform_value(value) if value.size else 1  # any value is right for no places
         return plain(value.tolist() if uniform is None else uniform)
     if isinstance(value, np.generic):
         value = value.item()

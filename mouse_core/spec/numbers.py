@@ -1,4 +1,4 @@
-"""Specs of numbers: between bounds, without bounds, and of zeros and ones."""
+"""Specs of numbers: with bounds, without bounds, and zeros and ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
 from mouse_core.spec.draws import key_of, limits_of, real_numbers, whole_numbers
-from mouse_core.spec.leaf import Leaf, as_array, at, count_product, leaf_dtype, leaf_shape, set_all, spread
+from mouse_core.spec.leaf import Leaf, as_array, count_product, leaf_dtype, leaf_shape, set_all, spread, value_at
 from mouse_core.spec.shapes import Array, Shape
 
 __all__ = ["Binary", "Bounded", "Unbounded"]
 
-_FEW = 256  # as many values are compared one by one in less time than it takes to find the lowest and highest
+_FEW = 256  # up to this many values, comparing each is faster than finding the lowest and highest
 
 
 class _Box(Leaf):
-    """Numbers from a lowest to a highest, place by place."""
+    """Numbers with a lowest and a highest value at each place."""
 
     def _bounds(self) -> tuple[Array, Array]:
         raise NotImplementedError
@@ -32,7 +32,7 @@ class _Box(Leaf):
 
     @property
     def cardinality(self) -> int | float:
-        """How many different values a step can have; ``math.inf`` of floats, unless the bounds leave one."""
+        """Number of different values of a step; ``math.inf`` for floats, unless the bounds are equal."""
         low, high = self._bounds()
         if not self.is_discrete:
             return 1 if bool((low == high).all()) else float("inf")
@@ -41,7 +41,7 @@ class _Box(Leaf):
 
     @property
     def limits(self) -> tuple[Any, Any] | None:
-        """Between which numbers, whole ones where ``dtype`` is, all are in the domain at every place; None: not so."""
+        """Lowest and highest value, if the domain is the same interval at every place; else None."""
         low, high = self._bounds()
         return None if any((*low.strides, *high.strides)) or not low.size else (low.flat[0].item(), high.flat[0].item())
 
@@ -50,7 +50,7 @@ class _Box(Leaf):
         if array.dtype != self.dtype and number_kind(array.dtype) == "f":
             if self.is_discrete:
                 return np.asarray(~((array >= low) & (array <= high) & (array == np.rint(array))))
-            # In the less precise dtype of the two: 0.7 is within a bound of 0.7 that float32 has rounded.
+            # Compare in the less precise dtype: 0.7 in float64 is within a bound of 0.7 in float32.
             with np.errstate(over="ignore"):
                 if array.dtype.itemsize > self.dtype.itemsize:
                     array = array.astype(self.dtype)
@@ -60,7 +60,7 @@ class _Box(Leaf):
 
     def _are_inside(self, array: Array) -> bool:
         if array.size > _FEW and self.limits is not None and not (self.is_discrete and number_kind(array.dtype) == "f"):
-            ends = np.array([array.min(), array.max()], array.dtype)  # both are NaN where there is one
+            ends = np.array([array.min(), array.max()], array.dtype)  # both are NaN if any value is
             array = ends.reshape(2, *(1,) * len(self.shape))
         return super()._are_inside(array)
 
@@ -77,7 +77,7 @@ class _Box(Leaf):
         low, high = self._bounds()
         if array.dtype == self.dtype and self.is_discrete:
             return np.asarray(np.minimum(np.maximum(array, low), high))
-        # Compared before it is converted: what does not fit the dtype is beyond a bound.
+        # Compare before the conversion: a value that does not fit the dtype is beyond a bound.
         wide = np.asarray(array, np.float64) if number_kind(array.dtype) == "f" else array
         if self.is_discrete and wide.dtype.kind == "f":
             wide = np.rint(wide)
@@ -97,19 +97,18 @@ class _Box(Leaf):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bounded(_Box):
-    """Numbers between two bounds, both included: floats, or integers, as ``dtype`` says.
+    """Numbers between two bounds, both included: floats or integers, depending on ``dtype``.
 
     Args:
-        low: The lowest value, or one for each place.
-        high: The highest value, or one for each place; infinite where there is none.
-        shape: Of a step; by default that of the bounds. A size of -1 is dynamic.
-        dtype: Of values; by default that of the bounds where they are arrays, float32 where they are numbers. Bounds
-            are rounded to it.
-        device: A label that adapters read.
+        low: Lowest value, or an array with one for each place; may be infinite.
+        high: Highest value, or an array with one for each place; may be infinite.
+        shape: Shape of a step; by default the shape of the bounds. A size of -1 is dynamic.
+        dtype: Dtype of values; by default the dtype of array bounds, and float32 for Python numbers. Bounds are rounded
+            to it.
+        device: A label for adapters.
 
     Raises:
-        ConfigError: A bound that is no number or that an integer dtype does not hold, or a lowest value above the
-            highest.
+        ConfigError: A bound that is not a number or that an integer dtype does not hold, or ``low`` above ``high``.
     """
 
     low: Any
@@ -134,16 +133,16 @@ class Bounded(_Box):
             raise ConfigError(f"{where}: expected bounds of one shape, found {low.shape} and {high.shape}") from error
         shape = leaf_shape(self.shape, where=where, most_common=both)
         low, high = (_as_bound(one, dtype, where) for one in (low, high))
-        if not bool((low <= high).all()):  # before they are spread over what may be an image
+        if not bool((low <= high).all()):  # before they are spread over the places of an image
             raise ConfigError(f"{where}: expected low to be at most high, found {self.low!r:.80} and {self.high!r:.80}")
-        low, high = (_alike(spread(one, shape, where=where)) for one in (low, high))
+        low, high = (_compact(spread(one, shape, where=where)) for one in (low, high))
         set_all(self, low=low, high=high, shape=shape, dtype=dtype)
 
     def _bounds(self) -> tuple[Array, Array]:
         return self.low, self.high
 
     def _expected(self, place: tuple[int, ...]) -> str:
-        low, high = at(self.low, place), at(self.high, place)
+        low, high = value_at(self.low, place), value_at(self.high, place)
         return (
             f"a whole number from {int(low)} to {int(high)}" if self.is_discrete else f"a number from {low} to {high}"
         )
@@ -151,15 +150,15 @@ class Bounded(_Box):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Unbounded(_Box):
-    """All numbers that a dtype has, NaN and infinities included.
+    """All numbers of a dtype, including NaN and infinities.
 
     Args:
-        shape: Of a step; a size of -1 is dynamic.
-        dtype: Of values.
-        device: A label that adapters read.
+        shape: Shape of a step; a size of -1 is dynamic.
+        dtype: Dtype of values.
+        device: A label for adapters.
 
     Raises:
-        ConfigError: Another shape or dtype.
+        ConfigError: An invalid shape or dtype.
     """
 
     shape: Any = ()
@@ -172,7 +171,7 @@ class Unbounded(_Box):
 
     def _bounds(self) -> tuple[Array, Array]:
         low, high = limits_of(self.dtype)
-        dtype = self.dtype if self.is_discrete else np.float64  # some floats of 8 bits have no infinity
+        dtype = self.dtype if self.is_discrete else np.float64  # some 8-bit floats have no infinity
         return np.array(low, dtype), np.array(high, dtype)
 
     def _outside(self, array: Array) -> Array:
@@ -197,15 +196,15 @@ class Unbounded(_Box):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Binary(_Box):
-    """Zeros and ones: gymnasium's ``MultiBinary``.
+    """Zeros and ones, as in gymnasium's ``MultiBinary``.
 
     Args:
-        shape: Of a step; a size of -1 is dynamic.
-        dtype: Of values.
-        device: A label that adapters read.
+        shape: Shape of a step; a size of -1 is dynamic.
+        dtype: Dtype of values.
+        device: A label for adapters.
 
     Raises:
-        ConfigError: Another shape or dtype.
+        ConfigError: An invalid shape or dtype.
     """
 
     shape: Any = ()
@@ -218,7 +217,7 @@ class Binary(_Box):
 
     @property
     def is_discrete(self) -> bool:
-        """True: also of floats there are two values."""
+        """True, also for a floating dtype, as there are two values."""
         return True
 
     def _bounds(self) -> tuple[Array, Array]:
@@ -246,14 +245,14 @@ def _as_numbers(value: Any, where: str) -> Array:
     return array
 
 
-def _alike(bounds: Array) -> Array:
-    """Bounds that are the same at every place as one that is repeated: in less room, and compared sooner."""
+def _compact(bounds: Array) -> Array:
+    """Replace equal bounds by a repeated one, which takes less memory and is compared faster."""
     same = bounds.size > 0 and any(bounds.strides) and bool((bounds == bounds.flat[0]).all())
     return np.broadcast_to(bounds.reshape(-1)[:1].reshape(()), bounds.shape) if same else bounds
 
 
 def _as_bound(array: Array, dtype: np.dtype[Any], where: str) -> Array:
-    """A bound in the dtype of values; an integer dtype has its own limits where it is infinite."""
+    """Return a bound in the dtype of values; for an integer dtype, an infinite bound becomes the dtype's limit."""
     if number_kind(dtype) == "f":
         with np.errstate(over="ignore"):
             return np.asarray(array.astype(dtype))

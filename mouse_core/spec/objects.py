@@ -1,4 +1,4 @@
-"""Specs of what is no number."""
+"""Specs of objects that are not numbers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["NonTensor"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NonTensor(Leaf):
-    """Any objects: texts, for instance.
+    """Any objects, such as texts.
 
-    Values of shape ``()`` are any object, or, of a batch, a list or an array of objects; of another shape they are
+    With shape ``()``, a value is any object, and a batch a list or an array of objects. With another shape, values are
     arrays of objects.
 
     Args:
-        shape: Of a step; a size of -1 is dynamic.
-        example: What ``sample``, ``zeros`` and ``ones`` give; by default None.
-        device: A label that adapters read.
+        shape: Shape of a step; a size of -1 is dynamic.
+        example: The value that ``sample``, ``zeros`` and ``ones`` return; by default None.
+        device: A label for adapters.
 
     Raises:
-        ConfigError: Another shape.
+        ConfigError: An invalid shape.
     """
 
     shape: Any = ()
@@ -48,15 +48,15 @@ class NonTensor(Leaf):
 
     @property
     def cardinality(self) -> int | float:
-        """``math.inf``: objects are without number."""
+        """``math.inf``: there are infinitely many objects."""
         return math.inf
 
     def astype(self, dtype: Any) -> Self:
-        """The same spec: objects have no other dtype."""
+        """Return the spec unchanged: objects have no other dtype."""
         return self
 
     def project(self, values: Any) -> Any:
-        """The values as they are.
+        """Check the shape of values and return them unchanged; ``encode`` and ``decode`` do the same.
 
         Raises:
             DataError: Values of another shape.
@@ -64,49 +64,34 @@ class NonTensor(Leaf):
         self.check(values)
         return values
 
-    def encode(self, values: Any) -> Any:
-        """The values as they are.
-
-        Raises:
-            DataError: Values of another shape.
-        """
-        self.check(values)
-        return values
-
-    def decode(self, values: Any) -> Any:
-        """The values as they are.
-
-        Raises:
-            DataError: Values of another shape.
-        """
-        self.check(values)
-        return values
+    encode = project
+    decode = project
 
     def enumerate(self, *, most: int = MOST_VALUES) -> Any:
-        """Refused: objects are without number.
+        """Raise ConfigError: there are infinitely many objects.
 
         Args:
-            most: How many there may be.
+            most: Highest allowed number of values; has no effect.
 
         Raises:
             ConfigError: Always.
         """
         return check_most(self, most)
 
-    def _examined(self, values: Any) -> tuple[str | None, Shape | None]:
+    def _problem(self, values: Any) -> tuple[str | None, Shape | None]:
         try:
-            self._taken(values)
+            self._as_array(values)
         except DataError as error:
             return str(error), None
-        known = self.shape and hasattr(values, "shape")
-        return None, tuple(values.shape[: len(values.shape) - len(self.shape)]) if known else None
+        has_batch = self.shape and hasattr(values, "shape")
+        return None, tuple(values.shape[: len(values.shape) - len(self.shape)]) if has_batch else None
 
-    def _taken(self, values: Any, *, any_numbers: bool = False) -> Any:
+    def _as_array(self, values: Any, *, any_numbers: bool = False) -> Any:
         if not self.shape:
             return values
-        found = values.shape if hasattr(values, "shape") else _nesting(values, len(self.shape))
-        if not fits(tuple(found), self.shape):
-            raise DataError(f"expected a shape that ends in {self.shape}, found {tuple(found)}")
+        shape = tuple(values.shape) if hasattr(values, "shape") else _nested_sizes(values, len(self.shape))
+        if not fits(shape, self.shape):
+            raise DataError(f"expected a shape that ends in {self.shape}, found {shape}")
         return values
 
     def _draw(self, key: Key, path: tuple[str | int, ...], batch: Shape) -> Any:
@@ -121,11 +106,10 @@ class NonTensor(Leaf):
             values[place] = self.example
         return values
 
-    def _said(self) -> dict[str, Any]:
-        said = super()._said()
+    def _json(self) -> dict[str, Any]:
         try:
             if json.loads(json.dumps(self.example)) == self.example:
-                return said
+                return super()._json()
         except (TypeError, ValueError):
             pass
         raise ConfigError(f"to_json: expected an example that JSON has, found {self.example!r:.80} in NonTensor")
@@ -134,8 +118,8 @@ class NonTensor(Leaf):
         return hash((type(self).__name__, self.shape, self.device))
 
 
-def _nesting(values: Any, most: int) -> tuple[int, ...]:
-    """The sizes of lists in lists, so many at most."""
+def _nested_sizes(values: Any, most: int) -> tuple[int, ...]:
+    """Return the sizes of nested lists, at most ``most`` levels deep."""
     sizes: tuple[int, ...] = ()
     while isinstance(values, list | tuple) and len(sizes) < most:
         sizes += (len(values),)

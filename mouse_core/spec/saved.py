@@ -1,4 +1,4 @@
-"""Specs from JSON and from the schemas of Arrow."""
+"""Read specs from JSON and from Arrow schemas."""
 
 from __future__ import annotations
 
@@ -28,58 +28,57 @@ _LEAVES: dict[str, type[Any]] = {
     one.__name__: one
     for one in (Binary, Bounded, Unbounded, Categorical, MultiCategorical, OneHot, MultiOneHot, NonTensor)
 }
-# Where a file says more than anybody means, making room for it would be what fails.
+# Limits for untrusted files: an array for a huge stated shape would exhaust the memory.
 _MOST_VALUES, _MOST_TEXT, _DEEPEST = 1 << 28, 64 << 20, 64
 
 
-def from_json(said: Any) -> Any:
-    """The spec that ``to_json`` wrote, from the object or its text.
+def from_json(content: Any) -> Any:
+    """Return the spec that ``to_json`` wrote.
+
+    Args:
+        content: The JSON object, or its text.
 
     Raises:
-        DataError: Something else, or what a newer version wrote.
+        DataError: Content that ``to_json`` did not write, or a newer version of it.
     """
-    if isinstance(said, str | bytes):
-        try:
-            said = json.loads(said) if len(said) <= _MOST_TEXT else None
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"spec: expected JSON, found {said!r:.80} ({error})") from error
-    version: Any = said.get("version") if isinstance(said, Mapping) else None
+    content = _parsed(content) if isinstance(content, str | bytes) else content
+    version: Any = content.get("version") if isinstance(content, Mapping) else None
     if not is_whole(version):
-        raise DataError(f"spec: expected a JSON object with a version, found {said!r:.80}")
+        raise DataError(f"spec: expected a JSON object with a version, found {content!r:.80}")
     if not 1 <= version <= VERSION:
         raise DataError(
             f"spec: expected version {VERSION} at most, found version {version}, which a newer mouse-data wrote"
         )
-    return _made({name: value for name, value in said.items() if name != "version"}, 0)
+    return _spec({name: value for name, value in content.items() if name != "version"}, 0)
 
 
 def from_arrow(schema: pa.Schema | pa.Field) -> Any:
-    """The spec that ``to_arrow`` wrote: of a schema a ``Composite``, of a field what it says.
+    """Return the spec that ``to_arrow`` wrote: a ``Composite`` for a schema, the spec of the field for a field.
 
-    Columns of which nothing is said are left out.
+    Columns without a spec are left out.
 
     Raises:
-        DataError: A schema or field that says nothing, something else, or what a newer version wrote.
+        DataError: A schema or field without a spec, metadata that ``to_arrow`` did not write, or a newer version.
     """
     import pyarrow as pa
 
     if isinstance(schema, pa.Schema):
         return _composite(schema, schema.metadata, schema.names)
-    found = _from_field(schema)
-    if found is None:
+    spec = _from_field(schema)
+    if spec is None:
         raise DataError(f"spec: expected a field with {ARROW_KEY!r} in its metadata, found {schema}")
-    return found
+    return spec
 
 
 def _from_field(field: pa.Field) -> Any:
     text = (field.metadata or {}).get(ARROW_KEY.encode())
     if text is None:
         return None
-    said = _object(text)
-    if said.get("type") == "Composite" and "entries" not in said:
+    content = _object(text)
+    if content.get("type") == "Composite" and "entries" not in content:
         children = [field.type.field(number) for number in range(field.type.num_fields)]
         return _composite(children, field.metadata, [child.name for child in children])
-    return from_json(said)
+    return from_json(content)
 
 
 def _composite(fields: Any, metadata: Any, names: list[str]) -> Composite:
@@ -89,60 +88,65 @@ def _composite(fields: Any, metadata: Any, names: list[str]) -> Composite:
     entries = {field.name: _from_field(field) for field in fields}
     whole: Composite = from_json({"entries": {}, **_object(text)})
     try:
-        found = {name: one for name, one in entries.items() if one is not None}
-        return dataclasses.replace(whole, entries=found)
+        return dataclasses.replace(whole, entries={name: one for name, one in entries.items() if one is not None})
     except ConfigError as error:
         raise DataError(f"spec: {error}") from error
 
 
 def _object(text: bytes) -> dict[str, Any]:
+    content = _parsed(text)
+    if not isinstance(content, dict):
+        raise DataError(f"spec: expected a JSON object, found {text!r:.80}")
+    return content
+
+
+def _parsed(text: str | bytes) -> Any:
+    """Return the content of a JSON text, None for one that is too long; raises DataError for another text."""
     try:
-        said = json.loads(text) if len(text) <= _MOST_TEXT else None
+        return json.loads(text) if len(text) <= _MOST_TEXT else None
     except (ValueError, RecursionError) as error:
         raise DataError(f"spec: expected JSON, found {text!r:.80} ({error})") from error
-    if not isinstance(said, dict):
-        raise DataError(f"spec: expected a JSON object, found {text!r:.80}")
-    return said
 
 
-def _made(said: Any, depth: int) -> Domain:
+def _spec(content: Any, depth: int) -> Domain:
+    """Return the spec of a JSON object; ``depth`` is the number of specs around it."""
     if depth > _DEEPEST:
         raise DataError(f"spec: expected at most {_DEEPEST} specs one within another")
-    if not isinstance(said, Mapping):
-        raise DataError(f"spec: expected a JSON object, found {said!r:.80}")
-    rest = dict(said)
-    name = rest.pop("type", None)
+    if not isinstance(content, Mapping):
+        raise DataError(f"spec: expected a JSON object, found {content!r:.80}")
+    arguments = dict(content)
+    name = arguments.pop("type", None)
     try:
-        return _of(name, rest, depth)
+        return _spec_of_type(name, arguments, depth)
     except DataError:
         raise
     except (ConfigError, *UNREADABLE) as error:
-        raise DataError(f"spec: expected what {name} can be, found {said!r:.200} ({error})") from error
+        raise DataError(f"spec: expected the arguments of {name}, found {content!r:.200} ({error})") from error
 
 
-def _of(name: Any, said: dict[str, Any], depth: int) -> Domain:
-    shape = said.get("shape")
+def _spec_of_type(name: Any, arguments: dict[str, Any], depth: int) -> Domain:
+    shape = arguments.get("shape")
     if isinstance(shape, list):
         _check_size(shape)
-        said["shape"] = tuple(shape)
+        arguments["shape"] = tuple(shape)
     if name == "Composite":
-        entries = said.pop("entries")
-        return Composite({one: _made(value, depth + 1) for one, value in entries.items()}, **said)
+        entries = arguments.pop("entries")
+        return Composite({one: _spec(value, depth + 1) for one, value in entries.items()}, **arguments)
     if name == "Choice":
-        return Choice([_made(one, depth + 1) for one in said.pop("choices")], **said)
+        return Choice([_spec(one, depth + 1) for one in arguments.pop("choices")], **arguments)
     if name == "Stacked":
-        return Stacked(tuple(_made(one, depth + 1) for one in said.pop("specs")), **said)
+        return Stacked(tuple(_spec(one, depth + 1) for one in arguments.pop("specs")), **arguments)
     kind = _LEAVES.get(name) if isinstance(name, str) else None
     if kind is None:
         raise DataError(f"spec: expected one of {[*_LEAVES, 'Choice', 'Composite', 'Stacked']}, found {name!r:.80}")
     for bound in ("low", "high"):
-        if bound in said:
-            said[bound] = _numbers(said[bound])
-    if "mask" in said:  # which is spread over all choices of all places
-        choices = np.max(np.asarray(said.get("n", said.get("nvec"))), initial=1)
-        _check_size([*(shape or ()), int(choices)])
-    made: Domain = kind(**said)
-    return made
+        if bound in arguments:
+            arguments[bound] = _numbers(arguments[bound])
+    if "mask" in arguments:  # the constructor spreads it over all codes of all places
+        codes = np.max(np.asarray(arguments.get("n", arguments.get("nvec"))), initial=1)
+        _check_size([*(shape or ()), int(codes)])
+    spec: Domain = kind(**arguments)
+    return spec
 
 
 def _check_size(shape: list[Any]) -> None:
@@ -154,7 +158,7 @@ def _check_size(shape: list[Any]) -> None:
 
 
 def _numbers(value: Any) -> Any:
-    """Bounds whose infinities are texts."""
+    """Return bounds with infinities, which are texts in JSON, as floats."""
     if isinstance(value, list):
         return [_numbers(one) for one in value]
     return float(value) if isinstance(value, str) else value

@@ -1,4 +1,8 @@
-"""Shapes of values of which some dimensions may be dynamic, and the operations that change them."""
+"""Shapes with dynamic dimensions, and operations on their axes.
+
+An operation is a ``Change``: a function that reshapes, indexes or repeats the first ``ndim`` axes of an array and keeps
+the axes behind them. ``operate`` applies it to a shape and to the arrays of a spec, such as bounds and masks.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,12 @@ from mouse_core.errors import ConfigError
 
 Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
-# What changes the first axes of an array, of which there are so many, and leaves those behind them as they are.
 Change = Callable[[Array, int], Array]
+"""An operation on the first axes of an array: ``change(array, ndim)``."""
 
 
 def check_shape(shape: Any, *, where: str, dynamic: bool = True) -> Shape:
-    """A shape as a tuple of integers from 0, or -1 where a dimension is dynamic; ConfigError otherwise."""
+    """Return a shape as a tuple of sizes from 0, or -1 for dynamic dimensions; raises ConfigError for others."""
     sizes = (shape,) if is_whole(shape) else shape
     if not isinstance(sizes, str | bytes):
         try:
@@ -29,35 +33,36 @@ def check_shape(shape: Any, *, where: str, dynamic: bool = True) -> Shape:
             sizes = (None,)
         if all(is_whole(size) and size >= (-1 if dynamic else 0) for size in sizes):
             return tuple(int(size) for size in sizes)
-    found = "sizes from 0, or -1 where a dimension is dynamic" if dynamic else "sizes from 0"
-    raise ConfigError(f"{where}: expected a shape of {found}, found {shape!r:.80}")
+    expected = "sizes from 0, or -1 where a dimension is dynamic" if dynamic else "sizes from 0"
+    raise ConfigError(f"{where}: expected a shape of {expected}, found {shape!r:.80}")
 
 
 def is_dynamic(shape: Shape) -> bool:
-    """Whether a dimension has no size of its own."""
+    """Whether a dimension is dynamic."""
     return -1 in shape
 
 
-def fits(found: Shape, shape: Shape) -> bool:
-    """Whether a shape ends in ``shape``, of which a dynamic dimension may have any size."""
-    ending = found[len(found) - len(shape) :] if len(found) >= len(shape) else None
+def fits(array_shape: Shape, shape: Shape) -> bool:
+    """Whether ``array_shape`` ends in ``shape``, where a dynamic dimension takes any size."""
+    ending = array_shape[len(array_shape) - len(shape) :] if len(array_shape) >= len(shape) else None
     return ending is not None and all(expected in (-1, size) for size, expected in zip(ending, shape, strict=True))
 
 
 def compact(shape: Shape) -> Shape:
-    """What arrays of such a shape have that hold for every size of a dynamic dimension: one value along it."""
+    """Return the shape of a spec's arrays, such as bounds: size 1 along dynamic dimensions."""
     return tuple(1 if size == -1 else size for size in shape)
 
 
 def operate(
     shape: Shape, arrays: Mapping[str, Array | None], change: Change, *, where: str
 ) -> tuple[Shape, dict[str, Array | None]]:
-    """A shape, and arrays that begin with it, after a change.
+    """Apply a change to a shape, and to arrays whose shapes begin with it (size 1 along dynamic dimensions).
 
-    While the change is made, a dynamic dimension has a size that no other has, by which it is known afterwards.
+    During the change, a dynamic dimension has a size that no other dimension has, 1009 for example. In the result,
+    the dimension of this size is the dynamic one: with a new axis, (1009, 3) becomes (1, 1009, 3), and so (1, -1, 3).
 
     Raises:
-        ConfigError: The change is not possible.
+        ConfigError: The shape does not allow the change.
     """
     stand_in = next(size for size in count(1009) if size not in shape)
     sizes = tuple(stand_in if size == -1 else size for size in shape)
@@ -76,7 +81,7 @@ def operate(
 
 
 def reshaped(shape: Shape, to: Any) -> Change:
-    """Reshapes to sizes of which one may be -1, and is then what is left; of a dynamic shape, -1 is dynamic."""
+    """Reshape: one size of -1 is inferred; for a dynamic shape, each -1 is a dynamic dimension."""
     target = check_shape(to, where="reshape")
     if not is_dynamic(shape):
         return lambda array, ndim: array.reshape(_inferred(array.shape[:ndim], target) + array.shape[ndim:])
@@ -84,14 +89,14 @@ def reshaped(shape: Shape, to: Any) -> Change:
         raise ConfigError(f"reshape: expected the dynamic dimensions of {shape} to stay, found {target}")
 
     def change(array: Array, ndim: int) -> Array:
-        dynamic = next(size for size, said in zip(array.shape, shape, strict=False) if said == -1)
+        dynamic = next(size for size, declared in zip(array.shape, shape, strict=False) if declared == -1)
         return array.reshape(tuple(dynamic if size == -1 else size for size in target) + array.shape[ndim:])
 
     return change
 
 
 def _inferred(sizes: Shape, target: Shape) -> Shape:
-    """The target with its -1 replaced by what is left of all sizes."""
+    """Return the target with -1 replaced by the inferred size."""
     if target.count(-1) != 1:
         return target
     others = math.prod(size for size in target if size != -1)
@@ -101,7 +106,7 @@ def _inferred(sizes: Shape, target: Shape) -> Shape:
 
 
 def squeezed(shape: Shape, axis: int | None) -> Change:
-    """Without a dimension of size 1, or without all of them."""
+    """Remove a dimension of size 1, or all of them."""
     if axis is None:
         axes = tuple(number for number, size in enumerate(shape) if size == 1)
     else:
@@ -111,13 +116,13 @@ def squeezed(shape: Shape, axis: int | None) -> Change:
 
 
 def unsqueezed(shape: Shape, axis: int) -> Change:
-    """With a dimension of size 1 more."""
+    """Add a dimension of size 1."""
     number = check_axis(axis, len(shape) + 1, where="unsqueeze")
     return lambda array, ndim: np.expand_dims(array, number)
 
 
 def expanded(shape: Shape, to: Any) -> Change:
-    """Repeated to a shape that ends in this one; sizes of 1 and dynamic ones may become others, -1 leaves one."""
+    """Repeat to a shape that ends in this one; sizes of 1 and dynamic sizes may change, -1 keeps a size."""
     target = check_shape(to, where="expand")
     before = len(target) - len(shape)
     if before < 0:
@@ -125,10 +130,10 @@ def expanded(shape: Shape, to: Any) -> Change:
     for size, wanted in zip(shape, target[before:], strict=True):
         if size != wanted and size not in (1, -1) and wanted != -1:
             raise ConfigError(f"expand: expected a shape that ends in {shape}, found {target}")
-    given = [size == -1 and wanted != -1 for size, wanted in zip(shape, target[before:], strict=True)]
+    becomes_static = [size == -1 and wanted != -1 for size, wanted in zip(shape, target[before:], strict=True)]
 
     def change(array: Array, ndim: int) -> Array:
-        one = array[tuple(slice(0, 1) if has_size else slice(None) for has_size in given)]
+        one = array[tuple(slice(0, 1) if static else slice(None) for static in becomes_static)]
         sizes = [size if wanted == -1 else wanted for size, wanted in zip(one.shape, target[before:], strict=False)]
         return np.broadcast_to(one, (*target[:before], *sizes, *one.shape[ndim:]))
 
@@ -136,26 +141,25 @@ def expanded(shape: Shape, to: Any) -> Change:
 
 
 def check_axis(axis: Any, ndim: int, *, where: str) -> int:
-    """An axis as a number from 0, or ConfigError."""
+    """Return an axis as a number from 0; raises ConfigError for an axis out of range."""
     if not is_whole(axis) or not -ndim <= axis < ndim:
         raise ConfigError(f"{where}: expected an axis from {-ndim} to {ndim - 1}, found {axis!r}")
     return int(axis) % ndim
 
 
 def check_index(index: Any, shape: Shape) -> tuple[Any, ...]:
-    """An index as a tuple with an entry for every dimension.
+    """Return an index as a tuple with an entry for every dimension.
 
     Raises:
-        ConfigError: An index that no array of this shape has, or one of a dynamic dimension that is not all of it.
+        ConfigError: An index that the shape does not allow, or one that takes only a part of a dynamic dimension.
     """
-    parts = index if isinstance(index, tuple) else (index,)
-    given = [_part(part) for part in parts]
-    used = sum(_width(part) for part in given)
-    if used > len(shape) or sum(part is Ellipsis for part in given) > 1:
+    parts = [_index_part(part) for part in (index if isinstance(index, tuple) else (index,))]
+    used = sum(_width(part) for part in parts)
+    if used > len(shape) or sum(part is Ellipsis for part in parts) > 1:
         raise ConfigError(f"index: expected at most {len(shape)} dimensions of {shape}, found {index!r:.80}")
     rest = [slice(None)] * (len(shape) - used)
-    at = next((number for number, part in enumerate(given) if part is Ellipsis), len(given))
-    whole = [*given[:at], *rest, *given[at + 1 :]]
+    at = next((number for number, part in enumerate(parts) if part is Ellipsis), len(parts))
+    whole = [*parts[:at], *rest, *parts[at + 1 :]]
     axis = 0
     for part in whole:
         width = _width(part)
@@ -165,7 +169,7 @@ def check_index(index: Any, shape: Shape) -> tuple[Any, ...]:
     return tuple(whole)
 
 
-def _part(part: Any) -> Any:
+def _index_part(part: Any) -> Any:
     if part is None or part is Ellipsis or isinstance(part, slice) or is_whole(part):
         return part
     numbers = np.asarray(part)
@@ -177,24 +181,7 @@ def _part(part: Any) -> Any:
 
 
 def _width(part: Any) -> int:
-    """How many dimensions a part of an index is about."""
+    """Return the number of dimensions that a part of an index uses."""
     if part is None or part is Ellipsis:
         return 0
     return part.ndim if isinstance(part, np.ndarray) and part.dtype.kind == "b" else 1
-
-
-def uniform_value(array: Array) -> Any:
-    """The value that an array has everywhere, as Python has it; None where it has several, or none."""
-    if not array.size:
-        return None
-    first = array.flat[0]
-    if any(array.strides) and not bool((array == first).all()):
-        return None
-    return first.item() if isinstance(first, np.generic) else first
-
-
-def taken_rows(values: Any, rows: Array) -> Any:
-    """Some rows of values: of arrays, and of nested dicts and tuples of them."""
-    if isinstance(values, dict):
-        return {name: taken_rows(one, rows) for name, one in values.items()}
-    return tuple(taken_rows(one, rows) for one in values) if isinstance(values, tuple) else values[rows]

@@ -1,4 +1,4 @@
-"""Specs from the spaces of gymnasium and the specs of dm_env, and back."""
+"""Convert specs from and to gymnasium's spaces and dm_env's specs, and from LeRobot's features."""
 
 from __future__ import annotations
 
@@ -19,63 +19,68 @@ from mouse_core.spec.shapes import is_dynamic
 __all__ = ["from_dm_env", "from_gymnasium", "from_lerobot", "to_dm_env", "to_gymnasium"]
 
 SPACES = ("Box", "Dict", "Discrete", "MultiBinary", "MultiDiscrete", "Text", "Tuple")
-"""Kinds of gymnasium's spaces whose values have a fixed form."""
+"""Types of gymnasium's spaces that have a spec."""
 
 
 # ---------------------------------------------------------------------- gymnasium
 
 
 def from_gymnasium(space: Any, *, where: str = "space") -> Any:
-    """The spec of the values that one of gymnasium's spaces has.
+    """Convert a gymnasium space to a spec.
 
-    A ``Box`` is ``Bounded``, or ``Unbounded`` where no float has a bound; ``Discrete`` and ``MultiDiscrete`` are
-    ``Categorical`` and ``MultiCategorical``, or ``Bounded`` whole numbers where they begin elsewhere than at 0.
-    ``MultiBinary`` is ``Binary``, ``Text`` a ``NonTensor`` of texts. ``Dict`` and ``Tuple`` are a ``Composite``, whose
-    names are texts: "0", "1", ... of a tuple.
+    ==================================  ==================================================================
+    space                               spec
+    ==================================  ==================================================================
+    ``Box``                             ``Bounded``; ``Unbounded`` for floats without any finite bound
+    ``Discrete``, ``MultiDiscrete``     ``Categorical``, ``MultiCategorical``; integer ``Bounded`` if ``start`` is not 0
+    ``MultiBinary``                     ``Binary``
+    ``Text``                            ``NonTensor``
+    ``Dict``, ``Tuple``                 ``Composite``; a tuple has the names "0", "1", ...
+    ==================================  ==================================================================
 
     Args:
-        space: The space; or nested mappings with ``type``, as Minari and recorders write spaces down.
-        where: What messages call it.
+        space: The space, or its description as nested mappings with ``type``, as in Minari's and our recordings.
+        where: Prefix of messages.
 
     Raises:
-        ConfigError: A space whose values have no fixed form, such as ``Sequence``, ``Graph`` and ``OneOf``.
+        ConfigError: A space whose values have no fixed shape, such as ``Sequence``, ``Graph`` and ``OneOf``.
     """
-    written = isinstance(space, Mapping) and not hasattr(space, "spaces")  # gymnasium's Dict is a mapping, too
-    kind = str(space.get("type")) if written else type(space).__name__
-    said: Callable[[str, Any], Any] = space.get if written else lambda name, default: getattr(space, name, default)
+    described = isinstance(space, Mapping) and not hasattr(space, "spaces")  # gymnasium's Dict is a mapping, too
+    kind = str(space.get("type")) if described else type(space).__name__
+    get: Callable[[str, Any], Any] = space.get if described else lambda name, default: getattr(space, name, default)
     if kind in ("Dict", "Tuple"):
-        parts = said("subspaces", None) if written else space.spaces
+        parts = get("subspaces", None) if described else space.spaces
         items = parts.items() if isinstance(parts, Mapping) else enumerate(parts if parts is not None else ())
         return Composite({str(name): from_gymnasium(part, where=f"{where}/{name}") for name, part in items})
     if kind not in SPACES:
         raise ConfigError(f"{where}: expected one of {list(SPACES)}, found {kind}; a wrapper can make it one")
     try:
-        return _leaf(kind, said)
+        return _leaf(kind, get)
     except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}: expected a space of type {kind}, found {space!r:.200} ({error})") from error
 
 
-def _leaf(kind: str, said: Callable[[str, Any], Any]) -> Domain:
+def _leaf(kind: str, get: Callable[[str, Any], Any]) -> Domain:
     if kind == "Text":
         return NonTensor(example="")
     if kind == "MultiBinary":
-        n = said("n", None)
-        return Binary(tuple(int(size) for size in np.atleast_1d(said("shape", None) if n is None else n)), np.int8)
-    dtype = np.dtype(said("dtype", None) or np.int64)
+        n = get("n", None)
+        return Binary(tuple(int(size) for size in np.atleast_1d(get("shape", None) if n is None else n)), np.int8)
+    dtype = np.dtype(get("dtype", None) or np.int64)
     if kind == "Discrete":
-        first, n = int(said("start", 0)), int(said("n", None))
+        first, n = int(get("start", 0)), int(get("n", None))
         return Categorical(n, (), dtype) if first == 0 else Bounded(first, first + n - 1, (), dtype)
     if kind == "MultiDiscrete":
-        nvec, start = np.asarray(said("nvec", None)), np.asarray(said("start", 0))
-        nvec = np.broadcast_to(nvec, tuple(said("shape", None) or nvec.shape))
+        nvec, start = np.asarray(get("nvec", None)), np.asarray(get("start", 0))
+        nvec = np.broadcast_to(nvec, tuple(get("shape", None) or nvec.shape))
         return Bounded(start, start + (nvec - 1), dtype=dtype) if start.any() else MultiCategorical(nvec, dtype=dtype)
-    return _box(said("low", None), said("high", None), tuple(int(size) for size in said("shape", None)), dtype)
+    return _box(get("low", None), get("high", None), tuple(int(size) for size in get("shape", None)), dtype)
 
 
 def _box(low: Any, high: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Domain:
-    """Numbers between bounds; without them, where no float has one."""
+    """Return ``Bounded``, or ``Unbounded`` for floats without any finite bound."""
     low, high = np.asarray(low), np.asarray(high)
-    if low.dtype.kind in "UO":  # infinite bounds are written as texts
+    if low.dtype.kind in "UO":  # descriptions have infinite bounds as texts
         low, high = low.astype(np.float64), high.astype(np.float64)
     if dtype.kind == "f" and bool(np.isneginf(low).all() and np.isposinf(high).all()):
         return Unbounded(shape, dtype)
@@ -83,13 +88,11 @@ def _box(low: Any, high: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> D
 
 
 def to_gymnasium(spec: Any) -> Any:
-    """The space of gymnasium that has the values of a spec.
-
-    Whole numbers of shape ``()`` are ``Discrete``, a ``Composite`` is a ``Dict``.
+    """Convert a spec to a gymnasium space: integers of shape ``()`` to ``Discrete``, a ``Composite`` to ``Dict``.
 
     Raises:
-        ConfigError: A spec that none has: with a mask, dynamic dimensions, objects, vectors with a single 1 (their
-            ``categorical()`` has one), choices, or a stack of specs that differ.
+        ConfigError: A spec without a corresponding space: with a mask or dynamic dimensions, ``NonTensor``, ``Choice``,
+            ``Stacked``, and ``OneHot`` and ``MultiOneHot``, whose ``categorical()`` has a space.
         ImportError: Gymnasium is not installed.
     """
     try:
@@ -102,7 +105,7 @@ def to_gymnasium(spec: Any) -> Any:
 def _to_space(spec: Any, spaces: Any, where: str) -> Any:
     if isinstance(spec, Composite):
         return spaces.Dict({name: _to_space(one, spaces, f"{where}/{name}") for name, one in spec.entries.items()})
-    _check_sayable(spec, where, "gymnasium")
+    _check_convertible(spec, where, "gymnasium")
     if isinstance(spec, Categorical):
         if not spec.shape:
             return spaces.Discrete(spec.n)
@@ -123,18 +126,18 @@ def _whole(dtype: np.dtype[Any]) -> Any:
 
 
 def from_lerobot(features: Mapping[str, Any]) -> Composite:
-    """The specs of what a LeRobotDataset says it has: ``features`` of its ``meta/info.json``, by LeRobot's names.
+    """Convert the ``features`` in a LeRobotDataset's ``meta/info.json`` to specs.
 
-    Numbers are ``Unbounded``, booleans ``Binary``, pictures of cameras ``Bounded`` from 0 to 255, texts ``NonTensor``.
+    Numbers are ``Unbounded``, booleans ``Binary``, camera images ``Bounded`` from 0 to 255, texts ``NonTensor``.
 
     Raises:
-        ConfigError: Something else.
+        ConfigError: A feature without a valid dtype and shape.
     """
     entries: dict[str, Domain] = {}
     for name, feature in features.items():
         try:
             kind, sizes = str(feature["dtype"]), tuple(int(size) for size in feature.get("shape") or ())
-            shape = () if sizes == (1,) else sizes  # a frame has one number of those
+            shape = () if sizes == (1,) else sizes  # such a feature has one number per frame
             if kind in ("image", "video"):
                 entries[name] = Bounded(0, 255, sizes, np.uint8)
             elif kind in ("string", "language", "language_persistent", "language_events"):
@@ -150,17 +153,17 @@ def from_lerobot(features: Mapping[str, Any]) -> Composite:
 
 
 def from_dm_env(spec: Any, *, where: str = "spec") -> Any:
-    """The spec of the values that one of dm_env's specs has.
+    """Convert a dm_env spec to a spec.
 
     ``Array`` is ``Unbounded``, ``BoundedArray`` is ``Bounded``, ``DiscreteArray`` is ``Categorical``, ``StringArray``
-    is ``NonTensor``. Mappings and lists of them are a ``Composite``, whose names are texts.
+    is ``NonTensor``. A mapping or list is a ``Composite``; a list has the names "0", "1", ...
 
     Args:
-        spec: The spec, or nested mappings and lists of them.
-        where: What messages call it.
+        spec: The dm_env spec, or nested mappings and lists of dm_env specs.
+        where: Prefix of messages.
 
     Raises:
-        ConfigError: Something else.
+        ConfigError: Another object.
     """
     if isinstance(spec, Mapping | list | tuple):
         items = spec.items() if isinstance(spec, Mapping) else enumerate(spec)
@@ -179,15 +182,15 @@ def from_dm_env(spec: Any, *, where: str = "spec") -> Any:
 
 
 def to_dm_env(spec: Any, *, name: str | None = None) -> Any:
-    """The spec of dm_env that has the values of a spec; of a ``Composite`` a dict of them.
+    """Convert a spec to a dm_env spec, a ``Composite`` to a dict of dm_env specs.
 
     Args:
         spec: The spec.
-        name: What it is called; entries of a ``Composite`` have their names.
+        name: Name of the dm_env spec; entries of a ``Composite`` keep their names.
 
     Raises:
-        ConfigError: A spec that none has: with a mask, dynamic dimensions, vectors with a single 1 (their
-            ``categorical()`` has one), choices, or a stack of specs that differ.
+        ConfigError: A spec without a corresponding dm_env spec: with a mask or dynamic dimensions, ``Choice``,
+            ``Stacked``, and ``OneHot`` and ``MultiOneHot``, whose ``categorical()`` has one.
         ImportError: dm_env is not installed.
     """
     try:
@@ -202,7 +205,7 @@ def _to_dm_env(spec: Any, specs: Any, name: str | None, where: str) -> Any:
         return {key: _to_dm_env(one, specs, key, f"{where}/{key}") for key, one in spec.entries.items()}
     if isinstance(spec, NonTensor):
         return specs.StringArray(spec.shape, name=name)
-    _check_sayable(spec, where, "dm_env")
+    _check_convertible(spec, where, "dm_env")
     if isinstance(spec, Categorical) and not spec.shape:
         return specs.DiscreteArray(spec.n, _whole(spec.dtype), name=name)
     if isinstance(spec, Unbounded):
@@ -213,8 +216,8 @@ def _to_dm_env(spec: Any, specs: Any, name: str | None, where: str) -> Any:
     return specs.BoundedArray(spec.shape, spec.dtype, low, high, name=name)
 
 
-def _check_sayable(spec: Any, where: str, whose: str) -> None:
-    """ConfigError for what neither of them can say."""
+def _check_convertible(spec: Any, where: str, whose: str) -> None:
+    """Raise ConfigError for specs without a corresponding space or dm_env spec."""
     if not isinstance(spec, Binary | Bounded | Categorical | MultiCategorical | Unbounded):
         remedy = "; its categorical() has one" if hasattr(spec, "categorical") else ""
         raise ConfigError(f"{where}: expected numbers or codes, as {whose} has them, found {spec!r:.200}{remedy}")

@@ -1,8 +1,12 @@
-"""Several specs as one with a dimension more."""
+"""Stacks: several specs as one with an additional dimension.
+
+Equal specs stack to a spec of their own kind, which is expanded. Specs that differ stack to ``Stacked``, which keeps
+each spec. An index, ``reshape`` or another operation on axes then has to find out which spec is where. ``Stacked``
+applies the operation to an array of the specs' numbers and reads the answer from the result.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -16,24 +20,25 @@ from mouse_core.spec.composite import Composite, is_name
 from mouse_core.spec.domain import MOST_VALUES, Domain
 from mouse_core.spec.numbers import Unbounded
 from mouse_core.spec.objects import NonTensor
-from mouse_core.spec.shapes import Array, Change, Shape, check_axis, check_shape, operate, taken_rows
+from mouse_core.spec.shapes import Array, Change, Shape, check_axis, check_shape, operate
 
 __all__ = ["Stacked", "check_no_exclusive_keys", "consolidate", "contains_lazy", "stack_specs"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stacked(Domain):
-    """Specs that differ, one for each place of a dimension; ``stack_specs`` makes it where it has to.
+    """Specs that differ, one for each place of a dimension. ``stack_specs`` returns it where specs differ.
 
-    Where all have the same names, shapes and dtypes, and differ in what they allow only, it is *dense*: values are as
-    those of one of them with the dimension more. Otherwise they are a tuple with the values of each.
+    A stack is *dense* if its specs have the same names, shapes and dtypes: values are arrays with one dimension more.
+    Values of any other stack are a tuple with the values of each spec.
 
     Args:
-        specs: At least one, all of leaves of one dtype and number of dimensions, or all ``Composite`` of one shape.
-        axis: Which dimension of ``shape`` it is.
+        specs: At least one spec: all of one array, one dtype and one number of dimensions, or all ``Composite`` of one
+            shape.
+        axis: The new dimension of ``shape``.
 
     Raises:
-        ConfigError: None, or specs that do not go together.
+        ConfigError: No spec, or specs that cannot be stacked.
     """
 
     specs: Any
@@ -41,28 +46,28 @@ class Stacked(Domain):
 
     def __post_init__(self) -> None:
         specs = tuple(self.specs)
-        _check_together(specs)
+        _check_stackable(specs)
         axes = min((one._axes() for one in specs), key=len)
         object.__setattr__(self, "specs", specs)
         object.__setattr__(self, "axis", check_axis(self.axis, len(axes) + 1, where="stack"))
 
-    # --- what it is -----------------------------------------------------------------------------------------------
+    # --- shape and size -----------------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> Shape:  # type: ignore[override]
-        """The shape of a step: -1 where those of the specs differ."""
+        """The shape of a step; -1 for sizes that differ between the specs."""
         shapes = [one.shape for one in self.specs]
         common = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True)]
         return (*common[: self.axis], len(self.specs), *common[self.axis :])
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the first spec, which all leaves share."""
+        """The dtype of the first spec; specs of one array all have this dtype."""
         return self.specs[0].dtype
 
     @property
     def device(self) -> str | None:  # type: ignore[override]
-        """The device of the first spec."""
+        """The device, which all specs share."""
         device: str | None = self.specs[0].device
         return device
 
@@ -74,12 +79,11 @@ class Stacked(Domain):
 
     @property
     def cardinality(self) -> int | float:
-        """How many different values a step can have: the product of those of the specs."""
-        numbers = [one.cardinality for one in self.specs]
-        return 0 if 0 in numbers else math.inf if math.inf in numbers else math.prod(numbers)
+        """Number of different values of a step: the product over the specs."""
+        return self._by_number().cardinality
 
     def __getitem__(self, index: Any) -> Any:
-        """The spec of what an index takes; by the name of a field that all of them have, the stack of its specs."""
+        """Return the spec of indexed values; for a field's name, the stack of that field's specs."""
         if is_name(index):
             for one in self.specs:
                 if not _is_nested(one) or index not in one:
@@ -92,10 +96,10 @@ class Stacked(Domain):
             return self.contains(key)
         return all(key in one for one in self.specs)
 
-    # --- what a domain is asked -------------------------------------------------------------------------------------
+    # --- values -------------------------------------------------------------------------------------------------------
 
     def project(self, values: Any) -> Any:
-        """The values of the domain that are nearest to some values, spec by spec.
+        """Return the nearest values in the domain, spec by spec.
 
         Raises:
             DataError: Values of another kind or shape.
@@ -103,17 +107,20 @@ class Stacked(Domain):
         return self._each("project", values)
 
     def encode(self, values: Any) -> Any:
-        """Values as each spec encodes them.
+        """Convert external values to values of the domain, spec by spec.
+
+        Args:
+            values: A list or tuple with the values for each spec, or values as ``project`` takes them.
 
         Raises:
-            DataError: Values that name nothing in the domain.
+            DataError: Values that stand for nothing in the domain.
         """
         if isinstance(values, tuple | list) and len(values) == len(self.specs):
             return self._joined([one.encode(part) for one, part in zip(self.specs, values, strict=True)])
         return self._each("encode", values)
 
     def decode(self, values: Any) -> Any:
-        """What each spec makes of its values, as a tuple: what ``encode`` takes.
+        """Convert values to a tuple with the external values of each spec: the inverse of ``encode``.
 
         Raises:
             DataError: Values that are not in the domain.
@@ -121,65 +128,65 @@ class Stacked(Domain):
         return tuple(one.decode(part) for one, part in zip(self.specs, self._parts(values), strict=True))
 
     def enumerate(self, *, most: int = MOST_VALUES) -> Any:
-        """All combinations of the values of the specs, those of the last side by side.
+        """Return all combinations of the specs' values; those of the last spec vary fastest.
 
         Args:
-            most: How many there may be.
+            most: Highest allowed number of combinations.
 
         Raises:
-            ConfigError: More than ``most``, or without number.
+            ConfigError: More than ``most`` combinations, or infinitely many.
         """
-        number = self.cardinality
-        if isinstance(number, float) or number > most:
-            raise ConfigError(f"enumerate: expected at most {most} values, found {number}")
-        parts, before = [], 1
-        for one in self.specs:
-            before *= one.cardinality
-            rows = np.tile(np.repeat(np.arange(one.cardinality), number // before), before // one.cardinality)
-            parts.append(taken_rows(one.enumerate(most=most), rows))
-        return self._joined(parts)
+        return self._joined(list(self._by_number().enumerate(most=most).values()))
+
+    def expand(self, shape: int | Shape) -> Self:
+        """Return the stack repeated to a shape that ends in ``self.shape``, with -1 for sizes that differ.
+
+        Raises:
+            ConfigError: A shape that ends in other sizes.
+        """
+        sizes = zip(reversed(self.shape), reversed(check_shape(shape, where="expand")), strict=False)
+        if any(size == -1 and wanted != -1 for size, wanted in sizes):
+            raise ConfigError(f"expand: expected -1 where the specs of the stack differ, {self.shape}, found {shape}")
+        return super().expand(shape)
 
     def to(self, device: object) -> Self:
-        """The same specs for another device: a label that adapters read."""
+        """Return the stack with another device: a label for adapters."""
         return replace(self, specs=tuple(one.to(device) for one in self.specs))
 
     def astype(self, dtype: Any) -> Self:
-        """The same domains with values of another dtype.
+        """Return the same domains with another dtype of values.
 
         Raises:
-            ConfigError: A dtype that one of them does not have.
+            ConfigError: A dtype that does not hold one of the domains.
         """
         return replace(self, specs=tuple(one.astype(dtype) for one in self.specs))
 
-    # --- helpers ----------------------------------------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------------------------------
+
+    def _by_number(self) -> Composite:
+        """Return the specs as fields "0", "1", ..."""
+        return Composite({str(number): one for number, one in enumerate(self.specs)})
 
     def _axes(self) -> Shape:
-        own = max(len(one.shape) - len(one._axes()) for one in self.specs)
-        return self.shape[: len(self.shape) - own]
+        fixed = max(len(one.shape) - len(one._axes()) for one in self.specs)
+        return self.shape[: len(self.shape) - fixed]
 
     def _check_static(self, what: str) -> None:
         for one in self.specs:
             one._check_static(what)
 
-    def _expansion(self, shape: Any) -> Change:
-        target = check_shape(shape, where="expand")
-        ending = target[len(target) - len(self.shape) :] if len(target) >= len(self.shape) else ()
-        if any(size == -1 and wanted != -1 for size, wanted in zip(self.shape, ending, strict=False)):
-            raise ConfigError(f"expand: expected -1 where the specs of the stack differ, {self.shape}, found {target}")
-        return super()._expansion(shape)
-
     def _changed(self, change: Change, *, where: str) -> Any:
-        # Each spec is given the whole shape and changed alike; numbers that are changed with them say whose values
-        # are at which place.
+        # Three specs of shape (2,), stacked along axis 1, have the axes (2, 3): the numbers [[0, 1, 2]] lie along
+        # axis 1 and are repeated along axis 0. The index [:, [2, 0]] takes [[2, 0]] of them: places 0 and 1 of the
+        # result hold specs 2 and 0. Each spec, expanded to (2, 3), is indexed alike, and `_placed` picks from those.
         n = len(self.specs)
-        numbers = np.arange(n).reshape(n, *(1,) * (len(self._axes()) - self.axis - 1))
-        _, arrays = operate(self._axes(), {"numbers": numbers[(None,) * self.axis]}, change, where=where)
+        numbers = np.arange(n).reshape((1,) * self.axis + (n,) + (1,) * (len(self._axes()) - self.axis - 1))
+        _, arrays = operate(self._axes(), {"numbers": numbers}, change, where=where)
         whole = [one.unsqueeze(self.axis).expand(_with_size(one.shape, self.axis, n)) for one in self.specs]
-        changed = [one._changed(change, where=where) for one in whole]
-        return _picked(np.asarray(arrays["numbers"]), changed)
+        return _placed(np.asarray(arrays["numbers"]), [one._changed(change, where=where) for one in whole])
 
     def _parts(self, values: Any) -> list[Any]:
-        """The values of each spec, or DataError."""
+        """Return the values for each spec, or raise DataError."""
         n = len(self.specs)
         if not self.is_dense:
             if not isinstance(values, tuple | list) or len(values) != n:
@@ -189,21 +196,21 @@ class Stacked(Domain):
         return [_part(layout, values, self.axis, number, n) for number in range(n)]
 
     def _joined(self, parts: Sequence[Any]) -> Any:
-        """Values of each spec as values of all."""
+        """Return the values of the stack from the values of each spec."""
         return _join(_layout(self.specs[0]), parts, self.axis) if self.is_dense else tuple(parts)
 
-    def _each(self, what: str, values: Any) -> Any:
+    def _each(self, method: str, values: Any) -> Any:
         parts = self._parts(values)
-        return self._joined([getattr(one, what)(part) for one, part in zip(self.specs, parts, strict=True)])
+        return self._joined([getattr(one, method)(part) for one, part in zip(self.specs, parts, strict=True)])
 
-    def _examined(self, values: Any) -> tuple[str | None, Shape | None]:
+    def _problem(self, values: Any) -> tuple[str | None, Shape | None]:
         try:
             parts = self._parts(values)
         except DataError as error:
             return str(error), None
         first: Shape | None = None
         for number, (one, part) in enumerate(zip(self.specs, parts, strict=True)):
-            reason, batch = one._examined(part)
+            reason, batch = one._problem(part)
             if reason is None and batch is not None and first is not None and batch != first:
                 reason = f"expected the batch {first} of those before it, found {batch}"
             if reason is not None:
@@ -217,13 +224,11 @@ class Stacked(Domain):
     def _filled(self, number: int, batch: Shape) -> Any:
         return self._joined([one._filled(number, batch) for one in self.specs])
 
-    def _said(self) -> dict[str, Any]:
-        return {"type": "Stacked", "axis": self.axis, "specs": [one._said() for one in self.specs]}
+    def _json(self) -> dict[str, Any]:
+        return {"type": "Stacked", "axis": self.axis, "specs": [one._json() for one in self.specs]}
 
     def _arrow_type(self) -> Any:
-        import pyarrow as pa
-
-        return pa.struct([one.to_arrow(str(number)) for number, one in enumerate(self.specs)])
+        return self._by_number()._arrow_type()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stacked):
@@ -238,16 +243,17 @@ class Stacked(Domain):
 
 
 def stack_specs(specs: Sequence[Any], axis: int = 0) -> Any:
-    """Several specs as one with a dimension more: of equal ones their own kind, otherwise ``Stacked``.
+    """Stack specs along a new dimension: equal specs to a spec of their own kind, others to ``Stacked``.
 
-    ``unbind`` gives them back.
+    ``unbind`` returns the specs again.
 
     Args:
-        specs: At least one, all of leaves of one dtype and number of dimensions, or all ``Composite`` of one shape.
-        axis: Where in the shape the new dimension is.
+        specs: At least one spec: all of one array, one dtype and one number of dimensions, or all ``Composite`` of one
+            shape.
+        axis: The new dimension of the shape.
 
     Raises:
-        ConfigError: None, or specs that do not go together.
+        ConfigError: No spec, or specs that cannot be stacked.
     """
     stacked = Stacked(tuple(specs), axis)
     first = stacked.specs[0]
@@ -256,7 +262,68 @@ def stack_specs(specs: Sequence[Any], axis: int = 0) -> Any:
     return first.unsqueeze(stacked.axis).expand(_with_size(first.shape, stacked.axis, len(stacked.specs)))
 
 
-def _check_together(specs: tuple[Any, ...]) -> None:
+def contains_lazy(spec: Domain) -> bool:
+    """Whether a spec is, or has as an entry, a ``Stacked``."""
+    if isinstance(spec, Composite):
+        return any(contains_lazy(one) for one in spec.entries.values())
+    return isinstance(spec, Stacked)
+
+
+def check_no_exclusive_keys(spec: Domain) -> bool:
+    """Whether the specs of every ``Stacked`` in a spec have the same fields."""
+    if isinstance(spec, Composite):
+        return all(check_no_exclusive_keys(one) for one in spec.entries.values())
+    if not isinstance(spec, Stacked):
+        return True
+    names = {frozenset(_names(one)) for one in spec.specs}
+    return len(names) == 1 and all(check_no_exclusive_keys(one) for one in spec.specs)
+
+
+def consolidate(spec: Any) -> Any:
+    """Give the specs of every ``Stacked`` in a spec the same fields, by adding empty fields.
+
+    An empty field has size 0 in each dimension behind the shape of its ``Composite``. It is a ``NonTensor``, or an
+    ``Unbounded`` of the dtype that the field has in another spec. A field without such dimensions is not empty.
+    """
+    if isinstance(spec, Composite):
+        return replace(spec, entries={name: consolidate(one) for name, one in spec.entries.items()})
+    if not isinstance(spec, Stacked):
+        return spec
+    return stack_specs(_with_all_fields([consolidate(one) for one in spec.specs]), spec.axis)
+
+
+def _names(spec: Any) -> set[str]:
+    """Return the fields of a spec; of a stack, those of all its specs."""
+    if isinstance(spec, Stacked):
+        return set.intersection(*map(_names, spec.specs))
+    return set(spec.entries) if isinstance(spec, Composite) else set()
+
+
+def _with_all_fields(specs: list[Any]) -> list[Any]:
+    """Add the fields that another spec has; specs of one array are returned unchanged."""
+    if not all(isinstance(one, Composite) for one in specs):
+        return specs
+    examples: dict[str, Any] = {}
+    for one in specs:
+        examples |= {name: entry for name, entry in one.entries.items() if name not in examples}
+    columns = {
+        name: _with_all_fields([one.entries.get(name, _empty_like(example, one.shape)) for one in specs])
+        for name, example in examples.items()
+    }
+    return [
+        replace(one, entries={name: column[number] for name, column in columns.items()})
+        for number, one in enumerate(specs)
+    ]
+
+
+def _empty_like(spec: Any, shape: Shape) -> Domain:
+    if isinstance(spec, Composite):
+        return Composite({}, shape)
+    empty = (*shape, *(0,) * (len(spec.shape) - len(shape)))
+    return NonTensor(empty) if spec.dtype == object else Unbounded(empty, spec.dtype)
+
+
+def _check_stackable(specs: tuple[Any, ...]) -> None:
     if not specs:
         raise ConfigError("stack: expected at least one spec, found none")
     first = specs[0]
@@ -276,44 +343,49 @@ def _check_together(specs: tuple[Any, ...]) -> None:
 
 
 def _is_nested(spec: Any) -> bool:
-    """Whether values have fields: of a ``Composite``, and of a stack of them."""
+    """Whether values have fields: those of a ``Composite``, and of a stack of ``Composite``."""
     return isinstance(spec, Composite) or (isinstance(spec, Stacked) and _is_nested(spec.specs[0]))
 
 
+def _with_size(shape: Shape, axis: int, n: int) -> Shape:
+    """Return the argument of ``expand`` that sets dimension ``axis`` to ``n`` and keeps the other sizes."""
+    return (*(-1,) * axis, n, *(-1,) * (len(shape) - axis))
+
+
+def _placed(numbers: Array, specs: list[Any]) -> Any:
+    """Return the spec that equals ``specs[numbers[place]]`` at each place."""
+    if not numbers.size or bool((numbers == numbers.flat[0]).all()):
+        return specs[int(numbers.flat[0]) if numbers.size else 0]
+    # Split along the first axis along which the numbers differ, and stack the results along it.
+    axis = next(axis for axis in range(numbers.ndim) if bool((numbers != numbers.take([0], axis)).any()))
+    index: Callable[[int], Any] = lambda place: (*(slice(None),) * axis, place)  # noqa: E731
+    places = map(index, range(numbers.shape[axis]))
+    return stack_specs([_placed(numbers[place], [one[place] for one in specs]) for place in places], axis)
+
+
+# --- values of dense stacks -------------------------------------------------------------------------------------------
+
+
 def _layout(spec: Any) -> Any:
-    """Shapes and dtypes of a spec's values, by name where they are nested; None where they are no arrays."""
+    """Return shape and dtype of a spec's values, by name for nested values; None for values that are not arrays."""
     if isinstance(spec, Composite):
         layouts = {name: _layout(one) for name, one in spec.entries.items()}
         return None if None in layouts.values() else layouts
     if isinstance(spec, Stacked):
-        return _widened(_layout(spec.specs[0]), spec.axis, len(spec.specs)) if spec.is_dense else None
+        return _stacked_layout(_layout(spec.specs[0]), spec.axis, len(spec.specs)) if spec.is_dense else None
     return None if spec.dtype == object or -1 in spec.shape else (spec.shape, spec.dtype)
 
 
-def _widened(layout: Any, axis: int, n: int) -> Any:
-    """What the values of a stack are, of specs with this layout."""
+def _stacked_layout(layout: Any, axis: int, n: int) -> Any:
+    """Return the layout of ``n`` values of a layout, stacked along ``axis``."""
     if isinstance(layout, dict):
-        return {name: _widened(one, axis, n) for name, one in layout.items()}
+        return {name: _stacked_layout(one, axis, n) for name, one in layout.items()}
     shape, dtype = layout
     return ((*shape[:axis], n, *shape[axis:]), dtype)
 
 
-def _with_size(shape: Shape, axis: int, n: int) -> Shape:
-    return (*(-1,) * axis, n, *(-1,) * (len(shape) - axis))
-
-
-def _picked(numbers: Array, specs: list[Any]) -> Any:
-    """The spec that is at every place the one of a number."""
-    if not numbers.size or bool((numbers == numbers.flat[0]).all()):
-        return specs[int(numbers.flat[0]) if numbers.size else 0]
-    axis = next(axis for axis in range(numbers.ndim) if bool((numbers != numbers.take([0], axis)).any()))
-    places = range(numbers.shape[axis])
-    at: Callable[[int], Any] = lambda place: (*(slice(None),) * axis, place)  # noqa: E731
-    return stack_specs([_picked(numbers[at(place)], [one[at(place)] for one in specs]) for place in places], axis)
-
-
 def _part(layout: Any, values: Any, axis: int, number: int, n: int) -> Any:
-    """What the values of a dense stack have for one of its specs."""
+    """Return the values of spec ``number`` of a dense stack of ``n`` specs."""
     if isinstance(layout, dict):
         record = as_record(values)
         if record is None:
@@ -326,80 +398,14 @@ def _part(layout: Any, values: Any, axis: int, number: int, n: int) -> Any:
         array = np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"expected numbers in the host's memory, found {values!r:.80} ({error})") from error
-    place = axis - len(layout[0]) - 1
+    place = axis - len(layout[0]) - 1  # from the end, as batch axes are in front
     if array.ndim < -place or array.shape[place] != n:
         raise DataError(f"expected {n} places along axis {place}, found {array.shape}")
     return array.take(number, place)
 
 
 def _join(layout: Any, parts: Sequence[Any], axis: int) -> Any:
+    """Return the values of a dense stack from the values of each spec."""
     if isinstance(layout, dict):
         return {name: _join(one, [part[name] for part in parts], axis) for name, one in layout.items()}
     return np.stack([np.asarray(part) for part in parts], axis - len(layout[0]) - 1)
-
-
-# --- fields that only some specs of a stack have ---
-
-
-def contains_lazy(spec: Domain) -> bool:
-    """Whether there is a ``Stacked`` in a spec."""
-    if isinstance(spec, Composite):
-        return any(contains_lazy(one) for one in spec.entries.values())
-    return isinstance(spec, Stacked)
-
-
-def check_no_exclusive_keys(spec: Domain) -> bool:
-    """Whether in every ``Stacked`` of a spec all have the same fields."""
-    if isinstance(spec, Composite):
-        return all(check_no_exclusive_keys(one) for one in spec.entries.values())
-    if not isinstance(spec, Stacked):
-        return True
-    names = {frozenset(_names(one)) for one in spec.specs}
-    return len(names) == 1 and all(check_no_exclusive_keys(one) for one in spec.specs)
-
-
-def consolidate(spec: Any) -> Any:
-    """A spec in whose stacks all have the same fields: where one was missing, there is an empty one.
-
-    An empty field has size 0 in every dimension behind those of its ``Composite``, and is ``Unbounded`` of the dtype
-    that it has elsewhere, or ``NonTensor``; one without further dimensions has nothing to be 0, and is ``Unbounded``.
-    """
-    if isinstance(spec, Composite):
-        return replace(spec, entries={name: consolidate(one) for name, one in spec.entries.items()})
-    if not isinstance(spec, Stacked):
-        return spec
-    specs = [consolidate(one) for one in spec.specs]
-    if all(isinstance(one, Composite) for one in specs):
-        specs = _with_all_fields(specs)
-    return stack_specs(specs, spec.axis)
-
-
-def _names(spec: Any) -> set[str]:
-    """The fields that a spec has, and all members of a stack."""
-    if isinstance(spec, Stacked):
-        return set.intersection(*map(_names, spec.specs))
-    return set(spec.entries) if isinstance(spec, Composite) else set()
-
-
-def _with_all_fields(specs: list[Any]) -> list[Any]:
-    examples: dict[str, Any] = {}
-    for one in specs:
-        for name, entry in one.entries.items():
-            examples.setdefault(name, entry)
-    filled = []
-    for one in specs:
-        missing = {name: _empty_like(entry, one.shape) for name, entry in examples.items() if name not in one.entries}
-        filled.append(one.with_fields(missing))
-    nested = [name for name, entry in examples.items() if isinstance(entry, Composite)]
-    for name in nested:
-        parts = _with_all_fields([one.entries[name] for one in filled])
-        filled = [replace(one, entries={**one.entries, name: part}) for one, part in zip(filled, parts, strict=True)]
-    order = list(examples)
-    return [replace(one, entries={name: one.entries[name] for name in order}) for one in filled]
-
-
-def _empty_like(spec: Any, shape: Shape) -> Domain:
-    if isinstance(spec, Composite):
-        return Composite({}, shape)
-    empty = (*shape, *(0,) * (len(spec.shape) - len(shape)))
-    return NonTensor(empty) if spec.dtype == object else Unbounded(empty, spec.dtype)

@@ -530,14 +530,14 @@ def test_what_files_say_is_checked() -> None:
         ([], "expected a JSON object with a version"),
         ({**good, "version": 2}, "expected version 1 at most, found version 2, which a newer mouse-data wrote"),
         ({"version": 1, "type": "Path"}, "expected one of .* found 'Path'"),
-        ({"version": 1, "type": "Categorical"}, "expected what Categorical can be"),
-        ({"version": 1, "type": "Categorical", "n": -1}, "expected what Categorical can be"),
+        ({"version": 1, "type": "Categorical"}, "expected the arguments of Categorical"),
+        ({"version": 1, "type": "Categorical", "n": -1}, "expected the arguments of Categorical"),
         ({"version": 1, "type": "Unbounded", "shape": [1 << 40]}, "expected a step of at most"),
         ({"version": 1, "type": "Categorical", "n": 1 << 40, "mask": [True]}, "expected a step of at most"),
         ({"version": 1, "type": "MultiCategorical", "nvec": [1 << 40], "mask": [True]}, "expected a step of at most"),
-        ({"version": 1, "type": "Binary", "more": 1}, "expected what Binary can be"),
+        ({"version": 1, "type": "Binary", "more": 1}, "expected the arguments of Binary"),
         ({"version": 1, "type": "Composite", "entries": {"a": 3}}, "expected a JSON object, found 3"),
-        ({"version": 1, "type": "Choice", "choices": []}, "expected what Choice can be"),
+        ({"version": 1, "type": "Choice", "choices": []}, "expected the arguments of Choice"),
     ]:
         with pytest.raises(DataError, match=message):
             from_json(wrong)
