@@ -74,7 +74,7 @@ _FORMATS = (
     _of_layout("d3rlpy", "an HDF5 file with columns, num_episodes and observations_0"),
     _of_layout("aloha", "a folder of HDF5 files with action and observations/qpos, or one of them"),
     _Format("ted", "an HDF5 file with 'next', or with groups traj_N", signs.is_ted_file, hdf5=True),
-    _Format("d4rl", "an HDF5 file with observations and actions", signs.is_d4rl, hdf5=True),
+    _Format("d4rl", "an HDF5 file with observations and actions", signs.is_d4rl, hdf5=True, layout="d4rl"),
     _Format("ogbench", "an npz file with observations and actions", signs.is_ogbench, layout="ogbench"),
 )
 
@@ -96,9 +96,9 @@ def open(
         path: A file or folder; an address, as ``DatasetStore.open`` takes it; or the id of a dataset in other
             libraries, a text that begins with one of ``formats.ID_SCHEMES`` (``"minari:D4RL/door/human-v2"``): it is
             opened in that library's cache, and downloaded by that library where it is not there.
-        format: The format's name, for what is not recognised: "d4rl", "dopamine", "dreamerv3", "gen_dgrl", "lerobot",
+        format: The format's name, for what is not recognised: "dopamine", "dreamerv3", "gen_dgrl", "lerobot",
             "minari", "openml", "rllib", "roboset", "rows" (datasets on disk, Arrow, Parquet), "store"
-            (``DatasetStore.open``), "ted" or "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d3rlpy",
+            (``DatasetStore.open``), "ted" or "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d3rlpy", "d4rl",
             "diffusion_policy", "dreamer", "drqv2", "maniskill", "ogbench", "robomimic", "tianshou"); or a
             ``layouts.TreeLayout``, of recordings of robots (MCAP, bags of ROS 2) a ``topics.TopicLayout``, its
             arguments as a mapping, or a YAML file of these.

@@ -102,6 +102,8 @@ def _tree(h5py: Any, node: Any, depth: int = 0) -> dict[str, Any]:
     """All that lies below a group, without values."""
     if depth > DEPTH:
         raise ValueError(f"expected groups at most {DEPTH} deep, found a deeper one at {node.name}")
+    if not isinstance(node, h5py.Group | h5py.Dataset):  # a type with a name, or what damage made of a dataset
+        return {"kind": "other", "shape": [], "dtype": "", "chunk": 0, "attributes": {}}
     found: dict[str, Any] = {"attributes": {str(name): _plain(value) for name, value in node.attrs.items()}}
     if isinstance(node, h5py.Dataset):
         try:
@@ -114,11 +116,7 @@ def _tree(h5py: Any, node: Any, depth: int = 0) -> dict[str, Any]:
         link = node.get(name, getlink=True)
         if not isinstance(link, h5py.HardLink):
             raise ValueError(f"{node.name}/{name}: expected data inside the file, found a link")
-        child = node[name]
-        if isinstance(child, h5py.Group | h5py.Dataset):
-            found["items"][name] = _tree(h5py, child, depth + 1)
-        else:  # a type with a name of its own, or what damage made of a dataset
-            found["items"][name] = {"kind": "other", "shape": [], "dtype": "", "chunk": 0, "attributes": {}}
+        found["items"][name] = _tree(h5py, node[name], depth + 1)
     return found
 
 

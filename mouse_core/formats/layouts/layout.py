@@ -58,6 +58,7 @@ class TreeLayout:
         is_last: A flag a row, set in the last row of each episode; of several paths the first that is there. With next
             observations, that row is the last transition. Without them, it holds the observation that the episode ends
             in. ``terminated`` and ``truncated`` then say only how an episode ended.
+        episode_steps: After how many steps the environment cut episodes off, where ``truncated`` leads nowhere.
         ring: Where a ring of rows says how it is filled: paths of ``last`` (the row that was written last), ``sizes``
             (how many rows are) and ``offsets`` (where each of several rings begins), and in ``size`` the name of an
             attribute that has the number of rows where there are no ``sizes``, and in ``next`` of one that has the row
@@ -85,6 +86,7 @@ class TreeLayout:
     task: str | Sequence[str] | None = None
     episode_ends: str | None = None
     is_last: Paths = None
+    episode_steps: int | None = None
     ring: Mapping[str, str] | None = None
     one_a_file: bool = False
     files: str | None = None
@@ -110,6 +112,8 @@ class TreeLayout:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise ConfigError(f"layout: {name}: expected a text, found {value!r:.80}")
+        if self.episode_steps is not None and self.episode_steps < 1:
+            raise ConfigError(f"layout: episode_steps: expected a positive number, found {self.episode_steps!r}")
         if self.files is not None and "/" in self.files:
             raise ConfigError(f"layout: files: expected names of files in the folder, found {self.files!r}")
         if self.ending not in ("truncated", "terminal"):

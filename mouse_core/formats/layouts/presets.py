@@ -47,6 +47,18 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             files="episode_*.hdf5",
             pictures="observations/images",
         ),
+        # Whether infos have a value for each row shows whether the file is whole.
+        "d4rl": TreeLayout(
+            observation="observations",
+            action="actions",
+            reward="rewards",
+            terminated="terminals",
+            truncated="timeouts?",
+            next_observation="next_observations?",
+            metadata={"infos": "infos?"},
+            other_metadata=True,
+            leave_out=["metadata"],
+        ),
         # Of observations that are tuples each part has a number of its own.
         "d3rlpy": TreeLayout(
             observation={"": "observations_*?", **{str(k): f"observations_*_{k}?" for k in range(_D3RLPY_PARTS)}},
@@ -110,5 +122,5 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
         ),
     }
 )
-"""The layouts that have a name: "aloha" (ACT), "d3rlpy", "diffusion_policy" (UMI), "dreamer" (V2), "drqv2" (V-D4RL),
-"maniskill", "ogbench", "robomimic" (MimicGen, LIBERO, Isaac Lab) and "tianshou"."""
+"""The layouts that have a name: "aloha" (ACT), "d3rlpy", "d4rl", "diffusion_policy" (UMI), "dreamer" (V2), "drqv2"
+(V-D4RL), "maniskill", "ogbench", "robomimic" (MimicGen, LIBERO, Isaac Lab) and "tianshou"."""

@@ -30,7 +30,6 @@ from mouse_core.formats.columns.named import (
     Columns,
     named_action,
     named_observation,
-    one_each,
     ordered,
     schema_of,
     to_batches,
@@ -107,8 +106,11 @@ def read_layouts(
             rows = TransitionRows(final=final, where=first.where)
             schema = schema_of(ordered(next(_rows_of(file, first, said, 1, {}, rows))))
         notes = [*file.notes] if isinstance(file, ZarrTree) else []
-        if unnamed := _unnamed(file, said, first):
-            shown = f"{unnamed[:8]}" + (f" and {len(unnamed) - 8} others" if len(unnamed) > 8 else "")
+        unnamed, attributes = _unnamed(file, said, first)
+        about = attributes | {name: unnamed[name] for name in unnamed if said.other_metadata}
+        about["files"] = [str(file) for file in files]
+        if unnamed:
+            shown = f"{[*unnamed][:8]}" + (f" and {len(unnamed) - 8} others" if len(unnamed) > 8 else "")
             why = (
                 "have no value for each row, or are to be left out"
                 if said.other_metadata
@@ -127,7 +129,11 @@ def read_layouts(
             count = "an episode" if len(empty) == 1 else f"{len(empty)} episodes"
             warnings.warn(f"{root}: {count} without steps left out, the first {empty[0]}", stacklevel=2)
 
-    about = {"files": [str(file) for file in files]}
+    if not first.whole and said.truncated is not None and not any(array.role == "truncated" for array in first.arrays):
+        cut = f"are taken to be cut off after {said.episode_steps} steps"
+        unseen = "may be cut off where nothing shows it, unless episode_steps says after how many steps"
+        absent = [path.removesuffix("?") for path in said.roles()["truncated"].values()]
+        notes.append(f"There are no {', '.join(absent)}: episodes {cut if said.episode_steps else unseen}.")
     return RowStream(str(root), name, schema, batches, notes=tuple(notes), metadata=about, about=About("arrived"))
 
 
@@ -142,11 +148,11 @@ def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree,
     raise damaged(where, f"expected an episode with a step, found {count} without")
 
 
-def _unnamed(file: Tree, layout: TreeLayout, first: Stretch) -> list[str]:
-    """The arrays beside those of the first episode that no path of the layout leads to."""
+def _unnamed(file: Tree, layout: TreeLayout, first: Stretch) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The shapes of arrays beside those of the first episode that are not read, and the attributes of its group."""
     group = layout.group()
     if group in layout.leads():
-        return []  # arrays of an episode have no group of their own
+        return {}, {}  # arrays of an episode have no group of their own
     base = first.arrays[0].path.split("/")[: len(group.split("/")) if group else 0]
     flags = layout.roles().get("is_last", {}).values()
     others = [layout.episode_ends, *(layout.ring or {}).values(), *(path.removeprefix("not ") for path in flags)]
@@ -155,8 +161,9 @@ def _unnamed(file: Tree, layout: TreeLayout, first: Stretch) -> list[str]:
     try:
         (tree,) = file.find(["/" + "/".join(base)])
     except DataError:  # of what lies elsewhere in the file, and is not read
-        return []
-    return sorted({"/".join((*base, *keys)) for keys, _ in leaves(tree or {})} - named)
+        return {}, {}
+    found = {"/".join((*base, *keys)): part["shape"] for keys, part in leaves(tree or {})}
+    return {path: found[path] for path in sorted(found.keys() - named)}, dict((tree or {}).get("attributes", {}))
 
 
 def _layout(layout: Any) -> tuple[str, TreeLayout]:
@@ -236,12 +243,14 @@ _Part = tuple[Columns, Columns, npt.NDArray[np.bool_], Columns | None, Columns]
 
 def _parts(file: Tree, stretch: Stretch, layout: TreeLayout, size: int, types: Types) -> Iterator[_Part]:
     """What ``TransitionRows.add`` takes, for ``size`` transitions at a time."""
-    ended = True
+    ended, since = True, 0
     for start in range(0, stretch.steps, size):
         stop = min(start + size, stretch.steps)
         values = in_types(_read(file, stretch, layout, start, stop), types, stretch.where)
         count = stop - start
         flags = [_flags(stretch, layout, values, role, count, start) for role in ("terminated", "truncated")]
+        if layout.episode_steps is not None and not any(array.role == "truncated" for array in values):
+            flags[1], since = _cut(flags[0], layout.episode_steps, since)
         done = done_codes(*flags)
         if stretch.whole:
             done = np.where(np.arange(start, stop) == stretch.steps - 1, _ending(done, layout), 0)
@@ -253,6 +262,19 @@ def _parts(file: Tree, stretch: Stretch, layout: TreeLayout, size: int, types: T
             begins = np.concatenate([[ended], (done != 0)[:-1]])
             ended = bool(done[-1])
         yield _part(stretch, {array: _pixels(array, part, layout) for array, part in values.items()}, done, begins)
+
+
+def _cut(terminated: npt.NDArray[np.bool_], most: int, since: int) -> tuple[npt.NDArray[np.bool_], int]:
+    """Where episodes are cut off: each after ``most`` steps without an end.
+
+    ``since`` counts the steps of the episode that goes on, before these and behind them.
+    """
+    cut = np.zeros(len(terminated), bool)
+    for step, is_over in enumerate(terminated.tolist()):
+        since += 1
+        if is_over or since == most:
+            cut[step], since = not is_over, 0
+    return cut, since
 
 
 def _ending(codes: npt.NDArray[np.int64], layout: TreeLayout) -> npt.NDArray[np.int64]:
@@ -354,7 +376,7 @@ def _part(stretch: Stretch, values: Mapping[Array, Any], done: npt.NDArray[Any],
     seen = _named("observation", values, named_observation)
     arriving = _named("action", values, _action)
     reward = next((part for array, part in values.items() if array.role == "reward"), np.zeros(count))
-    arriving["reward"] = one_each({"reward": reward}, "reward")
+    arriving["reward"] = reward.reshape(count) if reward.size == count else reward
     arriving["done"] = done
     beside: Columns = {}
     for array, part in values.items():

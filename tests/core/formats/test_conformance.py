@@ -13,7 +13,6 @@ import pytest
 
 from mouse_core import DataError, formats
 from mouse_core.formats.base import RowStream, reading
-from mouse_core.formats.d4rl import read_d4rl
 from mouse_core.formats.dopamine import read_dopamine
 from mouse_core.formats.layouts import read_layouts
 from mouse_core.formats.lerobot import read_lerobot
@@ -41,12 +40,12 @@ class TestD4RL(FormatConformance):
         return write_d4rl(folder / "x.hdf5", flat(logged()))
 
     def read(self, path: Path, **options: Any) -> Any:
-        return read_d4rl(path, final="mark", **options)
+        return read_layouts(path, layout="d4rl", final="mark", **options)
 
 
 class TestD4RLWithoutEnds(TestD4RL):
     def read(self, path: Path, **options: Any) -> Any:
-        return read_d4rl(path, final="drop", **options)
+        return read_layouts(path, layout="d4rl", final="drop", **options)
 
 
 class TestOGBench(FormatConformance):

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats.d4rl import read_d4rl
 from mouse_core.formats.dopamine import read_dopamine
 from mouse_core.formats.layouts import read_layouts
 from tests.core.formats.recording import Counting, Episode, check_rows, record
@@ -70,10 +69,10 @@ def test_d4rl(final: str | None, kind: str, tmp_path: Path) -> None:
     arrays = flat(logs)
     leave = ["next_observations"] if final else []
     path = write_d4rl(tmp_path / "x.hdf5", arrays, leave, compression="gzip", chunks=True)
-    stream = read_d4rl(path, final=final, batch_rows=3)
+    stream = read_layouts(path, layout="d4rl", final=final, batch_rows=3)
     table = stream.to_table()
     check_rows(table, logs, final=final, reward_dtype="float64")
-    assert read_d4rl(path, final=final).digest() == stream.digest()
+    assert read_layouts(path, layout="d4rl", final=final).digest() == stream.digest()
     assert stream.metadata["env"] == "counting"
     # What lies beside stays with its observation; what belongs to actions moves with them.
     speeds = np.array(table.column("metadata_infos_speed").to_pylist())
@@ -89,9 +88,11 @@ def test_d4rl(final: str | None, kind: str, tmp_path: Path) -> None:
 def test_d4rl_without_timeouts(tmp_path: Path) -> None:
     logs = logged(lengths=(5, -5, 2, -5))
     path = write_d4rl(tmp_path / "x.hdf5", flat(logs), ["timeouts", "next_observations"])
-    check_rows(read_d4rl(path, final="mark", episode_steps=5, batch_rows=3).to_table(), logs, final="mark")
-    stream = read_d4rl(path, final="mark")
-    assert "no timeouts" in " ".join(stream.notes)
+    check_rows(
+        read_layouts(path, layout="d4rl", final="mark", episode_steps=5, batch_rows=3).to_table(), logs, final="mark"
+    )
+    stream = read_layouts(path, layout="d4rl", final="mark")
+    assert "There are no timeouts" in " ".join(stream.notes)
     # Without timeouts and without being told, episodes that were cut off run into the next ones.
     assert (stream.to_table().column("episode_step").to_numpy() == 0).sum() == 3
 
@@ -100,7 +101,7 @@ def test_d4rl_shuffled_transitions_stay_pairs(tmp_path: Path) -> None:
     arrays = flat(logged())
     order = np.random.default_rng(0).permutation(len(arrays["rewards"]))
     path = write_d4rl(tmp_path / "x.hdf5", {key: values[order] for key, values in arrays.items()})
-    table = read_d4rl(path, batch_rows=4).to_table()
+    table = read_layouts(path, layout="d4rl", batch_rows=4).to_table()
     observations = np.array(table.column("observation").to_pylist())
     actions = np.array(table.column("action").to_pylist())
     arrived = np.flatnonzero(table.column("episode_step").to_numpy() > 0)
@@ -112,13 +113,13 @@ def test_d4rl_shuffled_transitions_stay_pairs(tmp_path: Path) -> None:
 def test_d4rl_asks_for_final(tmp_path: Path) -> None:
     path = write_d4rl(tmp_path / "x.hdf5", flat(logged()), ["next_observations"])
     with pytest.raises(ConfigError, match=r"x\.hdf5: .*final='drop'.*final='mark'"):
-        read_d4rl(path)
-    with pytest.raises(ConfigError, match="expected an HDF5 file, found none"):
-        read_d4rl(tmp_path / "none.hdf5", final="drop")
+        read_layouts(path, layout="d4rl")
+    with pytest.raises(ConfigError, match="expected a file or folder, found none"):
+        read_layouts(tmp_path / "none.hdf5", layout="d4rl", final="drop")
     for key in ("observations", "rewards"):
         lacking = write_d4rl(tmp_path / f"{key}.hdf5", flat(logged()), [key])
-        with pytest.raises(DataError, match=f"{key}.hdf5: expected arrays .*found no .'{key}'"):
-            read_d4rl(lacking, final="drop")
+        with pytest.raises(DataError, match=f"{key}.hdf5: {key}: expected an array .*, found none"):
+            read_layouts(lacking, layout="d4rl", final="drop")
 
 
 # ------------------------------------------------------------------------------------------------------- OGBench
