@@ -26,8 +26,8 @@ KNOWN_TO_STUDIES = {"mouse_jax", "mouse_torch"}
 # floors, private ones included. A folder stands for all modules in it.
 FLOORS = [
     {"errors"},
-    {"_base", "dtypes", "files", "randomness", "ranks"},
-    {"nested"},
+    {"_base", "dtypes", "randomness", "ranks"},
+    {"files", "nested"},
     {"spec"},
     {"ahead", "digest"},
     {"about", "images", "remote"},

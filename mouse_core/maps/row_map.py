@@ -13,12 +13,12 @@ import numpy.typing as npt
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.errors import ConfigError, DataError, MissingRowError, SchemaError, StateError
+from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.maps._index import Full, RowIndex
 from mouse_core.maps._rows import Rows, as_index, check_combining, fields_of, filled, pick, shown
 from mouse_core.maps._stored import Stored
 from mouse_core.nested import FieldKey, flatten, map_tree
 from mouse_core.randomness import check_seed
-from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.replay.ground.encoding import as_lists
 from mouse_core.replay.ground.protocols import Storage
 from mouse_core.replay.ground.state import copied

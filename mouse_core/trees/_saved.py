@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mouse_core.errors import SchemaError, StateError
-from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
+from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 
 _FORMAT = 1
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from mouse_core.errors import ConfigError, DataError, SchemaError, StateError
+from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.maps import RowMap, binary_to_decimal, hash_to_int, random_projection, row_hash
 from mouse_core.replay import ArrayStorage, MemmapStorage
-from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
 
 KEYS = np.arange(24, dtype=np.float32).reshape(12, 2)
 

@@ -21,6 +21,7 @@ import pytest
 
 from mouse_core import ConfigError, DataError, DatasetStore, MissingFieldError, SchemaError, StateError
 from mouse_core.errors import ForkError, RowIndexError, StorageError
+from mouse_core.files import checkpoint as files
 from mouse_core.nested import FieldKey, find, map_tree
 from mouse_core.randomness import Key
 from mouse_core.replay import (
@@ -43,7 +44,6 @@ from mouse_core.replay import (
     SamplerWithoutReplacement,
     SliceSampler,
 )
-from mouse_core.replay.ground import checkpoint as files
 
 
 def numbered(n: int, size: int | None = None, **options: Any) -> ReplayBuffer:
@@ -778,7 +778,7 @@ def test_any_damage_to_a_file_is_found(tmp_path: Path, prioritized: bool) -> Non
         damaged.append(good[:place] + bytes([good[place] ^ (1 << int(rng.integers(8)))]) + good[place + 1 :])
     for content in damaged:
         path.write_bytes(content)
-        with pytest.raises(StateError, match="expected"):
+        with pytest.raises(StateError, match=f"checkpoint {path}: "):
             buffer.loads(path)
     assert_states_equal(buffer.state_dict(), before)
     path.write_bytes(good)

@@ -22,6 +22,7 @@ import pytest
 
 from mouse_core import ConfigError, StateError
 from mouse_core.errors import StorageError
+from mouse_core.files.checkpoint import write_checkpoint
 from mouse_core.replay import (
     ArrayStorage,
     MaxValueWriter,
@@ -30,7 +31,6 @@ from mouse_core.replay import (
     ReplayBuffer,
     SliceSampler,
 )
-from mouse_core.replay.ground.checkpoint import write_checkpoint
 from tests.core.replay_writer import checksums, rows_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -364,7 +364,7 @@ def test_sizes_that_nobody_vouches_for_are_not_allocated(tmp_path: Path) -> None
         text = content[-length:].replace(*edit)
         head = struct.pack("<8sQI", content[:8], len(text), zlib.crc32(text))
         (tmp_path / "edited").write_bytes(head + content[len(head) : len(content) - length] + text)
-        with pytest.raises(StateError, match="edited: expected"):
+        with pytest.raises(StateError, match=r"edited: (expected|cannot decode)"):
             buffer.loads(tmp_path / "edited")
     assert buffer[:]["a"].tolist() == [0, 1, 2]
 

@@ -17,7 +17,7 @@ import torch
 from flax import nnx
 
 from mouse_core import ConfigError, StateError
-from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
+from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_study._running import states, values
 
 

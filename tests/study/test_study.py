@@ -16,7 +16,7 @@ import pytest
 import mouse_study
 from mouse_core import ConfigError, PrefetchBatchifier
 from mouse_core.digest import StreamDigest
-from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
+from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_study import Results, Study
 from tests.study import trained
 from tests.study.trained import study

@@ -20,9 +20,9 @@ from typing import Any
 
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import ConfigError, DataError, StateError
+from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.files.locking import alone
 from mouse_core.files.writing import making
-from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
 from mouse_study._files import write_json
 from mouse_study._names import found
 from mouse_study._running import states, values

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mouse_core._base.checks import UNREADABLE
 from mouse_core.errors import StateError
-from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
+from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.replay.ground.memory import RowMemory
 from mouse_core.replay.ground.protocols import Slots
 

@@ -1,8 +1,10 @@
-"""Files of checkpoints: a tree of plain values and arrays, checked against damage, replaced as a whole.
+"""Checkpoint files: a tree of plain values and arrays, with checksums, replaced as a whole.
 
-A file is 8 bytes that say what it is, the length of the description and its CRC-32 (little-endian, 8 and 4 bytes), the
-description (JSON, where an array is its dtype, shape, place, length and CRC-32), and then the arrays' bytes, each
-beginning at a multiple of 64.
+A file has three parts:
+
+- a head: 8 magic bytes, then the length of the description (8 bytes) and its CRC-32 (4 bytes), both little-endian;
+- the bytes of each array, at a multiple of 64;
+- the description, JSON: the tree, and for each array its dtype, shape, position, length and CRC-32.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ _NAME = "replay.mouse"
 def write_checkpoint(
     path: str | PathLike[str], state: Mapping[str, Any], *, sync: bool = True, only_writer: bool = False
 ) -> None:
-    """Write a state to ``path``, or leave what is there.
+    """Write a state to ``path``; after an error, the file there is unchanged.
 
     Args:
-        path: A file; or a directory that exists, in which it is called ``replay.mouse``.
+        path: A file, or an existing directory, where the file is ``replay.mouse``.
         state: Nested dicts of plain values and arrays.
-        sync: Whether it must outlive a crash of the machine, not only of the process.
-        only_writer: Whether nobody else may be at work in the folder. Else what dead writers left there is removed.
+        sync: Whether the file survives a crash of the machine, and not only of the process.
+        only_writer: Whether no other process writes to the folder. If False, leftovers of dead writers are removed.
 
     Raises:
         StorageError: The file cannot be written.
@@ -57,9 +59,9 @@ def write_checkpoint(
 def _write(file: BinaryIO, state: Mapping[str, Any]) -> None:
     arrays: list[npt.NDArray[Any]] = []
     tree = _described(state, arrays)
-    # The places of arrays do not depend on the description, which is written behind what it describes: so a checkpoint
-    # is written in one pass, and each array read once.
-    described = []
+    # The description is written last, as the positions of arrays do not depend on it. So a checkpoint is written in one
+    # pass that reads each array once.
+    entries = []
     file.write(_HEAD.pack(b"\0" * 8, 0, 0))
     position = _HEAD.size
     for array in arrays:
@@ -68,15 +70,15 @@ def _write(file: BinaryIO, state: Mapping[str, Any]) -> None:
         for piece in _pieces(array):
             position += file.write(piece)
             crc = zlib.crc32(piece, crc)
-        described.append([dtype_name(array.dtype), list(array.shape), begin, position - begin, crc])
-    text = json.dumps({"state": tree, "arrays": described}, allow_nan=True).encode()
+        entries.append([dtype_name(array.dtype), list(array.shape), begin, position - begin, crc])
+    text = json.dumps({"state": tree, "arrays": entries}, allow_nan=True).encode()
     file.write(text)
     file.seek(0)
     file.write(_HEAD.pack(_MAGIC, len(text), zlib.crc32(text)))
 
 
 def _pieces(array: npt.NDArray[Any]) -> Iterator[memoryview]:
-    """An array's bytes in C order, a few megabytes at a time."""
+    """Yield the bytes of an array in C order, a few megabytes at a time."""
     rows = array.reshape(1) if not array.ndim else array
     step = max(1, _PIECE // max(rows[:1].nbytes, 1))
     for begin in range(0, len(rows), step):
@@ -86,6 +88,7 @@ def _pieces(array: npt.NDArray[Any]) -> Iterator[memoryview]:
 
 
 def _described(value: Any, arrays: list[npt.NDArray[Any]]) -> Any:
+    """Return the JSON of a tree, and append its arrays to ``arrays``."""
     if isinstance(value, Mapping):
         return {"dict": {str(name): _described(child, arrays) for name, child in value.items()}}
     if isinstance(value, np.ndarray):
@@ -95,36 +98,39 @@ def _described(value: Any, arrays: list[npt.NDArray[Any]]) -> Any:
 
 
 def read_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
-    """The state in a file that ``write_checkpoint`` wrote.
+    """Return the state in a file of ``write_checkpoint``.
 
     Raises:
-        StateError: The file is damaged, cut short, or something else.
-        StorageError: It cannot be read.
+        StateError: The file is damaged, truncated, or not a checkpoint.
+        StorageError: The file cannot be read.
     """
     source = _file(path)
     try:
         with open(source, "rb") as file:
             return _read(file, source)
     except OSError as error:
-        raise StorageError(f"checkpoint {source}: expected a file that can be read, found {error}") from error
+        raise StorageError(f"checkpoint {source}: cannot be read: {error}") from error
     except UNREADABLE as error:
         if isinstance(error, StateError):
             raise
-        raise StateError(f"checkpoint {source}: expected a description of arrays, found {error!r}") from error
+        raise StateError(f"checkpoint {source}: cannot decode its description: {error!r}") from error
 
 
 def _read(file: BinaryIO, source: Path) -> dict[str, Any]:
     size = os.fstat(file.fileno()).st_size
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size or head[:8] != _MAGIC:
-        raise StateError(f"checkpoint {source}: expected the checkpoint of a replay buffer, found another file")
+        raise StateError(f"checkpoint {source}: expected a checkpoint, found another file")
     _, length, crc = _HEAD.unpack(head)
     if length > size - _HEAD.size:
         raise StateError(f"checkpoint {source}: expected a description of {length} bytes, found a file of {size}")
     file.seek(size - length)
     text = file.read(length)
     if zlib.crc32(text) != crc:
-        raise StateError(f"checkpoint {source}: expected its description as it was written, found it damaged or cut")
+        raise StateError(
+            f"checkpoint {source}: expected a description with the CRC-32 {crc}, found {zlib.crc32(text)}: the file is "
+            "damaged or cut"
+        )
     description = json.loads(text)
     arrays = [_array(file, source, number, *entry) for number, entry in enumerate(description["arrays"])]
     state = _restored(description["state"], arrays)
@@ -137,7 +143,7 @@ def _array(
     file: BinaryIO, source: Path, number: int, dtype: str, shape: list[int], begin: int, nbytes: int, crc: int
 ) -> npt.NDArray[Any]:
     kind, end = named_dtype(dtype), os.fstat(file.fileno()).st_size
-    # Before memory is asked for, since nobody vouches for these numbers.
+    # Check untrusted sizes before allocating memory.
     if (
         kind.hasobject
         or min(shape, default=0) < 0
@@ -151,14 +157,16 @@ def _array(
     array = np.empty(shape, kind)
     flat = array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
     file.seek(begin)
-    found = 0
-    for place in range(0, nbytes, _PIECE):
-        piece = flat[place : place + _PIECE]
+    actual = 0
+    for start in range(0, nbytes, _PIECE):
+        piece = flat[start : start + _PIECE]
         if file.readinto(piece.data) != len(piece):  # type: ignore[attr-defined]
             raise StateError(f"checkpoint {source}: expected {nbytes} bytes of array {number}, found fewer")
-        found = zlib.crc32(piece.data, found)
-    if found != crc:
-        raise StateError(f"checkpoint {source}: expected array {number} as it was written, found it damaged")
+        actual = zlib.crc32(piece.data, actual)
+    if actual != crc:
+        raise StateError(
+            f"checkpoint {source}: expected array {number} with the CRC-32 {crc}, found {actual}: it is damaged"
+        )
     return array
 
 
@@ -169,5 +177,6 @@ def _restored(value: Mapping[str, Any], arrays: list[npt.NDArray[Any]]) -> Any:
 
 
 def _file(path: str | PathLike[str]) -> Path:
-    place = Path(path)
-    return place / _NAME if place.is_dir() else place
+    """Return the file of a path, which may be a directory."""
+    file = Path(path)
+    return file / _NAME if file.is_dir() else file
