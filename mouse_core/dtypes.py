@@ -164,16 +164,76 @@ def refuse_hidden(value: Any) -> None:
                 for row, item in enumerate(value):
                     if np.ma.is_masked(item):
                         raise RowError(row, _HIDDEN)
+            elif is_arrow_kind(kind):
+                for row, item in enumerate(value):
+                    if is_arrow_kind(type(item)):
+                        arrow_to_numpy(item, row)
+
+
+def is_arrow_kind(kind: type) -> bool:
+    """Whether a class is of arrays, chunked arrays or scalars of pyarrow, which is not imported to tell."""
+    return kind.__module__.startswith("pyarrow.") and hasattr(kind, "validate") and hasattr(kind, "type")
+
+
+def arrow_to_numpy(values: Any, row: int | None = None) -> Any:
+    """An array of pyarrow as NumPy has it, of objects for lists and texts; a scalar as an item of such an array.
+
+    NumPy alone ends the process where an offset is damaged, has NaN for a null, and reads a text's bytes as numbers.
+
+    Args:
+        values: An array, a chunked array or a scalar.
+        row: The row that an error names; by default that of the value.
+
+    Raises:
+        RowError: A value is null, or lies outside of its memory.
+    """
+    pa: Any = sys.modules["pyarrow"]
+    single = isinstance(values, pa.Scalar)
+    array = pa.array([values], values.type) if single else values
+    try:
+        array.validate(full=True)
+    except pa.ArrowException as error:
+        raise RowError(row or 0, f"expected readable values, found damaged data: {error}") from error
+    begin = 0
+    for chunk in getattr(array, "chunks", [array]):
+        null = _first_null(chunk)
+        if null is not None:
+            raise RowError(
+                begin + null if row is None else row, "expected a value, found a null (fill_null replaces it)"
+            )
+        begin += len(chunk)
+    found = np.asarray(array)
+    return found[0] if single else found
+
+
+def _first_null(array: Any) -> int | None:
+    """The first row of an array of pyarrow in which a value, or an item of a list, is null."""
+    pa: Any = sys.modules["pyarrow"]
+    if isinstance(array, pa.ExtensionArray):
+        return _first_null(array.storage)
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
+    if array.null_count:
+        return int(np.asarray(array.is_null()).argmax())
+    if isinstance(array, pa.StructArray) or not hasattr(array, "flatten") or not hasattr(array.type, "value_type"):
+        return None
+    item = _first_null(array.flatten())
+    if item is None:
+        return None
+    import pyarrow.compute as pc  # for an error alone
+
+    return int(pc.list_parent_indices(array)[item].as_py())
 
 
 def to_numpy(value: Any) -> npt.NDArray[Any]:
     """``np.asarray`` that changes no value in silence.
 
     Raises:
-        RowError: A mask hides a value, or an integer among floats is none that float64 holds.
+        RowError: A mask hides a value, or an integer among floats is none that float64 holds; or see
+            ``arrow_to_numpy``.
     """
     refuse_hidden(value)
-    array = np.asarray(value)
+    array = np.asarray(arrow_to_numpy(value) if is_arrow_kind(type(value)) else value)
     if array.dtype == np.float64 and isinstance(value, list | tuple) and (np.abs(array) >= 2.0**53).any():
         check_exact_items(value)  # of integers and floats, NumPy rounds the integers
     return array

@@ -28,8 +28,10 @@ import numpy.typing as npt
 from mouse_core._base.checks import is_text
 from mouse_core.dtypes import (
     RowError,
+    arrow_to_numpy,
     check_exact,
     convert,
+    is_arrow_kind,
     is_ml_float,
     is_tensor,
     named_dtype,
@@ -281,12 +283,35 @@ def _opened(tree: Any, path: _Path, lead: int, ragged: Collection[_Path], lists:
     if is_dataclass(tree) and not isinstance(tree, type) and not hasattr(tree, "dtype"):
         tree = {field.name: getattr(tree, field.name) for field in fields(tree)}
     if isinstance(tree, list) and (path in ragged or _differ(tree, lead)):
-        return _rows_of(tree, lead)
+        return _rows_of(_as_rows(tree, path), lead)
     if isinstance(tree, list) and path in lists:
         tree = tuple(tree)
     if not is_node(tree):
-        return tree
+        return _as_rows(tree, path)
     return rebuilt(tree, [_opened(child, (*path, name), lead, ragged, lists) for name, child in children_of(tree)])
+
+
+def _as_rows(leaf: Any, path: _Path) -> Any:
+    """A leaf of pyarrow, pandas, polars or a subclass of NumPy's arrays as an array, which is indexed by places alone.
+
+    Raises:
+        SchemaError: A table, whose columns are fields.
+        DataError: A null, or a value that a mask hides.
+    """
+    kind = type(leaf)
+    if kind is np.ndarray:
+        return leaf
+    where = f"rows: field {key_of(path)!r}" if path else "rows"
+    if hasattr(leaf, "columns"):
+        raise SchemaError(f"{where}: expected an array, found a table; {{name: table[name]}} has its columns as fields")
+    try:
+        if kind is list and any(map(is_arrow_kind, {*map(type, leaf)})):
+            return [arrow_to_numpy(item, row) if is_arrow_kind(type(item)) else item for row, item in enumerate(leaf)]
+        if is_arrow_kind(kind):
+            return arrow_to_numpy(leaf)
+        return to_numpy(leaf) if isinstance(leaf, np.ndarray) or hasattr(leaf, "to_numpy") else leaf
+    except RowError as error:
+        raise DataError(f"{where}, row {error.row}: {error}") from error
 
 
 def _differ(items: list[Any], lead: int) -> bool:

@@ -84,8 +84,9 @@ def from_numpy(array: npt.NDArray[Any]) -> torch.Tensor:
         SchemaError: A dtype that torch has not.
     """
     narrow = is_ml_float(array.dtype)
-    if not narrow and array.dtype.kind in "biufc":
-        return torch.from_numpy(array)
+    if not narrow and array.dtype.kind in "biufc" and array.dtype.itemsize <= 8 << (array.dtype.kind == "c"):
+        # NumPy has 2**63 as C's unsigned long long, which torch knows by its other name alone.
+        return torch.from_numpy(array.view(array.dtype.str))
     dtype = getattr(torch, array.dtype.name, None) if narrow else None
     if dtype is None:
         raise SchemaError(f"rows: expected a dtype that torch has, found {array.dtype}")
@@ -149,11 +150,8 @@ def slab_tensors(layout: BatchLayout, slab: torch.Tensor) -> dict[str, torch.Ten
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """The torch dtype of a NumPy dtype."""
-    if is_ml_float(dtype):
-        narrow: torch.dtype = getattr(torch, dtype.name)
-        return narrow
-    return torch.from_numpy(np.empty(0, dtype)).dtype
+    """The torch dtype of a NumPy dtype; raises as ``from_numpy``."""
+    return from_numpy(np.empty(0, dtype)).dtype
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.dtypes import is_number, namespace, number_kind, to_numpy
+from mouse_core.dtypes import RowError, is_number, namespace, number_kind, to_numpy
 from mouse_core.errors import DataError, MissingFieldError, RowIndexError, SchemaError
 from mouse_core.nested import (
     as_array,
@@ -337,7 +337,9 @@ def slots_of(index: Any, size: int) -> Slots:
     if isinstance(index, slice):
         return np.arange(*index.indices(size), dtype=np.int64)
     try:
-        found = np.asarray(index)
+        found = to_numpy(index)
+    except RowError as error:
+        raise RowIndexError(f"index: {error}") from error
     except (ValueError, TypeError) as error:
         raise RowIndexError(f"index: expected integers, a slice or a mask, found {index!r:.80}") from error
     if found.dtype == np.bool_:

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.tracing import refuse_traced
-from mouse_core.digest.values import as_numpy
+from mouse_core.digest.values import host_array
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
-from mouse_core.nested import flatten, map_tree, opened
+from mouse_core.nested import flatten, is_varying, map_tree, opened
 from mouse_core.replay._assembly import named_time, patched, priorities_in, row_of, slots_of, time_first
 from mouse_core.replay._episodes.index import EpisodeIndex
 from mouse_core.replay._parts import Parts
@@ -115,7 +115,7 @@ class RowBuffer(BaseBuffer):
             name = names.get(key, key if isinstance(key, str) else "_".join(map(str, key)))
             if name in made:
                 raise SchemaError(f"to_store: expected columns of different names, found {name!r} twice")
-            made[name] = values if isinstance(values, list) else as_numpy(values)
+            made[name] = values.tolist() if is_varying(values) else host_array(values)
         if steps is not None and "episode_step" not in made:
             made["episode_step"] = steps
         store = DatasetStore(**{"alignment": storage.alignment, **options})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -385,3 +386,83 @@ def test_damaged_states_are_refused() -> None:
         with pytest.raises(StateError, match=r"'[tx]'"):
             storage.load(state)
         assert storage.get(np.arange(2))["t"].tolist() == ["é", "bb"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_of_pyarrow_are_rows_as_numpy_has_them(kind: str, tmp_path: Path) -> None:
+    large = [1, 2**60 + 1, 3]
+    columns = {
+        "large": pa.array(large),
+        "chunks": pa.chunked_array([[True], [False, True]]),
+        "text": pa.array(["a", "", "ü"]),
+        "codes": pa.array(["a", "b", "a"]).dictionary_encode(),
+        "vector": pa.array([[1.0, 2.0]] * 3, pa.list_(pa.float32(), 2)),
+        "tokens": pa.array([[1], [2, 3], [4, 5, 6]]),
+    }
+    buffer = ReplayBuffer(made(kind, 10, tmp_path, ragged=["tokens"]))
+    buffer.extend(columns)
+    rows = buffer[:] if kind == "list" else [buffer[row] for row in range(3)]
+    for row, found in enumerate(rows):
+        assert (found["large"], found["chunks"]) == (large[row], row != 1)
+        assert (found["text"], found["codes"]) == (["a", "", "ü"][row], "aba"[row])
+        assert np.asarray(found["vector"]).tolist() == [1.0, 2.0]
+        assert np.asarray(found["tokens"]).tolist() == columns["tokens"][row].as_py()
+
+
+def test_a_text_of_pyarrow_is_no_array_of_its_bytes() -> None:
+    buffer = ReplayBuffer(ArrayStorage(10))
+    texts = list(pa.array(["a", "bc"]))
+    for text in texts:
+        buffer.append({"text": text})
+    buffer.extend({"text": texts})
+    assert buffer[:]["text"] == ["a", "bc"] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_of_pandas_are_indexed_by_places_and_tables_have_their_remedy(kind: str, tmp_path: Path) -> None:
+    frame = pytest.importorskip("pandas").DataFrame({"row": [0, 1, 2], "b": [0.5, 1.5, 2.5]}, index=[2, 1, 0])
+    buffer = ReplayBuffer(made(kind, 10, tmp_path))
+    for table in (frame, pa.table({"row": [0, 1]})):
+        with pytest.raises(SchemaError, match="rows: expected an array, found a table"):
+            buffer.extend(table)
+    buffer.extend({name: frame[name] for name in frame})
+    assert [buffer[row]["row"] for row in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("index", [np.ma.masked_array([0, 1], [False, True]), pa.array([0, None])])
+def test_an_index_has_no_nulls(index: Any) -> None:
+    buffer = ReplayBuffer(ArrayStorage(10))
+    buffer.extend({"x": np.arange(3)})
+    with pytest.raises(IndexError, match=r"index: expected a value, found a (masked one|null)"):
+        buffer[index]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("values", "row"),
+    [
+        (pa.array([1.0, None, 3.0]), 1),
+        (pa.array([1, 2**60 + 1, None]), 2),
+        (pa.chunked_array([[1, 2], [None]]), 2),
+        (pa.array([[1.0], [2.0], [None]]), 2),
+        (pa.array([[1.0, 1.0], [None, 2.0], [3.0, 3.0]], pa.list_(pa.float32(), 2)), 1),
+        (pa.array(["a", None, "a"]).dictionary_encode(), 1),
+        (np.ma.masked_array(np.array(["a", "b", "c"], object), [False, True, False]), 1),
+    ],
+)
+def test_values_that_are_not_there_are_refused(kind: str, values: Any, row: int, tmp_path: Path) -> None:
+    buffer = ReplayBuffer(made(kind, 10, tmp_path))
+    with pytest.raises(DataError, match=rf"field 'x', row {row}: expected a value, found a (null|masked one)"):
+        buffer.extend({"x": values})
+    assert len(buffer) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_bytes_and_times_arrive_in_a_store(kind: str, tmp_path: Path) -> None:
+    buffer = ReplayBuffer(made(kind, 10, tmp_path))
+    steps = {"observation": np.arange(3.0), "action": np.arange(3), "reward": np.zeros(3), "done": [0, 0, 1]}
+    times = np.arange(3).astype("datetime64[us]")
+    buffer.extend({**steps, "task": ["a", "", "ü"], "raw": [b"1", b"", b"22"], "when": times})
+    store = buffer.to_store()
+    assert [(row["task"], row["raw"]) for row in store] == [("a", b"1"), ("", b""), ("ü", b"22")]
+    assert store.to_dataset().data.column("when").cast(pa.int64()).to_pylist() == [0, 1, 2]

@@ -184,6 +184,11 @@ def test_dtypes_that_torch_has_not_are_refused_by_name() -> None:
     buffer = ReplayBuffer(TensorStorage(20))
     with pytest.raises(SchemaError, match=r"expected a dtype that torch has, found datetime64"):
         buffer.extend({"n": np.arange(3), "when": np.arange(3).astype("M8[s]")})
+    with pytest.raises(SchemaError, match=r"expected a dtype that torch has, found (float128|float96)"):
+        buffer.extend({"n": np.arange(3), "long": np.arange(3).astype(np.longdouble)})
     assert len(buffer) == 0
+    large = ReplayBuffer(TensorStorage(20))
+    large.extend({"n": [2**63] * 3})
+    assert large[1]["n"] == 2**63
     buffer.extend({"n": np.arange(3)})
     assert buffer[2]["n"] == 2

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from mouse_core.errors import MissingFieldError, MouseError, StateError
 from mouse_core.nested import map_tree, stack
@@ -265,7 +266,7 @@ class StorageConformance:
         self._holds(storage, {0: 0, 1: 1})
 
     def test_what_is_refused_changes_nothing(self, tmp_path: Path) -> None:
-        """Rows unlike the first, values that a mask hides, and slots that are not in use."""
+        """Rows unlike the first, values that a mask hides, nulls and damage of Arrow, and slots that are not in use."""
         storage = self._new(5, 1, tmp_path)
         storage.append(rows_from(0, 3))
         changes = storage.changes
@@ -276,7 +277,12 @@ class StorageConformance:
         good = rows_from(50, 2)
         hidden = {**good, "reward": np.ma.masked_array(good["reward"], [False, True])}
         refused(MouseError, lambda: storage.append(hidden), "expected")
-        refused(MouseError, lambda: storage.put(np.array([0, 1]), hidden), "expected")
+        null = {**good, "reward": pa.array([1.0, None], pa.float32())}
+        beyond = pa.py_buffer(np.array([0, 1 << 30, 3], np.int32))
+        damaged = pa.Array.from_buffers(pa.string(), 2, [None, beyond, pa.py_buffer(b"abc")])
+        for bad in (hidden, null, {**good, "reward": damaged}):
+            refused(MouseError, partial(storage.append, bad), "expected")
+            refused(MouseError, partial(storage.put, np.array([0, 1]), bad), "expected")
         refused(MouseError, lambda: storage.append({**row_of(50), "reward": hidden["reward"][1]}, one=True), "expected")
         if self.typed:
             for bad in (
@@ -291,6 +297,18 @@ class StorageConformance:
                 refused(MouseError, partial(storage.put, np.array([0, 1]), bad), "expected")
         assert (storage.written, storage.changes) == (3, changes)
         self._holds(storage, {0: 0, 1: 1, 2: 2})
+
+    def test_fields_without_values_count_as_others(self, tmp_path: Path) -> None:
+        """Rows of zero-size leaves, appended one by one, and many at once."""
+        for ndim in self.ndims:
+            storage = self._new(8, ndim, _folder(tmp_path, f"ndim{ndim}"))
+            envs = (2,) * (ndim - 1)
+            row = {"empty": np.zeros((*envs, 0), np.float32), "number": np.ones(envs)}
+            for _ in range(2):
+                storage.append(row, one=True)
+            storage.append(map_tree(lambda leaf: np.stack([leaf, leaf]), row))
+            assert len(storage) == 4 * 2 ** (ndim - 1)
+            storage.get(np.arange(len(storage)))
 
     def test_a_buffer_is_built_on_it(self, tmp_path: Path) -> None:
         """Rows that are added come back in batches, and after a checkpoint."""
