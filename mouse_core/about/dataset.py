@@ -6,20 +6,240 @@ import copy
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from mouse_core.about._fields import check_width, check_words, field_from_json, field_to_json, said_in
-from mouse_core.about._specs import check_dimensions, check_spec, joined_names, joined_specs, spec_from_json
-from mouse_core.about._videos import check_videos, joined_videos
+from mouse_core._base.checks import is_text, is_whole
 from mouse_core.about.features import HUGGINGFACE, feature_of, features_in
 from mouse_core.about.recording import Recording, check_recordings, recording_from_json, recording_to_json
-from mouse_core.errors import DataError, MouseError, SchemaError
-from mouse_core.spec import DIMS, Alignment, Field
+from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
+from mouse_core.spec import DIMS, Alignment, Field, check_alignment
+
+# What a dataset may say that a step of a field, or an image, holds: so much is made room for in every batch.
+_MOST_VALUES, _MOST_IMAGE_VALUES = 1 << 24, 1 << 28
+_MOST_TEXT = 64 << 20
+# What decodes is for whoever reads to say.
+_DECODER = "decoder"
+
+
+def field_to_json(item: Field) -> dict[str, Any]:
+    """The attributes that are not the default."""
+    said: dict[str, Any] = {}
+    for attribute in dataclasses.fields(item):
+        if attribute.name == _DECODER:
+            continue
+        value = getattr(item, attribute.name)
+        if value == attribute.default and type(value) is type(attribute.default):
+            continue
+        said[attribute.name] = [_plain(one) for one in value] if isinstance(value, tuple) else _plain(value)
+    return said
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, np.dtype):
+        return value.name
+    value = value.item() if isinstance(value, np.generic) else value
+    # JSON has no sign for these.
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def field_from_json(said: Any) -> Field:
+    """What ``field_to_json`` gave.
+
+    Raises:
+        DataError: Attributes that no field has, or a step of more values than anybody means.
+        ConfigError, ValueError, TypeError: Values that a field cannot have.
+    """
+    known = {attribute.name for attribute in dataclasses.fields(Field)} - {_DECODER}
+    if not isinstance(said, dict) or not said.keys() <= known:
+        raise DataError(f"fields: expected attributes of a field, {sorted(known)}, found {said!r:.200}")
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+    for name in ("fill", "pad"):
+        values |= {name: _number(values[name])} if name in values else {}
+    if isinstance(values.get("bounds"), tuple):
+        values["bounds"] = tuple(map(_number, values["bounds"]))
+    item = Field(**values)
+    check_width(
+        item.name, math.prod(item.shape or (item.dim or 1,)), _MOST_IMAGE_VALUES if item.image else _MOST_VALUES
+    )
+    return item
+
+
+def check_width(name: str, found: Any, most: int = _MOST_VALUES) -> None:
+    """Raise DataError where a dataset says that steps of a field are wider than ``most``."""
+    if is_whole(found) and found > most:
+        raise DataError(f"{name}: expected at most {most} values a step, found {found}")
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) else value
+
+
+def said_in(text: str, names: Set[str], newest: int, *, where: str) -> dict[str, Any]:
+    """What a JSON object says, by name, if it says its version.
+
+    Args:
+        text: The object.
+        names: What the newest version that is known can say.
+        newest: That version.
+        where: What to call its place in messages.
+
+    Raises:
+        DataError: Something else.
+    """
+    try:
+        said: Any = json.loads(text) if len(text) <= _MOST_TEXT else None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: expected JSON, found {text!r:.80} ({error})") from error
+    said = said if isinstance(said, dict) else {}
+    version = said.pop("version", None)
+    if not is_whole(version):
+        raise DataError(f"{where}: expected a JSON object with a version, found {text!r:.80}")
+    if version > newest:
+        raise DataError(
+            f"{where}: expected version {newest} at most, found version {version}, which a newer mouse-data wrote"
+        )
+    unknown = sorted(said.keys() - names)
+    if unknown:
+        raise DataError(f"{where}: expected what version {version} can say, found also {unknown}")
+    return dict(said)
+
+
+def check_words(about: Any) -> None:
+    """Raise ConfigError unless what an ``About`` is given of alignment, names, tasks, fields and widths are such."""
+    if about.alignment is not None:
+        check_alignment(about.alignment)
+    for name in ("environments", "robots"):
+        names = getattr(about, name)
+        if isinstance(names, str) or not all(is_text(one) for one in names):
+            raise ConfigError(f"{name}: expected names of {name}, found {names!r:.200}")
+    rates = about.frames_per_second
+    listed = isinstance(rates, Iterable) and not isinstance(rates, str)
+    if not listed or not all(isinstance(one, int | float) and 0 < one < math.inf for one in rates):
+        raise ConfigError(f"frames_per_second: expected a list of positive numbers, found {rates!r:.200}")
+    if not all(is_text(one) for pair in dict(about.keys).items() for one in pair):
+        raise ConfigError(f"keys: expected names by column, found {about.keys!r:.200}")
+    if not all(is_whole(number) and is_text(text) for number, text in dict(about.tasks).items()):
+        raise ConfigError(f"tasks: expected texts by whole numbers, found {about.tasks!r:.200}")
+    for item in about.fields:
+        if not isinstance(item, Field):
+            raise ConfigError(f"fields: expected mouse_core.Field objects, found {item!r:.200}")
+    for name in DIMS:
+        dim = getattr(about, name)
+        if dim is not None and (not is_whole(dim) or dim < 1):
+            raise ConfigError(f"{name}: expected a positive integer, found {dim!r:.200}")
+
+
+def check_spec(given: Any) -> Any:
+    """The specs of columns as a ``Composite``, None where there are none, or ConfigError."""
+    if given is None or (isinstance(given, Mapping) and not given):
+        return None
+    from mouse_core.spec import Composite, Stacked
+
+    spec = given if isinstance(given, Composite) else Composite(given)
+    nested = [name for name, one in spec.entries.items() if isinstance(one, Composite | Stacked)]
+    if nested or spec.shape:
+        what = f"{spec[nested[0]]!r:.80} of column {nested[0]!r}" if nested else f"the shape {spec.shape}"
+        raise ConfigError(f"spec: expected the spec of an array for each column, found {what}")
+    return spec.to(None)
+
+
+def spec_from_json(said: Any) -> Any:
+    """What ``to_json`` of a spec gave; DataError for anything else."""
+    from mouse_core.spec import from_json
+
+    return from_json(said)
+
+
+def joined_specs(specs: Sequence[Any]) -> Any:
+    """What several say together: of each column what all that speak of it say, or less where they differ.
+
+    Where they differ, all numbers of the dtype and shape that they have in common are left, or any objects. Saying
+    nothing would not last: what one of them says would stand for all as soon as it is said once more.
+    """
+    said = [spec for spec in specs if spec is not None]
+    if not said or all(spec == said[0] for spec in said[1:]):
+        return said[0] if said else None
+    columns = dict.fromkeys(name for spec in said for name in spec.entries)
+    found = {name: [spec[name] for spec in said if name in spec] for name in columns}
+    return check_spec({name: _common(ones) for name, ones in found.items()})
+
+
+def _common(specs: Sequence[Any]) -> Any:
+    from mouse_core.spec import NonTensor, Unbounded
+
+    first = specs[0]
+    if all(one == first for one in specs):
+        return first
+    try:
+        dtype = np.result_type(*(one.dtype for one in specs))
+    except TypeError:  # of floats of 16 or 8 bits that have no dtype in common
+        dtype = np.dtype("O")
+    if dtype.kind == "O" or len({len(one.shape) for one in specs}) > 1:
+        return NonTensor()
+    sizes = zip(*(one.shape for one in specs), strict=True)
+    return Unbounded(tuple(size[0] if len(set(size)) == 1 else -1 for size in sizes), dtype)
+
+
+def check_dimensions(given: Any) -> Mapping[str, tuple[str, ...]]:
+    """Names of dimensions by column, or ConfigError."""
+    found = {}
+    for column, names in dict(given if isinstance(given, Mapping) else {0: 0}).items():
+        is_list = isinstance(names, Sequence) and not isinstance(names, str)
+        if not is_text(column) or not is_list or not all(map(is_text, names)):
+            raise ConfigError(f"dimensions: expected lists of names by column, found {given!r:.200}")
+        found[column] = tuple(names)
+    return MappingProxyType(found)
+
+
+def joined_names(said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The names that no two parts say differently."""
+    found: dict[str, Any] = {}
+    for names in said:
+        found |= {column: some for column, some in names.items() if column not in found}
+    return {column: some for column, some in found.items() if all(one.get(column, some) == some for one in said)}
+
+
+_MOST = 1 << 20
+
+
+def check_videos(given: Any) -> tuple[tuple[str, str], ...]:
+    """Pairs of a path and a digest, or ConfigError."""
+    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) > _MOST:
+        raise ConfigError(f"videos: expected a list of at most {_MOST} pairs (path, digest), found {given!r:.80}")
+    for pair in given:
+        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise ConfigError(f"videos: expected pairs (path, digest), found {pair!r:.200}")
+        path = PurePosixPath(pair[0])
+        if path.is_absolute() or not path.name or ".." in path.parts or "\\" in pair[0] or "\0" in pair[0]:
+            raise ConfigError(f"videos: expected paths below the dataset's folder, with /, found {pair[0]!r:.200}")
+    return tuple((path, digest) for path, digest in given)
+
+
+def joined_videos(said: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> Sequence[tuple[str, str]]:
+    """The list that all parts have which have one; rows name files by their place in it.
+
+    Raises:
+        SchemaError: There are several; names two parts.
+    """
+    lists = [(where, videos) for where, videos in said if videos]
+    for where, videos in lists[1:]:
+        first, known = lists[0]
+        if videos != known:
+            raise SchemaError(
+                f"videos: expected one list of files, found {len(known)} in {first} and {len(videos)} others in "
+                f"{where}; make a store of each, and mix them (mouse_core.mixtures)"
+            )
+    return lists[0][1] if lists else ()
+
 
 __all__ = ["KEY", "About", "joined", "read_about", "with_about"]
 

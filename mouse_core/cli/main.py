@@ -7,18 +7,255 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields, replace
+from datetime import datetime
 from inspect import getdoc
 from typing import Any
 
 from mouse_core.cli import _data as data
+from mouse_core.cli._data import add_source, how_to_read, wants_bar
 from mouse_core.cli._looking import declare_inspect, declare_stats, declare_view, run_inspect, run_stats, run_view
-from mouse_core.cli._preprocess import declare_preprocess, run_preprocess
 from mouse_core.cli._recording import declare_record, run_record
-from mouse_core.cli._tokenizing import declare_tokenize, run_tokenize
 from mouse_core.cli._uploading import declare_push, declare_upload, run_push, run_upload
-from mouse_core.cli._verifying import declare_repair, declare_verify, run_repair, run_verify
 from mouse_core.cli.command import Command, others
 from mouse_core.errors import AlignmentWarning, ConfigError, MouseError
+
+
+def declare_preprocess(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``mouse preprocess``."""
+    data.add_source(parser)
+    data.add_alignment(parser)
+    parser.add_argument("function", metavar="MODULE:NAME", help="a function of a dict of columns, by its module")
+    parser.add_argument("target", metavar="TARGET", help="a new folder")
+    parser.add_argument("--columns", metavar="A,B", type=data.names, help="only these columns are given to it")
+    parser.add_argument("--num-workers", metavar="N", type=int, default=0, help="processes that run it (0: this one)")
+    parser.add_argument("--block-rows", metavar="N", type=int, help="about how many rows it is given at a time")
+    parser.add_argument("--version", default="", metavar="TEXT", help="of what the function calls, where that changes")
+
+
+def run_preprocess(chosen: argparse.Namespace) -> int:
+    """Write what a function makes of every row to a new dataset, once for the same rows and function.
+
+    The function gets whole episodes, {column: array [n, ...]}, and returns new columns, or others in their places.
+
+    examples:
+      mouse preprocess recordings features:embed embedded              embed(columns) of features.py in this folder
+      mouse preprocess recordings features:embed embedded --columns observation_image --num-workers 8
+
+    After an interruption the same command goes on where it was. When all is there it says so, and computes nothing.
+
+    status: 0 done, 2 data, a function or a target that cannot be used
+    """
+    from mouse_core import formats
+    from mouse_core.formats.preprocessing import preprocess
+
+    stream = formats.open(chosen.source, alignment=chosen.alignment, **data.how_to_read(chosen))
+    done = preprocess(
+        stream,
+        data.function_of(chosen.function, "function"),
+        chosen.target,
+        columns=chosen.columns,
+        num_workers=chosen.num_workers,
+        version=chosen.version,
+        block_rows=chosen.block_rows,
+        progress=data.wants_bar(),
+    )
+    before = f", {done.resumed_rows:,} of them before an interruption" if done.resumed_rows else ""
+    found = ", which were there" if done.reopened else before
+    print(f"{done.path}: {done.rows:,} rows{found}, with the digest {done.digest}")  # noqa: T201
+    return 0
+
+
+# ---------------------------------------------------------------------- mouse verify
+
+
+def declare_verify(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``mouse verify``."""
+    add_source(parser)
+    parser.add_argument(
+        "--digest", metavar="HEX", help="what the digest of the rows must be, as mouse convert or verify printed it"
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="status 1 if neither checksums of all that is read nor a digest were compared",
+    )
+
+
+def run_verify(chosen: argparse.Namespace) -> int:
+    """Say whether recorded data of any format are what was written, and which file is damaged.
+
+    examples:
+      mouse verify recordings                           written by mouse convert: every file has its SHA-256 noted
+      mouse verify halfcheetah.hdf5 --final drop --digest 5f0c...
+      mouse verify recordings --strict                  status 1 where there is nothing to compare with, for scripts
+      mouse verify runs/collect                         the folder of a DatasetStore.open, also while it is written
+
+    status: 0 whole, 1 nothing to compare with (or not for all) and --strict, 2 damaged, or data that cannot be used
+    """
+    from mouse_core.formats.verifying import verify
+
+    found = verify(chosen.source, digest=chosen.digest, progress=wants_bar(), **how_to_read(chosen))
+    digest = f", digest {found.digest}" if found.digest else ""
+    print(f"{found.path}: {found.rows:,} rows{digest}")  # noqa: T201
+    if found.not_flushed:
+        print(  # noqa: T201
+            f"{found.not_flushed:,} rows more are written and not flushed: readers see them after the writer's next "
+            "flush(), or once the folder was opened with mode 'a'"
+        )
+    if found.compared and not found.left:
+        said = f"verified: {found.compared}"
+    elif found.compared:
+        said = (
+            f"verified in part: {found.compared}; {found.left} not, as nothing was noted of them; --digest compares "
+            "names, types and values with a digest from before"
+        )
+    else:
+        said = (
+            "not verified: read to the end, but nothing was noted of these data and their format keeps no checksums, "
+            "so that a changed value is not seen; --digest compares them with a digest from before"
+        )
+    print(said)  # noqa: T201
+    return 1 if chosen.strict and (found.left or not found.compared) else 0
+
+
+# ---------------------------------------------------------------------- mouse repair
+
+
+def declare_repair(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``mouse repair``."""
+    parser.add_argument("folder", metavar="FOLDER", help="the folder of a DatasetStore.open that nobody is writing")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
+
+
+def run_repair(chosen: argparse.Namespace) -> int:
+    """Make a store of what is whole in a folder in which files are damaged.
+
+    examples:
+      mouse repair runs/collect --dry-run               what would be dropped
+      mouse repair runs/collect                         damaged files go into runs/collect/damaged
+
+    Rows behind a damaged file are kept from the first on that an episode begins with. A manifest that is lost or
+    damaged is put back from its copy.
+
+    status: 0 whole, or whole now, 2 what cannot be repaired, or what somebody is writing, whole or not
+    """
+    from mouse_core.store.disk.checking import repair
+
+    done = repair(chosen.folder, dry_run=chosen.dry_run, progress=wants_bar())
+    for line in done.said:
+        print(line)  # noqa: T201
+    if not done.said:
+        print(f"{done.path}: {done.rows:,} rows, all whole; nothing was done")  # noqa: T201
+    else:
+        would = "would stay" if chosen.dry_run else "are whole"
+        print(f"{done.path}: {done.rows:,} rows {would}")  # noqa: T201
+    return 0
+
+
+_OF_CHATS = ("chats", "chat-tokens", "preferences")
+_KINDS = ("texts", "prompts", "pairs", "tokens", *_OF_CHATS)
+
+
+def declare_tokenize(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``mouse tokenize``."""
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="JSON lines (.jsonl) or a text a line (.txt), also with .gz or .zst; Parquet, Arrow; or a folder of such",
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="where stores of tokens are kept, each under a digest")
+    parser.add_argument(
+        "--tokenizer", metavar="FILE", required=True, help="the JSON file of a tokenizer, or a folder with one"
+    )
+    parser.add_argument("--as", dest="kind", choices=_KINDS, default="texts", help="what becomes of the texts (texts)")
+    parser.add_argument(
+        "--max-length", metavar="L", type=data.positive, help="tokens of a row; all but tokens and chat-tokens need it"
+    )
+    parser.add_argument(
+        "--chat-template", metavar="FOLDER", help="where the template of chats lies (with the tokenizer)"
+    )
+    parser.add_argument("--now", metavar="DATE", help="what a template of chats takes for today, as 2026-11-23")
+    parser.add_argument("--pad-id", metavar="ID", type=int, help="what rows are filled up with")
+    parser.add_argument("--eos-id", metavar="ID", type=int, help="what ends a text, of prompts and tokens")
+    parser.add_argument(
+        "--columns", metavar="A=B,...", type=data.names, default=[], help="other names of columns, as prompt=question"
+    )
+    parser.add_argument("--split", metavar="NAME", help="only this split")
+    parser.add_argument("--num-workers", metavar="N", type=int, default=0, help="processes that tokenise (0: this one)")
+
+
+def run_tokenize(chosen: argparse.Namespace) -> int:
+    """Tokenise texts into a store, once for the same texts, tokenizer and options.
+
+    examples:
+      mouse tokenize prompts.jsonl tokens --tokenizer tokenizer.json --as prompts --max-length 550
+      mouse tokenize pairs.parquet tokens --tokenizer tokenizer.json --as pairs --max-length 550 --columns prompt=q
+      mouse tokenize books.txt.gz tokens --tokenizer tokenizer.json --as tokens --eos-id 0
+      mouse tokenize chats.jsonl tokens --tokenizer model-folder --as chat-tokens --columns tools=tools
+
+    After an interruption the same command goes on. When all is there it says so, and tokenises nothing.
+
+    status: 0 done, 2 texts, a tokenizer or options that cannot be used
+    """
+    from mouse_core.text import tokenize
+
+    done = tokenize(
+        chosen.source,
+        chosen.tokenizer,
+        chosen.folder,
+        _recipe(chosen),
+        split=chosen.split,
+        num_workers=chosen.num_workers,
+        progress=data.wants_bar(),
+    )
+    found = ", which were there" if done.reopened else ""
+    left_out = f"; {done.left_out:,} texts left out" if done.left_out else ""
+    print(f"{done.path}: {done.rows:,} rows of {done.texts:,} texts{found}{left_out}")  # noqa: T201
+    return 0
+
+
+def _recipe(chosen: argparse.Namespace) -> Any:
+    kind = _kind(chosen.kind)
+    if chosen.max_length is None and not chosen.kind.endswith("tokens"):
+        raise ConfigError(f"--max-length: expected the tokens of a row for --as {chosen.kind}, found none")
+    takes = {one.name for one in fields(kind)}
+    asked = {name: getattr(chosen, name) for name in ("max_length", "pad_id", "eos_id", "chat_template", "now")}
+    options = {name: value for name, value in asked.items() if value is not None}
+    known = takes | {"chat_template", "now"} if "template" in takes else takes
+    for name in options.keys() - known:
+        raise ConfigError(f"--{name.replace('_', '-')}: expected none for --as {chosen.kind}, found {options[name]}")
+    if "template" in takes:
+        options["template"] = _template(options.pop("chat_template", chosen.tokenizer), options.pop("now", None))
+    columns = takes & {"text", "prompt", "label", "chosen", "rejected", "messages", "tools"}
+    for pair in chosen.columns:
+        name, _, column = pair.partition("=")
+        if name not in columns or not column:
+            raise ConfigError(f"--columns: expected NAME=COLUMN with a name among {sorted(columns)}, found {pair!r}")
+        options[name] = column
+    return kind(**options)
+
+
+def _kind(name: str) -> Any:
+    from mouse_core import text
+
+    if name in _OF_CHATS:
+        from mouse_core.text import chat
+
+        return {"chats": chat.Chats, "chat-tokens": chat.ChatTokens, "preferences": chat.Preferences}[name]
+    return {"texts": text.Texts, "prompts": text.Prompts, "pairs": text.Pairs, "tokens": text.Tokens}[name]
+
+
+def _template(folder: str, now: str | None) -> Any:
+    from mouse_core.text.chat import ChatTemplate
+
+    template = ChatTemplate.of(folder)
+    if now is None:
+        return template
+    try:
+        return replace(template, now=datetime.fromisoformat(now))
+    except ValueError as error:
+        raise ConfigError(f"--now: expected a date, as 2026-11-23, found {now!r}") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

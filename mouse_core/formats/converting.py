@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import pyarrow as pa
 
 from mouse_core._base.progress import progress_bar
+from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.locking import alone
 from mouse_core.files.writing import check_nothing_at, make_folder, put_in_place, storing, write_file
 from mouse_core.formats._files.on_disk import check_folder_name
-from mouse_core.formats._files.segments import SegmentWriter, finish_store
 from mouse_core.formats._files.shards import (
     Shard,
     ShardWriter,
@@ -36,9 +38,78 @@ from mouse_core.formats.pictures.changing import changed_stream
 from mouse_core.formats.pictures.encoding import encoded_stream
 from mouse_core.formats.pictures.kept import Kept, Pictures, by_column, pictures_of
 from mouse_core.formats.sources import in_place
-from mouse_core.store.disk.sealed import LAYOUTS, MOST_BYTES
+from mouse_core.store.disk.manifest import Manifest, Sealed, new_identity, write_manifest
+from mouse_core.store.disk.sealed import LAYOUTS, MOST_BYTES, one_batch, write_segment
 from mouse_core.store.evidence import FirstRows
 from mouse_core.video.frames import carry_videos
+
+
+class SegmentWriter:
+    """Writes one sealed segment, whose rows are held until it is whole.
+
+    Args:
+        folder: Where, in a folder ``segments`` that is made.
+        number: Which it is.
+        schema: Of the rows; batches are cast to it.
+        layout: See ``DatasetStore.open``.
+    """
+
+    def __init__(self, folder: Path, number: int, schema: pa.Schema, layout: str) -> None:
+        self._folder, self._number, self._layout = folder, number, layout
+        self._schema = schema.remove_metadata()
+        self._held: list[pa.Table] = []
+        self.rows = self.bytes = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+        self._held.append(pa.Table.from_batches([batch]).cast(self._schema))
+        self.rows += batch.num_rows
+        self.bytes += batch.nbytes
+
+    def finish(self, digest: str) -> Shard:
+        """Write the file, and see to it that it is on the disk; of no rows there is none."""
+        if not self.rows:
+            return Shard("segments", 0, 0, digest)
+        make_folder(self._folder / "segments")
+        sealed, _ = write_segment(self._folder, self._number, pa.concat_tables(self._held), self._layout)
+        said = list(sealed._replace(appended=False))
+        return Shard(sealed.name, sealed.rows, sealed.bytes, digest, said)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._held.clear()
+
+
+def finish_store(work: Path, result: Path, shards: Sequence[Shard], schema: pa.Schema, about: About) -> None:
+    """Link segments into ``result``, without a copy where possible, and write the manifest that names them.
+
+    Args:
+        work: Where they are.
+        result: An empty folder.
+        shards: What ``SegmentWriter`` wrote.
+        schema: What it was given.
+        about: What the rows say of themselves.
+    """
+    (result / "segments").mkdir()
+    manifest = Manifest(about, next_number=len(shards), identity=new_identity())
+    if not any(shard.rows for shard in shards):
+        manifest, _ = manifest.with_schema(one_batch(schema.empty_table()).schema)
+    for shard in shards:
+        if shard.sealed is None:
+            continue
+        try:
+            os.link(work / shard.name, result / shard.name)
+        except OSError:  # a file system without links
+            shutil.copyfile(work / shard.name, result / shard.name)
+        with pa.memory_map(str(work / shard.name)) as source:
+            manifest, number = manifest.with_schema(pa.ipc.open_file(source).schema)
+        sealed = Sealed(*shard.sealed)
+        sealed = sealed._replace(schema=number, nulls=tuple(sealed.nulls))
+        manifest = replace(manifest, segments=(*manifest.segments, sealed))
+    write_manifest(result, manifest)
+
 
 _KINDS = ("arrow", "parquet", "store")
 _JOB, _LOCK, _ENCODED = "job.json", "lock", "encoded"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,32 +13,322 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError, MissingRowError, StorageError
-from mouse_core.groups._files.batches import BatchFiles
-from mouse_core.groups._files.index import (
-    Told,
-    encode_given_up,
-    encode_parts,
-    encode_ready,
-    encode_version,
-    open_index,
+from mouse_core.errors import ConfigError, DataError, MissingRowError, StorageError
+from mouse_core.files.log import Log
+from mouse_core.files.writing import (
+    beside,
+    make_folder,
+    publish,
+    remove,
+    remove_leftovers,
+    storing,
+    sync_files,
+    sync_folders,
+    write_partial,
 )
+from mouse_core.groups._files.batches import BatchFiles
+from mouse_core.groups._files.index import Told, encode_given_up, encode_parts, encode_ready, encode_version, open_index
 from mouse_core.groups._files.kept import Kept
 from mouse_core.groups._files.part import Part
 from mouse_core.groups._files.parts import read_groups
 from mouse_core.groups._files.waiting import Plan, Rules, Waiting
 from mouse_core.groups._files.writing import write_groups
-from mouse_core.groups._given import Given
 from mouse_core.groups.examples.batches import examples_digest
 from mouse_core.groups.making.feeding import Making
-from mouse_core.groups.stored.arriving import LateStore
-from mouse_core.groups.stored.chunks import Chunk
-from mouse_core.groups.stored.late import LateColumns
+from mouse_core.groups.stored.chunks import (
+    Chunk,
+    checked_chunk,
+    encode_file,
+    encode_files,
+    encode_record,
+    joined,
+    late_folder,
+    values_of,
+)
+from mouse_core.groups.stored.late import LateColumns, LatePlaces, late_log
 from mouse_core.groups.stored.readiness import Readiness
 from mouse_core.groups.stored.reading import StoredGroup
-from mouse_core.groups.types.columns import Columns
-from mouse_core.groups.types.records import RolloutRecord
+from mouse_core.groups.types.columns import Columns, RolloutColumn
+from mouse_core.groups.types.records import RolloutRecord, same_values
+from mouse_core.groups.types.same import refuse_other
 from mouse_core.groups.types.versions import Versions
+
+# Files that are read in one go.
+_TOGETHER = 32
+
+
+class Given:
+    """Looks at rollouts against those that are there, and at values against the rollouts that they are of.
+
+    Args:
+        root: The folder.
+        declared: The folder's columns.
+        uids: Of all rollouts, with the places of their groups in ``parts``, -1 for those that are not sealed.
+        parts: The files of the sealed groups.
+        waiting: The rollouts that are not sealed.
+    """
+
+    def __init__(
+        self, root: Path, declared: Columns, uids: Mapping[str, int], parts: Sequence[Part], waiting: Waiting
+    ) -> None:
+        self._root, self._declared, self._uids, self._parts, self._waiting = root, declared, uids, parts, waiting
+
+    def rollouts(self, requests: Sequence[Sequence[RolloutRecord]]) -> tuple[dict[str, RolloutRecord], list[int]]:
+        """Those that are new, by uid, and how many of each request these are.
+
+        Others are compared with what is there; files of sealed groups are read for that, and one that is gone is not
+        compared with.
+
+        Raises:
+            DataError: One that is there with other content, or a damaged file.
+            StorageError: A file cannot be read.
+        """
+        new: dict[str, RolloutRecord] = {}
+        again: dict[int, dict[str, list[RolloutRecord]]] = {}
+        counts = []
+        for given in requests:
+            before = len(new)
+            for rollout in given:
+                place = self._uids.get(rollout.rollout_uid)
+                if place is not None:
+                    again.setdefault(place, {}).setdefault(rollout.rollout_uid, []).append(rollout)
+                else:
+                    refuse_other(rollout, new.setdefault(rollout.rollout_uid, rollout), "add_rollouts")
+            counts.append(len(new) - before)
+        for there in self._there(again):
+            for rollout in again.get(self._uids[there.rollout_uid], {}).pop(there.rollout_uid, ()):
+                refuse_other(rollout, there, "add_rollouts")
+        return new, counts
+
+    def _there(self, again: Mapping[int, Mapping[str, Any]]) -> Iterator[RolloutRecord]:
+        """The rollouts of some groups, by their places, and of those that wait some by uid, as they came."""
+        if waiting := again.get(-1):
+            yield from self._waiting.load([[self._waiting.by_uid[uid] for uid in waiting]])[0]
+        parts = [self._parts[place] for place in again if place >= 0]
+        sealed = [part for part in parts if part.path(self._root).exists()]
+        for first in range(0, len(sealed), _TOGETHER):
+            for rollouts in read_groups(sealed[first : first + _TOGETHER], self._root):
+                yield from rollouts
+
+    def chunk(self, name: str, given: Any) -> Chunk | None:
+        """Values by uid as they are stored, if there are any; rewards that came with their rollouts are left out.
+
+        Args:
+            name: The column.
+            given: A dict of them.
+
+        Raises:
+            DataError: A column that is not a late one, a rollout that is not there, or a value that is not one of the
+                column, or another one than the rollout came with.
+        """
+        column = self._declared.get(name) if isinstance(name, str) else None
+        if column is None or not column.late:
+            known = [one.name for one in self._declared.late]
+            raise DataError(f"add_column: expected the name of a late column, one of {known}, found {name!r:.80}")
+        if not isinstance(given, Mapping):
+            raise DataError(f"add_column {name!r}: expected a dict of values by uid, found {given!r:.100}")
+        if not given:
+            return None
+        if not given.keys() <= self._uids.keys():
+            unknown = next(uid for uid in given if uid not in self._uids)
+            raise DataError(f"add_column {name!r}: expected uids of rollouts that are there, found {unknown!r:.100}")
+        counts = None if column.per == "example" else [self._count(uid, column.per) for uid in given]
+        chunk = checked_chunk(column, given, counts)
+        return self._without_own(chunk) if name == "reward" else chunk
+
+    def _without_own(self, rewards: Chunk) -> Chunk:
+        """Rewards of rollouts that came without; DataError: one that came with another one."""
+        places = [self._uids[uid] for uid in rewards.uids]
+        some = {place for place in set(places) if place < 0 or any(r is not None for r in self._parts[place].rewards)}
+        if not some:
+            return rewards
+        own = [self._reward(uid) if place in some else None for uid, place in zip(rewards.uids, places, strict=True)]
+        dtype = np.dtype(rewards.column.dtype)
+        for row, reward in enumerate(own):
+            if reward is not None and dtype.type(reward) != (late := rewards.values[row].as_py()):
+                where = f"add_column 'reward', rollout {rewards.uids[row]!r}"
+                raise DataError(f"{where}: expected the one that it came with, {reward}, found {late}")
+        return rewards.take([row for row, reward in enumerate(own) if reward is None])
+
+    def _count(self, uid: str, per: str) -> int:
+        """How many tokens or turns a rollout has."""
+        place = self._uids[uid]
+        if place < 0:
+            own = self._waiting.by_uid[uid]
+            return own.turns if per == "turn" else own.tokens
+        part = self._parts[place]
+        return (part.turns if per == "turn" else part.tokens)[part.uids.index(uid)]
+
+    def _reward(self, uid: str) -> float | None:
+        """The reward that a rollout came with."""
+        place = self._uids[uid]
+        if place < 0:
+            return self._waiting.by_uid[uid].reward
+        part = self._parts[place]
+        return part.rewards[part.uids.index(uid)]
+
+
+# More than so many bytes of a column at once are a file at once.
+_MANY_BYTES = 2**20
+# What the log may have, and memory with it, before files are made of it; and about the size of a file, which is read
+# whole when one of its values is asked for.
+_LOG_BYTES = 32 * 2**20
+_FILE_BYTES = 16 * 2**20
+
+
+class LateStore:
+    """The late columns of a folder, for its one writer.
+
+    Args:
+        root: The folder.
+        declared: Its columns.
+        compression: Of the pages.
+        sync: Whether to wait for the disk.
+
+    Attributes:
+        places: Where the values lie.
+
+    Raises:
+        DataError: Damage; the message names the file.
+        StorageError: Something cannot be read or written.
+    """
+
+    def __init__(self, root: Path, declared: Columns, *, compression: str, sync: bool) -> None:
+        self._root, self._compression, self._sync = root, compression, sync
+        for column in declared.late:
+            with storing(f"folder {late_folder(root, column)}"):
+                make_folder(late_folder(root, column), sync=sync)
+            remove_leftovers(late_folder(root, column), only_writer=True)
+        self._log = Log(late_log(root), noted=True) if declared.late else None
+        try:
+            self.places = LatePlaces(root, declared, [] if self._log is None else self._log.records)
+        except BaseException:
+            self.close()
+            raise
+        if self._log is not None:
+            self._log.records = []
+            self._note([])
+
+    def add(self, chunks: Sequence[Chunk], arrived: Callable[[Chunk], None]) -> list[int]:
+        """Write values of one or several columns; what is there already is left out.
+
+        Args:
+            chunks: The values.
+            arrived: Is told what was new, once that is on the disk.
+
+        Returns:
+            How many of each were new.
+
+        Raises:
+            DataError: A rollout has another value of the column; the message names it. Nothing was written.
+            StorageError: They cannot be written; nothing was, or, where there are several chunks, some.
+        """
+        self._refuse_twice(chunks)
+        unknown = list(map(self._unknown, chunks))
+        many: list[Chunk] = []
+        few: list[Chunk] = []
+        for chunk in unknown:
+            if chunk.uids:
+                (many if chunk.nbytes > _MANY_BYTES else few).append(chunk)
+        for chunk in many:
+            self._note(self._write(chunk))
+            arrived(chunk)
+        if few and self._log is not None:
+            self._log.append(encode_record(few), sync=self._sync)
+            for chunk in few:
+                self.places.add_chunk(chunk)
+                arrived(chunk)
+            # The log says the same, and can be made smaller another time.
+            with contextlib.suppress(StorageError):
+                self._tidy()
+        return [len(chunk.uids) for chunk in unknown]
+
+    def _refuse_twice(self, chunks: Sequence[Chunk]) -> None:
+        """Raise DataError where several chunks have a value of the same column for the same rollout."""
+        seen: dict[str, set[str]] = {}
+        for chunk in chunks if len(chunks) > 1 else ():
+            others = seen.setdefault(chunk.column.name, set())
+            for uid in others.intersection(chunk.uids):
+                raise DataError(f"add_column {chunk.column.name!r}: expected rollout {uid!r} once, found it twice")
+            others.update(chunk.uids)
+
+    def _unknown(self, chunk: Chunk) -> Chunk:
+        """Those values that are not there yet."""
+        places = self.places.places[chunk.column.name]
+        known = places.keys() & set(chunk.uids) if places else set()
+        if not known:
+            return chunk
+        name, given = chunk.column.name, values_of(chunk.column, chunk.values)
+        rows = []
+        for row, uid in enumerate(chunk.uids):
+            if uid not in known:
+                rows.append(row)
+                continue
+            there = self.places.value(name, uid)
+            if not same_values(there, given[row]):
+                raise DataError(
+                    f"add_column {name!r}, rollout {uid!r}: expected the value that it has, "
+                    f"{_shown(there)}, found {_shown(given[row])}"
+                )
+        return chunk.take(rows)
+
+    def _note(self, paths: Sequence[Path]) -> None:
+        """Note that files are there; what cannot be noted is with the next ones."""
+        self.places.unnoted += paths
+        if self.places.unnoted and self._log is not None:
+            with contextlib.suppress(StorageError):
+                self._log.append(encode_files(self.places.unnoted), sync=self._sync)
+                self.places.unnoted.clear()
+
+    def _write(self, chunk: Chunk) -> list[Path]:
+        """Write files of a chunk, all of them or none; which ones."""
+        folder = late_folder(self._root, chunk.column)
+        written: list[tuple[Chunk, str]] = []
+        with storing(f"late columns in {folder}"):
+            try:
+                for piece in chunk.cut(_FILE_BYTES):
+                    name, content = encode_file(piece, self._compression)
+                    written.append((piece, os.path.join(folder, name)))
+                    write_partial(written[-1][1], content)
+                paths = [path for _, path in written]
+                if self._sync:
+                    sync_files([beside(path) for path in paths])
+                publish(paths)
+                if self._sync:
+                    sync_folders([folder])
+            except BaseException:
+                for _, path in written:
+                    remove(path)
+                remove_leftovers(folder, only_writer=True)
+                raise
+        for piece, path in written:
+            self.places.add_file(chunk.column, Path(path), piece.uids)
+        files = [Path(path) for _, path in written]
+        self.places.files += files
+        return files
+
+    def _tidy(self) -> None:
+        """Make files of what the log has, where that is much."""
+        if self._log is None or self._log.size <= _LOG_BYTES:
+            return
+        by_column: dict[RolloutColumn, list[tuple[int, Chunk]]] = {}
+        for number, chunk in self.places.in_memory():
+            by_column.setdefault(chunk.column, []).append((number, chunk))
+        for pairs in by_column.values():
+            self._write(joined([chunk for _, chunk in pairs]))
+            for number, _ in pairs:
+                self.places.forget(number)
+        # Whoever reads the log now has the old file, and all that it says.
+        self._log.rewrite([encode_files(self.places.files)])
+
+    def close(self) -> None:
+        """Close the log."""
+        if self._log is not None:
+            self._log.close()
+
+
+def _shown(value: Any) -> str:
+    return f"{np.asarray(value).reshape(-1)[:4].tolist()}"
 
 
 class Folder:

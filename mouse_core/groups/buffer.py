@@ -3,31 +3,311 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.requests import Requests
 from mouse_core._base.threads import Alarm
 from mouse_core._base.tracing import refuse_traced
-from mouse_core.errors import ConfigError, DataError
+from mouse_core.digest import StreamDigest
+from mouse_core.digest.states import asked_for
+from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, TimedOutError
+from mouse_core.files.locking import Descriptor, lock, this_process, unlock
 from mouse_core.files.writing import make_folder, storing
 from mouse_core.groups._files.declared import declare
 from mouse_core.groups._files.names import BATCHES, STATE
-from mouse_core.groups._files.owner import Owner
 from mouse_core.groups._files.parts import check_codec
 from mouse_core.groups._files.waiting import Rules
 from mouse_core.groups._folder import Folder
-from mouse_core.groups._pressure import Pressure
-from mouse_core.groups._stored import StoredInBuffer
 from mouse_core.groups.making.feeding import Making
 from mouse_core.groups.making.protocol import BatchMaker
+from mouse_core.groups.stored.readiness import Awaited
+from mouse_core.groups.stored.reading import Chosen, Range, StoredRollouts, select_rollouts
 from mouse_core.groups.types.columns import Columns, RolloutColumn
+from mouse_core.groups.types.example import RLExample
 from mouse_core.groups.types.records import RolloutRecord, uids_of, with_columns
 from mouse_core.groups.types.versions import version_name
 from mouse_core.spec import check_count
+
+
+class StoredInBuffer:
+    """A buffer's stored rollouts and batches."""
+
+    _folder: Folder
+    _lock: ProcessLock
+    _root: Path
+
+    def __len__(self) -> int:
+        """Rollouts, sealed or waiting."""
+        return len(self._folder.uids)
+
+    def __contains__(self, rollout_uid: object) -> bool:
+        return rollout_uid in self._folder.uids
+
+    def contains(self, rollout_uids: Iterable[str]) -> list[bool]:
+        """Which rollouts are there, sealed or waiting, for each uid: so a producer that is back knows what arrived."""
+        return [uid in self._folder.uids for uid in uids_of(rollout_uids)]
+
+    @property
+    def num_groups(self) -> int:
+        """Sealed groups."""
+        return len(self._folder.parts)
+
+    @property
+    def num_waiting(self) -> int:
+        """Rollouts whose groups are not sealed yet."""
+        return self._folder.waiting.count
+
+    @property
+    def digest(self) -> StreamDigest:
+        """What batches were stored, in 128 bits: ``examples_digest(i, batch)`` of each with its number, added up.
+
+        It is kept with them, and begins anew after one that was stored without or whose file is gone. ConfigError: The
+        buffer was made without ``digest=True``.
+        """
+        return asked_for(self._folder.batches.digest, "buffer")
+
+    def rollouts(
+        self,
+        *,
+        environment: str | None = None,
+        policy_version: str | int | Collection[str | int] | None = None,
+        example_id: str | int | Collection[str | int] | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        tokens: Range | None = None,
+        rewards: Range | None = None,
+    ) -> StoredRollouts:
+        """The rollouts sealed so far; see ``open_rollouts``."""
+        with self._lock:
+            parts = list(self._folder.parts)
+        chosen = Chosen(since, until, tokens, rewards)
+        return select_rollouts(self._root, parts, environment, policy_version, example_id, chosen)
+
+    def rollout(self, rollout_uid: str) -> RolloutRecord:
+        """A rollout, sealed or waiting, with the late columns that it has; only the file of its group is read.
+
+        Raises:
+            MissingRowError: There is no such rollout.
+            DataError: The file is damaged; the message names it.
+            StorageError: It cannot be read.
+        """
+        with self._lock:
+            return self._folder.rollout(rollout_uid)
+
+    def waiting_for(self) -> dict[str, Awaited]:
+        """Which rollouts each late column is awaited of: what is left to do for who writes it, also after a restart."""
+        with self._lock:
+            return self._folder.readiness.awaited(self._folder.waiting.by_uid.values())
+
+    def summary(self) -> dict[str, float]:
+        """Numbers for a log: those of the batch maker's ``summary``, if it has one, and how many rollouts there are.
+
+        "stored" is all of them, "unsealed" those whose groups are not sealed, "awaiting_columns" those of sealed groups
+        that wait for late columns, "queued" those that a batch maker of one's own is given with the next batch, and
+        "given_up" those that nobody waits for any more. "received" is "stored" and, since the folder was opened, what
+        came again or in calls that were refused. Each of them is counted once: in "unsealed", "awaiting_columns",
+        "queued", "held", "used" or one "left/<reason>"; see ``GrpoBatchMaker.summary``.
+        """
+        with self._lock:
+            return self._folder.summary()
+
+    @property
+    def batches(self) -> list[str]:
+        """The ids of all stored batches, in order; old files may have been deleted since."""
+        with self._lock:
+            return [batch.batch_id for batch in self._folder.batches.stored]
+
+    def read_batch(self, batch_id: str) -> list[RLExample]:
+        """A stored batch.
+
+        Raises:
+            MissingFieldError: There is no such batch.
+            DataError: Its file is damaged.
+            StorageError: It cannot be read.
+        """
+        return self._folder.batches.read(batch_id)
+
+    def batch_metadata(self, batch_id: str) -> dict[str, Any]:
+        """What the batch maker said of a stored batch.
+
+        Raises:
+            MissingFieldError, DataError, StorageError: As ``read_batch``.
+        """
+        return self._folder.batches.metadata(batch_id)
+
+    def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
+        """How many versions older than the newest the examples of a batch were when it was made, ``[B]``; NaN: unknown.
+
+        The newest is that of all rollouts that had been added. Numbers are subtracted; of other versions those between
+        are counted. Where a trainer went back behind an example's version since, the example is as many versions apart
+        from the newest as lie on both lines: of 5, where ``set_policy_version`` told 3 and then 4, that is 2 + 1.
+
+        Raises:
+            MissingFieldError, DataError, StorageError: As ``read_batch``.
+        """
+        return self._folder.batches.staleness(batch_id)
+
+
+# Who waits looks so often whether the buffer is still the folder's: whoever takes it over can wake nobody here.
+_LOOK_SECONDS = 0.5
+
+
+class Pressure:
+    """Keeps producers from running ahead, and never from what a batch lacks.
+
+    Args:
+        limit: How many rollouts may be ahead; None: any number.
+        maker: What batches are made by.
+        lock: The buffer's.
+
+    Raises:
+        ConfigError: There is a limit and no maker that says how many examples a batch could be made of.
+    """
+
+    def __init__(self, limit: int | None, maker: BatchMaker | None, lock: ProcessLock) -> None:
+        self.limit = None if limit is None else check_count("max_ahead", limit)
+        self._maker = maker
+        if self.limit is not None and not hasattr(maker, "available"):
+            raise ConfigError(f"max_ahead: expected a batch_maker with an attribute 'available', found {maker!r:.100}")
+        self._changed = threading.Condition(lock)
+        self._lacking = False
+
+    def ahead(self, waiting: int) -> int:
+        """Rollouts that the maker has not been given, so many, and examples that batches could be made of."""
+        with self._changed:
+            return waiting + int(getattr(self._maker, "available", 0))
+
+    def hold(
+        self,
+        timeout: float | None,
+        step: Callable[[], AbstractContextManager[None]],
+        counts: Callable[[], tuple[int, int]],
+    ) -> None:
+        """Wait until there is room.
+
+        Args:
+            timeout: Seconds; None: as long as it takes.
+            step: Entered to see an error where the buffer is not the folder's any more.
+            counts: How many rollouts the batch maker has not been given, and how many of these wait for late columns.
+
+        Raises:
+            TimedOutError: There was no room in time.
+        """
+        if self.limit is None:
+            return
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+            raise ConfigError(f"timeout: expected seconds, at least 0, or None, found {timeout!r}")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while (ahead := self._too_many(*counts())) is not None:
+                left = _LOOK_SECONDS if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    raise TimedOutError(
+                        f"add_rollouts: expected room within {timeout:g} s, found {ahead} rollouts ahead of "
+                        f"max_ahead {self.limit}; batches make room, and nothing was added"
+                    )
+                with step():
+                    pass
+                self._changed.wait(min(left, _LOOK_SECONDS))
+
+    def _too_many(self, waiting: int, late: int) -> int | None:
+        """How many are ahead, if there are enough, and the last batch that was asked for was made.
+
+        What waits for late columns goes on to be bounded when it was not: more rollouts are not what it lacks.
+        """
+        if self.limit is None or (self._lacking and late < self.limit):
+            return None
+        ahead = self.ahead(waiting)
+        return ahead if ahead >= self.limit else None
+
+    def asked(self, *, made: bool) -> None:
+        """A batch was asked for. Until one is made nobody waits: what is ahead is not what that batch lacks."""
+        self._lacking = not made
+        self.wake()
+
+    def wake(self) -> None:
+        """Let those that wait look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+
+# Bytes that the file is read to; it says who the owner is, and where.
+_LONGEST = 1024
+
+
+class Owner(Descriptor):
+    """The right to write to a folder.
+
+    It passes to whoever takes it last: a writer that was believed dead, and is not, finds out at its next step and
+    changes nothing any more. A lock alone could not do that; it would keep the new writer out.
+
+    Args:
+        path: A file that says who the owner is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._process = os.getpid()
+        self._token = uuid.uuid4().hex.encode()
+        with storing(f"file {path}"):
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """Become the owner, once the present one has finished its step; keep all others out meanwhile."""
+        lock(self._file, wait=True)
+        try:
+            with storing(f"file {self._path}"):
+                named = self._token + b"\n" + this_process().encode()
+                os.lseek(self._file, 0, os.SEEK_SET)
+                os.write(self._file, named)
+                os.ftruncate(self._file, len(named))
+            yield
+        finally:
+            self._unlock()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Keep all others out while something is written.
+
+        Raises:
+            ClosedError: Someone else has taken the folder, or it has been closed here.
+            ForkError: This is a forked child.
+        """
+        if self._file < 0:
+            raise ClosedError(f"rollout buffer: expected an open one, found {str(self._path.parent.parent)!r} closed")
+        if os.getpid() != self._process:
+            raise ForkError(
+                f"rollout buffer: expected to be used in process {self._process}, found the forked child {os.getpid()}"
+            )
+        lock(self._file, wait=True)
+        try:
+            os.lseek(self._file, 0, os.SEEK_SET)
+            token, _, owner = os.read(self._file, _LONGEST).partition(b"\n")
+            if token != self._token:
+                by = f", by {owner.decode(errors='replace')}" if owner else ""
+                raise ClosedError(
+                    f"rollout buffer: expected to own {str(self._path.parent.parent)!r}, found it opened anew since{by}"
+                )
+            yield
+        finally:
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._file >= 0:
+            unlock(self._file)
+
 
 # How long to wait before sealing is tried again, after the disk was full.
 _RETRY_SECONDS = 5.0

@@ -9,17 +9,186 @@ from typing import Any
 import numpy as np
 
 from mouse_core.formats.columns.named import MISSING
-from mouse_core.inspect._about_episodes import (
-    about_alignment,
-    about_ends,
-    about_observations,
-    are_states,
-    same_again,
-)
 from mouse_core.inspect._checks.finding import Finding, counted, error, listed, note, plural, warning
 from mouse_core.inspect._checks.places import Places
 from mouse_core.inspect.report import ActionsReport, ColumnReport, EpisodesReport
 from mouse_core.spec import Binary, Bounded, Categorical, MultiCategorical, from_json
+
+# Shares from which on it is no coincidence.
+_REPEATS_OF_VECTORS = 0.01
+_BY_TURNS, _NEARLY_ALL = 0.4, 0.9
+_MOST = 0.5
+_MANY_LONGEST = 0.05
+_WIDEST_STATE = 16
+_FEW_EPISODES = 5
+# How many duplicates chance may bring before they are no sign of anything.
+_CHANCE = 0.01
+# A policy that hardly draws goes the same few ways again and again in a small world; in files that were read twice many
+# episodes come again, and each once.
+_MANY_AGAIN = 0.2
+
+
+def _observations(columns: Sequence[ColumnReport]) -> list[ColumnReport]:
+    """What is seen, without what a reader says of rows that lack it."""
+    return [column for column in columns if column.name.startswith("observation") and column.name != MISSING]
+
+
+def are_states(columns: Sequence[ColumnReport]) -> bool:
+    """Whether all that is seen is numbers of states, which come again, as whole episodes of them do."""
+    seen = _observations(columns)
+    return bool(seen) and all(
+        isinstance(column.shape, list)
+        and (not column.shape or (len(column.shape) == 1 and column.shape[0] <= _WIDEST_STATE))
+        and column.dtype.startswith(("int", "uint", "bool"))
+        for column in seen
+    )
+
+
+def same_again(columns: Sequence[ColumnReport], actions: ActionsReport | None) -> float:
+    """How likely two steps from the same state are the same: in a world of whole numbers, when the actions are."""
+    seen = _observations(columns)
+    whole = all(column.whole or column.dtype.startswith(("int", "uint", "bool")) for column in seen)
+    if actions is None or not actions.counts or not whole:
+        return 0.0
+    total = sum(actions.counts.values())
+    return sum((count / total) ** 2 for count in actions.counts.values())
+
+
+def about_ends(episodes: EpisodesReport, *, states: bool, again: float) -> Iterator[Finding]:
+    """Findings about where episodes end, and whether they are the same.
+
+    Args:
+        episodes: What was counted.
+        states: Whether all that is seen is numbers of states.
+        again: See ``same_again``.
+    """
+    odd, count = episodes.anomalies, f"{episodes.count:,}"
+    pairs = episodes.count * (episodes.count - 1) / 2
+    chance = pairs * again ** odd.get("longest-duplicate", 0) > _CHANCE
+    few = odd.get("come-again", 0) < max(_MOST * episodes.duplicates, _MANY_AGAIN * episodes.count)
+    chance |= states or (bool(again) and few)
+    if episodes.count and not episodes.truncated:
+        at_longest = odd.get("at-longest", 0)
+        message = "no step is marked as truncated (done 2)"
+        longest = int(episodes.lengths.high or 0)
+        # What somebody sets as a limit is a round number; where a road ends after 17 steps, it is none.
+        round_number = longest % 2 == 0 or longest % 5 == 0
+        several = at_longest > 2 or at_longest == episodes.count > 1
+        spike = several and at_longest >= _MANY_LONGEST * episodes.count and round_number
+        if spike:
+            message += (
+                f", and {at_longest:,} of {count} episodes have exactly the longest length, "
+                f"{episodes.lengths.high:,} steps: was a time limit recorded as a terminal state, or not at all?"
+            )
+        else:
+            message += ": right only if nothing but terminal states ended episodes; a time limit must not look like one"
+        # Without episodes that are all cut off at one length, there may have been no limit, or none was reached.
+        yield (warning if spike else note)("no-truncation", message)
+    known = {**odd, "episodes-without-end": episodes.open - odd.get("ends-open", 0)}
+    known["duplicate-episodes"] = episodes.duplicates
+    more = f"followed by more of the same episode, by {episodes.found_by}"
+    for code, noun, message in (
+        ("unknown-done", "row", "done: expected 0 (alive), 1 (terminal) or 2 (truncated), found other codes in {}"),
+        (
+            "done-against-flags",
+            "row",
+            "done: the flags beside it say another code in {}: it is 1 if terminated else 2 if truncated else 0",
+        ),
+        ("continues-after-terminal", "terminal row", f"{{}} (done 1) {more}"),
+        ("continues-after-truncation", "truncated row", f"{{}} (done 2) {more}"),
+        (
+            "episodes-without-end",
+            "episode",
+            f"{{}} of {count} end without a done code, though another episode follows",
+        ),
+        ("duplicate-episodes", "episode", f"{{}} of {count} are, step by step, the same as an earlier one"),
+        ("step-not-from-0", "episode", "episode_step: not 0 where {} begin: rows are missing"),
+        ("step-jumps", "row", "episode_step: {} do not follow the row before: rows are missing"),
+    ):
+        if known.get(code):
+            level = note if chance and code == "duplicate-episodes" else warning
+            level = error if code in ("unknown-done", "done-against-flags") else level
+            yield level(code, message.format(counted(known[code], noun)))
+    if odd.get("ends-open"):
+        yield note("ends-open", "the last episode has not ended where the data end")
+
+
+def about_alignment(episodes: EpisodesReport, *, arrived: bool) -> Iterator[Finding]:
+    odd = episodes.anomalies
+    if arrived and odd.get("reward-at-start"):
+        yield warning(
+            "reward-at-start",
+            f"reward is not 0 in {odd['reward-at-start']:,} of the {episodes.count:,} rows that episodes begin with: "
+            "nothing "
+            "has been done yet there, so rewards (and actions) may stand one row too early; rows that hold what "
+            "*leaves* their observation have the alignment 'outgoing'",
+        )
+    if arrived and odd.get("done-at-start"):
+        yield warning(
+            "done-at-start", f"done is not 0 in {counted(odd['done-at-start'], 'row')} that episodes begin with"
+        )
+    if odd.get("without-transitions"):
+        rows = "of a single row, which hold no transition" if arrived else "without a step"
+        yield warning("without-transitions", f"{counted(odd['without-transitions'], 'episode')} {rows}")
+
+
+def about_observations(columns: Sequence[ColumnReport], episodes: EpisodesReport) -> Iterator[Finding]:
+    seen = _observations(columns)
+    if not seen or all(column.constant for column in seen):
+        return
+    vectors = any(column.dtype in ("float16", "float32", "float64") and not column.whole for column in seen)
+    yield from _about_repeats(episodes, vectors=vectors, states=are_states(columns))
+    boundaries = max(episodes.count - 1, 0)
+    equal = episodes.anomalies.get("final-is-next-first", 0)
+    # A small world may be where it began when it is cut off; of ends that are terminal that would be odd.
+    counted_ends = equal - (episodes.truncated + episodes.open if are_states(columns) else 0)
+    if boundaries and counted_ends / boundaries > _MOST:
+        yield warning(
+            "final-is-next-first",
+            f"{equal:,} of {boundaries:,} episodes end with the observation that the next one begins with: it was "
+            "recorded after the environment had been reset",
+        )
+    same, marked = episodes.anomalies.get("same-final", 0), _marked_rows(columns)
+    if vectors and episodes.count > _FEW_EPISODES and same >= episodes.count - 1 and same > marked:
+        yield warning("same-final", f"all {episodes.count:,} episodes end with one and the same observation")
+
+
+def _marked_rows(columns: Sequence[ColumnReport]) -> int:
+    """Rows of zeros that a reader put there, and said so: these are no recording."""
+    return sum(round(column.mean * column.rows) for column in columns if column.name == MISSING and column.mean)
+
+
+def _about_repeats(episodes: EpisodesReport, *, vectors: bool, states: bool) -> Iterator[Finding]:
+    """Observations that equal the one before; ``vectors`` of floats hardly ever do, ``states`` often.
+
+    Of pictures and small worlds any share may: who walks into a wall sees it again. But not every other one.
+
+    Args:
+        episodes: What was counted.
+        vectors: Whether there are floats among the observations that are no whole numbers.
+        states: Whether they all are numbers of states.
+    """
+    transitions, repeats = episodes.transitions, episodes.repeated_observations
+    finals = episodes.anomalies.get("final-repeats", 0)
+    compared = episodes.anomalies.get("finals-compared", 0)
+    only_finals = compared and finals / compared > _MOST and repeats <= 1.5 * episodes.count
+    if repeats:
+        share = repeats / max(transitions, 1)
+        by_turns = share >= _BY_TURNS and episodes.anomalies.get("repeated-once", 0) >= _NEARLY_ALL * repeats
+        many = share >= _REPEATS_OF_VECTORS if vectors else by_turns
+        many = bool(transitions) and many and not only_finals and not states
+        yield (warning if many else note)(
+            "repeated-observation",
+            f"the observation at t+1 equals that at t in {repeats:,} of {transitions:,} transitions "
+            f"({share:{'.1%' if many else '.2%'}})",
+        )
+    if only_finals:
+        yield (note if states else warning)(
+            "final-repeats",
+            f"{finals:,} of {compared:,} episodes end with the observation before the last, repeated: the final "
+            "observation was not recorded",
+        )
+
 
 _REQUIRED = ("action", "reward", "done")
 _NULLABLE = ("episode_step", "metadata_q_star")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +15,544 @@ from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.dense import plain
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.formats.columns.named import MISSING
-from mouse_core.formats.columns.values import UInt64s, Values, combined, hash_rows, read_values
+from mouse_core.formats.columns.transitions import step_numbers
+from mouse_core.formats.columns.values import UInt64s, Values, combined, hash_rows, mixed, read_values
 from mouse_core.inspect._checks.places import Places
-from mouse_core.inspect._checks.sampling import Int64s
 from mouse_core.inspect._checks.watching import Watch, missing_rows
-from mouse_core.inspect._columns import ColumnCounter
-from mouse_core.inspect._episodes import EpisodeCounter
-from mouse_core.inspect.report import ActionsReport, ColumnReport, EpisodesReport
+from mouse_core.inspect.report import ActionsReport, ColumnReport, Distribution, EpisodesReport
+from mouse_core.statistics.moments import Moments
 from mouse_core.store.evidence import contradicted, flags_in
+
+_BINS = 64
+# What lies beyond counts as this, so that ranges and their widths stay finite.
+_MOST = 1e300
+
+
+class Histogram:
+    """Counts in 64 bins of equal width; the bins grow, two into one, until they cover every value that came.
+
+    Exact: each value is counted once, in the bin that it lies in (up to rounding at the edges of bins).
+    """
+
+    def __init__(self) -> None:
+        self.low = 0.0
+        self.width = 0.0
+        self.counts = np.zeros(_BINS, np.int64)
+        # While there is one value only, there is no range to divide.
+        self._only: float | None = None
+        self._only_count = 0
+
+    def add(self, values: npt.NDArray[Any]) -> None:
+        """Count finite values, any shape."""
+        values = np.clip(np.asarray(values, np.float64).reshape(-1), -_MOST, _MOST)
+        if not values.size:
+            return
+        low, high = float(values.min()), float(values.max())
+        if not self.width:
+            if low == high and self._only in (None, low):
+                self._only, self._only_count = low, self._only_count + values.size
+                return
+            first = low if self._only is None else min(low, self._only)
+            last = high if self._only is None else max(high, self._only)
+            # Halves first: the difference of two floats may overflow.
+            width = last / _BINS - first / _BINS
+            self.low, self.width = first, max(width, float(np.spacing(max(abs(first), abs(last)))))
+            self._cover(first, last)
+            if self._only is not None:
+                self._count(np.full(1, self._only), self._only_count)
+        self._cover(low, high)
+        self._count(values, 1)
+
+    def _count(self, values: npt.NDArray[np.float64], weight: int) -> None:
+        places = np.clip(values / self.width - self.low / self.width, 0, _BINS - 1).astype(np.int64)
+        self.counts += weight * np.bincount(places, minlength=_BINS)
+
+    def _cover(self, low: float, high: float) -> None:
+        while high / self.width - self.low / self.width >= _BINS * (1 + 1e-12):
+            self._widen()
+        while low < self.low:
+            # Growing downwards: the range is extended to the left by as much as it spans.
+            self.low -= self.width * _BINS
+            self.counts = np.concatenate([np.zeros(_BINS, np.int64), self.counts])
+            self.counts = self.counts.reshape(_BINS, 2).sum(axis=1)
+            self.width *= 2
+
+    def _widen(self) -> None:
+        joined = self.counts.reshape(_BINS // 2, 2).sum(axis=1)
+        self.counts = np.concatenate([joined, np.zeros(_BINS // 2, np.int64)])
+        self.width *= 2
+
+    def bars(self) -> tuple[list[float], list[int]]:
+        """Edges ``[k + 1]`` and counts ``[k]``, empty bins at both ends left out; ``([], [])`` without values."""
+        if not self.width:
+            return ([], []) if self._only is None else ([self._only, self._only], [self._only_count])
+        (filled,) = np.nonzero(self.counts)
+        first, end = int(filled[0]), int(filled[-1]) + 1
+        edges = [self.low + self.width * place for place in range(first, end + 1)]
+        return edges, self.counts[first:end].tolist()
+
+
+# So many places of a vector are kept apart; wider rows are counted as a whole.
+_MOST_PLACES = 1024
+_MOST_TEXTS = 1000
+_PLACE_HISTOGRAMS = 16
+_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
+
+class ColumnCounter:
+    """Statistics of one column.
+
+    Args:
+        name: The column's name.
+        data_type: Its Arrow type.
+        histogram: Whether to keep a histogram of all values, and one for each place of a short vector.
+    """
+
+    def __init__(self, name: str, data_type: pa.DataType, *, histogram: bool) -> None:
+        self.name = name
+        self.data_type = data_type
+        self.rows = self.nulls = self.nans = self.infinite = 0
+        self.low: float | int | None = None
+        self.high: float | int | None = None
+        self.shapes: set[tuple[int, ...]] = set()
+        self.least_length: int | None = None
+        self.most_length: int | None = None
+        self.texts: Counter[str] = Counter()
+        self.texts_complete = True
+        self.constant = self.whole = True
+        self.histogram = Histogram() if histogram else None
+        self.place_histograms: list[Histogram] = []
+        self.places: Moments | None = None
+        self._total = Moments(1)
+        self._first_hash: int | None = None
+        self._kind = "other"
+        self._value_type = ""
+
+    def add(self, values: Values, hashes: UInt64s | None) -> None:
+        """Count some rows."""
+        self._kind, self._value_type = values.kind.kind, values.kind.value_type
+        self.rows += values.rows
+        self.nulls += values.nulls
+        if not values.rows:
+            return
+        if hashes is not None and self.constant:
+            if self._first_hash is None:
+                self._first_hash = int(hashes[0])
+            self.constant = bool((hashes == np.uint64(self._first_hash)).all())
+        if values.numbers is not None:
+            self._add_numbers(values)
+        elif values.kind.kind != "image":
+            self._add_texts(values.array)
+
+    def _add_numbers(self, values: Values) -> None:
+        numbers = values.numbers
+        assert numbers is not None
+        if values.shape is not None:
+            self.shapes.add(values.shape)
+            size = int(np.prod(values.shape, dtype=np.int64))
+            self._add_length(size, size)
+        elif values.lengths is not None:
+            there = values.lengths if values.present is None else values.lengths[values.present]
+            if len(there):
+                self._add_length(int(there.min()), int(there.max()))
+        self._add_finite(self._finite(numbers))
+        if numbers.size and values.shape is not None and len(values.shape) == 1 and values.shape[0] <= _MOST_PLACES:
+            self._add_places(numbers)
+
+    def _finite(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The numbers without NaN and infinite ones, which are counted."""
+        if numbers.dtype.kind != "f":
+            return numbers
+        finite = np.isfinite(numbers)
+        if finite.all():
+            return numbers
+        nans = int(np.isnan(numbers).sum())
+        self.nans += nans
+        self.infinite += int((~finite).sum()) - nans
+        return np.asarray(numbers[finite])
+
+    def _add_finite(self, numbers: npt.NDArray[Any]) -> None:
+        if not numbers.size:
+            return
+        low, high = numbers.min().item(), numbers.max().item()
+        if self.whole and numbers.dtype.kind == "f":
+            self.whole = bool((np.trunc(numbers) == numbers).all())
+        self.low, self.high = _lower(self.low, low), _higher(self.high, high)
+        flat = numbers.reshape(-1)
+        if flat.dtype == np.uint8:
+            # Pixels: there are only 256 values, and counting them is faster than adding them up.
+            self._total.add_counts(np.bincount(flat, minlength=256)[None])
+        else:
+            self._total.add(flat[:, None])
+        if self.histogram is not None:
+            self.histogram.add(numbers)
+
+    def _add_places(self, numbers: npt.NDArray[Any]) -> None:
+        width = numbers.shape[1]
+        if self.places is None:
+            self.places = Moments(width)
+            if self.histogram is not None and width <= _PLACE_HISTOGRAMS:
+                self.place_histograms = [Histogram() for _ in range(width)]
+        if len(self.places.count) != width:
+            return
+        self.places.add(np.ascontiguousarray(numbers))
+        for place, histogram in enumerate(self.place_histograms):
+            column = numbers[:, place]
+            histogram.add(column[np.isfinite(column)] if column.dtype.kind == "f" else column)
+
+    def _add_length(self, least: int, most: int) -> None:
+        self.least_length, self.most_length = _lower(self.least_length, least), _higher(self.most_length, most)
+
+    def _add_texts(self, array: pa.Array) -> None:
+        # Values of no type that can be measured are counted by what they look like, as long as there are few.
+        if not self.texts_complete:
+            return
+        counts = None if pa.types.is_nested(array.type) else array.value_counts()
+        if counts is not None and len(counts) <= _MOST_TEXTS:
+            for entry in counts.to_pylist():
+                if entry["values"] is not None:
+                    self.texts[str(entry["values"])[:200]] += entry["counts"]
+        self.texts_complete = counts is not None and max(len(counts), len(self.texts)) <= _MOST_TEXTS
+
+    def result(self) -> ColumnReport:
+        """What was counted so far."""
+        if len(self.shapes) == 1 and self.least_length == self.most_length:
+            shape: list[int] | str | None = list(next(iter(self.shapes)))
+        elif self.least_length is not None and self._kind == "list":
+            shape = f"{self.least_length} to {self.most_length} values"
+        else:
+            shape = [] if self._kind == "scalar" else None
+        named = self._kind if self._kind in ("image", "null") else str(self.data_type)
+        total, places = _by_place(self._total), None
+        if self.places is not None:
+            places = _by_place(self.places) | {"histograms": [_bars(histogram) for histogram in self.place_histograms]}
+        return ColumnReport(
+            name=self.name,
+            dtype=_NAMES.get(self._value_type, self._value_type) or named,
+            shape=shape,
+            rows=self.rows,
+            nulls=self.nulls,
+            nans=self.nans,
+            infinite=self.infinite,
+            low=self.low,
+            high=self.high,
+            mean=total["mean"][0],
+            deviation=total["deviation"][0],
+            constant=self.constant and self.rows > 1 and self._first_hash is not None,
+            whole=self.whole and self.low is not None,
+            values=dict(self.texts.most_common(20)) if self.texts_complete and self.texts else None,
+            histogram=_bars(self.histogram) if self.histogram is not None else None,
+            places=places,
+        )
+
+
+def _lower(one: Any, other: Any) -> Any:
+    return other if one is None else min(one, other)
+
+
+def _higher(one: Any, other: Any) -> Any:
+    return other if one is None else max(one, other)
+
+
+def _bars(histogram: Histogram) -> dict[str, list[Any]]:
+    edges, counts = histogram.bars()
+    return {"edges": edges, "counts": counts}
+
+
+def _by_place(moments: Moments) -> dict[str, list[Any]]:
+    """Lowest, highest, mean and deviation of every place; None where no number came."""
+    found = {"low": moments.low, "high": moments.high, "mean": moments.mean, "deviation": moments.deviation}
+    known = moments.count > 0
+    return {name: np.where(known, values, np.array(None)).tolist() for name, values in found.items()}
+
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+# 2**64 over the golden ratio: multiples of it lie far apart.
+_GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
+
+
+class EpisodeCounter:
+    """Episodes of rows that come in order.
+
+    ``places`` has where each of the anomalies is.
+
+    Args:
+        arrived: Whether an episode of T transitions is T + 1 rows, the first of which belongs to none.
+        found_by: What tells where episodes begin: any of "episode_step", an episode number, and "done".
+    """
+
+    def __init__(self, *, arrived: bool, found_by: str) -> None:
+        self.arrived = arrived
+        self.found_by = found_by
+        self.transitions = self.repeated = self.repeated_once = 0
+        self._repeated_last = False
+        self.done_codes: Counter[int] = Counter()
+        self.anomalies: Counter[str] = Counter()
+        # Where each of these is, and a few other things that are counted.
+        self.places: defaultdict[str, Places] = defaultdict(Places)
+        # Finished episodes, an array of each for every batch.
+        self._lengths: list[Int64s] = []
+        self._returns: list[npt.NDArray[np.float64]] = []
+        self._codes: list[npt.NDArray[np.int8]] = []
+        self._hashes: list[UInt64s] = []
+        # The episode that goes on: its number, rows so far, return, hash, and the row before the next.
+        self._number = -1
+        self._rows = 0
+        self._return = 0.0
+        self._hash = np.uint64(0)
+        self._last: dict[str, Any] | None = None
+        self._final_hash: np.uint64 | None = None
+
+    def add(
+        self,
+        *,
+        done: Int64s,
+        reward: npt.NDArray[np.float64],
+        step: Int64s | None,
+        number: UInt64s | None,
+        row_hash: UInt64s,
+        observation_hash: UInt64s | None,
+        contradicted: Bools | None = None,
+    ) -> tuple[Bools, Int64s, Int64s]:
+        """Count some rows, ``[n]`` of everything.
+
+        Args:
+            done: Done codes.
+            reward: Rewards.
+            step: Step within the episode, where there is such a column.
+            number: A hash of what names the episode, where there is such a column.
+            row_hash: Of action, reward, done and observation.
+            observation_hash: Of the observation alone.
+            contradicted: Where flags beside the done codes say others, where there are such flags.
+
+        Returns:
+            Which rows begin an episode, the number of each row's episode, and the row's number in it, from 0.
+        """
+        known = {"done": done, "step": step, "number": number, "observation": observation_hash}
+        shifted = {name: _shifted(values, self._last, name) for name, values in known.items()}
+        start = self._starts(shifted, known)
+        codes, counts = np.unique(done, return_counts=True)
+        self.done_codes.update(dict(zip(codes.tolist(), counts.tolist(), strict=True)))
+        episode = self._number + np.cumsum(start)
+        step_number = step_numbers(start, self._rows)
+        self._count_anomalies(start, shifted, known, reward, (episode, step_number))
+        if contradicted is not None:
+            self._count("done-against-flags", contradicted, (episode, step_number))
+        self._finish(start, step_number, reward, row_hash, known, shifted)
+        self._number = int(episode[-1])
+
+        last = {**known, "before": shifted["observation"]}  # of each, what the row before the next has
+        self._last = {name: None if values is None else values[-1] for name, values in last.items()}
+        self._last["start"] = bool(start[-1])
+        return start, episode, step_number
+
+    def _starts(self, shifted: dict[str, Any], known: dict[str, Any]) -> Bools:
+        step, number = known["step"], known["number"]
+        if step is not None:
+            start = (step == 0) | (step <= shifted["step"])
+            if number is not None:
+                start |= number != shifted["number"]
+        elif number is not None:
+            start = number != shifted["number"]
+        else:
+            start = shifted["done"] != 0
+        start = np.array(start, bool)
+        start[0] |= self._last is None
+        return start
+
+    def _count_anomalies(
+        self,
+        start: Bools,
+        shifted: dict[str, Any],
+        known: dict[str, Any],
+        reward: npt.NDArray[np.float64],
+        where: tuple[Int64s, Int64s],
+    ) -> None:
+        done, step = known["done"], known["step"]
+        follows = ~start  # rows with a row of the same episode before them
+        transition = follows if self.arrived else np.ones(len(done), bool)
+        self.transitions += int(transition.sum())
+        found = {
+            "reward-at-start": start & (np.nan_to_num(reward) != 0),
+            "done-at-start": start & (done != 0),
+            "continues-after-terminal": follows & (shifted["done"] == 1),
+            "continues-after-truncation": follows & (shifted["done"] == 2),
+            "unknown-done": (done < 0) | (done > 2),
+        }
+        if step is not None:
+            found["step-not-from-0"] = start & (step != 0)
+            found["step-jumps"] = follows & (step != shifted["step"] + 1)
+        if known["observation"] is not None:
+            same = known["observation"] == shifted["observation"]
+            self._count_repeats(same & follows, where)
+            found["final-is-next-first"] = same & start
+            found["final-is-next-first"][: self._last is None] = False  # no row comes before the very first
+        for code, rows in found.items():
+            self._count(code, rows, where)
+
+    def _count(self, code: str, rows: Bools, where: tuple[Int64s, Int64s]) -> None:
+        """Count rows in which something is so, by their episodes and steps."""
+        count = int(rows.sum())
+        if count:
+            self.anomalies[code] += count
+            self.places[code].add(where[0][rows], where[1][rows])
+
+    def _count_repeats(self, repeats: Bools, where: tuple[Int64s, Int64s]) -> None:
+        """Count observations that repeat the one before, and those of them that a row follows which does not."""
+        self.repeated += int(repeats.sum())
+        self.places["repeated-observation"].add(where[0][repeats], where[1][repeats])
+        before = np.append(self._repeated_last, repeats[:-1])
+        self.repeated_once += int((before & ~repeats).sum())
+        self._repeated_last = bool(repeats[-1])
+
+    def _finish(
+        self,
+        start: Bools,
+        step_number: Int64s,
+        reward: npt.NDArray[np.float64],
+        row_hash: UInt64s,
+        known: dict[str, Any],
+        shifted: dict[str, Any],
+    ) -> None:
+        """Close the episodes that end before a row that begins one, and keep what is open."""
+        begins = np.flatnonzero(start)
+        counted = np.where(start, 0.0, reward) if self.arrived else reward
+        spread = mixed(row_hash ^ (step_number.astype(np.uint64) + np.uint64(1)) * _GOLDEN_RATIO)
+        # The first piece goes on with the open episode; it is empty where the batch begins with a new one.
+        edges = np.concatenate([[0], begins]) if not len(begins) or begins[0] != 0 else begins
+        returns = np.add.reduceat(counted, edges)
+        hashes = np.add.reduceat(spread, edges)
+        sizes = np.diff(np.append(edges, len(start)))
+        if not len(begins) or begins[0] or not self._rows:
+            returns[0] += self._return
+            hashes[0] += self._hash
+            sizes[0] += self._rows
+        else:
+            returns = np.append(self._return, returns)
+            hashes = np.append(self._hash, hashes)
+            sizes = np.append(self._rows, sizes)
+        last_codes = shifted["done"][begins][self._last is None :]  # no row comes before the very first
+        self._keep(sizes[:-1], returns[:-1], last_codes, hashes[:-1])
+        if known["observation"] is not None and len(begins):
+            self._count_finals(begins, start, known["observation"], shifted["observation"], sizes)
+        self._rows, self._return, self._hash = int(sizes[-1]), float(returns[-1]), hashes[-1]
+
+    def _count_finals(
+        self, begins: Int64s, start: Bools, observation_hash: UInt64s, previous: UInt64s, sizes: Int64s
+    ) -> None:
+        """What the last observations of the episodes that just ended look like."""
+        ended = begins if self._last is not None else begins[1:]
+        final = previous[ended]
+        if not len(final):
+            return
+        # The row before the final one, where it belongs to the same episode.
+        before = np.zeros(len(ended), np.uint64)
+        inside = np.zeros(len(ended), bool)
+        deep = ended >= 2
+        before[deep], inside[deep] = observation_hash[ended[deep] - 2], ~start[ended[deep] - 1]
+        if self._last is not None:
+            for number in np.flatnonzero(~deep).tolist():
+                if ended[number] == 1:
+                    before[number], inside[number] = self._last["observation"], not start[0]
+                else:
+                    before[number], inside[number] = self._last["before"] or 0, not self._last["start"]
+        where = max(self._number, 0) + np.arange(len(ended)), sizes[: len(ended)] - 1
+        self._count("final-repeats", inside & (before == final), where)
+        self.anomalies["finals-compared"] += int(inside.sum())
+        if self._final_hash is None:
+            self._final_hash = final[0]
+        self._count("same-final", final == self._final_hash, where)
+
+    def _keep(self, sizes: Int64s, returns: npt.NDArray[np.float64], codes: Int64s, hashes: UInt64s) -> None:
+        lengths = sizes - 1 if self.arrived else sizes
+        numbers = max(self._number, 0) + np.arange(len(lengths))  # the first of them is that which went on until now
+        self._count("without-transitions", lengths < 1, (numbers, np.zeros_like(numbers)))
+        self._lengths.append(lengths)
+        self._returns.append(returns)
+        self._codes.append(np.clip(codes, -1, 3).astype(np.int8))
+        self._hashes.append(hashes)
+
+    def all_of_them(self) -> tuple[UInt64s, Int64s]:
+        """Hashes and numbers of rows of all episodes; the last is among them once there is a result."""
+        hashes = np.concatenate([*self._hashes, np.zeros(0, np.uint64)])
+        lengths = np.concatenate([*self._lengths, np.zeros(0, np.int64)])
+        return hashes, lengths + int(self.arrived)
+
+    def result(self) -> EpisodesReport:
+        """What was counted so far; the rows that came last are an episode too, whether it has ended or not."""
+        if self._rows and self._last is not None:
+            last = np.array([self._last["done"]], np.int64)
+            self.anomalies["ends-open"] = int(last[0] == 0)
+            self._keep(np.array([self._rows]), np.array([self._return]), last, np.array([self._hash], np.uint64))
+            self._rows = 0
+        kept = (self._lengths, self._returns, self._codes, self._hashes)
+        lengths, returns, codes, hashes = (np.concatenate(parts) if parts else np.zeros(0) for parts in kept)
+        again = self._place_episodes(lengths, codes, hashes)
+        return EpisodesReport(
+            count=len(lengths),
+            found_by=self.found_by,
+            transitions=self.transitions,
+            lengths=_distribution(lengths),
+            returns=_distribution(returns),
+            terminated=int((codes == 1).sum()),
+            truncated=int((codes == 2).sum()),
+            open=int((codes == 0).sum()),
+            duplicates=len(hashes) - len(np.unique(hashes)),
+            done_codes={str(code): count for code, count in sorted(self.done_codes.items())},
+            repeated_observations=self.repeated,
+            anomalies={
+                **{name: count for name, count in self.anomalies.items() if count},
+                "longest-duplicate": int(lengths[again].max(initial=0)),
+                "come-again": len(np.unique(hashes[again])),
+                "at-longest": int((lengths == lengths.max(initial=0)).sum()),
+                "repeated-once": self.repeated_once + int(self._repeated_last),
+            },
+        )
+
+    def _place_episodes(self, lengths: Any, codes: Any, hashes: Any) -> Int64s:
+        """Note which episodes are odd as a whole, and return those that are the same as an earlier one."""
+        open_ones = np.flatnonzero(codes == 0)
+        last = lengths - int(not self.arrived)
+        if self.anomalies["ends-open"]:
+            self.places["ends-open"].add(open_ones[-1:], last[open_ones[-1:]])
+            open_ones = open_ones[:-1]
+        self.places["episodes-without-end"].add(open_ones, last[open_ones])
+        again = np.setdiff1d(np.arange(len(hashes)), np.unique(hashes, return_index=True)[1])
+        self.places["duplicate-episodes"].add(again, np.zeros_like(again))
+        longest = np.flatnonzero(lengths == lengths.max(initial=0))
+        self.places["at-longest"].add(longest, last[longest])
+        return again
+
+
+def _shifted(values: npt.NDArray[Any] | None, before: dict[str, Any] | None, name: str) -> Any:
+    """Every row's predecessor; the first row of all stands for its own."""
+    if values is None:
+        return None
+    first = values[:1] if before is None else np.array([before[name]], values.dtype)
+    return np.concatenate([first, values[:-1]])
+
+
+def _distribution(numbers: npt.NDArray[Any]) -> Distribution:
+    finite = numbers[np.isfinite(numbers)] if numbers.dtype.kind == "f" else numbers
+    if not len(finite):
+        return Distribution(None, None, None, None, (), (), ())
+    histogram = Histogram()
+    histogram.add(finite)
+    edges, counts = histogram.bars()
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = float(finite.mean()), float(finite.std())
+    return Distribution(
+        low=finite.min().item(),
+        high=finite.max().item(),
+        mean=mean,
+        deviation=deviation,
+        quantiles=[float(value) for value in np.quantile(finite, [0.05, 0.25, 0.5, 0.75, 0.95])],
+        edges=edges,
+        counts=counts,
+    )
+
 
 _NUMBER_COLUMNS = ("metadata_episode_id", "metadata_episode_index", "episode_id", "episode_index", "episode")
 _MOST_ACTIONS = 4096

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
@@ -11,24 +12,266 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.locks import forks
+from mouse_core.batches.source import BatchSource
 from mouse_core.digest.values import host_array
-from mouse_core.errors import ConfigError, ForkError, MissingFieldError, SchemaError
+from mouse_core.errors import ConfigError, DataError, ForkError, MissingFieldError, SchemaError, StateError
 from mouse_core.nested import find
-from mouse_core.randomness import Key
+from mouse_core.randomness import Key, Purpose
 from mouse_core.replay._assembly import check_names, names_added, rows_behind, shown
 from mouse_core.replay._episodes.index import EpisodeIndex
-from mouse_core.replay._watching import Watchers, tell
 from mouse_core.replay.ground.generations import Generations, alike
 from mouse_core.replay.ground.protocols import Draw, FieldKey, Sampler, Slots, Storage, Write, Writer, ring_slots
 from mouse_core.replay.ground.state import part_of
-from mouse_core.replay.samplers._recorded import RecordedSlices
 from mouse_core.replay.samplers.slices import SliceSampler
 from mouse_core.replay.samplers.uniform import RandomSampler
 from mouse_core.replay.samplers.weighing import priorities_like
 from mouse_core.replay.storages._dataset import DatasetStorage, no_store
 from mouse_core.replay.storages.ring import check_part
 from mouse_core.replay.writers import ImmutableWriter, RoundRobinWriter, check_rows, check_writer
-from mouse_core.sampling.episode_table import EpisodeTable
+from mouse_core.sampling.episode_table import EpisodeTable, Windows
+from mouse_core.sampling.plan import MASK
+from mouse_core.store.snapshot import Snapshot
+
+
+def tell(part: Any, storage: Storage, write: Write) -> None:
+    """Tell a sampler, or what else is told of writes, of one; rows of a store are more than there was room for."""
+    if not hasattr(storage, "refresh"):
+        part.wrote(storage, write)
+    elif hasattr(part, "grew"):
+        part.grew(storage)
+        part.wrote(storage, write)
+    else:
+        part.reset(storage)
+
+
+class Watchers:
+    """Those of a buffer's transforms that have a ``settled``, by their numbers; see ``Transform``.
+
+    Args:
+        transform: The buffer's transforms, composed; None: none.
+        storage: Its rows.
+
+    Raises:
+        ConfigError: One of them belongs to another storage.
+    """
+
+    def __init__(self, transform: Any, storage: Storage) -> None:
+        self._parts: dict[str, Any] = dict(getattr(transform, "watchers", {}))
+        for part in self._parts.values():
+            part.watch(storage)
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def wrote(self, storage: Storage, write: Write) -> None:
+        """Rows were written."""
+        for part in self._parts.values():
+            part.wrote(storage, write)
+
+    def reset(self, storage: Storage) -> None:
+        """The rows may all be others."""
+        for part in self._parts.values():
+            part.reset(storage)
+
+    def grew(self, storage: Storage) -> None:
+        """There is room for more rows, of which ``wrote`` tells."""
+
+    def dropped(self, storage: Storage, rows: int) -> None:
+        """The first rows are gone."""
+        for part in self._parts.values():
+            part.dropped(storage, rows)
+
+    def settled(self, storage: Storage) -> dict[str, Any] | None:
+        """What the transforms are at this draw, by their numbers; None: there are none that change."""
+        return {number: part.settled(storage) for number, part in self._parts.items()} or None
+
+    def state(self) -> dict[str, Any]:
+        """``{"transforms": ...}``, or nothing where there are none."""
+        states = {number: part.state_dict() for number, part in self._parts.items()}
+        return {"transforms": states} if states else {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken; with one that has nothing of these, begin anew.
+
+        Raises:
+            StateError: It is of other transforms, or damaged; nothing has changed then.
+        """
+        states = part_of(state, "transforms", {}) if "transforms" in state else {}
+        if states and self._parts and states.keys() != self._parts.keys():
+            raise StateError(f"state: expected transforms with the numbers {[*self._parts]}, found {[*states]}")
+        before = {number: part.state_dict() for number, part in self._parts.items()}
+        try:
+            for number, part in self._parts.items():
+                part.load_state_dict(states.get(number, {}))
+        except BaseException:
+            for number, part in self._parts.items():
+                part.load_state_dict(before[number])
+            raise
+
+
+Int64s = npt.NDArray[np.int64]
+
+_SOURCES_KEPT = 4
+# So many blocks of windows that were planned together are kept, and so many steps are numbered at once.
+_BLOCKS_KEPT, _STEPS_TOGETHER = 4, 1 << 14
+
+
+class RecordedSlices:
+    """Batches of recorded rows by the number of the sample, as ``BatchSource`` gives them by their index.
+
+    Args:
+        storage: The rows of a snapshot, ``storage.snapshot``.
+        sampler: Says where slices begin.
+    """
+
+    def __init__(self, storage: Any, sampler: SliceSampler) -> None:
+        self._storage = storage
+        self._sampler = sampler
+        self._sources: dict[tuple[Any, ...], BatchSource] = {}
+        # Those of fewer rows, of which others are made when they are asked for, and the number of the first sample.
+        self._before: dict[tuple[Any, ...], BatchSource] = {}
+        self._first_sample = 0
+        self._known_whole: bool | None = None
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether no slice lacks steps."""
+        if self._known_whole is None:
+            self._known_whole = self._sampler.is_whole(self._storage)
+        return self._known_whole
+
+    def is_for_rows(self) -> bool:
+        """Whether it draws what the sampler does; not from rows with a field of their own that is called as the mask.
+
+        Raises:
+            ConfigError, MissingFieldError, SchemaError: As the sampler's ``draw``.
+        """
+        return self._is_whole or MASK not in self._storage.snapshot.readers
+
+    def draw(self, batch_size: int, key: Key) -> tuple[dict[str, npt.NDArray[Any]], Draw]:
+        """The rows of the sample that ``key`` names, and what the sampler says of them.
+
+        Raises:
+            ConfigError, MissingFieldError, SchemaError: As the sampler's ``draw``.
+        """
+        source = self._source(batch_size, key.seed)
+        slices: Any = source.sampler
+        try:
+            rows = source[key.index]
+        except DataError:
+            if self._is_whole:
+                raise
+            draw = slices.draw(key)  # it may be in a row behind the end of an episode
+            return self._storage.get(draw.index), draw
+        if not self._is_whole:
+            del rows[MASK]  # the draw has it
+        return rows, slices.draw(key)
+
+    def _source(self, batch_size: int, seed: int) -> BatchSource:
+        name = (batch_size, seed, self._sampler.weighting)
+        source = self._sources.get(name)
+        if source is None:
+            if len(self._sources) >= _SOURCES_KEPT:
+                self._sources.clear()
+            source = self._sources[name] = self._made(name, batch_size, seed)
+        return source
+
+    def _made(self, name: tuple[Any, ...], batch_size: int, seed: int) -> BatchSource:
+        kind = _Slices if self._is_whole else _PaddedSlices
+        before = self._before.pop(name, None)
+        if before is None or type(before.sampler) is not kind:
+            windows = kind(self._storage, self._sampler, batch_size)
+            return BatchSource(self._storage.snapshot, sampling=windows, seed=seed)
+        before.sampler.forget()
+        return before.with_snapshot(self._storage.snapshot, epoch_start=self._first_sample)
+
+    def grew(self, sample: int | None) -> None:
+        """There are more rows from sample number ``sample`` on, behind those that there were; None: nobody knows."""
+        if sample is None:
+            self.forget()
+            return
+        self._before |= self._sources
+        self._sources, self._first_sample, self._known_whole = {}, sample, None
+
+    def forget(self) -> None:
+        """Ask the sampler anew."""
+        self._sources.clear()
+        self._before.clear()
+        self._known_whole = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sources": {}, "_before": {}}
+
+
+class _Slices:
+    """The slices of a buffer's samples as the windows of batches; see ``WindowSampler``."""
+
+    def __init__(self, storage: Storage, sampler: SliceSampler, batch_size: int) -> None:
+        self.sequence_length, self.batch_size = sampler.sequence_length, batch_size
+        self._storage, self._sampler = storage, sampler
+        self._planned: deque[tuple[range, Windows]] = deque(maxlen=_BLOCKS_KEPT)
+        self._draws: dict[int, Draw] = {}
+
+    def batches_per_epoch(self, snapshot: Snapshot) -> int:
+        """Nothing ends."""
+        return 1
+
+    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+        """See ``WindowSampler.starts``."""
+        starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start)[0]
+        return starts
+
+    def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+        """See ``ManyStarts.starts_of_many``."""
+        return self._plan(seed, first, count)[1].start.reshape(count, -1)
+
+    def _plan(self, seed: int, first: int, count: int) -> tuple[range, Windows]:
+        """Draw the windows of ``count`` samples together."""
+        samples = range(first, first + count)
+        keys = [Key(seed, Purpose.REPLAY, sample) for sample in samples]
+        planned = samples, self._sampler.windows(self._storage, self.batch_size, keys)
+        self._planned.append(planned)
+        return planned
+
+    def forget(self) -> None:
+        """Plan anew: there are more rows."""
+        self._planned.clear()
+        self._draws = {}
+
+    def draw(self, key: Key) -> Draw:
+        """What the sampler says of the sample that ``key`` names."""
+        if key.index not in self._draws:
+            planned = next((block for block in self._planned if key.index in block[0]), None)
+            self._draws = self._draws_from(key.index, *(planned or self._plan(key.seed, key.index, 1)))
+        return self._draws.pop(key.index)
+
+    def _draws_from(self, first: int, samples: range, windows: Windows) -> dict[int, Draw]:
+        """The draws of ``samples`` from number ``first`` on, as many as are small together."""
+        size = self.batch_size
+        count = min(samples.stop - first, max(1, _STEPS_TOGETHER // (size * self.sequence_length)))
+        begin = (first - samples.start) * size
+        some = Windows(*[column[begin : begin + count * size] for column in windows])
+        draw = self._sampler.draw_of(some, self._sampler.episodes.settled(self._storage), self._storage)
+        return {first + number: _part(draw, slice(number * size, (number + 1) * size)) for number in range(count)}
+
+
+def _part(draw: Draw, windows: slice) -> Draw:
+    mask = None if draw.mask is None else draw.mask[windows]
+    return Draw(draw.index[windows], mask, pad=draw.pad, extra={"traj_id": draw.extra["traj_id"][windows]})
+
+
+class _PaddedSlices(_Slices):
+    """The same where some lack steps behind the end of their episode; see ``PaddedSampler``."""
+
+    fill = None  # batches are padded when they are assembled
+
+    def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
+        """See ``PaddedSampler.lengths``."""
+        episodes = self._sampler.episodes.settled(self._storage)
+        _, ends, _ = episodes.episode_of(np.zeros(len(starts), np.int64), starts)
+        lengths: Int64s = np.minimum(ends - starts, self.sequence_length)
+        return lengths
+
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 # So many single rows may be written before the sampler is told of them, all at once.

@@ -163,7 +163,7 @@ def _write(folder: Path, asked: Connection) -> None:
     """Write rows when asked to. Files are not put together, for which 6 GB would be written."""
     rows = generate.rows_of(generate.STATE, np.arange(1_000))
     with (
-        patch("mouse_core.store.disk.sealing.small_run", return_value=range(0)),
+        patch("mouse_core.store.disk.writing.small_run", return_value=range(0)),
         DatasetStore.open(folder, "a") as writer,
     ):
         while asked.recv():

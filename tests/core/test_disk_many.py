@@ -32,7 +32,7 @@ def files_of(snapshot: Any) -> list[int]:
 @pytest.fixture
 def unmerged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are not put together."""
-    monkeypatch.setattr("mouse_core.store.disk.sealing.small_run", lambda *_: range(0))
+    monkeypatch.setattr("mouse_core.store.disk.writing.small_run", lambda *_: range(0))
 
 
 def filled(folder: Path, files: int) -> None:
@@ -58,7 +58,7 @@ def test_growing_over_many_files_gives_the_batches_of_the_same_rows_in_memory(
     for limit in ("_FEWEST_ROWS", "_MOST_ROWS"):
         monkeypatch.setattr(f"mouse_core.store.disk.sealed.{limit}", 16)
     if not merges:
-        monkeypatch.setattr("mouse_core.store.disk.sealing.small_run", lambda *_: range(0))
+        monkeypatch.setattr("mouse_core.store.disk.writing.small_run", lambda *_: range(0))
     options: dict[str, Any] = {"seed": 5, "fields": ["reward", "obs_image" if kind == "mixed" else "obs_continuous"]}
     draw = np.random.default_rng(1)
     number, files = 90, 0

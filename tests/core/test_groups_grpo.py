@@ -37,7 +37,7 @@ from mouse_core.groups import (
     examples_digest,
     make_examples,
 )
-from mouse_core.groups.making.functions.drawing import share_out
+from mouse_core.groups.making.grpo import share_out
 from tests.core.groups_cases import group, lose_index, rollout
 
 

@@ -427,7 +427,7 @@ def test_nothing_is_left_of_what_was_interrupted(rows: Rows, tmp_path: Path, mon
             raise OSError(28, "No space left on device")
         return to_arrow(values, where=where)
 
-    monkeypatch.setattr("mouse_core.formats.lerobot._files.to_arrow", full)
+    monkeypatch.setattr("mouse_core.formats.lerobot.writing.to_arrow", full)
     with pytest.raises(StorageError, match="No space left on device"):
         write_lerobot(rows.table(), tmp_path / "robot")
     assert [one.name for one in tmp_path.iterdir()] == ["there"]

@@ -16,8 +16,7 @@ from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
 from mouse_core.replay.prioritized import PrioritizedReplayBuffer
-from mouse_core.replay.samplers._sum_tree import SumTree
-from mouse_core.replay.samplers.priorities import LinearSchedule, PrioritizedSampler
+from mouse_core.replay.samplers.priorities import LinearSchedule, PrioritizedSampler, SumTree
 from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
 from mouse_core.replay.samplers.slices import SliceSampler
 from mouse_core.replay.samplers.weighing import largest_priority, largest_weight, plus, powers, weighed, weights_of

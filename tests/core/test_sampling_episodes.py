@@ -27,7 +27,7 @@ from mouse_core import (
 from mouse_core.errors import StoreWarning
 from mouse_core.replay import NextView, ReplayBuffer
 from mouse_core.sampling import EpisodeWindows, PaddedSampler
-from mouse_core.sampling.search import SortedSearch
+from mouse_core.sampling.episode_table import SortedSearch
 from tests.core.statistics import check_frequencies
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, DatasetStore, PrefetchBatchifier
 from mouse_core.errors import StateError
-from mouse_core.store.disk import sealing as sealing_module
+from mouse_core.store.disk import writing as sealing_module
 from mouse_core.store.disk.leases import Lease, Leases
 from mouse_core.store.disk.manifest import Manifest, Sealed, parse_manifest
 from mouse_core.store.disk.sealed import SealedFile
@@ -457,7 +457,7 @@ def test_a_manifest_says_the_same_to_who_knows_an_earlier_one(before: list[int],
 def small_files(folder: Path, count: int, first: int = 0, rows: int = 10) -> None:
     """So many more files of a few rows, of which none are put together."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mouse_core.store.disk.sealing.small_run", lambda *_: range(0))
+        patch.setattr("mouse_core.store.disk.writing.small_run", lambda *_: range(0))
         for number in range(first, first + count):
             with DatasetStore.open(folder, "a") as store:
                 store.extend(rows_of("numbers", rows * number, rows))

@@ -7,26 +7,330 @@ moves to the row after it; infos are those that came with an observation, and st
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.reading import check_inside, read_json_object
-from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
-from mouse_core.formats.columns.blocks import check_batch_rows
-from mouse_core.formats.columns.named import Columns, named_action, named_observation, to_batch
-from mouse_core.formats.columns.specs import spec_of_columns
+from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
+from mouse_core.formats._files.h5 import H5File, leaves
+from mouse_core.formats.base import BATCH_ROWS, RowStream
+from mouse_core.formats.columns.blocks import bytes_a_row, check_batch_rows, rows_at_once
+from mouse_core.formats.columns.named import Columns, from_arrow, named_action, named_observation, to_batch
+from mouse_core.formats.columns.steps import at
 from mouse_core.formats.columns.transitions import done_codes, episode_rows
-from mouse_core.formats.minari._arrow import arrow_pieces
-from mouse_core.formats.minari._h5 import h5_pieces
-from mouse_core.formats.minari._pieces import Piece
+from mouse_core.formats.minari._pieces import BUDGET, KNOWN, Piece, picture_bytes, plain_text, sampled, shaped, subspace
 from mouse_core.formats.minari._spaces import is_picture, parse_space, space_leaves
+from mouse_core.formats.rows import file_batches
+from mouse_core.nested import path_of
+from mouse_core.spec import Composite, NonTensor, from_gymnasium
+
+
+def spec_of_columns(observations: Any, actions: Any, schema: pa.Schema) -> Any:
+    """The specs of columns of numbers, under the names that ``named`` gives them; None where nothing is known.
+
+    Args:
+        observations, actions: Spaces as they are written down, or gymnasium's own; None: not known.
+        schema: Of the columns that there are.
+    """
+    found: dict[str, Any] = {}
+    for name, space in (("observation", observations), ("action", actions)):
+        try:
+            spec = None if space is None else from_gymnasium(space, where=name)
+        except ConfigError:  # what no column has: a sequence, for instance
+            continue
+        if isinstance(spec, Composite):
+            found |= {"_".join((name, *map(str, path_of(key)))): leaf for key, leaf in spec.leaves().items()}
+        elif spec is not None:
+            found |= {name: spec, f"{name}_discrete": spec}
+    specs = {name: _flat(leaf, schema.field(name).type) for name, leaf in found.items() if name in schema.names}
+    return {name: leaf for name, leaf in specs.items() if leaf is not None} or None
+
+
+def _flat(spec: Any, kind: pa.DataType) -> Any:
+    """A spec in the shape that rows of a column have; None where it cannot be one of them."""
+    if isinstance(spec, NonTensor) or column_type(kind).kind not in ("scalar", "list"):
+        return None
+    shape = fixed_shape(kind) or (() if column_type(kind).kind == "scalar" else (math.prod(spec.shape),))
+    if math.prod(shape) != math.prod(spec.shape):
+        return None
+    return spec if shape == spec.shape else spec.reshape(shape)
+
+
+def arrow_pieces(
+    path: Path, metadata: Mapping[str, Any], spaces: Mapping[str, Any], *, rows: int, infos: bool, sample: int = 0
+) -> Iterator[Piece]:
+    """Pieces of all episodes of a folder of Arrow or Parquet files; arguments as in ``h5_pieces``."""
+    suffix = metadata["data_format"]
+    for number in sampled(int(metadata.get("total_episodes", 0)), sample):
+        folder = path / str(number)
+        files = sorted(folder.glob(f"*.{suffix}"), key=lambda file: [*map(int, re.findall(r"\d+", file.name))])
+        if not files:
+            raise damaged(folder, f"expected a file *.{suffix}, found none", at=f"episode {number}")
+        check_inside([*files, folder / "metadata.json"], path)
+        about = _about(folder / "metadata.json")
+        begins, before = 0, None
+        for file in files:
+            with reading(file):
+                for batch in _record_batches(file, rows, picture_bytes(spaces)):
+                    piece, before = _arrow_piece(batch, number, begins, before, spaces, infos)
+                    begins += batch.num_rows
+                    piece.about = about
+                    yield piece
+                    if sample:
+                        break
+            if sample:
+                break
+        total = about.pop("total_steps", None)
+        if not sample and total is not None and begins != total + 1:
+            raise damaged(folder, f"expected {total} steps, found {begins - 1}", at=f"episode {number}")
+
+
+def _about(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    found = read_json_object(path)
+    with reading(path):
+        about = {key: found[key] for key in ("seed", "total_steps") if found.get(key) is not None}
+        if found.get("options"):
+            about["options"] = json.dumps(found["options"], sort_keys=True)
+        return about
+
+
+def _record_batches(file: Path, rows: int, decoded: int) -> Iterator[pa.RecordBatch]:
+    """The rows of a file, as many at a time as ``BUDGET`` bytes hold with pictures of ``decoded`` bytes a row."""
+    for batch in file_batches(file, rows_at_once(decoded + 64, most=rows, budget=BUDGET)):
+        step = rows_at_once(bytes_a_row(batch) + decoded, most=rows, budget=BUDGET)
+        for start in range(0, batch.num_rows, step):
+            yield batch.slice(start, step)
+
+
+def _arrow_piece(
+    batch: pa.RecordBatch, number: int, begins: int, before: Any, spaces: Mapping[str, Any], infos: bool
+) -> tuple[Piece, Any]:
+    """A piece, and what its last row holds of the transition that leaves it."""
+    missing = [name for name in KNOWN if name not in batch.schema.names]
+    if missing:
+        raise DataError(f"expected columns {list(KNOWN)}, found no {missing} among {batch.schema.names}")
+    values = {name: _arrow_values(batch.column(name), spaces.get(name), name) for name in KNOWN}
+    observations = values.pop("observations")
+    arriving = {
+        name: at(value, slice(None, -1)) if begins == 0 else _shift(before[name], value)
+        for name, value in values.items()
+    }
+    last = {name: at(value, slice(-1, None)) for name, value in values.items()}
+    beside: dict[str, Any] = {}
+    if infos and "infos" in batch.schema.names:
+        _infos(batch.column("infos"), "infos", beside)
+    for name in batch.schema.names:
+        if name not in KNOWN and name not in ("infos", "episode_id"):
+            beside[name] = from_arrow(batch.column(name), where=name)
+    return Piece(number, begins, observations, arriving, beside), last
+
+
+def _arrow_values(array: Any, space: Any, where: str) -> Any:
+    if pa.types.is_struct(array.type):
+        parts = {}
+        for child, part in zip(array.type, array.flatten(), strict=True):
+            here = f"{where}/{child.name}"
+            parts[child.name] = _arrow_values(part, subspace(space, child.name, here), here)
+        if space is not None and space["type"] == "Tuple":
+            return tuple(parts[str(index)] for index in range(len(parts)))
+        return parts
+    if array.null_count and _texts(array.type):
+        # The last row of what leaves an observation is a filler, and null for text.
+        array = array.fill_null(b"" if pa.types.is_binary(array.type) else "")
+    values = from_arrow(array, where=where)
+    picture = space is not None and is_picture(space, where=where)
+    if picture and where.startswith("actions") and values.dtype.kind == "O":
+        values = values.copy()
+        values[values == b""] = values[0]
+    return shaped(values, space, where=where)
+
+
+def _texts(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_string(data_type) or pa.types.is_binary(data_type) or pa.types.is_large_string(data_type))
+
+
+def _infos(array: Any, path: str, found: dict[str, Any]) -> None:
+    for child, part in zip(array.type, array.flatten(), strict=True):
+        here = f"{path}/{child.name}"
+        if pa.types.is_struct(child.type):
+            _infos(part, here, found)
+            continue
+        values = from_arrow(part, where=here)
+        shape = (child.metadata or {}).get(b"shape", b"").split(b",")
+        if shape != [b""]:
+            values = values.reshape(len(values), *(int(size) for size in shape))
+        found[here] = values
+
+
+def _shift(before: Any, value: Any) -> Any:
+    """``value`` one row later, with ``before`` as its first row."""
+    if isinstance(value, Mapping):
+        return {name: _shift(before[name], item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_shift(one, item) for one, item in zip(before, value, strict=True))
+    return np.concatenate([before, value[:-1]])
+
+
+EPISODES_AT_ONCE = 32
+
+
+def h5_pieces(
+    path: Path, metadata: Mapping[str, Any], spaces: Mapping[str, Any], *, rows: int, infos: bool, sample: int = 0
+) -> Iterator[Piece]:
+    """Pieces of all episodes of an HDF5 file.
+
+    Args:
+        path: The file.
+        metadata: The content of ``metadata.json``.
+        spaces: The spaces of ``observations`` and ``actions``, None where not known.
+        rows: At most how many rows a piece has.
+        infos: Whether to read infos.
+        sample: Take the first rows of so many episodes only, evenly spaced.
+    """
+    with H5File(path) as file:
+        numbers = sorted(int(match[1]) for name in file.names() if (match := re.fullmatch(r"episode_(\d{1,15})", name)))
+        total = metadata.get("total_episodes", len(numbers))
+        if numbers != list(range(len(numbers))) or len(numbers) != total:
+            raise damaged(
+                path, f"expected episodes 0..{total - 1}, found {len(numbers)} up to {max(numbers, default=-1)}"
+            )
+        numbers = sampled(len(numbers), sample)
+        for start in range(0, len(numbers), EPISODES_AT_ONCE):
+            some = numbers[start : start + EPISODES_AT_ONCE]
+            trees = file.trees([f"/episode_{number}" for number in some])
+            yield from _h5_group(file, some, trees, spaces, rows, infos, bool(sample))
+
+
+def _h5_group(
+    file: H5File,
+    numbers: list[int],
+    trees: list[dict[str, Any]],
+    spaces: Mapping[str, Any],
+    rows: int,
+    infos: bool,
+    only_first: bool,
+) -> Iterator[Piece]:
+    """Pieces of some episodes; short ones are asked for together."""
+    waiting: list[tuple[_H5Episode, int, int]] = []
+    size = 0
+    for number, tree in zip(numbers, trees, strict=True):
+        episode = _H5Episode(file.path, number, tree, spaces, infos)
+        step = rows_at_once(episode.row_bytes, most=rows)
+        for begin in range(0, episode.length + 1, step):
+            stop = min(begin + step, episode.length + 1)
+            waiting.append((episode, begin, stop))
+            size += (stop - begin) * episode.row_bytes
+            if size >= BUDGET // 2:
+                yield from _h5_read(file, waiting)
+                waiting, size = [], 0
+            if only_first:
+                break
+    yield from _h5_read(file, waiting)
+
+
+def _h5_read(file: H5File, waiting: list[tuple[_H5Episode, int, int]]) -> Iterator[Piece]:
+    asked = [episode.items(begin, stop) for episode, begin, stop in waiting]
+    values = iter(file.read([item for items in asked for item in items]))
+    for (episode, begin, _), items in zip(waiting, asked, strict=True):
+        yield episode.piece(begin, list(islice(values, len(items))))
+
+
+class _H5Episode:
+    """One episode's datasets: how many rows they hold, and where."""
+
+    def __init__(self, path: str, number: int, tree: dict[str, Any], spaces: Mapping[str, Any], infos: bool) -> None:
+        self._path = path
+        self._number = number
+        self._where = f"episode {number}"
+        parts = tree.get("items", {})
+        missing = [name for name in KNOWN if name not in parts]
+        if missing:
+            raise damaged(path, f"expected {list(KNOWN)}, found no {missing} among {list(parts)}", at=self._where)
+        self.about = {key: value for key, value in tree["attributes"].items() if key == "seed"}
+        options = {key[8:]: value for key, value in tree["attributes"].items() if key.startswith("options/")}
+        if options:
+            self.about["options"] = json.dumps(options, sort_keys=True)
+        self._tree = {name: part for name, part in parts.items() if infos or name != "infos"}
+        self._spaces = spaces
+        rewards = parts["rewards"]
+        if rewards["kind"] != "number" or len(rewards["shape"]) != 1:
+            raise damaged(
+                path, f"rewards: expected one number a step, found shape {rewards.get('shape')}", at=self._where
+            )
+        self.length = int(rewards["shape"][0])
+        self._leaves: list[tuple[str, dict[str, Any], int]] = []
+        self.row_bytes = picture_bytes(spaces)
+        self._collect()
+
+    def _collect(self) -> None:
+        for path, part in leaves({"items": self._tree}):
+            here, first = f"/{'/'.join(path)}", path[0]
+            if first not in (*KNOWN, "infos") and (part["kind"] == "empty" or not part["shape"]):
+                continue  # a single value says nothing of steps
+            length = part["shape"][0] if part["shape"] else None
+            wanted = {self.length, self.length + 1} if first not in KNOWN else {self.length + (first == "observations")}
+            if length not in wanted or part["kind"] == "other":
+                raise damaged(
+                    self._path,
+                    f"{here[1:]}: expected {sorted(wanted)} rows of numbers or text beside {self.length} rewards, "
+                    f"found {part['kind']} {part['dtype']} {part['shape']}"
+                    + ("; infos=False reads the rest" if first == "infos" else ""),
+                    at=self._where,
+                )
+            self._leaves.append((here, part, length))
+            width = int(np.prod(part["shape"][1:], dtype=np.float64))
+            self.row_bytes += width * (np.dtype(part["dtype"]).itemsize if part["kind"] == "number" else 64)
+
+    def items(self, begin: int, stop: int) -> list[tuple[str, int, int]]:
+        """What to read for rows ``begin`` up to ``stop``."""
+        shifts = [(path, length == self.length) for path, _, length in self._leaves]
+        return [(f"/episode_{self._number}{path}", max(begin - shift, 0), stop - shift) for path, shift in shifts]
+
+    def piece(self, begin: int, values: list[npt.NDArray[Any]]) -> Piece:
+        """The piece that these values make."""
+        by_path = {path: value for (path, _, _), value in zip(self._leaves, values, strict=True)}
+        shifted = {path for path, _, length in self._leaves if length == self.length}
+        with reading(self._path, at=self._where):
+            nested = {key: _nested(self._tree[key], by_path, f"/{key}", self._spaces.get(key)) for key in KNOWN}
+        parts: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        for path, value in by_path.items():
+            if path.split("/")[1] not in KNOWN:
+                parts[path in shifted][path[1:]] = plain_text(value)
+        observations = nested.pop("observations")
+        return Piece(self._number, begin, observations, nested, *parts, self.about)
+
+
+def _nested(tree: Mapping[str, Any], values: Mapping[str, Any], path: str, space: Any) -> Any:
+    """Values of a subtree, nested as the space says; groups ``_index_<i>`` are tuples."""
+    if tree["kind"] == "group":
+        names = list(tree["items"])
+        parts = {}
+        for name, item in tree["items"].items():
+            index = name.removeprefix("_index_") if space is None or space["type"] == "Tuple" else name
+            inner = subspace(space, index, f"{path}/{name}")
+            parts[index] = _nested(item, values, f"{path}/{name}", inner)
+        if space is not None and space["type"] == "Dict":
+            return {name: parts[name] for name in space["subspaces"] if name in parts} | parts
+        if names and all(name.startswith("_index_") for name in names):
+            return tuple(parts[str(index)] for index in range(len(parts)))
+        return parts
+    if path not in values:
+        raise DataError(f"{path[1:]}: expected one value a step, found a single one")
+    return shaped(values[path], space, where=path[1:])
+
 
 _PIECES = {"hdf5": h5_pieces, "arrow": arrow_pieces, "parquet": arrow_pieces}
 _SAMPLED = 32

@@ -29,10 +29,17 @@ from mouse_core.formats.columns.named import is_image, to_batch
 from mouse_core.formats.columns.steps import Stack, rlds_steps
 from mouse_core.formats.rlds.reading import check_last_step, first_batch, last_step_notes, stack_rows
 from mouse_core.formats.sources import episodes_of
-from mouse_core.formats.tfds._episodes import STEPS, episode_pieces, is_column, is_encoded, is_of_step, repeatable
 from mouse_core.formats.tfds._example import parse_example
 from mouse_core.formats.tfds._features import Leaf, Split, parse_features, parse_info
-from mouse_core.formats.tfds._index import index_records
+from mouse_core.formats.tfds._in_place import (
+    STEPS,
+    episode_pieces,
+    index_records,
+    is_column,
+    is_encoded,
+    is_of_step,
+    repeatable,
+)
 from mouse_core.images.pixels import encode_png
 from mouse_core.store.dataset_store import DatasetStore
 

@@ -16,7 +16,7 @@ from mouse_core.digest import StreamDigest
 from mouse_core.errors import MissingFieldError, StorageError
 from mouse_core.files.log import Log
 from mouse_core.files.writing import remove, write_file
-from mouse_core.groups._files.arrow.examples import examples_to_table, examples_with, table_to_examples
+from mouse_core.groups._files.arrow import examples_to_table, examples_with, table_to_examples
 from mouse_core.groups._files.index import USED, StoredBatch, Told, encode_batches
 from mouse_core.groups._files.names import BATCHES
 from mouse_core.groups._files.parts import (

@@ -25,7 +25,7 @@ from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import DataError, StoreWarning
 from mouse_core.files.log import Log, follow_log, read_log
 from mouse_core.files.writing import remove_leftovers, storing
-from mouse_core.groups._files.arrow.examples import EXAMPLES
+from mouse_core.groups._files.arrow import EXAMPLES
 from mouse_core.groups._files.declared import read_declared, refuse_missing
 from mouse_core.groups._files.names import BATCHES, STATE, folder_name
 from mouse_core.groups._files.part import Part

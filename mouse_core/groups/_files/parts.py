@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import storing
-from mouse_core.groups._files.arrow.declared import stored
-from mouse_core.groups._files.arrow.rollouts import ROLLOUTS, rollout_schema, table_to_rollouts
+from mouse_core.groups._files.arrow import ROLLOUTS, rollout_schema, stored, table_to_rollouts
 from mouse_core.groups._files.declared import read_declared
 from mouse_core.groups._files.part import Part, parts_of
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns

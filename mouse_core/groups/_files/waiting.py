@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from mouse_core.errors import ConfigError
 from mouse_core.files.log import Log
-from mouse_core.groups._files.arrow.rollouts import rollouts_to_table, rollouts_with, table_to_rollouts
+from mouse_core.groups._files.arrow import rollouts_to_table, rollouts_with, table_to_rollouts
 from mouse_core.groups._files.declared import refuse_missing
 from mouse_core.groups._files.kept import Kept
 from mouse_core.groups._files.names import STATE

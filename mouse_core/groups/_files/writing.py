@@ -24,7 +24,7 @@ from mouse_core.files.writing import (
     sync_folders,
     write_partial,
 )
-from mouse_core.groups._files.arrow.rollouts import rollouts_to_table, rollouts_with, split_rows
+from mouse_core.groups._files.arrow import rollouts_to_table, rollouts_with, split_rows
 from mouse_core.groups._files.names import folder_name
 from mouse_core.groups._files.part import Part, parts_of
 from mouse_core.groups._files.parts import DECLARED, PLACES, ROWS, digest_of, encode_table, writing_options

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from mouse_core.collect.wire import read_batch
 from mouse_core.errors import DataError
-from mouse_core.groups._files.arrow.rollouts import rollouts_to_table, rollouts_with, table_to_rollouts
+from mouse_core.groups._files.arrow import rollouts_to_table, rollouts_with, table_to_rollouts
 from mouse_core.groups.types.columns import Columns
 from mouse_core.groups.types.records import RolloutRecord
 

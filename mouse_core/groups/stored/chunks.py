@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from mouse_core.errors import DataError
 from mouse_core.files.writing import storing
-from mouse_core.groups._files.arrow.declared import declared_field, declared_values
+from mouse_core.groups._files.arrow import declared_field, declared_values
 from mouse_core.groups._files.names import LATE
 from mouse_core.groups._files.parts import digest_of, encode_table, read_table, writing_options
 from mouse_core.groups.types.columns import Columns, RolloutColumn

@@ -14,9 +14,15 @@ from mouse_core.replay._episodes.index import STATE, EpisodeIndex
 from mouse_core.replay._episodes.ring import EpisodeRing
 from mouse_core.replay.ground.protocols import Draw, FieldKey, Slots, Storage, Write
 from mouse_core.replay.samplers._common import check_state
-from mouse_core.replay.samplers._slicing import SliceSampling, Span, no_window
-from mouse_core.replay.samplers._sum_tree import SumTree, draw_slots, importance_weights
-from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler, beta_at
+from mouse_core.replay.samplers.priorities import (
+    Beta,
+    PrioritizedSampler,
+    SumTree,
+    beta_at,
+    draw_slots,
+    importance_weights,
+)
+from mouse_core.replay.samplers.slices import SliceSampling, Span, no_window
 from mouse_core.sampling.episode_table import Windows
 
 Int64s = npt.NDArray[np.int64]

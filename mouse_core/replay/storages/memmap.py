@@ -18,8 +18,7 @@ from mouse_core.replay.ground.protocols import FieldKey, Slots, ring_pieces
 from mouse_core.replay.ground.schema import RowSchema, checked, whole
 from mouse_core.replay.ground.state import rows_state, state_rows
 from mouse_core.replay.storages._mapped import files as on_disk
-from mouse_core.replay.storages._mapped.journal import write_journal
-from mouse_core.replay.storages._mapped.rows import MappedRows, Sync
+from mouse_core.replay.storages._mapped.rows import MappedRows, Sync, write_journal
 from mouse_core.replay.storages.ring import check_ndim, check_put, check_slots, slot_error
 from mouse_core.spec import Alignment, check_alignment, check_count, check_list
 

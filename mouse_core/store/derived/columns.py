@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -11,16 +12,98 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._base.identity import derivation_identity
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
-from mouse_core.errors import ConfigError, DataError, StorageError
+from mouse_core.errors import ConfigError, DataError, MissingFieldError, StorageError
+from mouse_core.files.writing import make_folder, replacing, storing
 from mouse_core.spec import FieldSpec
-from mouse_core.store.derived import kept
+from mouse_core.store._chosen import ChosenSegment
+from mouse_core.store._segments import Segment
 from mouse_core.store.derived.rows import Derivation, EpisodeRows, digest_of
 from mouse_core.store.derived.segment import to_arrow
 from mouse_core.store.snapshot import Snapshot
 
 Array = npt.NDArray[Any]
+
+_VERSION = 1
+_KEY = b"mouse_derived"
+
+
+def is_lasting(snapshot: Snapshot) -> bool:
+    """Whether all rows are those of datasets, and so there in the next process."""
+    segments = snapshot.segments
+    return all(_is_lasting(segment) for segment in segments) and snapshot.num_rows == sum(
+        segment.num_rows for segment in segments
+    )
+
+
+def _is_lasting(segment: Segment) -> bool:
+    segment = segment.recorded
+    return _is_lasting(segment.whole) if isinstance(segment, ChosenSegment) else segment.extent is None
+
+
+def said_of(snapshot: Snapshot, how: object, spec: FieldSpec) -> dict[str, Any]:
+    """What a file says of itself: the version of its form, and what decides about its values."""
+    return {
+        "version": _VERSION,
+        "rows": snapshot.num_rows,
+        "fingerprint": snapshot.fingerprint,
+        "how": derivation_identity(how),
+        "dtype": spec.stored_dtype.name,
+        "shape": list(spec.shape),
+    }
+
+
+def load(file: Path, said: Mapping[str, Any], digest: Callable[[str], str]) -> Array | None:
+    """The values of a file, ``[rows, *shape]``, mapped; None where there is none of which all that is said holds.
+
+    ``digest`` gives that of a field's values; the file says which fields it was computed from, and what theirs was.
+    A file that is damaged or cut counts as none, for what was in it can be computed again.
+    """
+    try:
+        with pa.memory_map(str(file)) as source, pa.ipc.open_file(source) as reader:
+            found = json.loads((reader.schema.metadata or {}).get(_KEY, b"null"))
+            read, checksum = (found.pop(name) for name in ("read", "values"))
+            if found != said or any(digest(name) != read[name] for name in read):
+                return None
+            batch = reader.get_batch(0)
+            batch.validate()
+        column = batch.column(0)
+        while pa.types.is_fixed_size_list(column.type):
+            column = column.flatten()
+        values: Array = column.to_numpy(zero_copy_only=True)
+        # Values of another type, or another number of them, are damage, too.
+        shaped: Array = values.view(said["dtype"]).reshape(said["rows"], *said["shape"])
+        return shaped if _checksum_of(shaped) == checksum else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, MissingFieldError, pa.ArrowException):
+        return None
+
+
+def _checksum_of(values: Array) -> str:
+    import xxhash
+
+    return str(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data))
+
+
+def write(file: Path, values: Array, said: Mapping[str, Any], read: Mapping[str, str]) -> None:
+    """Write the values of a file, which replace any that it has; ``read`` are digests of the fields behind them.
+
+    Raises:
+        StorageError: It cannot be written; the file that was there still is.
+    """
+    column = to_arrow(np.ascontiguousarray(values))
+    whole = {**said, "read": dict(read), "values": _checksum_of(values)}
+    schema = pa.schema([(file.stem, column.type)], metadata={_KEY: json.dumps(whole).encode()})
+    with storing(f"derived fields: {str(file)!r}"):
+        make_folder(file.parent)
+        with (
+            replacing(file) as partial,
+            pa.OSFile(str(partial), "wb") as sink,
+            pa.ipc.new_file(sink, schema) as writer,
+        ):
+            writer.write_batch(pa.record_batch([column], schema=schema))
+
 
 # What is computed at a time, in whole episodes: so few rows that intermediate results stay in the processor's cache.
 _ROWS = 1 << 17
@@ -155,13 +238,13 @@ class DerivedColumns:
             return self._compute(name, 0)
         assert self.path is not None
         file = self.path / f"{quote(name, safe='')}.arrow"
-        said = kept.said_of(self.base, self.derivations[name], self.specs[name])
-        found = kept.load(file, said, self._digest)
+        said = said_of(self.base, self.derivations[name], self.specs[name])
+        found = load(file, said, self._digest)
         if found is None:
             values = self._compute(name, 0)
             read = {field: self._digest(field) for field in sorted({"", *self._fields_read[name]})}
-            kept.write(file, values, said, read)
-            found = kept.load(file, said, self._digest)
+            write(file, values, said, read)
+            found = load(file, said, self._digest)
         if found is None:
             raise StorageError(f"{file}: expected the values that were written, found others")
         return found
@@ -175,7 +258,7 @@ class DerivedColumns:
 
     @memo
     def _is_kept(self) -> bool:
-        return self.path is not None and kept.is_lasting(self.base)
+        return self.path is not None and is_lasting(self.base)
 
     def _compute(self, name: str, first: int) -> Array:
         """A field's values from an episode that begins at row ``first`` on, ``[num_rows - first, *shape]``."""
@@ -206,7 +289,7 @@ class DerivedColumns:
     def __reduce__(self) -> tuple[Any, ...]:
         with self._lock:
             # What a dataset's rows take to be read again is less than what is computed of them.
-            computed = {} if kept.is_lasting(self.base) else dict(self._computed)
+            computed = {} if is_lasting(self.base) else dict(self._computed)
             return DerivedColumns, (self.base, self.derivations, computed, self.path, self._digests)
 
 

@@ -3,30 +3,361 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._base.locks import uninterrupted
-from mouse_core.errors import ClosedError, ConfigError, ForkError, StorageError
+from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, StorageError
+from mouse_core.files.writing import remove
 from mouse_core.store._intake import Appender, Rows
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
+from mouse_core.store.disk.folder import WrittenFolder, repairable
 from mouse_core.store.disk.manifest import Manifest, Sealed, Tail
-from mouse_core.store.disk.reading import ReadRows, Refusing
-from mouse_core.store.disk.sealed import LAYOUTS, MOST_BYTES
-from mouse_core.store.disk.sealing import SealingRows
+from mouse_core.store.disk.reading import FolderRows, ReadRows, Refusing
+from mouse_core.store.disk.sealed import LAYOUTS, MOST_BYTES, SealedFile, pieces_of, write_segment
+from mouse_core.store.disk.segments import SealedSegment, TailSegment
 from mouse_core.store.disk.tail import FolderAppender, SyncedAppender, TailFile
-from mouse_core.store.disk.upkeep import ALL, Limits, wait_for_sealing
+from mouse_core.store.disk.upkeep import ALL, Limits, seal_in_background, small_run, wait_for_sealing
 from mouse_core.store.snapshot import shows_no_join
 
 if TYPE_CHECKING:
     from mouse_core.about.dataset import About
+
+
+class SealingRows(FolderRows):
+    """The rows of a folder that is written, in sealed segments and in files that wait to be sealed.
+
+    Args:
+        folder, told, budget, verify: See ``FolderRows``.
+        sync: See ``DatasetStore.open``.
+        limits: Which rows stay.
+        layout: How rows lie in what is sealed; None: as in what was sealed last.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        told: StoreSchema,
+        budget: DenseBudget,
+        verify: bool,
+        sync: str,
+        limits: Limits,
+        layout: str | None,
+    ) -> None:
+        super().__init__(folder, told, budget, verify)
+        self.sync, self.limits = sync, limits
+        self._folder = WrittenFolder(folder)
+        self._layout = layout or self._folder.manifest.layout
+        # Files that take no more rows and are not sealed yet, in their order, with their segments.
+        self._waiting: list[tuple[TailFile, TailSegment]] = []
+        self._sealing: threading.Thread | None = None
+        self._looked_at: tuple[Sequence[Sealed], range] = (), range(0)
+        # The numbers of files that were found damaged, which nothing is put together with.
+        self._damaged: set[int] = set()
+        try:
+            self._adopt(self._folder.manifest, self._folder.lease)
+            self._recover()
+        except BaseException:
+            self._folder.close()
+            raise
+
+    def _recover(self) -> None:
+        """Take over the files of rows that the last writer left, up to one that is not whole."""
+        manifest, whole = self._folder.manifest, True
+        tails: list[Tail] = []
+        for said in manifest.tails:
+            if not whole:
+                break
+            with repairable(self.folder_path):
+                path, sync = self.folder_path / said.name, self.sync != "none"
+                tail = TailFile.recover(path, identity=said.identity, sync=sync)
+            rows = tail.extent.count
+            whole = said.rows is None or rows >= said.rows
+            if rows:
+                tails.append(said._replace(rows=rows))
+                self._wait(tail, self.end)
+                self.count += rows
+            else:
+                tail.close()
+        if not _say(manifest.tails, tails):
+            self._replace(replace(manifest, tails=tuple(tails)))
+            self._folder.clean()
+
+    def _replace(self, manifest: Manifest) -> None:
+        """Have another manifest, whose files are kept from now on; who has others' rows keeps those."""
+        before = self._folder.manifest
+        self._folder.replace(manifest)
+        self._have(self._folder.lease, before, self._folder.manifest)
+        for _, segment in self._waiting:
+            segment.lease = self._folder.lease
+
+    @property
+    def end(self) -> int:
+        """How many rows were ever before the next one, those included that were dropped."""
+        return self._folder.manifest.dropped + self.count
+
+    def commit(self, *, sync: bool) -> None:
+        """Let readers see the rows so far.
+
+        Args:
+            sync: Whether to wait until they are on the disk, and only then let readers see them.
+        """
+        for tail, _ in self._waiting:
+            tail.commit(sync=sync)
+
+    def tail_segment(self, tail: TailFile, first: int) -> TailSegment:
+        """The rows of a file so far, of which ``first`` were before in the folder."""
+        identities = tail.layout.identity, self._folder.manifest.identity
+        where, place = (self.folder_path, tail.path.name, first, *identities), (self._token, first)
+        show, lease = partial(_show, weakref.ref(self)), self._folder.lease
+        return TailSegment.of(tail.extent, self.schema.image_roots, place, where, show, lease)
+
+    def _wait(self, tail: TailFile, first: int) -> None:
+        segment = self.tail_segment(tail, first)
+        self._waiting.append((tail, segment))
+        self.segments.append(segment)
+
+    # ------------------------------------------------------------------ sealing
+
+    def _seal_in_background(self) -> None:
+        """Have the files that wait sealed by a thread, which ends with the last of them."""
+        if (self._waiting or self._small()) and not self.is_sealing():
+            self._sealing = seal_in_background(self, self.folder_path) or self._sealing
+
+    def is_sealing(self) -> bool:
+        """Whether a thread is at work in the folder."""
+        return self._sealing is not None and self._sealing.is_alive()
+
+    def seal_one(self) -> bool:
+        """Seal a file that waits, or put small ones together; whether there was anything to do.
+
+        Raises:
+            StorageError: It cannot be written; the rows are where they are.
+        """
+        if self._seal_next():
+            return True
+        return self._merge_next()
+
+    def _wait_for_sealing(self) -> None:
+        if self._sealing is not None:
+            self._sealing.join()
+
+    def seal_waiting(self) -> None:
+        """Seal the files that wait, now; not while the lock is held.
+
+        Raises:
+            StorageError: They cannot be; the rows are where they are.
+        """
+        self._wait_for_sealing()
+        while self._seal_next():
+            pass
+
+    def _seal_next(self) -> bool:
+        """Seal the first file that waits; whether there was one."""
+        waiting = self._waiting[:1]
+        if not waiting:
+            return False
+        sealed, manifest = self._written(self._pieces_of([waiting[0][1]], [0]), appended=True)
+        with self.lock:
+            if self._waiting[:1] != waiting:  # its rows were dropped meanwhile
+                self._remove(sealed)
+            else:
+                uninterrupted(partial(self._have_sealed, *waiting[0], sealed, manifest))
+        return True
+
+    def _have_sealed(self, tail: TailFile, segment: TailSegment, sealed: Sequence[Sealed], manifest: Manifest) -> None:
+        """Have sealed segments in the place of the first file that waits."""
+        first = segment.place[1] if segment.place else 0
+        self._name_sealed(sealed, manifest.schemas, tails=self._folder.manifest.tails[1:])
+        at = self.segments.index(segment)
+        self.segments[at : at + 1] = self._segments_of(sealed, first)
+        self._kept = None
+        del self._waiting[0]
+        # For whoever is sent an older snapshot.
+        with suppress(StorageError):
+            tail.commit(sync=False)
+        tail.close()
+        self.drop()
+        self._folder.clean()
+
+    def room_of_open(self) -> tuple[int, int]:
+        """How many rows, and bytes, the file that is appended to has room for."""
+        return 0, 0
+
+    def drop(self) -> None:
+        """Forget the oldest rows, where there are more than are to stay, with those that the open file may take."""
+        while self._drop_some():
+            pass  # what was cut takes more bytes a row
+
+    def _drop_some(self) -> bool:
+        """Forget the oldest files, and rows of the next; whether that one was cut."""
+        before = self._folder.manifest
+        files = [(one.rows, one.bytes) for one in before.segments]
+        files += [(tail.extent.count, tail.nbytes) for tail, _ in self._waiting]
+        number, cut = self.limits.too_many(files, *self.room_of_open())
+        # One that waits is cut once it is sealed.
+        kept, schemas = self._without_first(number, cut) if cut and number < len(before.segments) else ([], ())
+        if not number and not kept:
+            return False
+        try:
+            # A power cut must not find the old rows dropped and the new ones not there yet.
+            self.commit(sync=self.sync != "none")
+        except StorageError:
+            self._remove(kept)
+            return False  # they go when there is room
+        gone = sum(of_rows for of_rows, _ in files[:number]) + (cut if kept else 0)
+        tails = max(0, number - len(before.segments))
+        if kept:
+            number += 1
+        after = replace(before, segments=before.segments[number:], tails=before.tails[tails:])
+        after, kept = replace(after, dropped=before.dropped + gone).with_schemas(kept, schemas)
+        self._replace(replace(after, segments=(*kept, *after.segments)))
+        for tail, _ in self._waiting[:tails]:
+            tail.close()
+        del self._waiting[:tails]
+        # Snapshots have a list of their own.
+        self.segments[:number] = self._segments_of(kept, after.dropped)
+        self.count -= gone
+        self._kept = None
+        self._folder.clean()
+        return bool(kept)
+
+    def _without_first(self, number: int, rows: int) -> tuple[list[Sealed], tuple[pa.Schema, ...]]:
+        """A sealed file's rows but the first ``rows``, in files that are small enough; none where that cannot be."""
+        manifest = self._folder.manifest
+        one, first = manifest.segments[number], manifest.firsts()[number]
+        try:
+            # What is damaged must not get checksums of its own.
+            table = SealedFile(self.folder_path, one, manifest.schemas[one.schema], first, verify=True).table
+            pieces = self._pieces_of([Segment(table.slice(rows))], [one.load])
+            sealed, known = self._written(pieces, appended=one.appended)
+        except (DataError, StorageError):
+            return [], ()  # it goes once none of its rows is to stay
+        return sealed, known.schemas
+
+    # ------------------------------------------------------------------ merging
+
+    def _small(self) -> range:
+        """Which neighbours are to be put together."""
+        segments = self._folder.manifest.segments
+        if segments is not self._looked_at[0]:  # every flush asks
+            self._looked_at = segments, small_run(segments, *self.limits.of_a_file(MOST_BYTES), self._damaged)
+        return self._looked_at[1]
+
+    def _merge_next(self) -> bool:
+        """Put small neighbours together; whether there were some."""
+        with self.lock:
+            run, before = self._small(), self._folder.manifest
+            # As long as these are here their files are, though they may be dropped meanwhile.
+            segments = [one for one in self.segments[run.start : run.stop] if isinstance(one, SealedSegment)]
+        if not run:
+            return False
+        parts = before.segments[run.start : run.stop]
+        tables = [table for _ in run if (table := self._whole(segments.pop(0).file)) is not None]
+        if len(tables) < len(run):
+            return True  # whoever reads the damaged file is told, and nobody else
+        sealed, _ = write_segment(self.folder_path, self._folder.take_number(), pa.concat_tables(tables), self._layout)
+        sealed = sealed._replace(schema=parts[0].schema, appended=parts[0].appended, load=parts[0].load)
+        with self.lock:
+            now = self._folder.manifest
+            at = next((place for place, one in enumerate(now.segments) if one == parts[0]), -1)
+            if at < 0 or now.segments[at : at + len(parts)] != parts:  # some were dropped meanwhile
+                self._remove([sealed])
+                return True
+            first = now.firsts()[at]
+            self._replace(replace(now, segments=(*now.segments[:at], sealed, *now.segments[at + len(parts) :])))
+            self.segments[at : at + len(parts)] = self._segments_of([sealed], first)
+            self._kept = None
+            self._folder.clean()
+        return True
+
+    def _whole(self, file: SealedFile) -> pa.Table | None:
+        """The rows of a file; None where it is damaged, which must not get checksums of its own."""
+        try:
+            return SealedFile(self.folder_path, file.sealed, file.schema, file.first, verify=True).table
+        except DataError:
+            self._damaged.add(file.sealed.number)
+            self._looked_at = (), range(0)
+            return None
+
+    def _pieces_of(self, segments: Sequence[Segment], loads: Sequence[int]) -> Iterator[tuple[pa.Table, int]]:
+        """The rows of segments as those of the files that they are to be in, with the ``load`` of each."""
+        for segment, load in zip(segments, loads, strict=True):
+            for piece in pieces_of(segment, *self.limits.of_a_file(MOST_BYTES)):
+                yield piece, load
+
+    def _written(
+        self, pieces: Iterable[tuple[pa.Table, int]], *, appended: bool, only_newest: bool = False
+    ) -> tuple[list[Sealed], Manifest]:
+        """Tables as sealed segments that no manifest names yet, and a manifest that knows their schemas.
+
+        With ``only_newest`` those that are not to stay are removed as soon as others follow, and are among the rows
+        that the manifest says are dropped.
+        """
+        manifest, written = self._folder.manifest, []
+        try:
+            for table, load in pieces:
+                if table.num_rows:
+                    sealed, schema = write_segment(self.folder_path, self._folder.take_number(), table, self._layout)
+                    manifest, which = manifest.with_schema(schema)
+                    written.append(sealed._replace(schema=which, appended=appended, load=load))
+                    files = [(one.rows, one.bytes) for one in written]
+                    for _ in range(self.limits.too_many(files)[0] if only_newest else 0):
+                        self._remove(written[:1])
+                        manifest = replace(manifest, dropped=manifest.dropped + written.pop(0).rows)
+        except BaseException:
+            self._remove(written)
+            raise
+        return written, manifest
+
+    def _remove(self, written: Sequence[Sealed]) -> None:
+        """Remove files that no manifest ever named."""
+        for sealed in written:
+            remove(self.folder_path / sealed.name)
+
+    def _name_sealed(
+        self, sealed: Sequence[Sealed], schemas: tuple[pa.Schema, ...], tails: tuple[Tail, ...] | None = None
+    ) -> None:
+        """Have a manifest that names sealed segments behind the others."""
+        now, places = self._folder.manifest.with_schemas(sealed, schemas)
+        segments = (*now.segments, *places)
+        tails = now.tails if tails is None else tails
+        self._replace(replace(now, about=self.schema.about(), segments=segments, tails=tails))
+
+    def _segments_of(self, sealed: Sequence[Sealed], first: int) -> list[SealedSegment]:
+        made: list[SealedSegment] = []
+        for one in sealed:
+            made.append(self.sealed_segment(self._folder.manifest, self._named(one), first))
+            first += one.rows
+        return made
+
+    def _named(self, sealed: Sealed) -> Sealed:
+        """What the manifest says of a segment that it names."""
+        return next(one for one in reversed(self._folder.manifest.segments) if one.number == sealed.number)
+
+
+def _say(said: Sequence[Tail], tails: Sequence[Tail]) -> bool:
+    """Whether a manifest says so of files; that no more rows come to the last one may be said with its next change."""
+    return list(said) in (list(tails), [*tails[:-1], *(one._replace(rows=None) for one in tails[-1:])])
+
+
+def _show(rows_of: weakref.ref[SealingRows]) -> None:
+    """Let other processes see the rows, once they are on the disk if the store promises that of what they see."""
+    rows = rows_of()
+    if rows is not None:
+        with rows.lock:
+            rows.commit(sync=rows.sync != "none")
+
 
 _SYNC = ("none", "flush", "append")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -12,21 +13,228 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
-from mouse_core.errors import ConfigError, StateError, StorageError
+from mouse_core._base.checks import UNREADABLE
+from mouse_core.errors import ConfigError, DataError, StateError, StorageError
+from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.files.locking import FileLock
 from mouse_core.files.writing import storing, sync_files, sync_folders, write_file
-from mouse_core.replay.ground.memory import RowMemory
+from mouse_core.replay.ground.encoding import Bytes
+from mouse_core.replay.ground.memory import FieldBlock, RowMemory
 from mouse_core.replay.ground.protocols import FieldKey, Slots
 from mouse_core.replay.ground.schema import RowSchema
-from mouse_core.replay.ground.values import Refs
+from mouse_core.replay.ground.values import ByteRing, Refs, Values, varying_of
 from mouse_core.replay.storages._mapped import files as on_disk
 from mouse_core.replay.storages._mapped.begins import Begins
 from mouse_core.replay.storages._mapped.files import Head, Now
-from mouse_core.replay.storages._mapped.journal import read_journal
-from mouse_core.replay.storages._mapped.mapping import map_file
-from mouse_core.replay.storages._mapped.sums import RowSums
-from mouse_core.replay.storages._mapped.values import MappedValues
+from mouse_core.replay.storages._mapped.mapping import lengthen, map_file
+
+
+def write_journal(folder: Path, places: Slots, rows: Sequence[npt.NDArray[Any]], *, sync: bool) -> None:
+    """Say what rows are to be changed in place, and to what."""
+    columns = {str(number): array for number, array in enumerate(rows)}
+    write_checkpoint(folder / "journal", {"places": places, "columns": columns}, sync=sync, only_writer=True)
+
+
+def read_journal(folder: Path, memory: RowMemory | None, rows: int) -> tuple[Slots, list[npt.NDArray[Any]]]:
+    """What ``write_journal`` was called with: places among ``rows``, and what belongs there.
+
+    Raises:
+        StateError: It is damaged, missing, or of other rows.
+    """
+    path = folder / "journal"
+    try:
+        journal = read_checkpoint(path)
+        places = journal["places"]
+        columns = [journal["columns"][str(number)] for number in range(0 if memory is None else len(memory.columns))]
+        if memory is None or places.ndim != 1 or places.dtype != np.int64:
+            raise ValueError("places of no rows")
+        if places.size and not 0 <= places.min() <= places.max() < rows:
+            raise ValueError(f"places beyond {rows} rows")
+        for column, known in zip(columns, memory.columns, strict=True):
+            if column.shape != (len(places), *known.shape[1:]) or column.dtype != known.dtype:
+                raise ValueError(f"{column.dtype} {list(column.shape)} where {known.dtype} belongs")
+    except (OSError, *UNREADABLE) as error:
+        raise StateError(f"{path}: expected the rows that were being changed, found {error}") from error
+    return places, columns
+
+
+class MappedValues(Values):
+    """The values of a mapped buffer. The storage's lock is held around every call, and ``at`` comes before all others.
+
+    Args:
+        folder: The buffer's.
+    """
+
+    packs = False  # the file may be mapped elsewhere
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._generation: int | None = None
+
+    def at(self, now: Now) -> MappedValues:
+        """These values as they are now."""
+        if (self._generation, self.nbytes) != (now.generation, now.room):
+            if self._generation != now.generation:
+                self._begin = 0
+            self._ring = ByteRing(map_file(self._file(now.generation, now.room), now.room))
+            self._generation = now.generation
+        self._end = now.end
+        return self
+
+    def kept(
+        self, schema: RowSchema, arrays: Sequence[Any], now: Now, refs: Callable[[], Sequence[Refs]]
+    ) -> tuple[Sequence[npt.NDArray[Any]], Now]:
+        """What ``keep`` gives, and what is there then."""
+        if not schema.varying:
+            return arrays, now
+        rows = self.at(now).keep(schema, arrays, refs)
+        return rows, replace(now, end=self._end, room=self.nbytes)
+
+    def with_room(self, schema: RowSchema, arrays: Sequence[Any], now: Now, refs: Callable[[], Sequence[Refs]]) -> Now:
+        """What is there with room for all of these rows: a full disk is found before one of them is written."""
+        self.at(now).reserve(sum(value.size for part in varying_of(schema, arrays) for value in part), refs)
+        return now if self.nbytes == now.room else replace(now, room=self.nbytes)
+
+    def _file(self, generation: int | None, room: int) -> Path:
+        return self._folder / f"values-{generation}-{room}"
+
+    def _memory(self, nbytes: int) -> Bytes:
+        path = self._file(self._generation, nbytes)
+        lengthen(path, nbytes)
+        return map_file(path, nbytes)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._file(self._generation, self.nbytes)
+
+    def forget(self) -> None:
+        """Let go of the file."""
+        self._generation, self._ring = None, ByteRing(np.empty(0, np.uint8))
+
+    def tidy(self, now: Now) -> None:
+        """Remove the files that do not count any more."""
+        for file in self._folder.glob("values-*"):
+            if file != self._file(now.generation, now.room):
+                file.unlink(missing_ok=True)
+
+
+Sums = npt.NDArray[np.uint64]
+
+_WEIGHED = 512  # rows of up to so many bytes in a file are weighed, longer ones hashed
+_TOGETHER = 1 << 19  # about so many bytes at a time, which stay close to the processor
+_WEIGHTS = np.array([xxhash.xxh3_64_intdigest(bytes([word])) | 1 for word in range(_WEIGHED // 4)], np.uint64)
+_OF_NUMBER = np.uint64(0x9E3779B97F4A7C15)
+_UPPER = np.uint64(32)
+
+
+class RowSums:
+    """The checksums of rows in mapped files. The storage's lock is held around every call, and ``at`` comes first."""
+
+    def __init__(self) -> None:
+        self._unseen: npt.NDArray[np.bool_] | None = None  # what was there when the files were opened, and not read yet
+
+    def at(self, files: Sequence[Path], memory: RowMemory, values: MappedValues, sums: Sums) -> None:
+        """Be those of these rows.
+
+        Args:
+            files: The files of the rows.
+            memory: The rows in them.
+            values: What differs in length.
+            sums: Memory for the checksums, uint64 ``[places, files]``, the last column for ``values`` where there are.
+        """
+        self._files, self._memory, self._values, self._sums = list(files), memory, values, sums
+
+    def make(self, places: Slots, numbers: Slots) -> None:
+        """Keep the checksums of the rows with these numbers at these places, int64 ``[n]``."""
+        for some in self._pieces(places):
+            self._sums[places[some]] = self._of(places[some], numbers[some])
+        self._saw(places)
+
+    def wrong(self, places: Slots, numbers: Slots) -> npt.NDArray[np.bool_]:
+        """Which checksums are not those of the rows that are there, bool ``[n, files]``."""
+        found = np.zeros((len(places), self._sums.shape[1]), np.bool_)
+        for some in self._pieces(places):
+            found[some] = self._sums[places[some]] != self._of(places[some], numbers[some])
+        return found
+
+    def watch(self, places: Slots, total: int) -> None:
+        """From now on look at these, of ``total`` places, when they are read for the first time."""
+        self._unseen = None
+        if len(places):
+            self._unseen = np.zeros(total, np.bool_)
+            self._unseen[places] = True
+
+    def check(self, places: Slots, numbers: Callable[[Slots], Slots], summed: int) -> None:
+        """Raise StateError, naming row and file, where a row that is read for the first time is not what was written.
+
+        Args:
+            places: Of the rows that are read.
+            numbers: Which rows lie in some places.
+            summed: Rows from this number on have no checksums; they were written since the files were opened.
+        """
+        if self._unseen is None:
+            return
+        flat = places.reshape(-1)
+        new = np.unique(flat[self._unseen[flat]])
+        if not len(new):
+            return
+        known = new[numbers(new) < summed]
+        rows, columns = np.nonzero(self.wrong(known, numbers(known)))
+        if len(rows):
+            file = dict(enumerate(self._files)).get(int(columns[0]), self._values.path)
+            row = numbers(known[rows[:1]])[0]
+            raise StateError(f"{file}: expected row {row} as it was written, found it, or its checksum, damaged")
+        self._saw(new)
+
+    def _saw(self, places: Slots) -> None:
+        if self._unseen is not None:
+            self._unseen[places] = False
+            if not self._unseen.any():
+                self._unseen = None
+
+    def _pieces(self, places: Slots) -> list[slice]:
+        step = max(1, _TOGETHER // sum(block.raw.itemsize for block, _ in self._memory.blocks))
+        return [slice(begin, begin + step) for begin in range(0, len(places), step)]
+
+    def _of(self, places: Slots, numbers: Slots) -> Sums:
+        found = np.empty((len(places), self._sums.shape[1]), np.uint64)
+        for column, (block, rows) in enumerate(self._memory.blocks):
+            found[:, column] = _sums_of(block, rows, places)
+        varying = self._memory.schema.varying
+        if varying:
+            # The values of a row one behind the other: where each of them lies is in its file of rows.
+            refs = [self._memory.by_key[key][places] for key in varying]
+            for row in range(len(places)):
+                digest = xxhash.xxh3_64()
+                with suppress(DataError):  # a place that is none, in a damaged row
+                    for value in (value for column in refs for value in self._values.read(column[row])):
+                        digest.update(value.data)
+                found[row, -1] = digest.intdigest()
+        found += (numbers.astype(np.uint64) * _OF_NUMBER)[:, None]
+        return found
+
+
+def _sums_of(block: FieldBlock, rows: npt.NDArray[np.void], places: Slots) -> Sums:
+    """The checksums of the bytes of rows in one file, uint64 ``[n]``, without their numbers."""
+    size = block.raw.itemsize
+    # Rows that lie side by side are looked at where they lie.
+    begin, end = int(places[0]), int(places[-1]) + 1
+    follow = end - begin == len(places) and bool((np.diff(places) == 1).all())
+    raw = rows[begin:end] if follow else rows[places]
+    if size > _WEIGHED:
+        every = raw.view(np.uint8).data
+        hashes = [xxhash.xxh3_64_intdigest(every[at : at + size]) for at in range(0, size * len(places), size)]
+        return np.array(hashes, np.uint64)
+    taken = raw.view(np.uint8).reshape(-1, size)
+    if size % 4:
+        taken = np.pad(taken, ((0, 0), (0, -size % 4)))
+    words = taken.view(np.uint32).astype(np.uint64)
+    return (words @ _WEIGHTS[: words.shape[1]]) >> _UPPER
+
 
 Sync = Literal["none", "flush", "append"]
 

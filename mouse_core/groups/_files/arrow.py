@@ -1,4 +1,8 @@
-"""Rollouts as Arrow tables, and back. One row is one rollout."""
+"""Columns that were declared as Arrow arrays, and back.
+
+The values of a token, turn or example lie flat, so that every tool reads them: those of a token column are one list a
+turn, or an example, and others a number or a list each.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, chain, pairwise
+from math import prod
 from operator import attrgetter
 from typing import Any
 
@@ -15,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mouse_core.errors import DataError
-from mouse_core.groups._files.arrow.declared import declared_array, declared_field, dicts_of, stored
-from mouse_core.groups.types.columns import NO_COLUMNS, Columns
+from mouse_core.groups.types.columns import NO_COLUMNS, Columns, RolloutColumn
+from mouse_core.groups.types.example import RLExample
 from mouse_core.groups.types.metadata import NODE, Node, decode, encode
 from mouse_core.groups.types.records import RolloutRecord, Turn, unchecked
 
@@ -320,3 +325,126 @@ def _dicts(lists: pa.Array) -> list[dict[str, Any]]:
         return [{} for _ in range(len(lists))]
     rows = nodes.to_pylist()
     return [decode(rows[a:b]) for a, b in pairwise(bounds)]
+
+
+EXAMPLES = pa.schema(
+    [
+        field_of("rollout_uid", pa.string()),
+        field_of("environment", pa.string()),
+        field_of("policy_version", pa.string()),
+        field_of("tokens", TOKENS),
+        field_of("loss_mask", pa.list_(field_of("element", pa.bool_()))),
+        field_of("advantage", FLOATS),
+        field_of("generator_log_probs", FLOATS),
+    ]
+)
+"""The columns of a batch."""
+
+
+def examples_with(declared: Columns) -> pa.Schema:
+    """The columns of a batch of examples that have others, too."""
+    turn_ids = [field_of("turn_ids", TOKENS)] if declared.of("turn") else []
+    return pa.schema([*EXAMPLES, *turn_ids, *(declared_field(column, of_example=True) for column in declared.values())])
+
+
+def examples_to_table(examples: Sequence[RLExample], declared: Columns = NO_COLUMNS) -> pa.RecordBatch:
+    """Examples as columns, also those that were declared."""
+    columns = columns_of(examples, EXAMPLES, NO_COLUMNS)
+    if declared.of("turn"):
+        columns.append(lists_of(TOKENS, [example.turn_ids for example in examples]))
+    for name, column in declared.items():
+        columns.append(declared_array(column, [example.columns[name] for example in examples], of_example=True))
+    return pa.RecordBatch.from_arrays(columns, schema=examples_with(declared))
+
+
+def table_to_examples(table: pa.Table, declared: Columns = NO_COLUMNS) -> list[RLExample]:
+    """The examples that ``examples_to_table`` made columns of."""
+    rows: list[RLExample] = []
+    for batch in table.to_batches():
+        names = [name for name in (*EXAMPLES.names, "turn_ids") if name in batch.schema.names]
+        values = [
+            arrays_of(batch.column(name))
+            if pa.types.is_list(batch.column(name).type)
+            else batch.column(name).to_pylist()
+            for name in names
+        ]
+        own = dicts_of(((column, batch.column(name)) for name, column in declared.items()), len(batch), of_example=True)
+        for row, columns in zip(zip(*values, strict=True), own, strict=True):
+            rows.append(RLExample(**dict(zip(names, row, strict=True)), columns=columns, declared=declared))
+    return rows
+
+
+def stored(declared: Columns, *pers: str) -> list[RolloutColumn]:
+    """Those that lie with the rollouts, in the order in which they were declared; late ones do not."""
+    return [column for column in declared.values() if column.per in pers and not column.late]
+
+
+def is_flat(column: RolloutColumn, *, of_example: bool = False) -> bool:
+    """Whether a row has one number and no list."""
+    return not column.shape and (column.per == "example" or (column.per == "turn" and not of_example))
+
+
+def declared_field(column: RolloutColumn, *, of_example: bool = False) -> pa.Field:
+    """How values lie: in a turn or a rollout, or, ``of_example``, in an example, which has many turns."""
+    value = pa.from_numpy_dtype(np.dtype(column.dtype))
+    flat = is_flat(column, of_example=of_example)
+    kind = value if flat else pa.list_(pa.field("element", value, nullable=False))
+    return pa.field(column.name, kind, nullable=not of_example)
+
+
+def declared_array(
+    column: RolloutColumn, values: Sequence[npt.NDArray[Any] | None], *, of_example: bool = False
+) -> pa.Array:
+    """The values of some rows, None where a row has none."""
+    kind = declared_field(column, of_example=of_example).type
+    missing = np.fromiter((value is None for value in values), np.bool_, len(values))
+    if is_flat(column, of_example=of_example):
+        flat = np.array([0 if value is None else value for value in values], column.dtype)
+        return pa.array(flat, kind, mask=missing if missing.any() else None)
+    there = [value.reshape(-1) for value in values if value is not None]
+    inner = pa.array(np.concatenate(there) if there else np.zeros(0, column.dtype), kind.value_type)
+    ends = np.cumsum([0, *(0 if value is None else value.size for value in values)])
+    if ends[-1] > np.iinfo(np.int32).max:
+        raise DataError(f"column {column.name!r}: expected fewer than 2**31 values at once, found {ends[-1]}")
+    mask = pa.array(missing) if missing.any() else None
+    return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), inner, type=kind, mask=mask)
+
+
+def declared_values(
+    column: RolloutColumn, rows: pa.Array, *, of_example: bool = False
+) -> list[npt.NDArray[Any] | None]:
+    """The values of each row, None where it has none; they share memory with the array where that can be.
+
+    Raises:
+        DataError: They are not of the column's shape.
+    """
+    has = rows.is_valid().to_numpy(zero_copy_only=False)
+    if is_flat(column, of_example=of_example):
+        filled = rows.fill_null(pa.scalar(0, pa.int8()).cast(rows.type)) if rows.null_count else rows
+        flat = filled.to_numpy(zero_copy_only=False).astype(column.dtype, copy=False)
+        flat.flags.writeable = False
+        return [flat[row, ...] if there else None for row, there in enumerate(has.tolist())]
+    offsets = rows.offsets.to_numpy()
+    begin, end = int(offsets[0]), int(offsets[-1])
+    values = rows.values.slice(begin, end - begin).to_numpy(zero_copy_only=False).astype(column.dtype, copy=False)
+    values.flags.writeable = False
+    one = column.per == "example" or (column.per == "turn" and not of_example)
+    shape, size = column.shape if one else (-1, *column.shape), prod(column.shape)
+    found: list[npt.NDArray[Any] | None] = []
+    for row, (a, b) in enumerate(pairwise((offsets - begin).tolist())):
+        if has[row] and ((b - a) != size if one else (b - a) % size):
+            raise DataError(f"column {column.name!r}: expected values of shape {list(column.shape)}, found {b - a}")
+        found.append(values[a:b].reshape(shape) if has[row] else None)
+    return found
+
+
+def dicts_of(
+    columns: Iterable[tuple[RolloutColumn, pa.Array]], count: int, *, of_example: bool = False
+) -> list[dict[str, npt.NDArray[Any]]]:
+    """What each of some rows has of columns, by name."""
+    rows: list[dict[str, npt.NDArray[Any]]] = [{} for _ in range(count)]
+    for column, array in columns:
+        for row, value in zip(rows, declared_values(column, array, of_example=of_example), strict=True):
+            if value is not None:
+                row[column.name] = value
+    return rows

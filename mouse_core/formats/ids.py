@@ -1,0 +1,216 @@
+"""What an id says: whose dataset it is, and by which name that library knows it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mouse_core.errors import ConfigError, MouseError
+
+__all__ = ["ID_SCHEMES", "is_id", "located"]
+
+# Packages whose errors are about the way to a server.
+_NETWORK = ("google", "httpcore", "httpcore2", "httpx", "httpx2", "huggingface_hub", "requests", "urllib3")
+
+
+def library(name: str, *, where: str, install: str) -> Any:
+    """A library that downloads; an ImportError that says what to install where it is missing.
+
+    Args:
+        name: What is imported.
+        where: The dataset, and where it was looked for.
+        install: What pip is told.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{where}; to download it: pip install {install} ({error})") from error
+
+
+@contextmanager
+def asking(whom: str, *, where: str, by_hand: str, install: str) -> Iterator[None]:
+    """Turn what a library refuses, or the way to its server, into an error of one line; its prints go to stderr.
+
+    Args:
+        whom: The library.
+        where: The dataset, and where it was looked for.
+        by_hand: What downloads it where there is a connection.
+        install: What pip is told where it misses another library.
+
+    Raises:
+        ConfigError: It refuses, or its server cannot be reached.
+        ImportError: It misses another library.
+    """
+    try:
+        with redirect_stdout(sys.stderr):  # what a command prints may be read by a program
+            yield
+    except MouseError:
+        raise
+    except ImportError as error:
+        raise ImportError(
+            f"{where}; {whom} misses something to download it: pip install {install} ({_line(error)})"
+        ) from error
+    except Exception as error:
+        known = isinstance(error, OSError | ValueError | LookupError | AssertionError)
+        if not known and type(error).__module__.split(".")[0] not in _NETWORK:
+            raise
+        raise ConfigError(
+            f"{where}, and {whom} did not download it: {_line(error)}; where there is a connection, {by_hand}"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".;")[:300] if lines else type(error).__name__
+
+
+def _hub_folder(name: str, *, scheme: str = "hf", cache: Path | None = None) -> Path:
+    """The folder of a dataset, with all its files; see ``located``.
+
+    Args:
+        name: The dataset, and its revision behind an @.
+        scheme: What the id begins with.
+        cache: Where it is looked for, and downloaded to, unless it is in the client's own cache already.
+    """
+    repo_id, at, revision = name.partition("@")
+    if repo_id.count("/") > 1 or ":" in name:
+        raise ConfigError(f"{scheme}:{name}: expected namespace/name, or namespace/name@revision, found {name!r:.200}")
+    where = f"{scheme}:{name}: not whole in the Hub's cache"
+    install = "'mouse-data[remote]'"
+    hub = library("huggingface_hub", where=where, install=install)
+    if cache is not None and (Path(hub.constants.HF_HUB_CACHE) / f"datasets--{repo_id.replace('/', '--')}").is_dir():
+        cache = None
+    by_hand = f"`hf download --repo-type dataset {repo_id}` does"
+    with asking("the Hub", where=where, by_hand=by_hand, install=install):
+        found = hub.snapshot_download(
+            repo_id, repo_type="dataset", revision=revision if at else None, cache_dir=cache and str(cache)
+        )
+    return Path(found)
+
+
+def _lerobot_folder(name: str) -> Path:
+    """The folder of a LeRobotDataset: where LeRobot keeps what is recorded or downloaded, else in the Hub's cache."""
+    said = os.environ.get("HF_LEROBOT_HOME")
+    home = Path(said) if said else Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "lerobot"
+    if "@" not in name and (home / name / "meta" / "info.json").is_file():
+        return home / name
+    return _hub_folder(name, scheme="lerobot", cache=home / "hub")
+
+
+_MINARI_VERSION = re.compile(r"-v\d+$")
+
+
+def _minari_folder(name: str) -> Path:
+    """The folder of a dataset; see ``located``."""
+    said = os.environ.get("MINARI_DATASETS_PATH")
+    folder = (Path(said) if said else Path.home() / ".minari" / "datasets") / name
+    if not (folder / "data").exists():
+        if not _MINARI_VERSION.search(name):  # Minari has no newest one to choose
+            raise ConfigError(
+                f"minari:{name}: not in {folder}; to download it: expected a version behind the name, as in {name}-v0"
+            )
+        where = f"minari:{name}: not in {folder}"
+        install = "'minari[hf,hdf5]'"
+        minari = library("minari", where=where, install=install)
+        with asking("Minari", where=where, by_hand=f"`minari download {name}` does", install=install):
+            minari.download_dataset(name)
+    return folder
+
+
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+
+
+def _tfds_folder(name: str) -> Path:
+    """The folder of a dataset; of several versions the newest; see ``located``."""
+    said = os.environ.get("TFDS_DATA_DIR")
+    root = Path(said) if said else Path.home() / "tensorflow_datasets"
+    plain, _, version = name.partition(":")
+    folder = root / plain / version
+    if (found := _prepared(folder)) is not None:
+        return found
+    where = f"tfds:{name}: not in {folder}"
+    install = "tensorflow tensorflow-datasets"
+    tfds = library("tensorflow_datasets", where=where, install=install)
+    with asking("TFDS", where=where, by_hand=f"`tfds build {plain}`, or tfds.load of it, does", install=install):
+        builder = tfds.builder(name, data_dir=str(root))
+        builder.download_and_prepare()
+        return Path(builder.data_dir)
+
+
+def _prepared(folder: Path) -> Path | None:
+    """The folder of a version that is there: this one, or the newest in it."""
+    if (folder / "features.json").is_file():
+        return folder
+    versions = [file.parent for file in folder.glob("*/features.json") if _VERSION.fullmatch(file.parent.name)]
+    return max(versions, key=lambda path: tuple(map(int, path.name.split("."))), default=None)
+
+
+__all__ = ["ID_SCHEMES", "Located", "is_id", "located"]
+
+ID_SCHEMES: Mapping[str, str] = MappingProxyType(
+    {
+        "minari": "minari:D4RL/pointmaze/umaze-v2, a dataset of Minari",
+        "lerobot": "lerobot:namespace/name, with @revision behind it or not, a LeRobotDataset on the Hub",
+        "hf": "hf:namespace/name, with @revision behind it or not, any dataset of the Hub whose format is read",
+        "tfds": "tfds:name, tfds:name/config or tfds:name/config:1.0.0, an RLDS dataset of TFDS",
+    }
+)
+"""What ids begin with, each with an example and what it names."""
+
+_WAYS = {"minari": _minari_folder, "lerobot": _lerobot_folder, "hf": _hub_folder, "tfds": _tfds_folder}
+_FORMATS = {"minari": "minari", "lerobot": "lerobot", "hf": None, "tfds": "tfds"}
+_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)*([:@][\w./+-]+)?")
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where a dataset lies that was asked for by its id.
+
+    Args:
+        folder: Its folder in the library's cache.
+        format: The format's name; None where it is still to be recognised.
+    """
+
+    folder: Path
+    format: str | None
+
+
+def is_id(source: Any) -> bool:
+    """Whether a source is a dataset's id: a text that begins with one of ``ID_SCHEMES`` and a colon.
+
+    What has ``//`` behind the colon is an address, and a ``Path`` is always a path.
+    """
+    if not isinstance(source, str):
+        return False
+    scheme, colon, name = source.partition(":")
+    return bool(colon) and scheme in ID_SCHEMES and not name.startswith("//")
+
+
+def located(source: str) -> Located:
+    """The folder of a dataset by its id: in the cache of the library that names it, else downloaded by that library.
+
+    Args:
+        source: An id, for which ``is_id`` is true.
+
+    Raises:
+        ConfigError: No name of that library; a file or folder has the id's very name; or the dataset is not in the
+            cache, and was not downloaded: the message says where it was looked for, and why not.
+        ImportError: It is not in the cache, and the library is not installed; the message says what to install.
+    """
+    scheme, _, name = source.partition(":")
+    if not _NAME.fullmatch(name) or ".." in re.split(r"[/:@]", name):
+        raise ConfigError(f"{source}: expected an id as {ID_SCHEMES[scheme]}, found {name!r:.200}")
+    if os.path.lexists(source):
+        raise ConfigError(
+            f"{source}: expected a dataset's id or a path, found what may be both: a file or folder has this name; "
+            f"{os.path.join('.', source)!r} is the path"
+        )
+    return Located(_WAYS[scheme](name), _FORMATS[scheme])

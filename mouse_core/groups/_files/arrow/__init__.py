@@ -1,1 +1,0 @@
-"""Rollouts and examples as Arrow columns."""
