@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import is_jax_array
 
-from mouse_core.dtypes import may_look, namespace
-from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.dtypes import RowError, may_look, namespace, refuse_hidden
+from mouse_core.errors import ConfigError, DataError, SchemaError
 
 Array = Any
 
@@ -51,6 +51,7 @@ def outgoing(rewards: Array, values: Array, dones: Array) -> Outgoing:
     Raises:
         SchemaError: Shapes that differ, or fewer than two rows.
     """
+    check_array("rewards", rewards)
     check_rows("values", values, rewards.shape)
     check_rows("dones", dones, rewards.shape)
     if not rewards.shape or rewards.shape[0] < 2:
@@ -85,15 +86,19 @@ def following_values(
     Raises:
         SchemaError, ConfigError: As ``gae``.
     """
+    check_array("rewards", rewards)
     if not rewards.shape or rewards.shape[0] < 1:
         raise SchemaError(f"rewards: expected at least one row, found shape {tuple(rewards.shape)}")
     xp = namespace(rewards)
     for name, given in (("rewards", rewards), ("values", values)):
+        check_array(name, given)
         if not xp.isdtype(given.dtype, "real floating"):
             raise SchemaError(f"{name}: expected floating numbers, found {given.dtype}")
     check_rows("values", values, rewards.shape)
     check_rows("dones", dones, rewards.shape)
     check_rows("last_values", last_values, rewards.shape[1:])
+    if not xp.isdtype(dones.dtype, ("bool", "integral", "real floating")):
+        raise SchemaError(f"dones: expected flags or codes, found {dones.dtype}")
     check_truncation(time_outs, final_values)
     ended = dones != 0
     following = _put(xp.concat([values[1:], last_values[None]]), ended, 0.0)
@@ -146,8 +151,29 @@ def check_truncation(time_outs: Array | None, final_values: Array | None) -> Non
         raise ConfigError(f"{missing}: expected them together with {there}, found None")
 
 
+def check_array(name: str, values: Array) -> None:
+    """Raise SchemaError if ``values`` are no array, and DataError if a mask hides one of them."""
+    if not hasattr(values, "shape"):
+        raise SchemaError(f"{name}: expected an array, found {type(values).__name__}")
+    try:
+        refuse_hidden(values)
+    except RowError as error:
+        raise DataError(f"{name}, row {error.row}: {error}") from error
+
+
+def check_factors(rewards: Array, **factors: float | Array) -> None:
+    """Raise SchemaError unless each of ``factors``, as ``discount``, is a number or has the shape of the rewards.
+
+    NumPy would repeat factors ``[T, N, 1]`` along another axis, and factors ``[N]`` along time.
+    """
+    for name, factor in factors.items():
+        if getattr(factor, "shape", ()):
+            check_rows(name, factor, rewards.shape)
+
+
 def check_rows(name: str, values: Array, expected: tuple[int, ...]) -> None:
-    """SchemaError if ``values`` are of another shape than the rewards say."""
+    """SchemaError if ``values`` are of another shape than the rewards say; also raises as ``check_array``."""
+    check_array(name, values)
     if tuple(values.shape) != tuple(expected):
         raise SchemaError(f"{name}: expected shape {tuple(expected)} as rewards say, found {tuple(values.shape)}")
 

@@ -27,7 +27,7 @@ import numpy as np
 from array_api_compat import is_jax_array
 
 from mouse_core.dtypes import is_tensor, namespace
-from mouse_core.rollouts.alignment import check_rows, following_values
+from mouse_core.rollouts.alignment import check_factors, check_rows, following_values
 from mouse_core.spec import check_count
 
 Array = Any
@@ -101,6 +101,7 @@ def gae(
 
     Raises:
         SchemaError: Shapes that differ, no row, or rewards that are not floating.
+        DataError: A mask hides a value.
         ConfigError: Only one of ``time_outs`` and ``final_values``; code 2 in ``dones`` without a time-out.
 
     Example:
@@ -113,6 +114,7 @@ def gae(
         (array([-0.25, -1.  ,  1.  ]), array([1.75, 1.  , 3.  ]))
     """
     ended, following = following_values(rewards, values, dones, last_values, time_outs, final_values)
+    check_factors(rewards, discount=discount, lam=lam)
     deltas = rewards + discount * following - values
     del following
     advantages = recurrence(deltas, _going_on(ended, deltas) * (discount * lam), _nothing(deltas))
@@ -146,6 +148,7 @@ def lambda_returns(
         SchemaError, ConfigError: As ``gae``.
     """
     ended, following = following_values(rewards, values, dones, last_values, time_outs, final_values)
+    check_factors(rewards, discount=discount, lam=lam)
     on = _going_on(ended, following)
     return recurrence(rewards + discount * (1.0 - lam * on) * following, discount * lam * on, last_values)
 
@@ -188,6 +191,7 @@ def n_step_returns(
     """
     check_count("n_step_returns: n", n)
     ended, following = following_values(rewards, values, dones, last_values, time_outs, final_values)
+    check_factors(rewards, discount=discount)
     xp = namespace(rewards)
     # Returns of one step; each round makes returns of k + 1 steps from those of k steps of the row behind.
     returns = rewards + discount * following
@@ -225,6 +229,7 @@ def discounted_returns(
     last = _nothing(rewards) if last_values is None else last_values
     # Values enter only where episodes end, where they are V'.
     ended, following = following_values(rewards, rewards, dones, last, time_outs, final_values)
+    check_factors(rewards, discount=discount)
     on = _going_on(ended, rewards)
     return recurrence(rewards + discount * (1.0 - on) * following, discount * on, last)
 
@@ -267,6 +272,7 @@ def vtrace(
         SchemaError, ConfigError: As ``gae``.
     """
     ended, following = following_values(rewards, values, dones, last_values, time_outs, final_values)
+    check_factors(rewards, discount=discount, lam=lam)
     check_rows("ratios", ratios, rewards.shape)
     xp = namespace(rewards)
     deltas = xp.clip(ratios, max=clip_rho) * (rewards + discount * following - values)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core import ConfigError, SchemaError
+from mouse_core import ConfigError, DataError, SchemaError
 from mouse_core.rollouts import (
     discounted_returns,
     gae,
@@ -290,3 +290,24 @@ def test_code_2_is_no_termination(name: str) -> None:
     np.testing.assert_array_equal(found, expected)
     terminal = function(**{**without, "dones": np.minimum(codes, 1)})
     np.testing.assert_array_equal(terminal, function(**{**without, "dones": codes > 0}))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_is_no_number_for_each_row_is_refused(name: str) -> None:
+    case, function = random_case(0, 4, 4), FUNCTIONS[name]
+    arrays = {**case.arrays(), "discount": 0.9}
+    arrays |= {"ratios": case.ratios} if name == "vtrace" else {}
+    arrays.pop("values") if name == "discounted_returns" else None
+    for key, values in arrays.items():
+        if key != "discount":
+            with pytest.raises(DataError, match=rf"{key}, row 0: expected a value, found a masked one"):
+                function(**{**arrays, key: np.ma.masked_array(values, np.ones(np.shape(values), bool))})
+            with pytest.raises(SchemaError, match=rf"{key}: expected an array, found list"):
+                function(**{**arrays, key: values.tolist()})
+    with pytest.raises(SchemaError, match="dones: expected flags or codes, found <U5"):
+        function(**{**arrays, "dones": case.dones.astype(str)})
+    factors = ["discount", "lam"] if name in ("gae", "lambda_returns", "vtrace") else ["discount"]
+    for factor in factors:
+        for shape in ((4,), (4, 4), (4, 4, 1, 1)):  # which NumPy would repeat along another axis
+            with pytest.raises(SchemaError, match=rf"{factor}: expected shape \(4, 4, 1\) as rewards say"):
+                function(**{**arrays, factor: np.full(shape, 0.9)})
