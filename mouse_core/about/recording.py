@@ -1,4 +1,4 @@
-"""How steps were recorded: in which environment, of which spaces, by which policy, with which versions."""
+"""Metadata of a recording: the environment, its spaces, the policy and versions of packages."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 
 from mouse_core.errors import ConfigError, DataError
 
-# What a description may take, as JSON: it stands in the metadata of every file.
+# Limit of the JSON text, which is in the metadata of every file.
 _MOST_TEXT = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """How steps were recorded. What is None or empty is not said.
+    """How steps were recorded. Attributes that are None or empty are not part of it.
 
     Args:
         environment: The environment's id, such as "LunarLander-v3".
-        policy: What acted, in words.
-        spec: What makes the environment again, as JSON has it: of gymnasium's, what ``EnvSpec.to_json`` says.
-        observation_space, action_space: What observations and actions are: ``type``, ``shape``, ``dtype``, ``low`` and
-            ``high`` and the like, nested under ``subspaces``.
-        versions: Versions of the packages that took part, by name.
+        policy: Description of the policy.
+        spec: JSON to create the environment again: for gymnasium, the content of ``EnvSpec.to_json``.
+        observation_space, action_space: Descriptions of the spaces: ``type``, ``shape``, ``dtype``, ``low``, ``high``
+            and so on, nested under ``subspaces``.
+        versions: Versions of packages by name.
 
     Raises:
-        ConfigError: What JSON cannot hold, or more than 1 MB of it.
+        ConfigError: A value that JSON cannot represent, or more than 1 MB of JSON.
     """
 
     environment: str | None = None
@@ -61,7 +61,7 @@ class Recording:
 
 
 def _frozen(name: str, value: Any) -> Mapping[str, Any]:
-    """A copy that nobody can change, through JSON, so that it is what others will read."""
+    """Return an immutable copy through JSON, which equals what a reader gets."""
     try:
         copied = json.loads(json.dumps(dict(value), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -70,28 +70,28 @@ def _frozen(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def recording_to_json(recording: Recording) -> dict[str, Any]:
-    """What is said."""
-    found = {item.name: getattr(recording, item.name) for item in dataclasses.fields(recording)}
-    said = {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
-    return {name: value for name, value in said.items() if value is not None and value != {}}
+    """Return the attributes that are not None or empty."""
+    values = {item.name: getattr(recording, item.name) for item in dataclasses.fields(recording)}
+    values = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+    return {name: value for name, value in values.items() if value is not None and value != {}}
 
 
-def recording_from_json(said: Any) -> Recording:
-    """What ``recording_to_json`` gave.
+def recording_from_json(content: Any) -> Recording:
+    """Return the recording in a JSON object of ``recording_to_json``.
 
     Raises:
-        DataError: Something else.
-        ConfigError: Values that a recording cannot have.
+        DataError: Another object.
+        ConfigError: An invalid value of an attribute.
     """
-    known = {item.name for item in dataclasses.fields(Recording)}
-    if not isinstance(said, dict) or not said.keys() <= known:
-        raise DataError(f"recordings: expected attributes of a recording, {sorted(known)}, found {said!r:.200}")
-    return Recording(**said)
+    names = {item.name for item in dataclasses.fields(Recording)}
+    if not isinstance(content, dict) or not content.keys() <= names:
+        raise DataError(f"recordings: expected attributes of a recording, {sorted(names)}, found {content!r:.200}")
+    return Recording(**content)
 
 
-def check_recordings(found: Iterable[Any]) -> tuple[Recording, ...]:
-    """Recordings, each once, or ConfigError."""
-    recordings = () if isinstance(found, str | Mapping) else tuple(found)
-    if not all(isinstance(item, Recording) for item in recordings) or (found and not recordings):
-        raise ConfigError(f"recordings: expected mouse_core.about.Recording objects, found {found!r:.200}")
+def check_recordings(given: Iterable[Any]) -> tuple[Recording, ...]:
+    """Return recordings without duplicates; raises ConfigError for other objects."""
+    recordings = () if isinstance(given, str | Mapping) else tuple(given)
+    if not all(isinstance(item, Recording) for item in recordings) or (given and not recordings):
+        raise ConfigError(f"recordings: expected mouse_core.about.Recording objects, found {given!r:.200}")
     return tuple(dict.fromkeys(recordings))

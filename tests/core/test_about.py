@@ -224,7 +224,7 @@ def test_contradictions_name_both() -> None:
         ("[]", "expected a JSON object with a version"),
         ('{"alignment": "arrived"}', "expected a JSON object with a version"),
         ('{"version": 2}', "expected version 1 at most, found version 2, which a newer mouse-data wrote"),
-        ('{"version": 1, "colour": 1}', r"expected what version 1 can say, found also \['colour'\]"),
+        ('{"version": 1, "colour": 1}', r"expected attributes of version 1, found also \['colour'\]"),
         ('{"version": 1, "alignment": "sideways"}', "alignment: expected one of"),
         ('{"version": 1, "tasks": {"one": "x"}}', "mouse_data: invalid literal"),
         ('{"version": 1, "tasks": [1]}', "mouse_data: "),
