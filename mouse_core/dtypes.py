@@ -311,13 +311,12 @@ def _to_floats(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any
     if array.dtype.kind in "iu":
         check_exact(array)
     largest = largest_of(dtype)
-    if array.dtype.kind == "f" and -largest <= array.min() and array.max() <= largest:
+    if -largest <= array.min() and array.max() <= largest:
         return array.astype(dtype)  # most likely; neither NaN nor infinities are among them
     with np.errstate(over="ignore"):
         converted = array.astype(dtype)
-    if array.dtype.kind == "f" or is_ml_float(dtype):  # of which some have no infinity, and become NaN
-        lost = ~np.isfinite(converted) & np.isfinite(array)
-        _refuse(array, lost, f"values that fit {dtype}")
+    lost = ~np.isfinite(converted) & np.isfinite(array)  # some dtypes have no infinity: there it becomes NaN
+    _refuse(array, lost, f"values that fit {dtype}")
     return converted
 
 

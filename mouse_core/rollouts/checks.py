@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.dtypes import RowError, check_exact, kind_of, namespace, to_numpy, widened
+from mouse_core.dtypes import RowError, check_exact, kind_of, largest_of, namespace, to_numpy, widened
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.rollouts.alignment import check_codes, check_truncation
 from mouse_core.rollouts.fields import COLUMNS, RolloutField, Transition, fields_of
@@ -159,7 +159,7 @@ class StepChecks:
 
         Raises:
             SchemaError: It is none.
-            DataError: An integer that the dtype does not hold, where it may be looked at.
+            DataError: A number that the dtype does not hold, where it may be looked at.
         """
         try:
             made = self._arrays.array(value)
@@ -184,6 +184,13 @@ class StepChecks:
             if least < bounds.min or most > bounds.max:
                 found = least if least < bounds.min else most
                 raise DataError(f"{name}: expected {bounds.min}..{bounds.max} ({dtype}), found {found}")
+        narrower = kind == kind_of(dtype) == "f" and dtype.itemsize < made.dtype.itemsize
+        if narrower and 0 not in made.shape and self._may_look(made):
+            xp, largest = namespace(made), largest_of(dtype)
+            if not (-largest <= float(xp.min(made)) and float(xp.max(made)) <= largest):  # or there is a NaN
+                beyond = xp.isfinite(made) & (xp.abs(made) > largest)
+                if bool(xp.any(beyond)):
+                    raise DataError(f"{name}: expected values that {dtype} holds, found {float(made[beyond][0])}")
         if kind in "iu" and dtype.kind == "f" and isinstance(made, np.ndarray):
             try:
                 check_exact(made)

@@ -54,6 +54,8 @@ def test_columns_that_cannot_be(options: dict[str, Any], wanted: str) -> None:
         (RolloutColumn("x", dtype="int32"), [0.5], 1, r"as int32, found float64 \[0.5\]"),
         (RolloutColumn("x", dtype="uint8"), [-1, 3], 2, r"as uint8, found int64 \[-1, 3\]"),
         (RolloutColumn("x", dtype="float16"), [1e9], 1, "as float16"),
+        (RolloutColumn("x", dtype="float16"), [70_000], 1, r"as float16, found int64 \[70000\]"),
+        (RolloutColumn("x", dtype="float64"), [2**60 + 1], 1, r"as float64, found int64 \[1152921504606846977\]"),
         (RolloutColumn("x", dtype="bool"), [2], 1, "as bool"),
     ],
 )

@@ -358,6 +358,9 @@ def test_integers_that_do_not_fit() -> None:
         storage.add_transitions({**good, "flag": [0, 1]})
     with pytest.raises(DataError, match="dones: expected 0 or 1, found 2"):
         RolloutStorage(2, 3, {"dones": RolloutField((), "bool")}).add_transitions({**ROW, "dones": [0, 2]})
+    for large in (1e300, -3.5e38):
+        with pytest.raises(DataError, match=r"rewards: expected values that float32 holds, found .*e\+"):
+            storage.add_transitions({**good, "rewards": np.array([0.0, large])})
     assert storage.step == 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.dtypes import RowError, convert
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.groups.types.arrays import array_of
 
@@ -195,15 +196,10 @@ def _converted(given: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
         return array
     if array.size and (array.dtype.kind not in "biuf" or (array.dtype.kind == "b") != (dtype.kind == "b")):
         return None
-    with np.errstate(all="ignore"):
-        converted = array.astype(dtype)
-        if dtype.kind == "f":
-            same = np.isfinite(converted) == np.isfinite(array) if array.dtype.kind == "f" else np.isfinite(converted)
-        else:
-            same = converted == array
-            if array.dtype.kind == "f":
-                same &= converted.astype(array.dtype) == array
-    return converted if bool(np.all(same)) else None
+    try:
+        return convert(array, dtype)
+    except RowError:
+        return None
 
 
 def _shown(array: npt.NDArray[Any]) -> str:
