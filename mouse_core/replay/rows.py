@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaE
 from mouse_core.nested import flatten, is_varying, map_tree, opened
 from mouse_core.replay._assembly import named_time, patched, priorities_in, row_of, slots_of, time_first
 from mouse_core.replay._episodes.index import EpisodeIndex
+from mouse_core.replay._episodes.marks import begins, find_keys, marks_of
 from mouse_core.replay._parts import Parts
 from mouse_core.replay.base import BaseBuffer
 from mouse_core.replay.ground.generations import alike
@@ -23,6 +25,9 @@ from mouse_core.spec import Alignment
 
 if TYPE_CHECKING:
     from mouse_core.store.dataset_store import DatasetStore
+
+# The field of rows that were copied out of a store; one of ``TRAJ_KEYS``.
+EPISODE_FIELD = "episode"
 
 
 class RowBuffer(BaseBuffer):
@@ -33,6 +38,7 @@ class RowBuffer(BaseBuffer):
     _grid: bool
     _priority_key: FieldKey
     _priority_reduction: str | None = None
+    _copies: tuple[Any, bool] = (None, False)  # a snapshot, and whether only it knows where an episode begins
 
     def __len__(self) -> int:
         """Rows there are: all time steps of all environments."""
@@ -52,11 +58,14 @@ class RowBuffer(BaseBuffer):
 
         Raises:
             IndexError: Out of range; also -1, the index of a row that the writer did not keep.
+
+        Rows of a store in which an episode ends without ``done`` have a field "episode", the number of their episode:
+        copied into another buffer, they would go on behind it otherwise.
         """
         refuse_traced("buffer[index]")
         with self._lock, self._shared():
             slots = slots_of(index, len(self._parts.storage))
-            rows = self._parts.storage.get(slots.reshape(1) if not slots.ndim else slots)
+            rows = self._rows_at(slots.reshape(1) if not slots.ndim else slots)
         return self._deliver_rows(rows if slots.ndim else row_of(rows, 0), slots.shape)
 
     def _deliver_rows(self, rows: Any, shape: tuple[int, ...]) -> Any:
@@ -75,8 +84,24 @@ class RowBuffer(BaseBuffer):
         refuse_traced("in_order")
         with self._lock, self._shared():
             slots = self._slots_in_order()
-            rows = self._parts.storage.get(slots)
+            rows = self._rows_at(slots)
         return self._deliver_rows(rows, slots.shape)
+
+    def _rows_at(self, slots: Slots) -> Any:
+        """Rows as they are stored; where only a store knows that an episode begins, "episode" says it of copies."""
+        storage = self._parts.storage
+        rows = storage.get(slots)
+        if self._hides_begins() and EPISODE_FIELD not in rows:
+            with suppress(MissingFieldError):
+                rows = {**rows, EPISODE_FIELD: storage.read(EPISODE, slots)}
+        return rows
+
+    def _hides_begins(self) -> bool:
+        """Whether rows are those of a store, of which a copy would not show where each episode begins."""
+        snapshot = getattr(self._parts.storage, "snapshot", None)
+        if snapshot is not self._copies[0]:
+            self._copies = snapshot, _hides_begins(self._parts.storage)
+        return self._copies[1]
 
     def _slots_in_order(self) -> Slots:
         storage = self._parts.storage
@@ -166,7 +191,7 @@ class RowBuffer(BaseBuffer):
         Raises:
             SchemaError, DataError, ConfigError: As ``append``; also ``names`` of which not exactly one is "time".
             ConfigError: A buffer of another alignment or ``ndim``.
-            DataError: A buffer in which only a store knows where an episode begins: as copies, rows would go on.
+            DataError: A buffer in which only a store knows where an episode begins, and rows have another "episode".
 
         After an error the buffer is as it was.
         """
@@ -193,8 +218,14 @@ class RowBuffer(BaseBuffer):
                     f"{label}: expected a buffer of {own!r} rows with ndim={ndim}, found one of {storage.alignment!r} "
                     f"rows with ndim={storage.ndim}"
                 )
-            _check_shown(label, storage)
-            return storage.get(slots)
+            rows = self._rows_at(slots)
+            if self._hides_begins() and EPISODE_FIELD in storage.snapshot.readers:
+                raise DataError(
+                    f"{label}: expected rows that show where their episodes begin, found episodes that only the store "
+                    f"knows, and another field {EPISODE_FIELD!r}: as copies they would be one episode. Rename that "
+                    "field, or draw from the store itself, in an ensemble"
+                )
+            return rows
 
     def _named(self, names: Sequence[str]) -> tuple[int, int]:
         """Which of so many axes is time."""
@@ -381,38 +412,21 @@ def _steps_of_episodes(storage: Storage, slots: Slots) -> Slots | None:
     return found
 
 
-def _check_shown(label: str, storage: Storage) -> None:
-    """Raise DataError where a copy of the rows would not show where each episode begins."""
-    if not hasattr(storage, "snapshot"):
-        return
-    starts = storage.snapshot.episode_starts
-    try:
-        table = EpisodeIndex().settled(_Copy(storage))
-        shown = np.isin(starts, np.unique(table.episode_of(np.zeros_like(starts), starts)[0]))
-    except MissingFieldError:
-        shown = np.zeros(len(starts), np.bool_)
-        shown[:1] = True
-    if not shown.all():
-        raise DataError(
-            f"{label}: expected rows that show where their episodes begin, found an episode at row "
-            f"{int(starts[~shown][0])} that only the store knows: as copies they would be one episode. Copy the "
-            "episodes one by one into a buffer with a field 'episode', or draw from the store itself, in an ensemble"
-        )
+def _hides_begins(storage: Any) -> bool:
+    """Whether the fields of the rows of a store do not show where each of its episodes begins."""
+    starts = storage.snapshot.episode_starts[1:]
+    around = np.stack([starts - 1, starts], axis=1).reshape(-1)
 
-
-class _Copy:
-    """The rows of a store without what only the store knows of them."""
-
-    def __init__(self, storage: Any) -> None:
-        self._storage = storage
-
-    def __len__(self) -> int:
-        return len(self._storage)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._storage, name)
-
-    def read(self, key: FieldKey, slots: Any) -> Any:
+    def read(key: FieldKey) -> npt.NDArray[Any]:
         if key == EPISODE:
             raise MissingFieldError("rows: expected fields of rows, found what a store knows")
-        return self._storage.read(key, slots)
+        values: npt.NDArray[Any] = storage.read(key, around)
+        return values
+
+    if not len(starts):
+        return False
+    try:
+        marks = marks_of(find_keys(read, None, ()), read, 1)
+    except MissingFieldError:
+        return True
+    return not begins(marks.ends, marks.ids, None)[1::2].all()

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from mouse_core import ConfigError, DataError, DatasetStore, MissingFieldError, SchemaError, StateError
+from mouse_core import ConfigError, DataError, DatasetStore, Field, MissingFieldError, SchemaError, StateError
 from mouse_core.errors import ForkError, RowIndexError, StorageError
 from mouse_core.files import checkpoint as files
 from mouse_core.nested import FieldKey, find, map_tree
@@ -1006,6 +1006,16 @@ def test_buffers_that_are_no_copies_of_each_other() -> None:
     store = DatasetStore()
     rows = {"observation": [[0.0]] * 8, "action": [0] * 8, "reward": [0.0] * 8, "done": [0] * 7 + [1]}
     store.extend({**rows, "episode_step": [0, 1, 2, 3] * 2})
-    with pytest.raises(DataError, match="found an episode at row 4 that only the store knows"):
-        ReplayBuffer(ArrayStorage(10, alignment="arrived")).extend(ReplayBuffer(store))
-    assert ReplayBuffer(store).to_store().snapshot().episode_starts.tolist() == [0, 4]
+    recorded = ReplayBuffer(store)
+    for copied in (recorded, recorded[:8], recorded.in_order()):  # done does not say that row 3 is the last of its own
+        copy = ReplayBuffer(ArrayStorage(10, alignment="arrived"), transform=NextView(takes="arrived"), batch_size=200)
+        copy.extend(copied)
+        batch = copy.sample()
+        assert set(batch["time"][~batch["mask"]].tolist()) == {3}
+        assert set(batch["next"]["time"][batch["mask"]].tolist()) == {1, 2, 3}
+    assert recorded.to_store().snapshot().episode_starts.tolist() == [0, 4]
+    other = {**rows, "episode_step": [0, 1, 2, 3] * 2, "metadata_episode": [7] * 8}
+    named = DatasetStore(fields=[Field("episode", column="metadata_episode")])
+    named.extend(other)
+    with pytest.raises(DataError, match="and another field 'episode'"):
+        ReplayBuffer(ArrayStorage(10, alignment="arrived")).extend(ReplayBuffer(named))

@@ -519,8 +519,22 @@ def test_slices_keep_their_places_wherever_their_rows_go(seed: int, tmp_path: Pa
     again = ReplayBuffer(MemmapStorage(path=tmp_path, **ring), sampler())
     restored = ReplayBuffer(ArrayStorage(**ring), sampler())
     restored.load_state_dict(again.state_dict())
-    for buffer in (again, other.with_parts(sampler=sampler()), restored, pickle.loads(pickle.dumps(restored))):
+    moved = ReplayBuffer(MemmapStorage(path=tmp_path / "moved", **ring), sampler())
+    moved.load_state_dict(folder.with_parts(sampler=sampler()).state_dict())
+    moved.storage.close()
+    moved = ReplayBuffer(MemmapStorage(path=tmp_path / "moved", **ring), sampler())
+    for buffer in (again, moved, other.with_parts(sampler=sampler()), restored, pickle.loads(pickle.dumps(restored))):
         assert places_of(buffer) == expected
+
+
+def test_a_state_whose_begins_are_damaged_is_refused(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(MemmapStorage(10, tmp_path))
+    buffer.extend({"row": np.arange(25), "done": np.zeros(25, bool)})
+    state = buffer.state_dict()
+    for begins in (state["storage"]["begins"] + 100, np.zeros(3, np.int64)):
+        with pytest.raises(StateError, match="storage: begins: expected steps up to 15"):
+            buffer.load_state_dict({**state, "storage": {**state["storage"], "begins": begins}})
+    assert buffer.in_order()["row"].tolist() == list(range(15, 25))
 
 
 def test_of_a_folder_whose_numbers_are_damaged_the_oldest_episode_begins_with_what_is_there(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from mouse_core.replay.ground.protocols import FieldKey, Slots, ring_pieces
 from mouse_core.replay.ground.schema import RowSchema, checked, whole
 from mouse_core.replay.ground.state import rows_state, state_rows
 from mouse_core.replay.storages._mapped import files as on_disk
+from mouse_core.replay.storages._mapped.begins import checked as checked_begins
 from mouse_core.replay.storages._mapped.rows import MappedRows, Sync, write_journal
 from mouse_core.replay.storages.ring import check_ndim, check_put, check_slots, slot_error
 from mouse_core.spec import Alignment, check_alignment, check_count, check_list
@@ -284,7 +285,12 @@ class MemmapStorage(MappedRows):
     def state(self) -> dict[str, Any]:
         """The rows, as long as the data, and what describes them."""
         with self._lock:
-            return rows_state(self, self._schema, self._columns(self._catch_up()))
+            now = self._catch_up()
+            state = rows_state(self, self._schema, self._columns(now))
+            if self._schema is not None and now.written > self.capacity:
+                steps = self._steps_to_oldest(now)
+                state["begins"] = self._begins.state(self._schema, steps, partial(self._read_steps, now))
+            return state
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Become what ``state`` was taken from; see ``Storage.load``.
@@ -294,12 +300,14 @@ class MemmapStorage(MappedRows):
         with self._lock:
             now = self._writing()
             schema, arrays, written = state_rows(self, state, self._schema)
+            oldest = 0 if schema is None else (written - len(arrays[0])) // schema.num_envs
+            begins = None if schema is None else checked_begins(schema, oldest, state.get("begins"))
             self._head.synced = 0
             if schema is None:
                 self._head.commit(replace(now, written=written, summed=written, changes=now.changes + 1))
                 return
             self._replace(now, schema, arrays, written, now.changes + 1)
-            self._begins.forget(schema, (written - len(arrays[0])) // schema.num_envs)
+            self._begins.forget(schema, oldest, begins)
             self._written()
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.errors import StateError
 from mouse_core.nested import FieldKey
 from mouse_core.replay.ground.schema import RowSchema
 from mouse_core.replay.storages._mapped.mapping import lengthen, map_file
@@ -49,24 +50,24 @@ class Begins:
         fields = _fields(schema)
         if any(key not in fields for key in (*ends, *(() if ids is None else (ids,)))):
             return None
-        known = self._extended(schema, steps, read)
+        known = self.state(schema, steps, read)
         begins = [known[fields.index(key), 0] + 1 for key in ends]
         begins += [] if ids is None else [known[fields.index(ids), 1]]
         return np.max(begins, axis=0)
 
     def look(self, schema: RowSchema, steps: range, read: Read) -> None:
         """Take note of the rows before the last of some steps, which are about to be overwritten."""
-        self._write(schema, steps[-1], self._extended(schema, steps, read))
+        self._write(schema, steps[-1], self.state(schema, steps, read))
 
     def looked(self, schema: RowSchema) -> int:
         """The first step that was not looked at."""
         return int(self._of_file(schema)[0])
 
-    def forget(self, schema: RowSchema, step: int) -> None:
-        """Nothing is known of the steps before one; of none it is that an episode begins with step 0."""
-        self._write(schema, step, _unknown(schema, step))
+    def forget(self, schema: RowSchema, step: int, saved: Int64s | None = None) -> None:
+        """Of the steps before one only ``saved`` is known, see ``checked``; an episode begins with step 0."""
+        self._write(schema, step, _unknown(schema, step) if saved is None else saved)
 
-    def _extended(self, schema: RowSchema, steps: range, read: Read) -> Int64s:
+    def state(self, schema: RowSchema, steps: range, read: Read) -> Int64s:
         """What is known at the last of some steps, ``[fields, 2, E]``: of those before it and of its changes."""
         first, known = self._of_file(schema)
         if not steps[0] <= first <= steps[-1] or (known[:, 0] >= first).any() or (known[:, 1] > first).any():
@@ -104,6 +105,20 @@ class Begins:
             if new:
                 self.forget(schema, 0)
         return self._words
+
+
+def checked(schema: RowSchema, step: int, saved: Any) -> Int64s | None:
+    """What ``Begins.state`` returned for the oldest step ``step``, of a state; None where the state has none.
+
+    Raises:
+        StateError: The array does not fit the rows.
+    """
+    if saved is None:
+        return None
+    known, limit = np.asarray(saved), np.array([step, step + 1])[:, None]
+    if known.dtype != np.int64 or known.shape != (len(_fields(schema)), 2, schema.num_envs) or (known >= limit).any():
+        raise StateError(f"storage: begins: expected steps up to {step}, found {known.dtype} {list(known.shape)}")
+    return known
 
 
 def _fields(schema: RowSchema) -> list[FieldKey]:
