@@ -15,8 +15,7 @@ from mouse_core.digest.values import host_array
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.nested import flatten, is_varying, map_tree, opened
 from mouse_core.replay._assembly import named_time, patched, priorities_in, row_of, slots_of, time_first
-from mouse_core.replay._episodes.index import EpisodeIndex
-from mouse_core.replay._episodes.marks import begins, find_keys, marks_of
+from mouse_core.replay._episodes.index import EpisodeIndex, begins, find_keys, marks_of
 from mouse_core.replay._parts import Parts
 from mouse_core.replay.base import BaseBuffer
 from mouse_core.replay.ground.generations import alike
