@@ -56,14 +56,14 @@ _FORMATS = (
     _Format("tfds", "features.json and dataset_info.json of TFDS (RLDS)", signs.is_tfds),
     _Format("ted", "meta.json of a memory-mapped TensorDict", signs.is_memmap),
     _Format("dopamine", "files $store$_action_ckpt.N.gz", signs.is_dopamine),
-    _Format("roboset", "a folder of HDF5 files with groups TrialN", signs.is_roboset),
+    _Format("roboset", "a folder of HDF5 files with groups TrialN", signs.is_roboset, layout="roboset"),
     _Format("topics", "MCAP files, or bags of ROS 2 (metadata.yaml, db3 files)", signs.is_recording),
     _Format("dreamerv3", "npz files TIME-ID-FOLLOWING-LENGTH, pieces of DreamerV3's replay", signs.is_dreamerv3),
     _Format("rllib", "JSON lines of RLlib, each a SampleBatch or MultiAgentBatch", signs.is_rllib),
     _Format("gen_dgrl", "episodes DATE_NUMBER_LENGTH_SEED_RETURN.npz or .npy, also in a tar", signs.is_gen_dgrl),
     _Format("openml", "an ARFF file, or a folder with description.xml and a dataset", signs.is_openml),
     _Format("rows", "Arrow or Parquet files, or a folder of save_to_disk", is_there),
-    _Format("roboset", "an HDF5 file with groups TrialN", signs.is_roboset_file, hdf5=True),
+    _Format("roboset", "an HDF5 file with groups TrialN", signs.is_roboset_file, hdf5=True, layout="roboset"),
     _Format("minari", "an HDF5 file with groups episode_N", signs.is_minari_file, hdf5=True),
     _of_layout("robomimic", "an HDF5 file with data/demo_N, or a folder of such"),
     _of_layout("maniskill", "an HDF5 file with traj_N/actions, or a folder of such"),
@@ -97,9 +97,9 @@ def open(
             libraries, a text that begins with one of ``formats.ID_SCHEMES`` (``"minari:D4RL/door/human-v2"``): it is
             opened in that library's cache, and downloaded by that library where it is not there.
         format: The format's name, for what is not recognised: "dopamine", "dreamerv3", "gen_dgrl", "lerobot",
-            "minari", "openml", "rllib", "roboset", "rows" (datasets on disk, Arrow, Parquet), "store"
+            "minari", "openml", "rllib", "rows" (datasets on disk, Arrow, Parquet), "store"
             (``DatasetStore.open``), "ted" or "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d3rlpy", "d4rl",
-            "diffusion_policy", "dreamer", "drqv2", "maniskill", "ogbench", "robomimic", "tianshou"); or a
+            "diffusion_policy", "dreamer", "drqv2", "maniskill", "ogbench", "robomimic", "roboset", "tianshou"); or a
             ``layouts.TreeLayout``, of recordings of robots (MCAP, bags of ROS 2) a ``topics.TopicLayout``, its
             arguments as a mapping, or a YAML file of these.
         final: "drop" or "mark", for formats that lack the observation that an episode ends in.

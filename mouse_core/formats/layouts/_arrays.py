@@ -196,6 +196,7 @@ def rows_of(file: Tree, items: Sequence[tuple[Array, int, int]]) -> list[npt.NDA
 
 def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any], layout: TreeLayout) -> Array:
     moves = role == "metadata" and (travels_with_action(name) or travels_with_action(name.replace("/", "_")))
+    moves = moves or layout.moves(path)
     name = name.replace("/", "_")
     wanted = ("number", "text") if role in (*_SEEN, "metadata", "action") else ("number",)
     if part["kind"] == "group":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from mouse_core.formats.layouts._arrays import (
     arrays_of,
     lengths_of,
     natural,
+    rows_of,
 )
 from mouse_core.formats.layouts._tasks import tasks_of
 from mouse_core.formats.layouts.layout import TreeLayout
@@ -41,7 +42,8 @@ class Stretch:
         closed: Whether one row more has the observation that they end in.
         whole: Whether they are an episode.
         where: What messages name.
-        task: What is to be done in them, where the file says it.
+        layout: The layout, with the alignment that they have.
+        constants: Metadata of one value for all of them, by name: the task, and numbers of file and episode.
     """
 
     arrays: Sequence[Array]
@@ -50,7 +52,8 @@ class Stretch:
     closed: bool
     whole: bool
     where: str
-    task: str | None = None
+    layout: TreeLayout
+    constants: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def marked(self) -> bool:
@@ -60,8 +63,7 @@ class Stretch:
 
     def columns(self) -> set[tuple[str, str]]:
         """What it has columns of, by role and name."""
-        named = {(array.role, array.name) for array in self.arrays}
-        return named if self.task is None else named | {("metadata", "task")}
+        return {(array.role, array.name) for array in self.arrays} | {("metadata", name) for name in self.constants}
 
 
 def files_of(root: Path, layout: TreeLayout, suffixes: Sequence[str]) -> list[Path]:
@@ -86,8 +88,13 @@ def files_of(root: Path, layout: TreeLayout, suffixes: Sequence[str]) -> list[Pa
     return sorted(found, key=lambda file: natural(file.name))
 
 
-def stretches_of(file: Tree, layout: TreeLayout) -> Iterator[Stretch]:
+def stretches_of(file: Tree, layout: TreeLayout, number: int = 0) -> Iterator[Stretch]:
     """All of a file, in order, episodes without steps among them.
+
+    Args:
+        file: The open file.
+        layout: Where things lie in it.
+        number: How many files come before it.
 
     Raises:
         DataError: A damaged file, or one of another layout.
@@ -95,12 +102,13 @@ def stretches_of(file: Tree, layout: TreeLayout) -> Iterator[Stretch]:
     """
     leads = [path for path in layout.leads() if "*" in path]
     if leads:
-        yield from _starred(file, layout, leads[0])
+        yield from _starred(file, layout, leads[0], number)
         return
     arrays, (task,) = arrays_at(file, layout, ""), tasks_of(file, layout, [""])
+    constants = _constants(layout, task, number)
     if layout.one_a_file:
         lengths = lengths_of(arrays, layout, None, file.path)
-        yield Stretch(arrays, 0, lengths.steps, lengths.closed, True, file.path, task)
+        yield Stretch(arrays, 0, lengths.steps, lengths.closed, True, file.path, layout, constants)
         return
     rows = lengths_of(arrays, layout, None, file.path)
     if not rows.steps:
@@ -109,30 +117,51 @@ def stretches_of(file: Tree, layout: TreeLayout) -> Iterator[Stretch]:
         raise damaged(file.path, "expected as many observations as actions in arrays that hold several episodes")
     if layout.episode_ends is not None:
         for stretch in _between(file, layout, layout.episode_ends, arrays, rows):
-            yield replace(stretch, task=task)
+            yield replace(stretch, constants=constants)
     elif layout.ring is not None:
-        for number, (first, stop) in enumerate(_rings(file, layout.ring, rows.steps)):
-            yield Stretch(arrays, first, stop - first, False, False, f"{file.path}, stretch {number}", task)
+        for place, (first, stop) in enumerate(_rings(file, layout.ring, rows.steps)):
+            where = f"{file.path}, stretch {place}"
+            yield Stretch(arrays, first, stop - first, False, False, where, layout, constants)
     else:
-        yield Stretch(arrays, 0, rows.steps, False, False, file.path, task)
+        yield Stretch(arrays, 0, rows.steps, False, False, file.path, layout, constants)
 
 
-def _starred(file: Tree, layout: TreeLayout, lead: str) -> Iterator[Stretch]:
+def _starred(file: Tree, layout: TreeLayout, lead: str, number: int) -> Iterator[Stretch]:
     parts = lead.removesuffix("?").split("/")
     place = next(index for index, part in enumerate(parts) if "*" in part)
     before, _, after = parts[place].partition("*")
-    pattern = re.compile(re.escape(before) + "(.+)" + re.escape(after))
+    pattern = re.compile(f"{re.escape(before)}({layout.episodes or '.+'}){re.escape(after)}")
     matches = [pattern.fullmatch(name) for name in file.names("/" + "/".join(parts[:place]))]
     stars = sorted((match[1] for match in matches if match), key=natural)
     if not stars:
         raise ConfigError(f"{file.path}: expected episodes {lead}, found none")
+    outgoing = replace(layout, alignment="outgoing")
     for start in range(0, len(stars), _AT_ONCE):
         some = stars[start : start + _AT_ONCE]
         tasks = tasks_of(file, layout, some)
         for star, arrays, task in zip(some, arrays_of(file, layout, some), tasks, strict=True):
             where = f"{file.path}, {before}{star}{after}"
-            lengths = lengths_of(arrays, layout, None, where)
-            yield Stretch(arrays, 0, lengths.steps, lengths.closed, True, where, task)
+            said = outgoing if layout.nan_action and not _ends_in_nan(file, arrays) else layout
+            lengths = lengths_of(arrays, said, None, where)
+            constants = _constants(layout, task, number, star)
+            yield Stretch(arrays, 0, lengths.steps, lengths.closed, True, where, said, constants)
+
+
+def _ends_in_nan(file: Tree, arrays: Sequence[Array]) -> bool:
+    """Whether the last action is NaN in all its parts, as none is taken on an episode's last observation."""
+    actions = [array for array in arrays if array.role == "action"]
+    if any(array.rows < 2 for array in actions):
+        return False
+    last = rows_of(file, [(array, array.rows - 1, array.rows) for array in actions])
+    return all(values.dtype.kind == "f" and bool(np.isnan(values).all()) for values in last)
+
+
+def _constants(layout: TreeLayout, task: str | None, number: int, star: str = "") -> dict[str, Any]:
+    """Metadata of one value for an episode, by name."""
+    found: dict[str, Any] = {} if task is None else {"task": task}
+    for name, kind in (layout.numbers or {}).items():
+        found[name] = number if kind == "file" else int(re.sub(r"\D", "", star) or 0)
+    return found
 
 
 def _between(file: Tree, layout: TreeLayout, path: str, arrays: Sequence[Array], rows: Lengths) -> Iterator[Stretch]:
@@ -147,7 +176,7 @@ def _between(file: Tree, layout: TreeLayout, path: str, arrays: Sequence[Array],
     for number, (first, stop) in enumerate(zip(np.append(0, ends[:-1]).tolist(), ends.tolist(), strict=True)):
         where = f"{file.path}, episode {number}"
         lengths = lengths_of(arrays, layout, stop - first, where)
-        yield Stretch(arrays, first, lengths.steps, lengths.closed, True, where)
+        yield Stretch(arrays, first, lengths.steps, lengths.closed, True, where, layout)
 
 
 def _rings(file: Tree, ring: Mapping[str, str], rows: int) -> Iterator[tuple[int, int]]:

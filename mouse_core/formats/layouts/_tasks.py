@@ -6,13 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from mouse_core.files.reading import damaged
 from mouse_core.formats.layouts._arrays import Tree
 from mouse_core.formats.layouts.layout import TreeLayout
-
-COLUMN = "metadata_task"
 
 
 def tasks_of(file: Tree, layout: TreeLayout, stars: Sequence[str]) -> list[str | None]:
@@ -49,10 +45,3 @@ def _task(value: Any, keys: Sequence[str], where: str) -> str | None:
     if not isinstance(value, str):
         raise damaged(where, f"expected a text that says the task, found {value!r:.80}")
     return value
-
-
-def column_of(task: str, count: int) -> Any:
-    """A text for each of some rows."""
-    column = np.empty(count, object)
-    column[:] = task
-    return column

@@ -50,10 +50,17 @@ class TreeLayout:
         metadata: What else becomes columns, ``metadata_<name>``: a value a step.
         other_metadata: Whether all other arrays of an episode become metadata, too. An array that has one value for all
             rows is left out; one of another length is an error.
+        action_metadata: Metadata that belong to the action of their row, by path, beside those whose names begin with
+            ``action``, ``policy`` or ``log_prob``.
+        numbers: Metadata that count: a mapping from names to "file", the number of the file, or "*", the digits in the
+            name of the episode.
         leave_out: Arrays and groups that are not read, by path.
         task: Where attributes say what an episode is to do, which becomes the column ``metadata_task``: the path of a
             group, ``@``, the attribute's name and, where it holds JSON, the keys in it, as
             ``"data@problem_info/language_instruction"``. Of several the first that is there.
+        episodes: A regular expression that ``*`` has to match.
+        nan_action: Whether the last action of an episode may be NaN. Where it is, the last row holds the observation
+            that the episode ends in; where it is a number, the alignment is "outgoing" instead of ``alignment``.
         episode_ends: The rows behind the last of each episode, ascending, of arrays that hold all of them.
         is_last: A flag a row, set in the last row of each episode; of several paths the first that is there. With next
             observations, that row is the last transition. Without them, it holds the observation that the episode ends
@@ -70,7 +77,7 @@ class TreeLayout:
             of no type (``np.void``), and groups that hold an array of bytes for each step, in the order of the numbers
             in their names; ``[T, H, W, C]`` are pixels.
         alignment: Whether a row's action, reward and flags leave the observation beside them ("outgoing") or led to it
-            ("arrived"); or which, by ``action``, ``reward``, ``terminated`` and ``truncated``.
+            ("arrived"); or which, by ``action``, ``reward``, ``terminated``, ``truncated`` and ``metadata``.
         ending: What the end of an episode is where no flag says it, "truncated" (done 2) or "terminal" (done 1).
     """
 
@@ -82,8 +89,12 @@ class TreeLayout:
     next_observation: Paths = None
     metadata: Paths = None
     other_metadata: bool = False
+    action_metadata: Sequence[str] = ()
+    numbers: Mapping[str, str] | None = None
     leave_out: Sequence[str] = ()
     task: str | Sequence[str] | None = None
+    episodes: str | None = None
+    nan_action: bool = False
     episode_ends: str | None = None
     is_last: Paths = None
     episode_steps: int | None = None
@@ -100,8 +111,12 @@ class TreeLayout:
         for role, paths in self.roles().items():
             for path in paths.values():
                 _check_path(role, path)
-        for path in check_list("layout: leave_out", self.leave_out):
-            _check_path("leave_out", path)
+        for option in ("leave_out", "action_metadata"):
+            for path in check_list(f"layout: {option}", getattr(self, option)):
+                _check_path(option, path)
+        numbers = {*(self.numbers or {}).values()}
+        if others := sorted(numbers - {"file", "*"}):
+            raise ConfigError(f"layout: numbers: expected 'file' or '*', found {others[:4]}")
         self._check_tasks()
         for name, path in (self.ring or {}).items():
             if name not in _RING or not isinstance(path, str) or not path:
@@ -124,10 +139,10 @@ class TreeLayout:
     def _check_alignment(self) -> None:
         said = self.alignment if isinstance(self.alignment, Mapping) else dict.fromkeys(_MOVED, self.alignment)
         for role, value in said.items():
-            if role not in _MOVED or value not in ("outgoing", "arrived"):
+            if role not in (*_MOVED, "metadata") or value not in ("outgoing", "arrived"):
                 raise ConfigError(
-                    f"layout: alignment: expected 'outgoing' or 'arrived', for all or for some of {list(_MOVED)}, "
-                    f"found {role!r}: {value!r}"
+                    f"layout: alignment: expected 'outgoing' or 'arrived', for all or for some of "
+                    f"{[*_MOVED, 'metadata']}, found {role!r}: {value!r}"
                 )
 
     def _check_tasks(self) -> None:
@@ -154,6 +169,8 @@ class TreeLayout:
                 "layout: expected one of '*' in paths, one_a_file, episode_ends, is_last and ring, found several: each "
                 "says what an episode is"
             )
+        if not starred and (self.episodes is not None or self.nan_action or "*" in (self.numbers or {}).values()):
+            raise ConfigError("layout: expected '*' in paths, with episodes, nan_action or the number of an episode")
         if starred and (unlike := [path for path in self.leads() if "*" not in path]):
             raise ConfigError(f"layout: expected '*' in the paths of observation and action, found {unlike}")
         if not any(ways[:3]):
@@ -192,6 +209,10 @@ class TreeLayout:
     def may_be_files(self, path: str) -> bool:
         """Whether an array lies where ``pictures`` may be encoded."""
         return self.pictures is not None and _is_at(self.pictures, path)
+
+    def moves(self, path: str) -> bool:
+        """Whether metadata belong to the action of their row, as ``action_metadata`` names them."""
+        return any(_is_at(place, path) for place in self.action_metadata)
 
     def leaves_out(self, path: str) -> bool:
         """Whether an array or group is not read, as ``leave_out`` names it or a group above it."""

@@ -104,6 +104,22 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             one_a_file=True,
             files="*.npz",
         ),
+        # RoboHive logs what came with an observation beside it, and the action taken on it; before, what the action
+        # brought, and no last observation. Trials go on after some of the flags.
+        "roboset": TreeLayout(
+            observation="*/observations",
+            action="*/actions",
+            reward="*/rewards",
+            terminated="*/done",
+            metadata={"time": "*/time?", "done": "*/done"},
+            other_metadata=True,
+            action_metadata=["*/done", "*/env_infos"],
+            numbers={"seed": "file", "episode": "*"},
+            episodes=r"(?:Trial|Rollout)\d{1,9}",
+            nan_action=True,
+            alignment={"reward": "arrived", "terminated": "arrived", "metadata": "arrived"},
+            files="*.h5",
+        ),
         "tianshou": TreeLayout(
             observation="_meta/obs",
             action="_meta/act",
@@ -123,4 +139,4 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
     }
 )
 """The layouts that have a name: "aloha" (ACT), "d3rlpy", "d4rl", "diffusion_policy" (UMI), "dreamer" (V2), "drqv2"
-(V-D4RL), "maniskill", "ogbench", "robomimic" (MimicGen, LIBERO, Isaac Lab) and "tianshou"."""
+(V-D4RL), "maniskill", "ogbench", "robomimic" (MimicGen, LIBERO, Isaac Lab), "roboset" (RoboHive) and "tianshou"."""

@@ -44,7 +44,6 @@ from mouse_core.formats.columns.transitions import (
 from mouse_core.formats.layouts._arrays import Array, Tree, Types, check_shapes, flags_of, in_types, rows_of
 from mouse_core.formats.layouts._npz import NpzTree
 from mouse_core.formats.layouts._stretches import Stretch, files_of, stretches_of
-from mouse_core.formats.layouts._tasks import COLUMN, column_of
 from mouse_core.formats.layouts._zarr import ZarrTree
 from mouse_core.formats.layouts.layout import FLAGS, TreeLayout, load_layout
 from mouse_core.formats.layouts.presets import LAYOUTS
@@ -104,7 +103,7 @@ def read_layouts(
         check_final(final, where=str(root), needed=not known)
         with reading(first.where):
             rows = TransitionRows(final=final, where=first.where)
-            schema = schema_of(ordered(next(_rows_of(file, first, said, 1, {}, rows))))
+            schema = schema_of(ordered(next(_rows_of(file, first, 1, {}, rows))))
         notes = [*file.notes] if isinstance(file, ZarrTree) else []
         unnamed, attributes = _unnamed(file, said, first)
         about = attributes | {name: unnamed[name] for name in unnamed if said.other_metadata}
@@ -117,6 +116,11 @@ def read_layouts(
                 else "have no place in the layout"
             )
             notes.append(f"Left out: {shown}, which {why}.")
+    if said.nan_action:
+        closed = "NaN: rewards, flags and metadata came with the observation of their row, the first led nowhere"
+        notes.append(
+            f"The last action of an episode is {closed if first.closed else 'a number: its row holds what it brought'}."
+        )
     if not any(array.role == "reward" for array in first.arrays):
         notes.append("There are no rewards: reward is 0.")
     if (first.whole or said.is_last) and not any(array.role in ("terminated", "truncated") for array in first.arrays):
@@ -140,8 +144,8 @@ def read_layouts(
 def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree, Stretch]:
     """The first episode that has a step, and the file that it is in."""
     count = 0
-    for file in trees:
-        for stretch in stretches_of(file, layout):
+    for number, file in enumerate(trees):
+        for stretch in stretches_of(file, layout, number):
             if stretch.steps:
                 return file, stretch
             count += 1
@@ -193,20 +197,22 @@ def _rows(
     shapes: dict[str, tuple[int, ...]] = {}
     types: Types = {}
     with closing(_trees(files)) as trees:
-        for file in trees:
+        for number, file in enumerate(trees):
             rows = TransitionRows(final=final, where=file.path)
-            for stretch in stretches_of(file, layout):
+            for stretch in stretches_of(file, layout, number):
                 if not stretch.steps:
                     empty.append(stretch.where)
                     continue
                 if others := sorted(wanted ^ stretch.columns()):
                     raise SchemaError(f"{stretch.where}: expected the arrays of the first episode, found {others[:8]}")
                 if _is_known(stretch) != _is_known(like):
-                    wish = "one observation more than" if like.closed else "as many observations as"
-                    raise damaged(stretch.where, f"expected {wish} actions, as in the first episode")
+                    wish = "one observation more than actions" if like.closed else "as many observations as actions"
+                    if layout.nan_action:
+                        wish = f"a last action that is {'NaN' if like.closed else 'a number'}"
+                    raise damaged(stretch.where, f"expected {wish}, as in the first episode")
                 size = rows_at_once(sum(array.row_bytes for array in stretch.arrays), most=batch_rows)
                 with reading(stretch.where):
-                    for columns in _rows_of(file, stretch, layout, size, types, rows):
+                    for columns in _rows_of(file, stretch, size, types, rows):
                         check_shapes(columns, shapes, stretch.where)
                         yield columns
             if (rest := rows.finish()) is not None:
@@ -228,40 +234,40 @@ def _trees(files: Sequence[Path]) -> Generator[Tree]:
             yield file
 
 
-def _rows_of(
-    file: Tree, stretch: Stretch, layout: TreeLayout, size: int, types: Types, rows: TransitionRows
-) -> Iterator[Columns]:
+def _rows_of(file: Tree, stretch: Stretch, size: int, types: Types, rows: TransitionRows) -> Iterator[Columns]:
     """The rows of a stretch, ``size`` of its rows at a time; ``rows`` may hold some back."""
     if stretch.marked:
-        yield from _marked_rows(file, stretch, layout, size, types)
+        yield from _marked_rows(file, stretch, size, types)
     else:
-        yield from (rows.add(*part) for part in _parts(file, stretch, layout, size, types))
+        yield from (rows.add(*part) for part in _parts(file, stretch, size, types))
 
 
 _Part = tuple[Columns, Columns, npt.NDArray[np.bool_], Columns | None, Columns]
 
 
-def _parts(file: Tree, stretch: Stretch, layout: TreeLayout, size: int, types: Types) -> Iterator[_Part]:
+def _parts(file: Tree, stretch: Stretch, size: int, types: Types) -> Iterator[_Part]:
     """What ``TransitionRows.add`` takes, for ``size`` transitions at a time."""
     ended, since = True, 0
     for start in range(0, stretch.steps, size):
         stop = min(start + size, stretch.steps)
-        values = in_types(_read(file, stretch, layout, start, stop), types, stretch.where)
+        values = in_types(_read(file, stretch, start, stop), types, stretch.where)
         count = stop - start
-        flags = [_flags(stretch, layout, values, role, count, start) for role in ("terminated", "truncated")]
-        if layout.episode_steps is not None and not any(array.role == "truncated" for array in values):
-            flags[1], since = _cut(flags[0], layout.episode_steps, since)
+        flags = [_flags(stretch, values, role, count, start) for role in ("terminated", "truncated")]
+        most = stretch.layout.episode_steps
+        if most is not None and not any(array.role == "truncated" for array in values):
+            flags[1], since = _cut(flags[0], most, since)
         done = done_codes(*flags)
         if stretch.whole:
-            done = np.where(np.arange(start, stop) == stretch.steps - 1, _ending(done, layout), 0)
+            done = np.where(np.arange(start, stop) == stretch.steps - 1, _ending(done, stretch.layout), 0)
             begins = np.arange(start, stop) == 0
         else:
             if any(array.role == "is_last" for array in values):
-                last = _flags(stretch, layout, values, "is_last", count, start)
-                done = np.where(last, _ending(done, layout), 0)
+                last = _flags(stretch, values, "is_last", count, start)
+                done = np.where(last, _ending(done, stretch.layout), 0)
             begins = np.concatenate([[ended], (done != 0)[:-1]])
             ended = bool(done[-1])
-        yield _part(stretch, {array: _pixels(array, part, layout) for array, part in values.items()}, done, begins)
+        values = {array: _pixels(array, part, stretch.layout) for array, part in values.items()}
+        yield _part(stretch, values, done, begins)
 
 
 def _cut(terminated: npt.NDArray[np.bool_], most: int, since: int) -> tuple[npt.NDArray[np.bool_], int]:
@@ -282,31 +288,31 @@ def _ending(codes: npt.NDArray[np.int64], layout: TreeLayout) -> npt.NDArray[np.
     return np.where(codes == 0, 1 if layout.ending == "terminal" else 2, codes)
 
 
-def _marked_rows(file: Tree, stretch: Stretch, layout: TreeLayout, size: int, types: Types) -> Iterator[Columns]:
+def _marked_rows(file: Tree, stretch: Stretch, size: int, types: Types) -> Iterator[Columns]:
     """Rows of arrays that have one for each observation: what an action brings moves to the next row."""
     before: Columns = {}
     begins, step = True, 0
     for start in range(0, stretch.steps, size):
-        values = in_types(_read(file, stretch, layout, start, min(start + size, stretch.steps)), types, stretch.where)
+        values = in_types(_read(file, stretch, start, min(start + size, stretch.steps)), types, stretch.where)
         count = min(size, stretch.steps - start)
-        ended, cut, last = (_flags(stretch, layout, values, role, count, start) for role in FLAGS)
+        ended, cut, last = (_flags(stretch, values, role, count, start) for role in FLAGS)
         starts = np.concatenate([[begins], last[:-1]])
-        values = {array: _pixels(array, part, layout) for array, part in values.items()}
+        values = {array: _pixels(array, part, stretch.layout) for array, part in values.items()}
         seen, arriving, _, _, beside = _part(stretch, values, done_codes(ended, cut), starts)
         rows = one_later(arriving, before, starts)
-        rows["done"] = np.where(last & ~starts, _ending(rows["done"], layout), 0)
+        rows["done"] = np.where(last & ~starts, _ending(rows["done"], stretch.layout), 0)
         rows["episode_step"] = step_numbers(starts, step)
         step, begins = int(rows["episode_step"][-1]) + 1, bool(last[-1])
         yield rows | seen | beside
 
 
-def _read(file: Tree, stretch: Stretch, layout: TreeLayout, start: int, stop: int) -> dict[Array, npt.NDArray[Any]]:
+def _read(file: Tree, stretch: Stretch, start: int, stop: int) -> dict[Array, npt.NDArray[Any]]:
     """Values of transitions ``start`` up to ``stop``; of observations that of the row that they end in, too."""
-    arrived = layout.arrived()
+    arrived = stretch.layout.arrived()
     items = []
     for array in stretch.arrays:
         first, end = start, stop
-        if array.role in arrived:
+        if array.role in arrived and array.role != "metadata":
             first, end = start + 1, stop + 1
         elif array.role == "next_observation" and stretch.whole:
             # Of an episode only the last is not among the observations.
@@ -351,17 +357,18 @@ def _pixels(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.N
 def _reaches(array: Array, stretch: Stretch) -> bool:
     """Whether an array has a value for the observation that an episode ends in."""
     if array.role == "metadata":
-        return stretch.closed and array.rows != stretch.steps and not array.moves
+        stays = not array.moves or "metadata" in stretch.layout.arrived()
+        return stretch.closed and array.rows != stretch.steps and stays
     return stretch.closed and array.role == "observation"
 
 
 def _flags(
-    stretch: Stretch, layout: TreeLayout, values: Mapping[Array, npt.NDArray[Any]], role: str, count: int, start: int
+    stretch: Stretch, values: Mapping[Array, npt.NDArray[Any]], role: str, count: int, start: int
 ) -> npt.NDArray[np.bool_]:
     found = np.zeros(count, bool)
     for array, flags in values.items():
         if array.role == role:
-            said = flags_of(array, flags, layout)
+            said = flags_of(array, flags, stretch.layout)
             if len(said) == 1 and stretch.whole:  # one for the episode
                 found[-1] |= bool(said[0]) and start + count == stretch.steps
             elif len(said) == count:
@@ -381,7 +388,7 @@ def _part(stretch: Stretch, values: Mapping[Array, Any], done: npt.NDArray[Any],
     beside: Columns = {}
     for array, part in values.items():
         if array.role == "metadata":
-            group = arriving if array.moves else seen if _reaches(array, stretch) else beside
+            group = seen if _reaches(array, stretch) else arriving if array.moves else beside
             group[f"metadata_{array.name}"] = part
     following = _named("next_observation", values, named_observation)
     if stretch.closed:
@@ -389,9 +396,9 @@ def _part(stretch: Stretch, values: Mapping[Array, Any], done: npt.NDArray[Any],
     elif following and stretch.whole:
         following = {name: np.concatenate([part[1:], following[name]]) for name, part in seen.items()}
     seen = {name: part[:count] for name, part in seen.items()}
-    if stretch.task is not None:
+    for name, value in stretch.constants.items():
         for group in (seen, following) if following else (beside,):
-            group[COLUMN] = column_of(stretch.task, count)
+            group[f"metadata_{name}"] = np.full(count, value, object if isinstance(value, str) else np.int64)
     return seen, arriving, begins, following or None, beside
 
 

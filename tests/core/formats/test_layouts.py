@@ -19,6 +19,7 @@ from mouse_core import ConfigError, DataError, SchemaError, formats
 from mouse_core.formats.layouts import LAYOUTS, TreeLayout, load_layout, read_layouts
 from tests.core.formats.recording import Episode, check_rows
 from tests.core.formats.test_flat_files import LENGTHS, flat, logged, write_d4rl, write_ogbench
+from tests.core.formats.test_torchrls_datasets import write_roboset
 
 h5py = pytest.importorskip("h5py")
 
@@ -109,6 +110,8 @@ def written(name: str, folder: Path, logs: Sequence[Episode], suffix: str = "hdf
         return write_tianshou(folder / f"x.{suffix}", logs, size=30)
     if name == "d4rl":
         return write_d4rl(folder / "x.hdf5", flat(logs))
+    if name == "roboset":
+        return write_roboset(folder / "x.h5", logs, closed=True)
     if name == "ogbench":
         return write_ogbench(folder / "x.npz", "raw", logs)
     if name == "diffusion_policy":

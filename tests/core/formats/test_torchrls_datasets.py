@@ -19,8 +19,8 @@ import pytest
 
 from mouse_core import BatchSource, ConfigError, DataError, SchemaError, formats
 from mouse_core.formats.gen_dgrl import read_gen_dgrl
+from mouse_core.formats.layouts import read_layouts
 from mouse_core.formats.openml import read_openml
-from mouse_core.formats.roboset import read_roboset
 from mouse_core.testing import FormatConformance
 from tests.core.formats.recording import Episode, check_rows
 from tests.core.formats.test_flat_files import LENGTHS, logged
@@ -65,10 +65,11 @@ def test_roboset(closed: bool, tmp_path: Path) -> None:
         speeds = table.column("metadata_env_infos_speed").to_pylist()
         steps = table.column("episode_step").to_pylist()
         assert [speed[0] for speed in speeds] == steps
-        check_rows(read_roboset(tmp_path, final="drop").to_table(), logs, final="drop")
+        check_rows(read_layouts(tmp_path, layout="roboset", final="drop").to_table(), logs, final="drop")
         with pytest.raises(ConfigError, match="choose: final="):
-            read_roboset(tmp_path)
-    assert "metadata_env_infos_speed" not in read_roboset(tmp_path, final="mark", leave_out=["env_infos"]).columns
+            read_layouts(tmp_path, layout="roboset")
+    rest = read_layouts(tmp_path, layout="roboset", final="mark", leave_out=["*/env_infos"])
+    assert "metadata_env_infos_speed" not in rest.columns
     assert any(("NaN" if closed else "a number") in note for note in stream.notes)
 
 
@@ -78,7 +79,7 @@ def test_roboset_goes_on_after_a_flag(tmp_path: Path) -> None:
     path = write_roboset(tmp_path / "x.h5", logged()[:2], closed=True)
     with h5py.File(path, "a") as file:
         file["Trial1/done"][1:3] = True
-    table = read_roboset(path).to_table()
+    table = read_layouts(path, layout="roboset").to_table()
     assert table.column("done").to_pylist() == [0, 0, 0, 0, 1, 0, 0, 0, 2]
     assert table.column("metadata_done").to_pylist() == [False] * 4 + [True, False, True, True, False]
 
@@ -93,7 +94,7 @@ def test_torchrl_makes_the_same_of_roboset(tmp_path: Path) -> None:
             self.root, self.dataset_id, self.split_trajs = tmp_path, "made", False
 
     theirs = Made()._preproc_h5([str(path)])
-    table = read_roboset(path, final="mark").to_table()
+    table = read_layouts(path, layout="roboset", final="mark").to_table()
     led_to = table.column("episode_step").to_numpy() > 0
     for name, found in (("reward", theirs["next", "reward"][:, 0]), ("action", theirs["action"])):
         assert np.array_equal(np.array(table.column(name).to_pylist())[led_to], found.numpy()), name
@@ -106,19 +107,19 @@ def test_roboset_of_other_layouts_is_refused(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     write_roboset(tmp_path / "a.h5", logged()[:1], closed=True)
     write_roboset(tmp_path / "b.h5", logged()[:1], closed=False)
-    with pytest.raises(DataError, match=r"b\.h5.*Trial0/actions: expected a last action that is NaN, as in"):
-        read_roboset(tmp_path).to_table()
+    with pytest.raises(DataError, match=r"b\.h5, Trial0: expected a last action that is NaN, as in"):
+        read_layouts(tmp_path, layout="roboset").to_table()
     with h5py.File(tmp_path / "b.h5", "a") as file:
         file["Trial0/extra"] = np.zeros(len(file["Trial0/rewards"]))
-    with pytest.raises(SchemaError, match=r"expected the arrays of the first trial, found others: \['extra'\]"):
-        read_roboset(tmp_path).to_table()
+    with pytest.raises(SchemaError, match=r"expected the arrays of the first episode, found .*'extra'"):
+        read_layouts(tmp_path, layout="roboset").to_table()
     with h5py.File(tmp_path / "b.h5", "a") as file:
         file["Trial0/short"] = np.zeros(1)
-    with pytest.raises(DataError, match=r"Trial0/short: expected 4 rows of numbers"):
-        read_roboset(tmp_path / "b.h5", final="drop")
+    with pytest.raises(DataError, match=r"Trial0/short: expected 4 rows, .*leave_out=\['\*/short'\] reads"):
+        read_layouts(tmp_path / "b.h5", layout="roboset", final="drop")
     with h5py.File(tmp_path / "c.h5", "w") as file:
         file["Trial0/actions"] = np.zeros(3)
-    with pytest.raises(DataError, match=r"found no .*'observations'"):
+    with pytest.raises(DataError, match=r"Trial0/observations: expected an array .*, found none"):
         formats.open(tmp_path / "c.h5")
 
 
@@ -130,7 +131,7 @@ class TestRoboset(FormatConformance):
         return write_roboset(folder / "trace.h5", logged(), closed=True)
 
     def read(self, path: Path, **options: Any) -> Any:
-        return read_roboset(path, **options)
+        return read_layouts(path, layout="roboset", **options)
 
 
 # ---------------------------------------------------------------------- Gen-DGRL
