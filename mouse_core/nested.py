@@ -303,7 +303,9 @@ def _as_rows(leaf: Any, path: _Path) -> Any:
         return leaf
     where = f"rows: field {key_of(path)!r}" if path else "rows"
     if hasattr(leaf, "columns"):
-        raise SchemaError(f"{where}: expected an array, found a table; {{name: table[name]}} has its columns as fields")
+        raise SchemaError(
+            f"{where}: expected an array, found {kind.__name__}; {{name: table[name]}} is a tree of arrays"
+        )
     try:
         if kind is list and any(map(is_arrow_kind, {*map(type, leaf)})):
             return [arrow_to_numpy(item, row) if is_arrow_kind(type(item)) else item for row, item in enumerate(leaf)]

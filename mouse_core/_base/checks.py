@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeGuard, TypeVar
 
@@ -114,6 +114,10 @@ def columns_of(given: Any) -> tuple[Mapping[str, Any], int]:
     """What was given to ``extend``, by column, and how many rows it is; DataError and SchemaError as there."""
     columns = _by_column(given) if isinstance(given, list) else as_record(given)
     for name, values in (columns or {}).items():
+        if isinstance(values, str | bytes | bytearray | Set):  # which have letters, or no order
+            raise DataError(
+                f"extend: column {name!r}: expected an array or sequence, one value a row, found {values!r:.80}"
+            )
         if isinstance(values, Mapping):
             parts = ", ".join(repr(f"{name}_{key}") for key in [*values][:3])
             raise DataError(

@@ -130,12 +130,12 @@ class RowBuffer(BaseBuffer):
         with self._lock, self._shared():
             storage, slots = self._parts.storage, self._slots_in_order()
             order = slots.T.reshape(-1)
-            rows = getattr(storage, "batch", storage.get)(order)
+            rows = getattr(storage, "batch", storage.get)(order) if len(order) else None
             steps = _steps_of_episodes(storage, slots.T) if len(order) else None
         config = storage.snapshot.config.fields if hasattr(storage, "snapshot") else {}
         names: dict[FieldKey, str] = {name: field.column for name, field in config.items()} | dict(columns or {})
         made: dict[str, Any] = {}
-        for key, values in flatten(rows).items():
+        for key, values in flatten(rows).items() if len(order) else ():
             name = names.get(key, key if isinstance(key, str) else "_".join(map(str, key)))
             if name in made:
                 raise SchemaError(f"to_store: expected columns of different names, found {name!r} twice")
@@ -217,7 +217,7 @@ class RowBuffer(BaseBuffer):
                     f"{label}: expected a buffer of {own!r} rows with ndim={ndim}, found one of {storage.alignment!r} "
                     f"rows with ndim={storage.ndim}"
                 )
-            rows = self._rows_at(slots)
+            rows = self._rows_at(slots) if len(slots) else []
             if self._hides_begins() and EPISODE_FIELD in storage.snapshot.readers:
                 raise DataError(
                     f"{label}: expected rows that show where their episodes begin, found episodes that only the store "

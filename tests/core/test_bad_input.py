@@ -184,6 +184,15 @@ def test_columns_that_do_not_fit_those_before(name: str, values: Any, expected: 
     refused(recorded, SchemaError, pattern, lambda: recorded.from_dataset(table(**{name: values})))
 
 
+@pytest.mark.parametrize("values", ["abc", b"abc", {1, 2, 3}, frozenset("abc")])
+def test_a_text_or_a_set_is_no_column(values: Any) -> None:
+    store = DatasetStore()
+    rows = {"action": [0] * 3, "reward": [0.0] * 3, "done": [0] * 3, "observation": [[0.0]] * 3}
+    with pytest.raises(DataError, match="column 'metadata_task': expected an array or sequence, one value a row"):
+        store.extend({**rows, "metadata_task": values})
+    assert len(store) == 0
+
+
 def test_columns_that_do_not_fit_within_one_dict() -> None:
     store = DatasetStore()
     with pytest.raises(SchemaError, match="'reward'"):

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from mouse_core import ConfigError, DataError, DatasetStore, Field, MissingFieldError, SchemaError, StateError
-from mouse_core.errors import ForkError, RowIndexError, StorageError
+from mouse_core.errors import ForkError, MouseError, RowIndexError, StorageError
 from mouse_core.files import checkpoint as files
 from mouse_core.nested import FieldKey, find, map_tree
 from mouse_core.randomness import Key
@@ -989,6 +989,29 @@ def test_a_ring_that_came_round_is_copied_in_the_order_of_time(envs: int) -> Non
     assert [row["observation"] for row in store] == expected.T.reshape(-1).tolist()
     assert [row["episode_step"] for row in store] == [0, 0, 1, 2, 3, 4, 0, 1, 2, 3] * envs
     assert store.snapshot().episode_starts.tolist() == [0, 1, 6, *([10, 11, 16] if envs == 2 else [])]
+
+
+@pytest.mark.parametrize("kind", [ListStorage, ArrayStorage])
+def test_an_empty_buffer_is_copied_as_no_rows(kind: Any) -> None:
+    empty, other = ReplayBuffer(kind(4)), ReplayBuffer(kind(4))
+    assert other.extend(empty).tolist() == []
+    assert len(other) == len(empty.to_store()) == 0
+    with pytest.raises(SchemaError, match="ArrayStorage: expected arrays with rows, found none"):
+        ArrayStorage(arrays=empty)
+
+
+def test_rows_of_any_objects_become_arrays() -> None:
+    ring = ReplayBuffer(ListStorage(3))
+    ring.extend({"row": np.arange(5), "text": list("abcde")})
+    copied = ReplayBuffer(ArrayStorage(arrays=ring))
+    assert (copied[:]["row"].tolist(), copied[:]["text"]) == ([2, 3, 4], ["c", "d", "e"])
+
+
+@pytest.mark.parametrize("values", ["abc", b"abc", {1, 2, 3}])
+def test_a_text_or_a_set_has_no_rows(values: Any) -> None:
+    for storage in (ListStorage(4), ArrayStorage(4)):
+        with pytest.raises(MouseError, match="expected"):
+            ReplayBuffer(storage).extend({"row": np.arange(3), "task": values})
 
 
 def test_buffers_that_are_no_copies_of_each_other() -> None:

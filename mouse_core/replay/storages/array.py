@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
-from mouse_core.nested import map_tree, opened
+from mouse_core.nested import map_tree
 from mouse_core.replay.ground.memory import RowMemory
 from mouse_core.replay.ground.protocols import FieldKey, Slots
 from mouse_core.replay.ground.schema import RowSchema, checked, whole
@@ -76,7 +76,7 @@ class ArrayStorage(RingStorage):
             self._wrap(arrays)
 
     def _wrap(self, arrays: Any) -> None:
-        arrays = opened(arrays, self._ndim, self._ragged)
+        arrays = whole(arrays, None, ndim=self._ndim, ragged=self._ragged)
         schema = RowSchema.of(arrays, self._ndim, self._ndim, self._ragged)
         columns, n = schema.check(map_tree(_as_given, arrays), self._ndim, self._ndim)
         if not n:

@@ -353,10 +353,15 @@ def take_apart(rows: Any, ragged: Collection[FieldKey] = ()) -> list[Any]:
         return rows
     rows = opened(rows, 1, ragged)
     leaves = flatten(rows)
-    single = next((leaf for leaf in leaves.values() if not hasattr(leaf, "__len__")), None)
+    single = next((leaf for leaf in leaves.values() if not _has_rows(leaf)), None)
     if single is not None:
         raise DataError(f"rows: expected a list of rows, or arrays [n, ...], found {type(single).__name__}")
     lengths = {len(leaf) for leaf in leaves.values()}
     if len(lengths) != 1:
         raise DataError(f"rows: expected leaves of one length, found {sorted(lengths)}")
     return [map_tree(operator.itemgetter(number), rows) for number in range(lengths.pop())]
+
+
+def _has_rows(leaf: Any) -> bool:
+    """Whether a leaf is an array, or a list of the values of rows; a text would fall apart into letters."""
+    return hasattr(leaf, "__len__") and hasattr(leaf, "__getitem__") and not isinstance(leaf, str | bytes)
