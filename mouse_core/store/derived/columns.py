@@ -15,6 +15,7 @@ import pyarrow as pa
 from mouse_core._base.identity import derivation_identity
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
+from mouse_core.dtypes import RowError, convert, to_numpy
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, StorageError
 from mouse_core.files.writing import make_folder, replacing, storing
 from mouse_core.spec import FieldSpec
@@ -265,15 +266,21 @@ class DerivedColumns:
         spec, derivation = self.specs[name], self.derivations[name]
         values = np.empty((self.base.num_rows - first, *spec.shape), spec.stored_dtype)
         for rows, begin in self._blocks(first):
-            found = np.asarray(derivation.compute(rows))
+            made = derivation.compute(rows)
+            try:
+                found = to_numpy(made)
+            except RowError as error:
+                raise DataError(f"{derivation!r}: {error} at row {begin + error.row}") from error
             self._fields_read.setdefault(name, set()).update(rows.fields_read)
             wanted = (len(rows), *spec.shape)
             if found.shape != wanted:
                 raise DataError(f"{derivation!r}: expected values of shape {list(wanted)}, found {found.shape}")
+            if not np.can_cast(found.dtype, spec.stored_dtype, "same_kind"):
+                raise DataError(f"{derivation!r}: expected {spec.stored_dtype}, found {found.dtype}")
             try:
-                np.copyto(values[begin - first :][: len(rows)], found, casting="same_kind")
-            except TypeError as error:
-                raise DataError(f"{derivation!r}: expected {spec.stored_dtype}, found {found.dtype}") from error
+                values[begin - first :][: len(rows)] = convert(found, spec.stored_dtype)
+            except RowError as error:
+                raise DataError(f"{derivation!r}: {error} at row {begin + error.row}") from error
         return values
 
     def _blocks(self, first: int) -> Iterator[tuple[EpisodeRows, int]]:
