@@ -9,7 +9,7 @@ from mouse_core.bench.advice import Line, advise
 from mouse_core.bench.floor import ColumnAddresses, Pieces, plain_copies
 from mouse_core.bench.frameworks import PACKAGES
 from mouse_core.bench.measuring import Contender, Timing, interleave, machine, private_memory, steady
-from mouse_core.bench.opening import Opened, mixed, opened
+from mouse_core.bench.opening import Opened, mixed, open_data
 from mouse_core.bench.own import bench_own
 from mouse_core.bench.replaying import bench_replay
 from mouse_core.bench.running import FLOOR, SOURCE, BenchReport, FirstBatches, bench
@@ -33,7 +33,7 @@ __all__ = [
     "interleave",
     "machine",
     "mixed",
-    "opened",
+    "open_data",
     "plain_copies",
     "private_memory",
     "progress_bar",

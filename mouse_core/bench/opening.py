@@ -86,7 +86,7 @@ def mixed(parts: Sequence[Opened], weights: Sequence[float] | None = None) -> Op
 
 
 @contextmanager
-def opened(
+def open_data(
     path_or_name: str, splits: Sequence[str] | None = None, *, progress: bool = False, **options: Any
 ) -> Iterator[Opened]:
     """Recorded data as datasets that are mapped from files, for as long as they are needed.

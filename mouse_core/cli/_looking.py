@@ -141,10 +141,10 @@ def run_stats(chosen: argparse.Namespace) -> int:
       mouse stats recordings --fields action,obs_continuous
       mouse stats recordings --save recordings          meta/stats.json in it, for Statistics.load and for LeRobot
     """
-    from mouse_core.bench.opening import opened
+    from mouse_core.bench.opening import open_data
     from mouse_core.statistics.by_field import statistics
 
-    with opened(chosen.source, progress=data.wants_bar(), **data.how_to_read(chosen)) as found:
+    with open_data(chosen.source, progress=data.wants_bar(), **data.how_to_read(chosen)) as found:
         counted = statistics(found.to_store(), chosen.fields, progress=data.wants_bar())
         rows = [row for name, one in counted.items() for row in _rows(name, one)]
         print("\n".join(aligned([_HEAD, *rows])))  # noqa: T201

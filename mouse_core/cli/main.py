@@ -426,7 +426,7 @@ def _run_bench(chosen: argparse.Namespace) -> int:
       mouse bench recordings --replay 1000000 --batch-size 256 --frameworks torch
       mouse bench recordings --run my_run:loader            whatever a function of yours makes for your run
     """
-    from mouse_core.bench.opening import mixed, opened
+    from mouse_core.bench.opening import mixed, open_data
     from mouse_core.bench.own import bench_own
     from mouse_core.bench.replaying import bench_replay
     from mouse_core.bench.running import bench
@@ -439,7 +439,7 @@ def _run_bench(chosen: argparse.Namespace) -> int:
     with ExitStack() as stack:
         sources = [chosen.source, *chosen.more]
         options: dict[str, Any] = {"progress": data.wants_bar(), **data.how_to_read(chosen)}
-        parts = [stack.enter_context(opened(source, **options)) for source in sources]
+        parts = [stack.enter_context(open_data(source, **options)) for source in sources]
         found = parts[0] if len(parts) == 1 else mixed(parts, chosen.weights)
         if make is not None:
             report = bench_own(found, make, name=chosen.own, seconds=chosen.seconds)

@@ -151,7 +151,8 @@ def contradicted(done: Any, terminated: Any, truncated: Any) -> npt.NDArray[np.b
     codes, ended, cut = map(_floats, (done, terminated, truncated))
     wanted = np.where(ended != 0, 1, np.where(cut != 0, 2, 0))
     known: npt.NDArray[np.bool_] = np.isfinite(codes) & np.isfinite(ended) & np.isfinite(cut)
-    return known & (codes != wanted)
+    differs: npt.NDArray[np.bool_] = known & (codes != wanted)
+    return differs
 
 
 def _floats(values: Any) -> npt.NDArray[np.float64]:

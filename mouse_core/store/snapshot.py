@@ -313,14 +313,19 @@ class Snapshot:
         alive = codes_called(self.config.fields["done"], "alive") or (0,)
         return episode_starts(self.segments, self.num_rows, self.readers, self.stored, alive)
 
+    @memo
+    def recording_starts(self) -> dict[int, tuple[Segment, Segment]]:
+        """The rows at which another recording begins, each with the segments before and behind it."""
+        rows = np.cumsum(self.rows_of_segments).tolist()
+        return {
+            row: (before, after)
+            for row, (before, after) in zip(rows, pairwise(self.segments), strict=False)
+            if before.recorded.recording is not after.recorded.recording
+        }
+
     def unseen_joins(self) -> list[int]:
         """The rows at which an episode begins only because a dataset was loaded on its own: no row shows it."""
-        rows = np.cumsum(self.rows_of_segments).tolist()
-        return [
-            row
-            for row, (before, after) in zip(rows, pairwise(self.segments), strict=False)
-            if before.recorded.recording is not after.recorded.recording and shows_no_join(before, after, self.config)
-        ]
+        return [row for row, joined in self.recording_starts.items() if shows_no_join(*joined, self.config)]
 
     def stretch_starts(self, column: str) -> npt.NDArray[np.int64]:
         """The rows at which a column's value changes, int64 ``[n]``, ascending, with 0 first; "": the task.

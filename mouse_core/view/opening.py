@@ -49,9 +49,9 @@ def opened_store(source: str, *, progress: bool = False, **options: Any) -> Iter
     if found is not None:
         yield found
         return
-    from mouse_core.bench.opening import opened
+    from mouse_core.bench.opening import open_data
 
-    with opened(source, progress=progress, **options) as converted:
+    with open_data(source, progress=progress, **options) as converted:
         store = converted.to_store()
         assert isinstance(store, DatasetStore)  # of one source
         yield store

@@ -106,7 +106,7 @@ def test_tasks_end_by_codes_that_say_so() -> None:
 
 def test_codes_of_ones_own_say_what_ends_an_episode() -> None:
     done = [0, 5, 0, 3, 0, 1, 5, 4, 0, 2]
-    store = store_of([0] * 10, done, column="x", fields=[done_field(*CODES)])
+    store = store_of([0] * 10, done, parts=20, column="x", fields=[done_field(*CODES)])
     assert store.episodes.column("start").to_pylist() == [0, 4, 6, 8]
     assert store.episodes.column("done").to_pylist() == [3, 1, 4, 2]
     derived = DerivedStore(store, {"over": Terminated(), "cut": Truncated(), "first": IsFirst()})
@@ -122,7 +122,7 @@ def test_codes_of_ones_own_say_what_ends_an_episode() -> None:
 
 def test_codes_without_labels_end_episodes_but_for_0() -> None:
     field = Field("done", dtype="int64", shape=(), bounds=(0, 9))
-    store = store_of([0] * 6, [0, 7, 0, 1, 9, 0], column="x", fields=[field])
+    store = store_of([0] * 6, [0, 7, 0, 1, 9, 0], parts=20, column="x", fields=[field])
     assert store.episodes.column("start").to_pylist() == [0, 2, 4, 5]
 
 

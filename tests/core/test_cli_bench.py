@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from mouse_core import BatchSource, ConfigError, DatasetStore, formats
-from mouse_core.bench import Line, advise, opened
+from mouse_core.bench import Line, advise, open_data
 from mouse_core.cli import main
 from tests.bench import generate
 from tests.core.formats.test_flat_files import logged, write_ogbench
@@ -233,7 +233,7 @@ def test_what_can_be_opened(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
     arrow = next(folder.glob("*.arrow"))
 
     def rows(path: object, *splits: str, **options: str) -> int:
-        with opened(str(path), splits or None, **options) as found:
+        with open_data(str(path), splits or None, **options) as found:
             assert found.rows == len(DatasetStore().from_dataset(dict(found.parts)))
             assert all(part.cache_files for part in found.parts.values())  # on disk, whatever it was before
             return found.rows
@@ -245,7 +245,7 @@ def test_what_can_be_opened(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert rows(tmp_path / "dict", "eval") == 100
     assert rows(flat) == rows(flat, format="ogbench") == formats.open(flat).to_table().num_rows
     monkeypatch.setattr(datasets, "load_dataset", lambda name: {"train": dataset} if name == "org/data" else None)
-    with opened("org/data") as found:
+    with open_data("org/data") as found:
         assert found.rows == ROWS
 
 
@@ -329,7 +329,7 @@ def test_a_framework_that_is_missing_is_named(folder: Path, monkeypatch: pytest.
     from mouse_core import bench
 
     monkeypatch.setitem(bench.PACKAGES, "torch", ("mouse_nowhere", "mouse_nowhere"))
-    with opened(str(folder)) as found, pytest.raises(ConfigError, match="expected torch to be installed"):
+    with open_data(str(folder)) as found, pytest.raises(ConfigError, match="expected torch to be installed"):
         bench.bench(found, frameworks=["torch"])
 
 

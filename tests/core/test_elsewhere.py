@@ -19,7 +19,6 @@ import pytest
 
 from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
 from mouse_core.about import About, with_about
-from mouse_core.bench.opening import opened
 from mouse_core.cli import main
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError, StoreWarning
 from mouse_core.formats.verifying import verify
@@ -188,7 +187,7 @@ def test_users_in_addresses_and_objects_without_versions_are_refused(server, opt
     signed = f"{server.url}/data/runs?signature=password"
     assert "password" not in repr(verify(signed, cache=options["cache"]))
     assert "password" not in formats.open(signed, cache=options["cache"]).path
-    with opened(signed, cache=options["cache"]) as found:
+    with open_data(signed, cache=options["cache"]) as found:
         assert "password" not in repr(found)
     server.versions = False
     try:
@@ -480,7 +479,7 @@ def test_commands_take_addresses(server, options, written, tmp_path, monkeypatch
     assert main(["inspect", url]) == 0
     assert main(["verify", url, "--strict"]) == 0
     assert formats.open(url).digest() == formats.open(written).digest()
-    with opened(url) as found:
+    with open_data(url) as found:
         assert found.rows == len(found.to_store()) == 3 * ROWS
     path = next(path for path in server.objects if path.endswith(".arrow"))
     content = server.objects[path].read(0, 1 << 30)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, formats
-from mouse_core.bench import opened
+from mouse_core.bench import open_data
 from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.ipc.summed import SummedFile
@@ -200,8 +200,8 @@ def test_what_a_layout_costs_is_said_with_the_command_that_mends_it(
     assert not said("windows")
     monkeypatch.setattr("mouse_core.inspect.layout._MINDED_BYTES", 10_000)
     assert "About 4 record batches take" in said("plain.arrow")["many-batches"]
-    with opened(str(tmp_path / "windows")) as found:
+    with open_data(str(tmp_path / "windows")) as found:
         assert (found.rows, len(found.to_store()), found.costs) == (1_000, 1_000, [])
-    with opened(str(tmp_path / "store")) as found:
+    with open_data(str(tmp_path / "store")) as found:
         assert found.rows == 2_000
         assert "--layout windows" in found.costs[0]

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, formats
-from mouse_core.bench.opening import opened as bench_opened
+from mouse_core.bench.opening import open_data as bench_opened
 from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.lerobot import read_lerobot

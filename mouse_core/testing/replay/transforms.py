@@ -154,7 +154,7 @@ class TransformConformance:
         if np.ndim(batches[0].get("mask", index)) == 1 and "mask" in batches[0]:
             same &= np.asarray(batches[0]["mask"])  # of a transition that is not whole nothing counts
         kept = [{str(key): leaf[same] for key, leaf in batch.items() if len(leaf) == len(same)} for batch in batches]
-        _same(*kept, "expected rows of an episode whatever the others hold")
+        _same(kept[0], kept[1], "expected rows of an episode whatever the others hold")
 
     def test_states_of_something_else_are_refused(self) -> None:
         """Where it has a state, which is plain; and nothing has changed then."""

@@ -126,6 +126,7 @@ class EpisodeList:
             stops = codes != 0 if alive == (0,) else ~np.isin(codes, alive)
             breaks = np.concatenate([[ended], stops[:-1]])
             ended = bool(stops[-1])
+        times = before = np.full(n, -1)
         if "time" in readers:
             times = rows.stored("time", at, length).astype(np.int64)
             before = np.concatenate([[last], times[:-1]])
@@ -134,6 +135,10 @@ class EpisodeList:
         if "done" not in readers and "time" not in readers:
             breaks[:] = True
         breaks[0] |= begin == 0
+        for row in rows.recording_starts:
+            # A recording goes on from the one before it only where the times do: 7 behind 6.
+            if begin <= row < end and not 0 <= before[row - begin] == times[row - begin] - 1:
+                breaks[row - begin] = True
         (starts,) = np.nonzero(breaks)
         reward = np.zeros(n)
         if "reward" in readers:

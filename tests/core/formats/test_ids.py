@@ -14,7 +14,6 @@ import pytest
 from huggingface_hub import constants
 
 from mouse_core import ConfigError, DatasetStore, formats
-from mouse_core.bench.opening import opened
 from mouse_core.cli import main
 from mouse_core.formats.minari import write_minari
 from mouse_core.formats.sources import stream_of
@@ -78,7 +77,7 @@ def test_what_lies_in_a_cache_is_read_there(
     found = formats.open(name)
     assert found.format == name.partition(":")[0]
     assert found.to_table().column("observation").to_pylist() == rows().to_table().column("observation").to_pylist()
-    with opened(name) as same:  # what mouse bench and mouse stats work on
+    with open_data(name) as same:  # what mouse bench and mouse stats work on
         assert same.rows == 6
     assert verify(name).digest == found.digest()
 
