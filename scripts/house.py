@@ -51,7 +51,7 @@ FLOORS = [
 # no picture.
 UPWARDS = {
     "mouse_core.store.elsewhere.opening": {"mouse_core.formats.lerobot.elsewhere"},
-    "mouse_core.store.dataset_store": {
+    "mouse_core.store.dataset_store._opening": {
         "mouse_core.formats.lerobot.reading",
         "mouse_core.formats.rows",
         "mouse_core.formats.tfds.reading",
