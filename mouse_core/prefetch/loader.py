@@ -4,113 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from mouse_core._base.tracing import refuse_traced
-from mouse_core.batches.source import BatchSource
-from mouse_core.digest import StreamDigest
-from mouse_core.digest.values import host_array
 from mouse_core.errors import ClosedError, ForkError, WorkerError
 from mouse_core.prefetch._feeds import Feed, feed_of
-from mouse_core.prefetch.prefetcher import Delivery, Prefetcher, Staged
-from mouse_core.prefetch.source import ShardSource
-from mouse_core.sampling.plan import MASK, PACKED, PaddedSampler
+from mouse_core.prefetch.prefetcher import Delivery, Prefetcher
 from mouse_core.spec import Spec, check_count
 from mouse_core.store.views import Store
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # loaded where there are some: `import mouse_core` is without them
+    from mouse_core.digest import StreamDigest
     from mouse_core.images.decoding import DecodePool
     from mouse_core.prefetch._agreement import Agreement
     from mouse_core.prefetch.report import Counts, LoaderReport
-    from mouse_core.ranks import Ranks
     from mouse_core.replay.source import Staleness
-
-_Digest = Callable[[int, Any, Any], StreamDigest]
-
-
-def digesting(make: Callable[[int], Any], source: Any) -> Callable[[int], tuple[Any, StreamDigest]]:
-    """The same function, which also says what a batch adds to the digest.
-
-    A batch that goes to a device is digested while it is still on the host, where its maker is ``Staged``.
-    """
-    spec = getattr(source, "spec", None)
-    digest: _Digest = partial(_whole, _masks_shares_only(source))
-    if isinstance(spec, Spec) and spec.is_packed:
-        digest = _of_packed
-    if isinstance(make, Staged):
-        return partial(_make_staged, make, make.rows or partial(_rows, source), digest)
-    return partial(_make, make, partial(_rows, source), digest)
-
-
-def _make(make: Callable[[int], Any], rows: Callable[[int], Any], digest: _Digest, index: int) -> Any:
-    made = make(index)
-    return made, digest(index, made, rows(index))
-
-
-def _make_staged(staged: Staged, rows: Callable[[int], Any], digest: _Digest, index: int) -> Any:
-    gathered = staged.gather(index)
-    # First the digest: what is transferred may be given away.
-    batch = staged.arrays(gathered)
-    said = digest(index, batch, rows(index))
-    return staged.transfer(gathered), said
-
-
-def _whole(unmasked: bool, index: int, batch: Any, rows: Any) -> StreamDigest:
-    return StreamDigest.of(index, _unmasked(batch) if unmasked else batch, rows)
-
-
-def _of_packed(index: int, batch: Any, rows: int | range) -> StreamDigest:
-    """The digest of packed windows, each as if it were alone: of its steps, and not of where they lie in the batch."""
-    views = batch if isinstance(batch, tuple) else (batch,)
-    bounds = host_array(views[0]["cu_seqlens"]).tolist()
-    fields = [name for name in views[0].keys() if name not in PACKED]  # noqa: SIM118  as in _unmasked
-    first = rows if isinstance(rows, int) else rows.start
-    total = StreamDigest()
-    for row, (begin, end) in enumerate(pairwise(bounds), first):
-        if end > begin:  # others are another shard's
-            windows = tuple({name: view[name][begin:end][None] for name in fields} for view in views)
-            total += StreamDigest.of(index, windows, row)
-    return total
-
-
-def _rows(source: Any, index: int) -> int | range:
-    """Which rows of the whole batch those of a source are, but for one that is padded: another shard has that, too."""
-    if isinstance(source, ShardSource):
-        return source.own_rows(index)
-    if not isinstance(source, BatchSource) or source.shard == (0, 1):
-        return 0
-    plan, (rank, count) = source.plan(index), source.shard
-    return range(plan.first, plan.global_size * (rank + 1) // count)
-
-
-def _masks_shares_only(source: Any) -> bool:
-    """Whether batches have a mask only to say which window fills up an uneven share.
-
-    Of windows that count it says nothing, and a stream that is shared evenly, or not at all, has none.
-    """
-    if isinstance(source, ShardSource):
-        return source.masks_shares_only
-    if not isinstance(source, BatchSource):
-        return False
-    has_missing_steps = isinstance(source.sampler, PaddedSampler) and source.spec.batch_dims == 2
-    return source.uneven == "pad" and not has_missing_steps
-
-
-def _unmasked(batch: Any) -> Any:
-    """A batch, or its views, without the mask."""
-    if isinstance(batch, tuple):
-        return tuple(map(_unmasked, batch))
-    return {name: batch[name] for name in batch.keys() if name != MASK}  # noqa: SIM118  a TensorDict iterates over rows
-
-
-def shard_of(source: Any, ranks: Ranks | None) -> tuple[int, int]:
-    """Whose rows are digested: of a sharding over processes the source is that of all, and the ranks say it."""
-    rank, count = getattr(source, "shard", (0, 1)) if ranks is None else ranks.shard
-    return int(rank), int(count)
-
 
 T = TypeVar("T")
 
@@ -257,6 +166,8 @@ class Loader(Generic[T]):
 
         make = self._delivery.maker(self._feed.source)
         if self._digest is not None:
+            from mouse_core.prefetch._digesting import digesting
+
             make = digesting(make, self._feed.source)
         if self._feed.has_images or (self._num_workers and self._feed.may_have_images):
             from mouse_core.images.decoding import DecodePool, decoding_by
@@ -341,6 +252,7 @@ class Loader(Generic[T]):
         state = self._feed.state(self._next_index)
         if self._digest is not None:
             from mouse_core.digest.states import KEY, rank_state
+            from mouse_core.prefetch._digesting import shard_of
 
             state[KEY] = rank_state(self._digest, shard_of(self._feed.source, self._delivery.ranks))
         return state
@@ -373,6 +285,7 @@ class Loader(Generic[T]):
             self._agreement.hold("load_state_dict()", feed, next_index, self._next_index)
         if self._digest is not None:
             from mouse_core.digest.states import rank_digest
+            from mouse_core.prefetch._digesting import shard_of
 
             self._digest = rank_digest(digest, shard_of(feed.source, self._delivery.ranks))
         self._restart(feed, next_index)

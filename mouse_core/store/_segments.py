@@ -204,7 +204,7 @@ class Segment:
         """
         if self.indices is None:
             return None
-        from mouse_core.store._chosen import runs_of  # loaded where rows have numbers
+        from mouse_core.store._picked import runs_of  # loaded where rows have numbers
 
         return runs_of(self.indices.column(0), self.table.num_rows, self.chunk_starts)
 
@@ -264,7 +264,7 @@ class Segment:
                     return row + int(np.argmin(chunk.is_null()))
                 row += len(chunk)
             return None
-        from mouse_core.store._chosen import first_picked
+        from mouse_core.store._picked import first_picked
 
         assert self.indices is not None  # as rows are picked
         return first_picked(column, self.indices.column(0))
