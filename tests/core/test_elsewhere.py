@@ -19,6 +19,7 @@ import pytest
 
 from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
 from mouse_core.about import About, with_about
+from mouse_core.bench import open_data
 from mouse_core.cli import main
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError, StoreWarning
 from mouse_core.formats.verifying import verify

@@ -14,6 +14,7 @@ import pytest
 from huggingface_hub import constants
 
 from mouse_core import ConfigError, DatasetStore, formats
+from mouse_core.bench import open_data
 from mouse_core.cli import main
 from mouse_core.formats.minari import write_minari
 from mouse_core.formats.sources import stream_of
