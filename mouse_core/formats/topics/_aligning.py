@@ -1,14 +1,14 @@
-"""A recording's messages brought to the ticks of one clock, in two walks over its files.
+"""Align the messages of a recording to the ticks of one clock, in two passes over its files.
 
-The first walk looks at times alone. When it is over, it is known which message each column has at which tick, and what
-is out of tolerance is refused before anything is made of it. The second walk decodes those messages, and holds of them
-what ticks still wait for.
+The first pass reads only times. After it, each column has the index of a message for every tick, and messages out of
+tolerance have raised an error. The second pass decodes the chosen messages, and keeps each value until its last tick.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,27 +16,30 @@ import numpy.typing as npt
 
 from mouse_core.errors import DataError
 from mouse_core.files.reading import damaged, reading
-from mouse_core.formats.topics._clock import Times, matched, runs_of, ticks_of
 from mouse_core.formats.topics._mcap import Channel
 from mouse_core.formats.topics._messages import Decode, decoder
 from mouse_core.formats.topics._values import is_of, stamp_of, value_at
 from mouse_core.formats.topics.layout import Place, TopicLayout
 from mouse_core.formats.topics.recordings import Recording
 
+Times = npt.NDArray[np.int64]
 Source = tuple[str, tuple[str, ...]]
 """A topic, and the names that its messages must have."""
+
+# A damaged time would create ticks without end: this many may have no message, and this many more for each message.
+_MOST_EMPTY, _MOST_A_MESSAGE = 1 << 20, 1000
 
 
 @dataclass(frozen=True)
 class Column:
-    """A value of each step.
+    """A path of a layout, whose value at each tick becomes a column.
 
     Args:
-        role: What for, as layouts call it.
-        name: What its column is called besides; empty where it is alone.
-        place: Where it lies.
+        role: The layout's role: "observation", "action", ...
+        name: Name within the role; empty for the only path of a role.
+        place: The path.
         match: "nearest" or "hold".
-        tolerance: In seconds.
+        tolerance: Largest distance in time, in seconds.
     """
 
     role: str
@@ -47,18 +50,18 @@ class Column:
 
     @property
     def source(self) -> Source:
-        """What has its messages."""
+        """The topic and names of its messages."""
         return self.place.topic, self.place.names
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Steps of an episode that follow each other.
+    """Consecutive steps of an episode.
 
     Args:
-        values: Those of each column, one a step.
-        seconds: When each step is, from the episode's first one on.
-        begins, ends: Whether the episode begins, or ends, with the piece.
+        values: Values by column, one for each step.
+        seconds: Time of each step since the episode's first step.
+        begins, ends: Whether the piece has the episode's first, or last, step.
     """
 
     values: Mapping[Column, list[Any]]
@@ -68,7 +71,7 @@ class Piece:
 
 
 def columns_of(layout: TopicLayout) -> list[Column]:
-    """All that a layout names."""
+    """Return the columns of a layout."""
     return [
         Column(role, name, place, layout.of("match", role, place), float(layout.of("tolerance", role, place)))
         for role, name, place in layout.places()
@@ -76,15 +79,15 @@ def columns_of(layout: TopicLayout) -> list[Column]:
 
 
 class Aligned:
-    """A recording, step by step.
+    """The steps of a recording.
 
     Args:
-        recording: It.
-        layout: What of it is wanted.
-        names: Of the numbers of each path, as they were in the recordings before.
+        recording: The recording.
+        layout: The layout.
+        names: Names beside the numbers of each path in the recordings before; this recording adds its own.
 
     Raises:
-        DataError: A damaged file, a topic without messages, or one that is out of tolerance and must not be.
+        DataError: A damaged file, a topic without messages, or a message out of tolerance that the layout refuses.
     """
 
     def __init__(self, recording: Recording, layout: TopicLayout, names: dict[str, tuple[str, ...]]) -> None:
@@ -95,12 +98,12 @@ class Aligned:
         if layout.clock is not None:
             self._places.setdefault((layout.clock, ()), Place(layout.clock, layout.clock, ()))
         self._topics = {topic for topic, _ in self._places}
-        self._times, self._ordinals, numbers = self._first_walk()
-        self.ticks, self.runs = self._settled(numbers)
+        self._times, self._ordinals, numbers = self._read_times()
+        self.ticks, self.runs = self._aligned_ticks(numbers)
 
     @property
     def left_out(self) -> int:
-        """How many ticks are in no episode."""
+        """Number of ticks outside of episodes."""
         return len(self.ticks) - sum(stop - first for first, stop in self.runs)
 
     def _message(self, channel: Channel, data: memoryview) -> Mapping[str, Any]:
@@ -109,15 +112,15 @@ class Aligned:
             self._decoders[channel] = decoder(kind, encoding, schema, definition, self.layout.definitions)
         return self._decoders[channel](data)
 
-    def _first_walk(self) -> tuple[dict[Source, Times], dict[Source, npt.NDArray[np.int64]], list[float]]:
-        """When the messages of each source are, which they are among all, and the numbers of episodes."""
+    def _read_times(self) -> tuple[dict[Source, Times], dict[Source, npt.NDArray[np.int64]], list[float]]:
+        """Return the times of each source's messages, their numbers among all messages, and the numbers of episodes."""
         times: dict[Source, list[int]] = {source: [] for source in self._places}
         ordinals: dict[Source, list[int]] = {source: [] for source in self._places}
         episode = next((column for column in self.columns if column.role == "episode"), None)
         stamped, numbers = self.layout.stamps == "header", []
-        found = set()
+        topics = set()
         for ordinal, (channel, time, data) in enumerate(self.recording.messages()):
-            found.add(channel.topic)
+            topics.add(channel.topic)
             for source in self._places if channel.topic in self._topics else ():
                 if source[0] != channel.topic:
                     continue
@@ -135,13 +138,13 @@ class Aligned:
             if not some:
                 which = f" with the names {list(names)}" if names else ""
                 raise damaged(
-                    self.recording.path, f"{topic}: expected messages{which}, found topics {sorted(found)[:20]}"
+                    self.recording.path, f"{topic}: expected messages{which}, found topics {sorted(topics)[:20]}"
                 )
         as_arrays = {source: np.array(some, np.int64) for source, some in times.items()}
         return as_arrays, {source: np.array(some, np.int64) for source, some in ordinals.items()}, numbers
 
-    def _settled(self, numbers: list[float]) -> tuple[Times, list[tuple[int, int]]]:
-        """The ticks, and the stretches of them that are episodes."""
+    def _aligned_ticks(self, numbers: list[float]) -> tuple[Times, list[tuple[int, int]]]:
+        """Return the ticks, and the first and stop tick of each episode."""
         order = {source: np.argsort(times, kind="stable") for source, times in self._times.items()}
         ascending = {source: self._times[source][places] for source, places in order.items()}
         with reading(str(self.recording.path)):
@@ -149,39 +152,39 @@ class Aligned:
                 ticks = np.unique(ascending[self.layout.clock, ()])
             else:
                 ticks = ticks_of([ascending[column.source] for column in self.columns], float(self.layout.rate or 0))
-        self._taken: dict[Column, npt.NDArray[np.int64]] = {}
+        self._indices: dict[Column, npt.NDArray[np.int64]] = {}
         whole, running = np.ones(len(ticks), bool), np.ones(len(ticks))
         away = {}
         for column in self.columns:
             places, away[column] = matched(ascending[column.source], ticks, column.match, column.tolerance)
-            self._taken[column] = np.where(places < 0, -1, order[column.source][places])
+            self._indices[column] = np.where(places < 0, -1, order[column.source][places])
             whole &= places >= 0
             if column.role == "episode":
-                running = np.where(places >= 0, np.array(numbers)[self._taken[column]], np.nan)
+                running = np.where(places >= 0, np.array(numbers)[self._indices[column]], np.nan)
         if self.layout.gaps == "refuse":
-            self._refuse(ticks, whole, running, away)
+            self._check_gaps(ticks, whole, running, away)
         runs = runs_of(whole, np.nan_to_num(running))
         if not runs and not whole.any():
-            lacking = {column: self._taken[column] < 0 for column in self.columns}
+            lacking = {column: self._indices[column] < 0 for column in self.columns}
             worst = max(self.columns, key=lambda column: int(lacking[column].sum()))
             fewest = np.where(lacking[worst], sum(lacking.values()), len(self.columns) + 1)
-            self._blame(worst, ticks, int(np.argmin(fewest)), away, "at no step is every topic there")
+            self._raise_missing(worst, ticks, int(np.argmin(fewest)), away, "at no step is every topic there")
         if not runs:
             raise damaged(self.recording.path, f"expected an episode of two steps, found none in {len(ticks)} ticks")
         return ticks, runs
 
-    def _refuse(
+    def _check_gaps(
         self, ticks: Times, whole: npt.NDArray[np.bool_], running: npt.NDArray[Any], away: Mapping[Column, Times]
     ) -> None:
-        """Raise where something is out of tolerance that is neither between episodes nor at the recording's ends."""
+        """Raise DataError for a value out of tolerance, unless between episodes or at the ends of the recording."""
         lacking = np.flatnonzero(~whole & (running != 0))
-        there = np.flatnonzero(whole)
-        if not len(lacking) or not len(there):
+        complete = np.flatnonzero(whole)
+        if not len(lacking) or not len(complete):
             return
-        first, last = int(there[0]), int(there[-1])
+        first, last = int(complete[0]), int(complete[-1])
         for tick in lacking.tolist():
             if first < tick < last:
-                self._blame(None, ticks, tick, away, "gaps='cut' ends the episode there")
+                self._raise_missing(None, ticks, tick, away, "gaps='cut' ends the episode there")
         for tick, edge, what in ((lacking[0], first, "beginning"), (lacking[-1], last, "end")):
             seconds = abs(int(ticks[tick]) - int(ticks[edge])) / 1e9
             inside = tick < first if what == "beginning" else tick > last
@@ -189,11 +192,13 @@ class Aligned:
                 hint = (
                     f"trim={seconds:.3g} leaves out so much of a recording's {what}, gaps='cut' whatever lacks a topic"
                 )
-                self._blame(None, ticks, int(tick), away, hint)
+                self._raise_missing(None, ticks, int(tick), away, hint)
 
-    def _blame(self, lacking: Column | None, ticks: Times, tick: int, away: Mapping[Column, Times], hint: str) -> None:
-        """Raise DataError for a column, or the first one, that is not there at a tick."""
-        column = lacking or next(one for one in self.columns if self._taken[one][tick] < 0)
+    def _raise_missing(
+        self, lacking: Column | None, ticks: Times, tick: int, away: Mapping[Column, Times], hint: str
+    ) -> None:
+        """Raise DataError for the column ``lacking``, by default the first one without a message at the tick."""
+        column = lacking or next(one for one in self.columns if self._indices[one][tick] < 0)
         seconds, since = away[column][tick] / 1e9, (ticks[tick] - ticks[0]) / 1e9
         which = "last one before" if column.match == "hold" else "nearest"
         if column.match == "hold" and ticks[tick] < self._times[column.source].min():
@@ -205,14 +210,14 @@ class Aligned:
         )
 
     def pieces(self, size: Callable[[Mapping[Column, Any]], int]) -> Iterator[Piece]:
-        """All episodes, in pieces.
+        """Yield all episodes in pieces.
 
         Args:
-            size: Says how many steps a piece may have, from the values of the first one.
+            size: Returns the most steps of a piece, from the values of the first step.
         """
         steps = np.concatenate([np.arange(first, stop) for first, stop in self.runs])
-        taken = {column: places[steps] for column, places in self._taken.items()}
-        # A step is ready when the last of its messages has come, and all steps before it are.
+        taken = {column: places[steps] for column, places in self._indices.items()}
+        # A step is complete once the last of its messages is read, and all steps before it are complete.
         needed = [self._ordinals[column.source][places] for column, places in taken.items()]
         ready = np.maximum.accumulate(np.max(needed, axis=0)).tolist()
         last_use = {
@@ -224,7 +229,7 @@ class Aligned:
         held: dict[Column, dict[int, Any]] = {column: {} for column in self.columns}
         rows: list[Mapping[Column, Any]] = []
         begin, most, number, origin = 0, 0, 0, 0
-        for ordinal in self._second_walk(last_use, held):
+        for ordinal in self._read_values(last_use, held):
             while number < len(ready) and ready[number] <= ordinal:
                 row = {column: held[column][at[column][number]] for column in self.columns}
                 for column in self.columns:
@@ -244,13 +249,13 @@ class Aligned:
                     rows, begin = [], number
         if number < len(ready):
             raise damaged(
-                self.recording.path, "expected the messages that were there before, found others: it was changed"
+                self.recording.path, "expected the messages of the first pass, found others: the file was changed"
             )
 
-    def _second_walk(
+    def _read_values(
         self, wanted: Mapping[Column, Mapping[int, int]], held: Mapping[Column, dict[int, Any]]
     ) -> Iterator[int]:
-        """Put values that are wanted into ``held``, and say how many messages have been looked at."""
+        """Decode the chosen values into ``held``; yield the number of each message that was read."""
         seen = dict.fromkeys(self._places, 0)
         by_source: dict[Source, list[Column]] = {}
         for column in self.columns:
@@ -272,10 +277,10 @@ class Aligned:
     def _value(self, message: Mapping[str, Any], place: Place) -> Any:
         value, names = value_at(message, place)
         if names and self._names.setdefault(place.text, names) != names:
-            known = self._names[place.text]
+            before = self._names[place.text]
             raise DataError(
-                f"{place.text}: expected the names {list(known)[:20]} beside the values, as before, found "
-                f"{list(names)[:20]}; {place.text}[{known[0]}, ...] takes them by name"
+                f"{place.text}: expected the names {list(before)[:20]} beside the values, as before, found "
+                f"{list(names)[:20]}; {place.text}[{before[0]}, ...] takes them by name"
             )
         return value
 
@@ -284,3 +289,71 @@ def _number(value: Any, place: Place) -> float:
     if isinstance(value, str) or np.size(value) != 1:
         raise DataError(f"{place.text}: expected a number or flag, found {value!r:.80}")
     return float(np.asarray(value).reshape(()))
+
+
+def ticks_of(times: Sequence[Times], rate: float) -> Times:
+    """Return ticks at a rate, from the first message to the last; one tick is at the start of the last topic.
+
+    Example with 20 ticks per second: a topic has messages at 0 and 90 ms, and another topic starts at 40 ms. The ticks
+    are at 40 and 90 ms. There is no tick at -10 ms, before the first message.
+
+    Args:
+        times: Times of the messages of each topic, in nanoseconds.
+        rate: Ticks per second.
+
+    Raises:
+        ValueError: Far more ticks than messages, from a damaged time.
+    """
+    first, last = min(int(some.min()) for some in times), max(int(some.max()) for some in times)
+    anchor = max(int(some.min()) for some in times)
+    # With Python integers, as a float does not resolve nanoseconds since 1970.
+    before, after = int((anchor - first) * rate // 1e9), int((last - anchor) * rate // 1e9)
+    if before + after > _MOST_EMPTY + _MOST_A_MESSAGE * sum(map(len, times)):
+        raise ValueError(
+            f"expected about as many ticks as messages, found {before + after} ticks of {rate} a second in "
+            f"{(last - first) / 1e9:.3f} s"
+        )
+    steps = np.round(np.arange(-before, after + 1) * (1e9 / rate)).astype(np.int64)
+    return anchor + steps
+
+
+def matched(times: Times, ticks: Times, match: str, tolerance: float) -> tuple[Times, Times]:
+    """Return the index of a topic's message at each tick, and the distance in time, int64 ``[ticks]`` each.
+
+    Example with messages at 10, 20 and 30: a tick at 19 has the second message by "nearest" and the first by "hold". A
+    tick at 15 has the first message, as "nearest" prefers the earlier one of two.
+
+    Args:
+        times: Times of the messages, ascending, at least one.
+        ticks: The ticks, in nanoseconds.
+        match: "nearest" or "hold".
+        tolerance: Largest distance, in seconds.
+
+    Returns:
+        The index of the message, -1 for a tick without a message within the tolerance. And the distance in nanoseconds:
+        to the nearest message, or for "hold" to the last one before the tick (to the first, for a tick before it).
+    """
+    # The last message up to the tick: of several at one time the last, -1 before the first.
+    last = np.searchsorted(times, ticks, side="right") - 1
+    index = np.maximum(last, 0)
+    if match == "nearest":
+        after = np.minimum(last + 1, len(times) - 1)
+        nearer = times[after] - ticks < ticks - times[index]
+        index = np.where(nearer, after, index)
+    distance = np.abs(times[index] - ticks)
+    inside = distance <= (np.inf if np.isinf(tolerance) else tolerance * 1e9)
+    if match == "hold":
+        inside &= last >= 0
+    return np.where(inside, index, -1), distance
+
+
+def runs_of(whole: npt.NDArray[np.bool_], numbers: npt.NDArray[np.float64]) -> list[tuple[int, int]]:
+    """Return the first tick of each episode and the tick behind its last; episodes have at least two ticks.
+
+    Args:
+        whole: Whether all columns have a value at a tick.
+        numbers: Number of the episode at each tick, 0 for none.
+    """
+    running = np.where(whole, numbers, 0)
+    edges = np.flatnonzero(np.diff(running, prepend=0, append=0))
+    return [(int(first), int(stop)) for first, stop in pairwise(edges) if running[first] and stop - first > 1]

@@ -1,4 +1,4 @@
-"""Values of a message: numbers at the end of a path, texts, and the pixels of images."""
+"""Read the value of a message at a path: numbers, a text, or the pixels of an image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mouse_core.errors import DataError
 from mouse_core.formats.topics.layout import Place, Stretch, is_names
 from mouse_core.images.pixels import decode_image
 
-# Of images: dtype, channels, and whether blue comes before red.
+# Encodings of images: dtype, channels, and whether blue comes before red.
 _PIXELS = {
     "rgb8": ("u1", 3, False), "bgr8": ("u1", 3, True), "rgba8": ("u1", 4, False), "bgra8": ("u1", 4, True),
     "mono8": ("u1", 1, False), "8UC1": ("u1", 1, False), "8UC3": ("u1", 3, False), "8UC4": ("u1", 4, False),
@@ -26,118 +26,119 @@ _NAMES = ("name", "joint_names", "names")
 
 
 def is_of(message: Mapping[str, Any], names: tuple[str, ...], place: Place) -> bool:
-    """Whether a message has all the names that a path asks for."""
+    """Whether a message has all names of a path."""
     if not names:
         return True
-    found: Any = message
+    value: Any = message
     for part in place.parts:
         if is_names(part):
             return False
-        above, found = found, _step(found, part, place)
-        there = names_beside(above)
-        if there is not None and isinstance(part, str) and part not in _NAMES:
-            return set(names) <= set(there)
+        parent, value = value, _step(value, part, place)
+        present = names_beside(parent)
+        if present is not None and isinstance(part, str) and part not in _NAMES:
+            return set(names) <= set(present)
     return False
 
 
 def names_beside(message: Any) -> list[str] | None:
-    """The names that a message has for the numbers beside them; None where it has none."""
-    for name in _NAMES:
-        found = message.get(name) if isinstance(message, Mapping) else None
-        if isinstance(found, list) and all(isinstance(one, str) for one in found) and found:
-            return found
+    """Return the names that a message has for its lists of numbers, or None."""
+    for field in _NAMES:
+        names = message.get(field) if isinstance(message, Mapping) else None
+        if isinstance(names, list) and all(isinstance(one, str) for one in names) and names:
+            return names
     return None
 
 
 def value_at(message: Mapping[str, Any], place: Place) -> tuple[Any, tuple[str, ...]]:
-    """The value that a path leads to, and the names of its numbers, where the message has some and the path does not.
+    """Return the value at a path, and the message's names for its numbers if the path has no names.
 
     Raises:
-        DataError: It leads nowhere, or to what cannot be a column.
+        DataError: A path without a value, or with a value that cannot be a column.
     """
-    found: Any = message
+    value: Any = message
     names: list[str] | None = None
     for part in place.parts:
         if is_names(part):
             if names is None:
                 raise DataError(f"{place.text}: expected names beside the value, found none")
-            found = _picked(found, names, part, place)
+            value = _by_name(value, names, part, place)
             names = None
             continue
-        above, found = found, _step(found, part, place)
-        names = names_beside(above) if isinstance(part, str) else None
-    if isinstance(found, str):
-        return found, ()
-    if isinstance(found, Mapping) and set(found) >= _IMAGE:
-        return _image(found, place), ()
-    if isinstance(found, Mapping) and set(found) >= _COMPRESSED and isinstance(found["format"], str):
-        return _compressed(found, place), ()
-    values = _numbers(found, place)
-    beside = tuple(names) if names is not None and len(names) == values.size and values.ndim else ()
-    return values, beside
+        parent, value = value, _step(value, part, place)
+        names = names_beside(parent) if isinstance(part, str) else None
+    if isinstance(value, str):
+        return value, ()
+    if isinstance(value, Mapping) and set(value) >= _IMAGE:
+        return _image(value, place), ()
+    if isinstance(value, Mapping) and set(value) >= _COMPRESSED and isinstance(value["format"], str):
+        return _compressed(value, place), ()
+    numbers = _numbers(value, place)
+    return numbers, tuple(names) if names is not None and len(names) == numbers.size and numbers.ndim else ()
 
 
-def _step(found: Any, part: Any, place: Place) -> Any:
+def _step(value: Any, part: Any, place: Place) -> Any:
+    """Return a field of a message, or an element or a slice of a list."""
     if isinstance(part, str):
-        if not isinstance(found, Mapping) or part not in found:
-            there = list(found)[:20] if isinstance(found, Mapping) else "a value"
-            raise DataError(f"{place.text}: expected a field {part!r}, found {there}")
-        return found[part]
-    if isinstance(found, str | Mapping) or not hasattr(found, "__getitem__"):
+        if not isinstance(value, Mapping) or part not in value:
+            present = list(value)[:20] if isinstance(value, Mapping) else "a value"
+            raise DataError(f"{place.text}: expected a field {part!r}, found {present}")
+        return value[part]
+    if isinstance(value, str | Mapping) or not hasattr(value, "__getitem__"):
         raise DataError(f"{place.text}: expected several values, found one")
     last = part if isinstance(part, int) else (part.stop or 0) - 1
     part = slice(part.first, part.stop) if isinstance(part, Stretch) else part
-    if last >= len(found):
-        raise DataError(f"{place.text}: expected at least {last + 1} values, found {len(found)}")
-    return found[part]
+    if last >= len(value):
+        raise DataError(f"{place.text}: expected at least {last + 1} values, found {len(value)}")
+    return value[part]
 
 
-def _picked(found: Any, names: list[str], wanted: tuple[str, ...], place: Place) -> Any:
-    if isinstance(found, str | Mapping) or not hasattr(found, "__len__") or len(found) != len(names):
+def _by_name(values: Any, names: list[str], wanted: tuple[str, ...], place: Place) -> Any:
+    """Return the values with the names ``wanted``."""
+    if isinstance(values, str | Mapping) or not hasattr(values, "__len__") or len(values) != len(names):
         raise DataError(f"{place.text}: expected a value for each of {names[:20]}")
     if missing := [name for name in wanted if names.count(name) != 1]:
         raise DataError(f"{place.text}: expected each once among {names[:20]}, found {missing} missing or twice")
-    return [found[names.index(name)] for name in wanted]
+    return [values[names.index(name)] for name in wanted]
 
 
-def _numbers(found: Any, place: Place) -> npt.NDArray[Any]:
-    if isinstance(found, Mapping) or (isinstance(found, list) and any(isinstance(one, Mapping) for one in found)):
-        leaves = list(_leaves(found, place))
+def _numbers(value: Any, place: Place) -> npt.NDArray[Any]:
+    if isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(one, Mapping) for one in value)):
+        leaves = list(_leaves(value, place))
         if not leaves:
             raise DataError(f"{place.text}: expected numbers, found none")
         return np.concatenate([np.atleast_1d(leaf) for leaf in leaves])
-    values = _array(found)
-    if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
-        raise DataError(f"{place.text}: expected numbers, found {type(found).__name__} of {values.dtype}")
-    return values
+    numbers = _array(value)
+    if numbers.dtype.kind not in "biuf" or numbers.dtype.itemsize > 8:
+        raise DataError(f"{place.text}: expected numbers, found {type(value).__name__} of {numbers.dtype}")
+    return numbers
 
 
-def _array(found: Any) -> npt.NDArray[Any]:
-    """Numbers as they were recorded, in this machine's order of bytes; those of JSON as 64-bit floats."""
+def _array(value: Any) -> npt.NDArray[Any]:
+    """Return numbers in their dtype and native byte order; numbers of JSON as 64-bit floats."""
     try:
-        values = np.asarray(found)
+        numbers = np.asarray(value)
     except ValueError:  # lists of different lengths
         return np.empty((), object)
-    one = found[0] if isinstance(found, list) and found else found
-    if isinstance(one, list | int | float) and values.dtype.kind in "iuf":
-        return values.astype(np.float64)
-    return values.astype(values.dtype.newbyteorder("="))
+    first = value[0] if isinstance(value, list) and value else value
+    if isinstance(first, list | int | float) and numbers.dtype.kind in "iuf":
+        return numbers.astype(np.float64)
+    return numbers.astype(numbers.dtype.newbyteorder("="))
 
 
-def _leaves(found: Any, place: Place) -> Iterator[npt.NDArray[Any]]:
-    """The numbers of a message one after another, but for its header."""
-    if isinstance(found, Mapping):
-        for name, value in found.items():
+def _leaves(value: Any, place: Place) -> Iterator[npt.NDArray[Any]]:
+    """Yield the numbers of a message without its header."""
+    if isinstance(value, Mapping):
+        for name, one in value.items():
             if name != "header":
-                yield from _leaves(value, place)
-    elif isinstance(found, list):
-        for value in found:
-            yield from _leaves(value, place)
+                yield from _leaves(one, place)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _leaves(one, place)
     else:
-        values = _array(found)
-        if values.dtype.kind not in "biuf":
-            raise DataError(f"{place.text}: expected numbers alone, found {found!r:.80} among them; name the fields")
-        yield values
+        numbers = _array(value)
+        if numbers.dtype.kind not in "biuf":
+            raise DataError(f"{place.text}: expected numbers alone, found {value!r:.80} among them; name the fields")
+        yield numbers
 
 
 def _image(message: Mapping[str, Any], place: Place) -> npt.NDArray[Any]:
@@ -160,7 +161,7 @@ def _image(message: Mapping[str, Any], place: Place) -> npt.NDArray[Any]:
 
 
 def _octets(data: Any, place: Place) -> npt.NDArray[np.uint8]:
-    """Bytes of a message; JSON has them as text, in base64."""
+    """Return bytes of a message; JSON messages have them in base64."""
     try:
         data = np.frombuffer(base64.b64decode(data, validate=True), np.uint8) if isinstance(data, str) else data
         return np.asarray(data, np.uint8)
@@ -169,12 +170,12 @@ def _octets(data: Any, place: Place) -> npt.NDArray[np.uint8]:
 
 
 def _compressed(message: Mapping[str, Any], place: Place) -> npt.NDArray[Any]:
-    said = message["format"]
-    if "compressedDepth" in said:
-        raise DataError(f"{place.text}: expected JPEG or PNG, found {said!r}, which has a header of its own")
-    if said.lower() in _VIDEOS:
-        raise DataError(f"{place.text}: expected JPEG or PNG, found {said!r}, a frame of a video that needs others")
-    wide = "16UC1" in said or "mono16" in said
+    kind = message["format"]
+    if "compressedDepth" in kind:
+        raise DataError(f"{place.text}: expected JPEG or PNG, found {kind!r}, which has a header of its own")
+    if kind.lower() in _VIDEOS:
+        raise DataError(f"{place.text}: expected JPEG or PNG, found {kind!r}, a frame of a video that needs others")
+    wide = "16UC1" in kind or "mono16" in kind
     data = _octets(message["data"], place).tobytes()
     try:
         return decode_image(data, dtype=np.uint16 if wide else np.uint8)
@@ -183,7 +184,7 @@ def _compressed(message: Mapping[str, Any], place: Place) -> npt.NDArray[Any]:
 
 
 def stamp_of(message: Mapping[str, Any]) -> int | None:
-    """When a message's header says that it is of, in nanoseconds; None where it has no header."""
+    """Return the time in a message's header, in nanoseconds; None without a header."""
     stamp = message.get("header", {}).get("stamp") if isinstance(message.get("header"), Mapping) else None
     if not isinstance(stamp, Mapping):
         return None
@@ -191,5 +192,5 @@ def stamp_of(message: Mapping[str, Any]) -> int | None:
     if not isinstance(seconds, int | np.integer) or not isinstance(rest, int | np.integer) or seconds < 0:
         raise DataError(f"header.stamp: expected seconds and nanoseconds, found {stamp!r:.80}")
     if not seconds and not rest:
-        raise DataError("header.stamp: expected a time, found 0: nobody set it; take stamps='log'")
+        raise DataError("header.stamp: expected a time, found 0, which no writer set; take stamps='log'")
     return int(seconds) * 10**9 + int(rest)

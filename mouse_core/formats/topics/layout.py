@@ -1,4 +1,4 @@
-"""Which values of which topics are columns, and how messages of many rates become steps of one clock."""
+"""Layouts of robot recordings: the values of topics that become columns, and the clock of steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PART = re.compile(r"\.(\w+)|\[([^\[\]]+)\]")
 
 
 class Stretch(NamedTuple):
-    """Places from and up to which values are taken; None: from the first, or to the last."""
+    """A slice of values: from ``first`` up to ``stop``; None for the beginning or the end."""
 
     first: int | None
     stop: int | None
@@ -27,12 +27,12 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value lies in the messages of a topic.
+    """The path of a value in the messages of a topic.
 
     Args:
-        text: As it was written.
+        text: The path as in the layout.
         topic: The topic.
-        parts: Names of fields, places ``[3]``, stretches ``[2:5]``, and ``[a, b]``, a tuple of names.
+        parts: Names of fields, indices ``[3]``, slices ``[2:5]``, and tuples of names ``[a, b]``.
     """
 
     text: str
@@ -41,48 +41,47 @@ class Place:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that messages must have to be of this value."""
+        """The names that a message must have for this path."""
         return next((part for part in self.parts if is_names(part)), ())
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopicLayout:
-    """Which values of which topics are columns, and how messages become steps.
+    """The values of topics that become columns, and how messages become steps.
 
-    A path is a topic, and behind it fields of its messages: ``/joint_states.position``,
-    ``/tf.transforms[0].transform``, ``/imu.orientation_covariance[0:3]``. ``/joint_states.position[shoulder, elbow]``
-    takes these two by the ``name`` beside them, from messages that have both. What is a message of numbers stands for
-    all of them, one after another, without its header; an image for its pixels; text stays text. Several paths are a
-    list, or a mapping from names.
+    A path is a topic and fields of its messages: ``/joint_states.position``, ``/tf.transforms[0].transform``,
+    ``/imu.orientation_covariance[0:3]``. ``/joint_states.position[shoulder, elbow]`` selects two values by the list
+    ``name`` in the message, from messages that have both names. The path of a message stands for all its numbers in
+    order, without the header; the path of an image for its pixels; a text stays a text. Several paths are a list, or a
+    mapping from names.
 
-    Every recording is an episode, of a step for each tick of a clock. At a tick each topic has the message that is
-    nearest in time, or the last one before (``match``), if it is no further away than ``tolerance``. What is further
-    away is refused, or ends the episode (``gaps``): an older value never stands in for one that is missing.
+    Every recording is an episode with a step for each tick of a clock. At a tick, each topic has the message that is
+    nearest in time, or the last one before (``match``), within ``tolerance``. A topic without such a message is an
+    error, or ends the episode (``gaps``). No older value replaces a missing one.
 
     Args:
-        observation: Values that were seen.
-        action: Values that were commanded.
-        reward: A number a step; absent, rewards are 0.
-        terminated: A flag: whether an episode ended by itself, by its value in the last step.
-        truncated: Whether it was cut off, likewise.
-        metadata: What else becomes columns, ``metadata_<name>``.
-        rate: Ticks a second.
-        clock: Instead, a topic each of whose messages is a tick.
-        tolerance: How far away a message may be, in seconds; or by role or topic, ``{"action": 0.1, "/task": inf}``.
-        match: "nearest", which may be a message that came up to ``tolerance`` later, or "hold", the last one that had
-            come by then; or by role or topic.
-        stamps: Which time a message has: "log", when it was recorded, or "header", what its header says, where it has
-            one.
-        gaps: What becomes of steps at which something is out of tolerance: "refuse" is an error that names it, "cut"
-            ends the episode before and begins another behind.
-        trim: With gaps refused, how many seconds in which a topic has not begun, or has ended, are left out at both
-            ends of a recording; more are an error.
-        episode: A number or flag that says when episodes run: none where it is 0, another one where it changes.
+        observation: Observed values.
+        action: Commanded values.
+        reward: A number per step; without it, rewards are 0.
+        terminated: A flag; its value in the last step is whether the episode terminated.
+        truncated: A flag; its value in the last step is whether the episode was truncated.
+        metadata: Values of additional columns, ``metadata_<name>``.
+        rate: Ticks per second.
+        clock: Instead of ``rate``, a topic whose messages are the ticks.
+        tolerance: Largest distance of a message in seconds; or by role or topic, ``{"action": 0.1, "/task": inf}``.
+        match: "nearest", which may be a message up to ``tolerance`` later, or "hold", the last message before the tick;
+            or by role or topic.
+        stamps: The time of a message: "log" for the time of recording, "header" for the time in its header, if any.
+        gaps: The effect of a message out of tolerance: "refuse" raises an error, "cut" ends the episode and begins
+            another one behind the gap.
+        trim: With ``gaps="refuse"``, the most seconds at both ends of a recording that are left out because a topic has
+            not begun or has ended. More raise an error.
+        episode: A number or flag: no episode while it is 0, and a new episode when it changes.
         alignment: Whether the action and reward at a tick leave its observation ("outgoing") or led to it ("arrived");
-            or which, by ``action`` and ``reward``.
-        ending: What the end of an episode is where no flag says it, "truncated" (done 2) or "terminal" (done 1).
-        files: Which recordings of a folder are read, as ``"episode_*.mcap"``.
-        definitions: Definitions of messages, as in .msg files, by type, for recordings that hold none.
+            or by ``action`` and ``reward``.
+        ending: End of an episode without a flag: "truncated" (done 2) or "terminal" (done 1).
+        files: Pattern of the recordings of a folder, such as ``"episode_*.mcap"``.
+        definitions: Definitions of messages by type, as in .msg files, for recordings without definitions.
     """
 
     observation: Paths = None
@@ -134,10 +133,10 @@ class TopicLayout:
 
     def _check_by_role(self) -> None:
         places = self.places()
-        known = {place.topic for _, _, place in places} | {role for role, _, _ in places}
+        names = {place.topic for _, _, place in places} | {role for role, _, _ in places}
         for name in ("tolerance", "match"):
             value = getattr(self, name)
-            if isinstance(value, Mapping) and (others := [key for key in value if key not in known]):
+            if isinstance(value, Mapping) and (others := [key for key in value if key not in names]):
                 raise ConfigError(f"layout: {name}: expected roles or topics of the layout, found {others[:8]}")
         for role, _, place in places:
             if not _number("tolerance", self.of("tolerance", role, place)) >= 0:
@@ -154,31 +153,31 @@ class TopicLayout:
                 )
 
     def places(self) -> list[tuple[str, str, Place]]:
-        """All paths, by role and name; the name of a path that is alone is empty."""
-        found = []
+        """Return all paths by role and name; the name of the only path of a role is empty."""
+        places = []
         for role in ROLES:
             value = getattr(self, role)
             if value is not None:
                 named = _named(role, value)
                 if role not in ("observation", "action", "metadata") and [*named] != [""]:
                     raise ConfigError(f"layout: {role}: expected one path, found {value!r:.80}")
-                found += [(role, name, place_of(role, path)) for name, path in named.items()]
-        return found
+                places += [(role, name, place_of(role, path)) for name, path in named.items()]
+        return places
 
     def of(self, name: str, role: str, place: Place) -> Any:
-        """``tolerance`` or ``match`` of a path: its topic's, else its role's."""
+        """Return ``tolerance`` or ``match`` of a path: for its topic, else for its role."""
         value = getattr(self, name)
         if not isinstance(value, Mapping):
             return value
-        found = value.get(place.topic, value.get(role))
-        if found is None and name == "match":
+        option = value.get(place.topic, value.get(role))
+        if option is None and name == "match":
             return "nearest"
-        if found is None:
+        if option is None:
             raise ConfigError(f"layout: {name}: expected one for {role} or {place.topic}, found {dict(value)}")
-        return found
+        return option
 
     def arrived(self) -> frozenset[str]:
-        """The roles whose values at a tick led to its observation."""
+        """Return the roles whose values at a tick led to its observation."""
         if isinstance(self.alignment, Mapping):
             return frozenset(role for role, value in self.alignment.items() if value == "arrived")
         return frozenset(_MOVED if self.alignment == "arrived" else ())
@@ -205,27 +204,27 @@ def _named(role: str, value: Any) -> dict[str, Any]:
 
 
 def _name(path: str) -> str:
-    """What a column is called whose path has no name: ``/arm/state.position`` is ``arm_state_position``."""
+    """Return the column name of a path without a name: ``arm_state_position`` for ``/arm/state.position``."""
     return re.sub(r"\W+", "_", path).strip("_")
 
 
 def place_of(role: str, path: Any) -> Place:
-    """A path, taken apart.
+    """Parse a path.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: A value that is not a path.
     """
-    found = _PATH.fullmatch(path) if isinstance(path, str) else None
-    if found is None:
+    match = _PATH.fullmatch(path) if isinstance(path, str) else None
+    if match is None:
         raise ConfigError(f"layout: {role}: expected a path as '/joint_states.position', found {path!r:.80}")
-    parts = tuple(name or _bracket(inner) for name, inner in _PART.findall(found["fields"]))
+    parts = tuple(name or _bracket(inner) for name, inner in _PART.findall(match["fields"]))
     if sum(map(is_names, parts)) > 1:
         raise ConfigError(f"layout: {role}: expected names in one pair of brackets, found {path!r:.80}")
-    return Place(path, found["topic"], parts)
+    return Place(path, match["topic"], parts)
 
 
 def is_names(part: Any) -> TypeGuard[tuple[str, ...]]:
-    """Whether a part of a path is names of values."""
+    """Whether a part of a path is a tuple of names."""
     return isinstance(part, tuple) and not isinstance(part, Stretch)
 
 

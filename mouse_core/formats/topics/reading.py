@@ -1,4 +1,4 @@
-"""Recordings of robots as rows: topics are columns, and a step is a tick of one clock."""
+"""Read robot recordings as rows: values of topics are columns, and ticks of a clock are steps."""
 
 from __future__ import annotations
 
@@ -42,48 +42,48 @@ def read_topics(
     layout: TopicLayout | Mapping[str, Any] | str | os.PathLike[str] | None = None,
     batch_rows: int = BATCH_ROWS,
 ) -> RowStream:
-    """Topics of MCAP files and of bags of ROS 2 as rows, a step for every tick of a clock.
+    """Read MCAP files and bags of ROS 2 as rows, with a step for every tick of a clock.
 
-    Messages are read in CDR, in the layout of ROS 1, and in JSON. An episode of T ticks is T rows: the observation at a
-    tick, and the action and reward of the tick before. Those of its last tick led nowhere that is known, and are left
-    out. ``metadata_timestamp`` has seconds since the episode's first step. ``done`` is 1 in the last row where
-    ``terminated`` is set there, else 2 where ``truncated`` is, else as the layout's ``ending`` says. Images are pixels,
-    depth in the numbers that were recorded.
+    Messages are encoded as CDR, in the layout of ROS 1, or as JSON. An episode of T ticks is T rows: the observation at
+    a tick, and the action and reward of the tick before. The action and reward of the last tick are left out, as no
+    observation follows. ``metadata_timestamp`` has seconds since the episode's first step. ``done`` of the last row is
+    1 if ``terminated`` is set there, 2 if ``truncated`` is set there, else the layout's ``ending``. Images are pixels,
+    depth images in the recorded unit.
 
     Args:
         path: An MCAP file, an SQLite file of rosbag2, a folder of rosbag2 with its ``metadata.yaml``, or a folder of
-            such, which are read in the order of the numbers in their names.
-        layout: A ``TopicLayout``, its arguments as a mapping, or a YAML file of these.
-        batch_rows: At most how many rows a batch has.
+            these, ordered by the numbers in their names.
+        layout: A ``TopicLayout``, its arguments as a mapping, or a YAML file with them.
+        batch_rows: Most rows of a batch.
 
     Returns:
         The rows. ``metadata["files"]`` has the recordings.
 
     Raises:
-        ConfigError: No layout, one of no use, or nothing there.
-        DataError: A damaged file, messages of another layout, or something out of tolerance; the message names
+        ConfigError: A missing or invalid layout, or a path without recordings.
+        DataError: A damaged file, messages that do not fit the layout, or a message out of tolerance; the error names
             recording, topic and time.
     """
     check_batch_rows(batch_rows)
     root = Path(path)
     if layout is None:
-        found = topics_in(root)
-        shown = ", ".join(f"{one.name} ({one.type}, {one.rate:.3g} Hz)" for one in found[:_SHOWN])
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        topics = topics_in(root)
+        shown = ", ".join(f"{one.name} ({one.type}, {one.rate:.3g} Hz)" for one in topics[:_SHOWN])
+        more = f" and {len(topics) - _SHOWN} more" if len(topics) > _SHOWN else ""
         raise ConfigError(
             f"{root}: format (--format): expected a layout that says which topics are columns, found none for "
             f"{shown}{more}"
         )
-    said = loaded(TopicLayout, layout)
-    recordings = recordings_of(root, said.files)
+    options = loaded(TopicLayout, layout)
+    recordings = recordings_of(root, options.files)
     names: dict[str, tuple[str, ...]] = {}
-    first = Aligned(recordings[0], said, names)
-    schema = schema_of(ordered(next(_rows(first, said, 1))))
+    first = Aligned(recordings[0], options, names)
+    schema = schema_of(ordered(next(_rows(first, options, 1))))
 
     def batches() -> Iterator[pa.RecordBatch]:
         for number, recording in enumerate(recordings):
-            opened = Aligned(recording, said, names) if number else first
-            yield from to_batches(_rows(opened, said, batch_rows), schema, where=str(recording.path))
+            opened = Aligned(recording, options, names) if number else first
+            yield from to_batches(_rows(opened, options, batch_rows), schema, where=str(recording.path))
 
     return RowStream(
         os.fspath(path),
@@ -92,9 +92,9 @@ def read_topics(
         batches,
         episodes=len(first.runs) if len(recordings) == 1 else None,
         rows=len(first.ticks) - first.left_out if len(recordings) == 1 else None,
-        notes=tuple(_notes(first, said)),
+        notes=tuple(_notes(first, options)),
         metadata={"files": [str(recording.path) for recording in recordings]},
-        about=About("arrived", frames_per_second=[] if said.rate is None else [said.rate]),
+        about=About("arrived", frames_per_second=[] if options.rate is None else [options.rate]),
     )
 
 
@@ -143,7 +143,7 @@ def _rows(recording: Aligned, layout: TopicLayout, batch_rows: int) -> Iterator[
 
 
 def _columns(piece: Piece, layout: TopicLayout) -> tuple[Columns, Columns, Columns]:
-    """What belongs to a tick's observation, what leaves it, and what led to it."""
+    """Return the columns of the ticks' observations, of the actions that leave them, and of those that led to them."""
     by_role: dict[str, dict[str, npt.NDArray[Any]]] = {}
     for column, values in piece.values.items():
         by_role.setdefault(column.role, {})[column.name] = _stacked(column, values)

@@ -1,4 +1,4 @@
-"""Recordings: MCAP files, and bags of ROS 2, folders with metadata.yaml whose files are MCAP or SQLite."""
+"""Recordings: MCAP files, and bags of ROS 2 (folders of MCAP or SQLite files with metadata.yaml)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _LIMIT_LENGTH = 0  # sqlite3.SQLITE_LIMIT_LENGTH
 
 @dataclass(frozen=True)
 class Recording:
-    """Files that follow each other.
+    """The files of a recording.
 
     Args:
-        path: What messages name: the file, or the folder.
-        files: In their order.
-        packed: Whether every message is compressed by itself.
+        path: The file, or the folder, for messages.
+        files: The files in order.
+        packed: Whether each message is compressed.
     """
 
     path: Path
@@ -38,7 +38,7 @@ class Recording:
     packed: bool = False
 
     def messages(self, topics: Collection[str] | None = None) -> Messages:
-        """Those of some topics, or all, in the order of the files.
+        """Yield the messages of some topics, by default of all, in the order of the files.
 
         Raises:
             DataError: A damaged file.
@@ -59,14 +59,14 @@ class Recording:
 
 @dataclass(frozen=True)
 class Topic:
-    """What a recording has of a topic.
+    """Summary of a topic in a recording.
 
     Args:
-        name: The topic.
-        type: Of its messages.
-        encoding: Of its messages: "cdr", "ros1", "json", "protobuf".
-        messages: How many there are.
-        seconds: From the first of them to the last.
+        name: Name of the topic.
+        type: Type of its messages.
+        encoding: Encoding of its messages: "cdr", "ros1", "json", "protobuf".
+        messages: Number of messages.
+        seconds: Time from the first message to the last.
     """
 
     name: str
@@ -77,41 +77,41 @@ class Topic:
 
     @property
     def rate(self) -> float:
-        """Messages a second, 0 where there is but one."""
+        """Messages per second; 0 for a single message."""
         return (self.messages - 1) / self.seconds if self.seconds else 0.0
 
 
 def is_recording(path: str | os.PathLike[str]) -> bool:
-    """Whether an MCAP file, a bag of ROS 2, or a folder of such lies there, by names and first bytes; never fails."""
+    """Whether a path is an MCAP file, a bag of ROS 2, or a folder of these, by names and first bytes. Never raises."""
     return signs.is_recording(Path(path))
 
 
 def topics_in(path: str | os.PathLike[str]) -> list[Topic]:
-    """The topics of an MCAP file or a bag of ROS 2, of a folder those of its first recording, by name.
+    """Return the topics of an MCAP file or a bag of ROS 2, by name; for a folder, those of its first recording.
 
     Raises:
-        ConfigError: No recording there.
+        ConfigError: A path without a recording.
         DataError: A damaged file.
     """
-    found: dict[str, tuple[Channel, int, int, int]] = {}
+    topics: dict[str, tuple[Channel, int, int, int]] = {}
     for channel, time, _ in recordings_of(Path(path))[0].messages():
-        before = found.get(channel.topic, (channel, 0, time, time))
-        found[channel.topic] = (channel, before[1] + 1, min(before[2], time), max(before[3], time))
+        before = topics.get(channel.topic, (channel, 0, time, time))
+        topics[channel.topic] = (channel, before[1] + 1, min(before[2], time), max(before[3], time))
     return [
         Topic(name, channel.type, channel.encoding, count, (last - first) / 1e9)
-        for name, (channel, count, first, last) in sorted(found.items())
+        for name, (channel, count, first, last) in sorted(topics.items())
     ]
 
 
 def recordings_of(root: Path, files: str | None = None) -> list[Recording]:
-    """All recordings at a path: a file, a bag, or those in a folder, in the order of the numbers in their names.
+    """Return all recordings at a path: a file, a bag, or those in a folder, ordered by the numbers in their names.
 
     Args:
         root: The path.
-        files: Which of a folder.
+        files: Pattern of the recordings of a folder.
 
     Raises:
-        ConfigError: There are none.
+        ConfigError: A path without recordings.
         DataError: A damaged description, or a link that leads out of the folder.
     """
     if not root.exists():
@@ -161,14 +161,14 @@ def _bag(folder: Path) -> Recording:
 
 
 def _sqlite_messages(file: Path) -> Messages:
-    """The messages of an SQLite file of rosbag2."""
+    """Yield the messages of an SQLite file of rosbag2."""
     with reading(file):
         left = file.with_name(f"{file.name}-wal")
         if left.is_file() and left.stat().st_size:
             raise damaged(
                 file, f"expected a recording that was closed, found {left.name} beside it; 'ros2 bag reindex'"
             )
-        # As it is: nothing is written, and nobody else is asked.
+        # Read-only and without locks: nothing is written beside the file.
         address = f"file:{quote(os.path.abspath(file))}?mode=ro&immutable=1"
         with closing(sqlite3.connect(address, uri=True)) as opened:
             opened.setlimit(_LIMIT_LENGTH, _MOST_VALUE)
@@ -186,7 +186,7 @@ def _sqlite_messages(file: Path) -> Messages:
 
 
 def _tables(opened: sqlite3.Connection) -> list[str]:
-    """What are tables of the file itself: views and virtual tables are programs of whoever wrote it."""
+    """Return the names of plain tables; views and virtual tables run code of the file's author."""
     query = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
     found = [(name, " ".join(str(said).upper().split())) for name, said in opened.execute(query)]
     return [

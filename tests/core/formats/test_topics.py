@@ -84,7 +84,7 @@ def column(rows: Any, name: str) -> list[Any]:
 def test_a_tick_has_the_message_that_plain_python_finds(
     times: list[int], ticks: list[int], match: str, tolerance: float
 ) -> None:
-    from mouse_core.formats.topics._clock import matched
+    from mouse_core.formats.topics._aligning import matched
 
     found, away = matched(np.sort(times), np.array(ticks), match, tolerance)
     for tick, place, far in zip(ticks, found.tolist(), away.tolist(), strict=True):
@@ -263,7 +263,7 @@ def test_bags_are_what_the_mcap_file_is(bag: dict[str, Any], tmp_path: Path) -> 
 
 
 def test_common_messages_are_defined_as_ros_has_them() -> None:
-    from mouse_core.formats.topics._definitions import COMMON, parse_definitions, plain_name
+    from mouse_core.formats.topics._messages import COMMON, parse_definitions, plain_name
 
     kinds = {1: lambda what: what[0], 2: plain_name}
     for name in COMMON:
@@ -318,8 +318,7 @@ def read_plain(one: Any) -> Any:
 
 @pytest.mark.parametrize("little", [True, False])
 def test_messages_are_decoded_as_rosbags_encodes_them(little: bool) -> None:
-    from mouse_core.formats.topics._definitions import COMMON
-    from mouse_core.formats.topics._messages import decoder
+    from mouse_core.formats.topics._messages import COMMON, decoder
 
     rng = np.random.default_rng(0)
     for name in COMMON:
