@@ -519,11 +519,14 @@ def test_slices_keep_their_places_wherever_their_rows_go(seed: int, tmp_path: Pa
     again = ReplayBuffer(MemmapStorage(path=tmp_path, **ring), sampler())
     restored = ReplayBuffer(ArrayStorage(**ring), sampler())
     restored.load_state_dict(again.state_dict())
+    loaded = ReplayBuffer(ArrayStorage(**ring), sampler())
+    loaded.load_state_dict(again.state_dict())
     moved = ReplayBuffer(MemmapStorage(path=tmp_path / "moved", **ring), sampler())
     moved.load_state_dict(folder.with_parts(sampler=sampler()).state_dict())
     moved.storage.close()
     moved = ReplayBuffer(MemmapStorage(path=tmp_path / "moved", **ring), sampler())
-    for buffer in (again, moved, other.with_parts(sampler=sampler()), restored, pickle.loads(pickle.dumps(restored))):
+    others = [buffer.with_parts(sampler=sampler()) for buffer in (other, loaded)]
+    for buffer in (again, moved, *others, restored, pickle.loads(pickle.dumps(restored))):
         assert places_of(buffer) == expected
 
 

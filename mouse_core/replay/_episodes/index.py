@@ -387,15 +387,16 @@ class EpisodeIndex:
 
     def go_on(self, other: EpisodeIndex, storage: Storage) -> None:
         """Know where the oldest episodes began if another index of the same rows does, which is up to date."""
-        begins, theirs = other._episodes, other._found
-        if not other._is_whole or begins is None or theirs is None or begins.end * begins.num_envs != storage.written:
+        if not other._is_whole or other._episodes is None:
             return
         try:
-            mine = self.settled(storage)
+            # An index that a state was loaded into finds its fields when it is asked.
+            begins, mine = other.settled(storage), self.settled(storage)
         except (ConfigError, SchemaError):  # the next draw raises it
             return
-        keys = self._found
-        if keys is not None and (keys.ends, keys.ids) == (theirs.ends, theirs.ids) and mine.begin > 0:
+        keys, theirs = self._found, other._found
+        alike = keys is not None and theirs is not None and (keys.ends, keys.ids) == (theirs.ends, theirs.ids)
+        if alike and mine.begin > 0:
             envs = np.arange(mine.num_envs)
             mine.begin_earlier(begins.episode_of(envs, np.full(len(envs), mine.begin))[0])
 
