@@ -144,8 +144,10 @@ def largest_of(dtype: np.dtype[Any]) -> float:
 
 
 def is_hidden(value: Any) -> bool:
-    """Whether a value is None, or a masked array of which nothing is to be seen: a null."""
-    return value is None or (isinstance(value, np.ma.MaskedArray) and value.size > 0 and bool(value.mask.all()))
+    """Whether a value is a null: None, a null of pyarrow, or a masked array of which nothing is to be seen."""
+    if value is None or getattr(value, "is_valid", None) is False:
+        return True
+    return isinstance(value, np.ma.MaskedArray) and value.size > 0 and bool(value.mask.all())
 
 
 _HIDDEN = "expected a value, found a masked one (filled() replaces it)"

@@ -289,4 +289,5 @@ def _channel_to(address: str | os.PathLike[str] | Channel) -> Channel:
 
 def _alone(value: Any) -> Any:
     """A value as the only one of a column."""
-    return value[None] if hasattr(value, "__array__") and hasattr(value, "shape") else [value]
+    is_array = hasattr(value, "__array__") and hasattr(value, "shape") and not isinstance(value, str | bytes)
+    return value[None] if is_array else [value]

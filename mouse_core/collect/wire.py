@@ -40,6 +40,7 @@ _MOST_DIMENSIONS = 32
 MOST_BYTES = 1 << 31
 """Bytes of the rows of one write, at most."""
 _PLAIN = "biufc"
+_TYPED = pa.Scalar, np.datetime64, np.timedelta64  # of which Python's own values would lose type or unit
 _MOST_PARTS = 512  # which the system takes at once
 _LONGEST_PATH = 100
 
@@ -137,12 +138,16 @@ def encoded(columns: Mapping[str, Any]) -> tuple[list[Any], list[Buffer]]:
 
 
 def _encoded(name: str, values: Any) -> tuple[list[Any], list[Buffer]]:
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return ["column", "", [len(values)]], _arrow_bytes(name, values)
     if np.ma.is_masked(values):
         values = [None if is_hidden(value) else value for value in values]
-    if not isinstance(values, list | tuple | np.ndarray) and hasattr(values, "__array__"):
-        values = np.asarray(values)  # of a framework
+    if not isinstance(values, list | tuple) and hasattr(values, "__array__"):
+        values = np.asarray(values)  # of a framework, or a subclass
     if isinstance(values, np.ndarray) and values.dtype.kind in _PLAIN:
         return ["array", dtype_name(values.dtype), list(values.shape)], [_bytes_of(values)]
+    if isinstance(values, np.ndarray) and values.dtype.kind in "mM" and values.ndim == 1:  # whose items have no unit
+        return ["column", "", [len(values)]], _arrow_bytes(name, values)
     items: list[Any] = [None if is_hidden(value) else value for value in values]
     try:
         refuse_hidden(items)
@@ -153,19 +158,35 @@ def _encoded(name: str, values: Any) -> tuple[list[Any], list[Buffer]]:
         if not others:
             shapes = [list(item.shape) for item in items]
             return ["arrays", dtype_name(dtype), shapes], [_bytes_of(item) for item in items]
-    return ["arrow", "", [len(items)]], _arrow_bytes(name, items)
+    kind = "column" if any(isinstance(item, _TYPED) for item in items) else "arrow"
+    return [kind, "", [len(items)]], _arrow_bytes(name, items)
 
 
-def _arrow_bytes(name: str, items: list[Any]) -> list[Buffer]:
+def _arrow_bytes(name: str, values: Any) -> list[Buffer]:
     """A column of anything that Arrow takes, as the messages of a schema and of a record batch."""
     try:
-        column = pa.array([item.tolist() if isinstance(item, np.ndarray | np.generic) else item for item in items])
-    except (pa.ArrowException, TypeError, ValueError) as error:
+        if isinstance(values, pa.Array | pa.ChunkedArray):
+            values.validate(full=True)
+            column = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+        else:
+            column = pa.array([_plain(item) for item in values] if isinstance(values, list) else values)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f"column {name!r}: expected numbers, text, bytes, or lists and dicts of such, found {error}"
         ) from error
     batch = pa.record_batch([column], [""])
     return [memoryview(batch.schema.serialize()), memoryview(batch.serialize())]
+
+
+def _plain(item: Any) -> Any:
+    """An item as Arrow takes it, times as they are: Python's have no nanoseconds."""
+    if not isinstance(item, np.ndarray | np.generic) or item.dtype.kind in "mM":
+        return item
+    if item.dtype.names is not None:
+        raise TypeError(f"{item.dtype}")
+    return item.tolist()
 
 
 def _bytes_of(values: np.ndarray[Any, Any]) -> Buffer:
@@ -192,7 +213,8 @@ def decoded(described: Any, body: Buffer) -> dict[str, Any]:
             elif kind == "arrays":
                 columns[str(name)] = _arrays(dtype, shape, part, most)
             else:
-                columns[str(name)] = read_batch(part, most=most).column(0).to_pylist()
+                column = read_batch(part, most=most).column(0)
+                columns[str(name)] = column if kind == "column" else column.to_pylist()
             begin += nbytes
         if begin != len(body):
             raise ValueError(f"{len(body)} bytes for {begin}")

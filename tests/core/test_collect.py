@@ -216,6 +216,49 @@ def test_a_mask_and_whole_numbers_arrive_as_they_are(server: StoreServer, store:
     assert [row["episode_step"] for row in store] == [0, None, 2]
 
 
+TYPED = {
+    "nanoseconds": np.arange(3).astype("datetime64[ns]"),
+    "seconds": np.array(["NaT", "2020-01-01", "1970-01-01"], "datetime64[s]"),
+    "elapsed": np.arange(3).astype("timedelta64[us]"),
+    "text": np.array(["a", "", "ü"]),
+    "bytes": np.array([b"a", b"", b"bc"]),
+    "whole": pa.array([1, None, 2**60 + 1]),
+    "flags": pa.array([True, None, False]),
+    "halves": pa.chunked_array([[0.5], [None, 1.5]], pa.float32()),
+    "stamps": pa.array([0, 1, 2], pa.timestamp("ns")),
+    "money": pa.array(["1.50", "2.25", "0.00"]).cast(pa.decimal128(10, 2)),
+    "lists": pa.array([[1], [2, 3], []], pa.list_(pa.int32())),
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+@pytest.mark.parametrize("many", [True, False])
+def test_types_and_nulls_arrive_as_in_a_store_here(
+    name: str, many: bool, server: StoreServer, store: DatasetStore
+) -> None:
+    here = DatasetStore()
+    with StoreClient(server.address, "a") as client:
+        for writer in (here, client):
+            rows = {**numbered(0, 3), "metadata_x": TYPED[name]}
+            if many:
+                writer.extend(rows)
+            else:
+                for row in range(3):
+                    writer.append({column: values[row] for column, values in rows.items()})
+    assert store.columns == here.columns
+    assert [row["metadata_x"] for row in store] == [row["metadata_x"] for row in here]
+
+
+def test_what_has_no_type_in_a_store_is_refused_by_the_client(server: StoreServer, store: DatasetStore) -> None:
+    offsets = pa.py_buffer(np.array([0, 1 << 30, 2, 3], np.int32))
+    damaged = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"abc")])
+    with StoreClient(server.address, "a") as client:
+        for values in (np.zeros(3, [("x", "f4"), ("y", "f4")]), [2**70] * 3, damaged):
+            with pytest.raises(DataError, match="column 'metadata_x': expected"):
+                client.extend({**numbered(0, 3), "metadata_x": values})
+    assert len(store) == 0
+
+
 def test_a_client_waits_for_a_server_that_is_started_again(tmp_path: Path) -> None:
     store = DatasetStore.open(tmp_path / "s", "a")
     first = StoreServer(store)

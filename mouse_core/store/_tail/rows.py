@@ -199,7 +199,7 @@ def prepare(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any]:
     if column.arrow_type is not None:
         return [at_row(row, check_object, value, column) for row, value in enumerate(values)]
     if isinstance(values, pa.Array | pa.ChunkedArray):
-        values = values.to_pylist() if values.null_count or column.shape else values.to_numpy()
+        values = values.to_pylist() if values.null_count or column.shape else np.asarray(values)
     try:
         array = as_array(values)
     except ValueError:  # rows of differing lengths
