@@ -145,30 +145,6 @@ class Composite(Domain, Mapping[str, Any]):
         numbers = [one.cardinality for one in self.entries.values()]
         return 0 if 0 in numbers else math.inf if math.inf in numbers else math.prod(numbers)
 
-    def project(self, values: Any) -> Any:
-        """Return the nearest values in the domain, field by field; additional fields are left out.
-
-        Raises:
-            DataError: A missing field, or values of another kind or shape.
-        """
-        return self._each("project", values)
-
-    def encode(self, values: Any) -> Any:
-        """Convert external values to values of the domain, field by field; additional fields are left out.
-
-        Raises:
-            DataError: A missing field, or values that stand for nothing in its domain.
-        """
-        return self._each("encode", values)
-
-    def decode(self, values: Any) -> Any:
-        """Convert values to external values, field by field, the inverse of ``encode``; additional fields are left out.
-
-        Raises:
-            DataError: A missing field, or values that are not in its domain.
-        """
-        return self._each("decode", values)
-
     def enumerate(self, *, most: int = MOST_VALUES) -> Any:
         """Return all combinations of the fields' values, ``[cardinality, *shape]`` each; the last field varies fastest.
 
@@ -231,24 +207,20 @@ class Composite(Domain, Mapping[str, Any]):
     def _filled(self, number: int, batch: Shape) -> Any:
         return {name: one._filled(number, batch) for name, one in self.entries.items()}
 
-    def _each(self, method: str, values: Any) -> Any:
-        results: dict[FieldKey, Any] = {}
-        for key, leaf in self.leaves().items():
+    def _each(self, method: str, values: Any, path: tuple[str, ...] = ()) -> Any:
+        results = {}
+        for name, one in self.entries.items():
+            if isinstance(one, Composite):
+                results[name] = one._each(method, values, (*path, name))
+                continue
+            key: FieldKey = (*path, name) if path else name
             try:
-                results[key] = getattr(leaf, method)(_value(values, key))
+                results[name] = getattr(one, method)(_value(values, key))
             except MissingFieldError as error:
                 raise DataError(str(error)) from error
             except DataError as error:
                 raise DataError(f"field {key!r}: {error}") from error
-        return self._nest(results)
-
-    def _nest(self, leaves: Mapping[FieldKey, Any], path: tuple[str | int, ...] = ()) -> Any:
-        nested = {}
-        for name, one in self.entries.items():
-            whole = (*path, name)
-            is_branch = isinstance(one, Composite)
-            nested[name] = one._nest(leaves, whole) if is_branch else leaves[name if not path else whole]
-        return nested
+        return results
 
     def _changed(self, change: Change, *, where: str) -> Self:
         ndim = len(self.shape)

@@ -75,13 +75,19 @@ class Domain:
         """Return why values are not in the domain (None: they are), and their batch shape (None: unknown)."""
         raise NotImplementedError
 
+    def _each(self, method: str, values: Any) -> Any:
+        """Call a method of each spec in this one, with its part of the values."""
+        raise NotImplementedError
+
     def project(self, values: Any) -> Any:
         """Return the nearest values in the domain; values in the domain are returned unchanged.
+
+        ``Composite`` converts field by field, also in ``encode`` and ``decode``, and leaves out additional fields.
 
         Raises:
             DataError: Values of another kind or shape.
         """
-        raise NotImplementedError
+        return self._each("project", values)
 
     def encode(self, values: Any) -> Any:
         """Convert external values to values of the domain: Python numbers, or codes for ``OneHot``.
@@ -89,7 +95,7 @@ class Domain:
         Raises:
             DataError: Values that stand for nothing in the domain.
         """
-        raise NotImplementedError
+        return self._each("encode", values)
 
     def decode(self, values: Any) -> Any:
         """Convert values of the domain to external values: the inverse of ``encode``.
@@ -97,7 +103,7 @@ class Domain:
         Raises:
             DataError: Values that are not in the domain.
         """
-        raise NotImplementedError
+        return self._each("decode", values)
 
     def enumerate(self, *, most: int = MOST_VALUES) -> Any:
         """Return all values of the domain, ``[cardinality, *shape]``; the last element varies fastest.

@@ -98,14 +98,6 @@ class Stacked(Domain):
 
     # --- values -------------------------------------------------------------------------------------------------------
 
-    def project(self, values: Any) -> Any:
-        """Return the nearest values in the domain, spec by spec.
-
-        Raises:
-            DataError: Values of another kind or shape.
-        """
-        return self._each("project", values)
-
     def encode(self, values: Any) -> Any:
         """Convert external values to values of the domain, spec by spec.
 
