@@ -34,7 +34,7 @@ from mouse_core.formats.columns.named import (
     to_batches,
 )
 from mouse_core.formats.columns.transitions import one_later, step_numbers
-from mouse_core.formats.layouts._npz import NpzTree
+from mouse_core.formats.layouts._trees import NpzTree
 
 __all__ = ["read_dreamerv3"]
 

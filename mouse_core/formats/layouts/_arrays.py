@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,29 +15,8 @@ from mouse_core.errors import SchemaError
 from mouse_core.files.reading import damaged
 from mouse_core.formats._files.h5 import leaves
 from mouse_core.formats.columns.named import travels_with_action
+from mouse_core.formats.layouts._trees import Tree
 from mouse_core.formats.layouts.layout import FLAGS, TreeLayout
-
-
-class Tree(Protocol):
-    """A file, or a folder, of groups and arrays; what ``H5File`` has."""
-
-    path: str
-
-    def names(self, path: str = "/") -> list[str]:
-        """Of what lies in a group."""
-
-    def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """What lies at some paths."""
-
-    def attributes(self, items: Sequence[tuple[str, str]]) -> list[Any]:
-        """Attributes of groups, by path and name; None where there is none."""
-
-    def read(self, items: Sequence[tuple[str, int, int]]) -> list[npt.NDArray[Any]]:
-        """Rows of several arrays."""
-
-    def close(self) -> None:
-        """Nothing is read any more."""
-
 
 _SEEN = ("observation", "next_observation")
 _PICTURE_BYTES = 1 << 20  # of one of any size, about

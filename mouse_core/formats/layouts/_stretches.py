@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,14 +17,13 @@ from mouse_core.files.reading import check_inside, damaged
 from mouse_core.formats.layouts._arrays import (
     Array,
     Lengths,
-    Tree,
     arrays_at,
     arrays_of,
     lengths_of,
     natural,
     rows_of,
 )
-from mouse_core.formats.layouts._tasks import tasks_of
+from mouse_core.formats.layouts._trees import Tree
 from mouse_core.formats.layouts.layout import TreeLayout
 
 _AT_ONCE = 64
@@ -104,7 +104,7 @@ def stretches_of(file: Tree, layout: TreeLayout, number: int = 0) -> Iterator[St
     if leads:
         yield from _starred(file, layout, leads[0], number)
         return
-    arrays, (task,) = arrays_at(file, layout, ""), tasks_of(file, layout, [""])
+    arrays, (task,) = arrays_at(file, layout, ""), _tasks_of(file, layout, [""])
     constants = _constants(layout, task, number)
     if layout.one_a_file:
         lengths = lengths_of(arrays, layout, None, file.path)
@@ -138,7 +138,7 @@ def _starred(file: Tree, layout: TreeLayout, lead: str, number: int) -> Iterator
     outgoing = replace(layout, alignment="outgoing")
     for start in range(0, len(stars), _AT_ONCE):
         some = stars[start : start + _AT_ONCE]
-        tasks = tasks_of(file, layout, some)
+        tasks = _tasks_of(file, layout, some)
         for star, arrays, task in zip(some, arrays_of(file, layout, some), tasks, strict=True):
             where = f"{file.path}, {before}{star}{after}"
             said = outgoing if layout.nan_action and not _ends_in_nan(file, arrays) else layout
@@ -154,6 +154,42 @@ def _ends_in_nan(file: Tree, arrays: Sequence[Array]) -> bool:
         return False
     last = rows_of(file, [(array, array.rows - 1, array.rows) for array in actions])
     return all(values.dtype.kind == "f" and bool(np.isnan(values).all()) for values in last)
+
+
+def _tasks_of(file: Tree, layout: TreeLayout, stars: Sequence[str]) -> list[str | None]:
+    """The task of some episodes: that of the first path of the layout that leads to one; None where none does.
+
+    Raises:
+        DataError: What should be JSON is none, or leads to what is no text.
+    """
+    found: list[str | None] = [None] * len(stars)
+    for path in layout.tasks():
+        lacking = [number for number, task in enumerate(found) if task is None]
+        group, _, said = path.partition("@")
+        name, *keys = said.split("/")
+        places = [group.replace("*", stars[number]) for number in lacking]
+        values = file.attributes([(place, name) for place in places])
+        for number, place, value in zip(lacking, places, values, strict=True):
+            if value is not None:
+                found[number] = _task(value, keys, f"{file.path}, {place}@{name}")
+    return found
+
+
+def _task(value: Any, keys: Sequence[str], where: str) -> str | None:
+    if keys:
+        try:
+            value = json.loads(value) if isinstance(value, str) else value
+        except (ValueError, RecursionError) as error:
+            raise damaged(where, f"expected JSON, found {value!r:.80}") from error
+    for key in keys:
+        if not isinstance(value, dict) or key not in value:
+            return None
+        value = value[key]
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        value = "".join(value)  # as LIBERO reads it
+    if not isinstance(value, str):
+        raise damaged(where, f"expected a text that says the task, found {value!r:.80}")
+    return value
 
 
 def _constants(layout: TreeLayout, task: str | None, number: int, star: str = "") -> dict[str, Any]:

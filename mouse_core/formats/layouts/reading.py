@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import warnings
-import zipfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import pyarrow as pa
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import damaged, reading
-from mouse_core.formats._files.h5 import H5File, leaves
+from mouse_core.formats._files.h5 import leaves
 from mouse_core.formats._files.on_disk import is_zarr
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
@@ -41,10 +40,9 @@ from mouse_core.formats.columns.transitions import (
     one_later,
     step_numbers,
 )
-from mouse_core.formats.layouts._arrays import Array, Tree, Types, check_shapes, flags_of, in_types, rows_of
-from mouse_core.formats.layouts._npz import NpzTree
+from mouse_core.formats.layouts._arrays import Array, Types, check_shapes, flags_of, in_types, rows_of
 from mouse_core.formats.layouts._stretches import Stretch, files_of, stretches_of
-from mouse_core.formats.layouts._zarr import ZarrTree
+from mouse_core.formats.layouts._trees import HDF5, NpzTree, Tree, ZarrTree, open_each
 from mouse_core.formats.layouts.layout import FLAGS, TreeLayout, load_layout
 from mouse_core.formats.layouts.presets import LAYOUTS
 from mouse_core.images.pixels import decode_image
@@ -52,8 +50,7 @@ from mouse_core.spec import check_list
 
 __all__ = ["read_layouts"]
 
-_HDF5 = (".hdf5", ".h5")
-_SUFFIXES = (*_HDF5, ".npz", ".zarr", ".zip")
+_SUFFIXES = (*HDF5, ".npz", ".zarr", ".zip")
 
 
 def read_layouts(
@@ -97,7 +94,7 @@ def read_layouts(
     said = replace(said, leave_out=[*said.leave_out, *check_list("leave_out", leave_out)], **changes)
     root = Path(path)
     files = [root] if is_zarr(root) else files_of(root, said, _SUFFIXES)
-    with closing(_trees(files)) as trees:
+    with closing(open_each(files)) as trees:
         file, first = _first(trees, said, str(root))
         known = _is_known(first)
         check_final(final, where=str(root), needed=not known)
@@ -178,13 +175,6 @@ def _layout(layout: Any) -> tuple[str, TreeLayout]:
     return "layouts", load_layout(layout)
 
 
-def _open(path: Path) -> Any:
-    if is_zarr(path):
-        return ZarrTree(path)
-    is_npz = path.suffix == ".npz" or (path.suffix not in _HDF5 and zipfile.is_zipfile(path))
-    return NpzTree(path) if is_npz else H5File(path)
-
-
 def _is_known(stretch: Stretch) -> bool:
     """Whether the observation that an episode ends in is there."""
     return stretch.closed or stretch.marked or any(array.role == "next_observation" for array in stretch.arrays)
@@ -196,7 +186,7 @@ def _rows(
     wanted = like.columns()
     shapes: dict[str, tuple[int, ...]] = {}
     types: Types = {}
-    with closing(_trees(files)) as trees:
+    with closing(open_each(files)) as trees:
         for number, file in enumerate(trees):
             rows = TransitionRows(final=final, where=file.path)
             for stretch in stretches_of(file, layout, number):
@@ -219,19 +209,6 @@ def _rows(
                 yield rest
             if isinstance(file, NpzTree):
                 file.finish()
-
-
-def _trees(files: Sequence[Path]) -> Generator[Tree]:
-    """The files in turn, each open until the next one is."""
-    with ExitStack() as stack:
-        file: Any = None
-        for path in files:
-            if type(file) is H5File and path.suffix in _HDF5:
-                file.another(path)
-            else:
-                stack.close()
-                file = stack.enter_context(closing(_open(path)))
-            yield file
 
 
 def _rows_of(file: Tree, stretch: Stretch, size: int, types: Types, rows: TransitionRows) -> Iterator[Columns]:

@@ -1,21 +1,48 @@
-"""A file of ``numpy.savez`` as a tree of arrays; slashes in the names of its arrays make groups."""
+"""Trees of groups and arrays in HDF5 files, zarr groups and npz files, open for reading."""
 
 from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.lib.format as npy
 import numpy.typing as npt
 
+from mouse_core.errors import ConfigError
 from mouse_core.files.reading import damaged, reading
+from mouse_core.formats._files.h5 import H5File
 from mouse_core.formats._files.npy import NpyRows
+from mouse_core.formats._files.on_disk import ZARR, is_zarr
 
+HDF5 = (".hdf5", ".h5")
 _MOST_ARRAYS = 1 << 16
 _SUFFIX = ".npy"
+
+
+class Tree(Protocol):
+    """A file, or a folder, of groups and arrays; what ``H5File`` has."""
+
+    path: str
+
+    def names(self, path: str = "/") -> list[str]:
+        """Of what lies in a group."""
+
+    def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
+        """What lies at some paths."""
+
+    def attributes(self, items: Sequence[tuple[str, str]]) -> list[Any]:
+        """Attributes of groups, by path and name; None where there is none."""
+
+    def read(self, items: Sequence[tuple[str, int, int]]) -> list[npt.NDArray[Any]]:
+        """Rows of several arrays."""
+
+    def close(self) -> None:
+        """Nothing is read any more."""
 
 
 class NpzTree:
@@ -123,3 +150,66 @@ class NpzTree:
         if version not in readers:
             raise damaged(self.path, f"expected an array of version 1.0 or 2.0, found {version}")
         return readers[version](file)
+
+
+class ZarrTree(H5File):
+    """A zarr group of version 2 or 3, open for reading.
+
+    Args:
+        path: A folder or a zip file.
+
+    Raises:
+        ImportError: The package zarr is not installed.
+        ConfigError: There is no such group.
+        DataError: It is damaged.
+    """
+
+    child = Path(__file__).with_name("zarr_child.py")
+    library = "zarr"
+    called = "zarr"
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._absent: dict[str, tuple[int, int]] = {}
+        super().__init__(path)
+
+    @staticmethod
+    def check(path: str) -> None:
+        """Raise ConfigError where nothing of this kind can lie at a path."""
+        if not is_zarr(Path(path)):
+            raise ConfigError(f"{path}: expected a zarr group, a folder or zip file with {ZARR[0]} or {ZARR[1]}")
+
+    def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
+        """What lies at some paths; None where nothing does."""
+        found = super().find(paths)
+        for path, tree in zip(paths, found, strict=True):
+            if tree and tree.get("absent"):
+                self._absent[path] = (tree["absent"], tree["chunks"])
+        return found
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not there of the arrays that were found: zarr writes no chunk of nothing but the fill value."""
+        return [
+            f"{path}: {absent} of {chunks} chunks are not there and are read as the fill value."
+            for path, (absent, chunks) in self._absent.items()
+        ]
+
+
+def _open(path: Path) -> Any:
+    if is_zarr(path):
+        return ZarrTree(path)
+    is_npz = path.suffix == ".npz" or (path.suffix not in HDF5 and zipfile.is_zipfile(path))
+    return NpzTree(path) if is_npz else H5File(path)
+
+
+def open_each(files: Sequence[Path]) -> Generator[Tree]:
+    """The files in turn, each open until the next one is."""
+    with ExitStack() as stack:
+        file: Any = None
+        for path in files:
+            if type(file) is H5File and path.suffix in HDF5:
+                file.another(path)
+            else:
+                stack.close()
+                file = stack.enter_context(closing(_open(path)))
+            yield file
