@@ -1,4 +1,4 @@
-"""The arrays of an episode, or of all episodes, that a layout names, and how long they are."""
+"""Find the arrays of an episode, or of a file, that a layout names; check their lengths, types and shapes."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from mouse_core.formats.columns.named import travels_with_action
 from mouse_core.formats.layouts._trees import Tree
 from mouse_core.formats.layouts.layout import FLAGS, TreeLayout
 
-_SEEN = ("observation", "next_observation")
+_OBSERVED = ("observation", "next_observation")
 _PICTURE_BYTES = 1 << 20  # of one of any size, about
 
 
 @dataclass(frozen=True)
 class Array:
-    """An array, and what its rows are.
+    """An array of a tree, and the column that it becomes.
 
     Args:
-        path: Where it lies.
-        role: What for, as layouts call it.
-        name: What its column is called besides; empty where it is alone.
-        rows: How many it has, of those that belong to the episode; -1 for a single value.
+        path: The path of the array in the tree.
+        role: The argument of ``TreeLayout`` that names it.
+        name: The name of the column behind its role; empty if the role has one array.
+        rows: The number of rows; -1 for a single value.
         row_bytes: About how many bytes a row takes.
         moves: Whether it is metadata that belongs to the action of its row.
-        frames: Where each row is an array of bytes by itself: below ``path``, the names of these in their order, and
-            how many bytes they are.
+        frames: If each row is an array of bytes by itself: the names of these arrays below ``path``, in order, and
+            their sizes in bytes.
     """
 
     path: str
@@ -46,28 +46,23 @@ class Array:
     frames: tuple[tuple[str, int], ...] = ()
 
 
-def natural(text: str) -> list[tuple[int, int, str]]:
-    """What sorts names by the numbers in them: demo_2 before demo_10."""
+def natural_key(text: str) -> list[tuple[int, int, str]]:
+    """Sort key of names by the numbers in them: demo_2 comes before demo_10."""
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", text) if part]
 
 
-def arrays_at(file: Tree, layout: TreeLayout, star: str) -> list[Array]:
-    """What the layout names for an episode.
+def arrays_of(file: Tree, layout: TreeLayout, stars: Sequence[str]) -> list[list[Array]]:
+    """Return the arrays of each episode that the layout names.
 
     Args:
         file: The open file.
-        layout: Where things lie.
-        star: What stands for ``*``.
+        layout: The paths.
+        stars: For each episode the text that ``*`` stands for.
 
     Raises:
-        DataError: A path that leads nowhere, or to what no column can be.
-        SchemaError: Two arrays of one name.
+        DataError: A path leads nowhere, or to data that no column can hold.
+        SchemaError: Two arrays have one name.
     """
-    return arrays_of(file, layout, [star])[0]
-
-
-def arrays_of(file: Tree, layout: TreeLayout, stars: Sequence[str]) -> list[list[Array]]:
-    """``arrays_at`` for several episodes."""
     named = [(role, name, path) for role, paths in layout.roles().items() for name, path in paths.items()]
     asked = [[_plain(path).replace("*", star) for _, _, path in named] for star in stars]
     found = iter(file.find([path for paths in asked for path in paths]))
@@ -125,14 +120,14 @@ def _arrays(
     if len(set(columns)) < len(columns):
         same = sorted({"_".join(column) for column in columns if columns.count(column) > 1})
         raise SchemaError(f"{file.path}: expected paths that make different names of columns, found {same[:8]} twice")
-    seen, following = ({name for other, name in columns if other == role} for role in _SEEN)
+    seen, following = ({name for other, name in columns if other == role} for role in _OBSERVED)
     if following and seen != following:
         raise SchemaError(f"{file.path}: expected next observations {sorted(seen)[:8]}, found {sorted(following)[:8]}")
     return found
 
 
 def _below(tree: Mapping[str, Any], path: str, role: str, layout: TreeLayout) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """What ``leaves`` gives, with each group of pictures as one."""
+    """Yield the leaves of a group as ``leaves`` does, with each group of encoded pictures as one leaf."""
     for name, item in tree["items"].items():
         if item["kind"] != "group" or _is_frames(item, f"{path}/{name}", role, layout):
             yield (name,), item
@@ -141,8 +136,8 @@ def _below(tree: Mapping[str, Any], path: str, role: str, layout: TreeLayout) ->
 
 
 def _is_frames(tree: Mapping[str, Any], path: str, role: str, layout: TreeLayout) -> bool:
-    """Whether a group is pictures: an array of bytes for each step, in names that differ by a number."""
-    if role not in _SEEN or not layout.may_be_files(path):
+    """Whether a group holds pictures: one array of bytes for each step, with names that differ by a number."""
+    if role not in _OBSERVED or not layout.may_be_files(path):
         return False
     parts = tree["items"].values()
     single = all(
@@ -153,12 +148,12 @@ def _is_frames(tree: Mapping[str, Any], path: str, role: str, layout: TreeLayout
 
 
 def _is_opaque(part: Mapping[str, Any], *, ndim: int) -> bool:
-    """Whether values are bytes of no type, as ``np.void`` makes them."""
+    """Whether values are bytes of no type (``np.void``)."""
     return part["kind"] == "other" and part["dtype"].startswith("|V") and len(part["shape"]) == ndim
 
 
 def rows_of(file: Tree, items: Sequence[tuple[Array, int, int]]) -> list[npt.NDArray[Any]]:
-    """Rows of several arrays, from and up to some of theirs; bytes of any length as arrays of objects."""
+    """Read rows ``[first, end)`` of several arrays. Byte strings of any length become arrays of objects."""
     asked: list[tuple[str, int, int]] = []
     for array, first, end in items:
         each = [(f"/{array.path}/{name}", 0, size) for name, size in array.frames[first:end]]
@@ -177,12 +172,12 @@ def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any],
     moves = role == "metadata" and (travels_with_action(name) or travels_with_action(name.replace("/", "_")))
     moves = moves or layout.moves(path)
     name = name.replace("/", "_")
-    wanted = ("number", "text") if role in (*_SEEN, "metadata", "action") else ("number",)
+    wanted = ("number", "text") if role in (*_OBSERVED, "metadata", "action") else ("number",)
     if part["kind"] == "group":
-        names = sorted(part["items"], key=natural)
+        names = sorted(part["items"], key=natural_key)
         frames = tuple((name, math.prod(part["items"][name]["shape"])) for name in names)
         return Array(path, role, name, len(frames), _PICTURE_BYTES, frames=frames)
-    files = role in _SEEN and layout.may_be_files(path)
+    files = role in _OBSERVED and layout.may_be_files(path)
     ragged = part["kind"] == "ragged" and part["dtype"] == "uint8"
     if part["kind"] not in wanted and not (files and (ragged or _is_opaque(part, ndim=1))):
         raise damaged(
@@ -195,13 +190,13 @@ def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any],
     width = np.dtype(part["dtype"]).itemsize if part["kind"] == "number" else 256
     if files and part["kind"] != "number":
         width = _PICTURE_BYTES
-    elif role in _SEEN and part["dtype"] == "|u1" and len(shape) == 2:
+    elif role in _OBSERVED and part["dtype"] == "|u1" and len(shape) == 2:
         width *= 20  # pictures that are encoded, maybe
     return Array(path, role, name, shape[0] if shape else -1, math.prod(shape[1:]) * width, moves)
 
 
 def _hint(role: str, path: str, layout: TreeLayout) -> str:
-    """The remedy for metadata that cannot be read."""
+    """Remedy for metadata that cannot be read; empty for other roles."""
     group = layout.group()
     below = path.split("/")[len(group.split("/")) if group else 0 :]
     place = "/".join([group, *below]).lstrip("/")
@@ -209,30 +204,30 @@ def _hint(role: str, path: str, layout: TreeLayout) -> str:
 
 
 def flags_of(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.NDArray[np.bool_]:
-    """Flags ``[n]`` from values of an array; of a path that begins with "not", where the values are 0."""
+    """Flags ``[n]``: whether values are not 0, or are 0 if the path of the layout begins with "not"."""
     is_set = values.reshape(-1).astype(bool)
     return ~is_set if layout.roles()[array.role][array.name].startswith("not ") else is_set
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How many transitions an episode has, and whether its rows include the observation that it ends in."""
+    """The number of transitions of an episode, and whether its rows include the last observation."""
 
     steps: int
     closed: bool
 
 
 def lengths_of(arrays: Sequence[Array], layout: TreeLayout, rows: int | None, where: str) -> Lengths:
-    """How long an episode is, maybe without a step, after comparing the lengths of all its arrays.
+    """Return the length of an episode, which may be 0, and compare the lengths of all its arrays.
 
     Args:
-        arrays: All of it.
-        layout: Which of them arrived.
-        rows: How many rows of each array belong to it, where the arrays hold several episodes.
-        where: What messages name.
+        arrays: All arrays of the episode.
+        layout: The layout, which says which arrays arrived.
+        rows: The number of rows of the episode, if the arrays hold several episodes.
+        where: The file and episode that messages name.
 
     Raises:
-        DataError: Lengths that do not go together.
+        DataError: Two arrays have lengths that contradict each other.
     """
 
     def length(role: str) -> int | None:
@@ -261,7 +256,7 @@ def lengths_of(arrays: Sequence[Array], layout: TreeLayout, rows: int | None, wh
 
 
 def _wanted(array: Array, lengths: Lengths, arrived: frozenset[str]) -> tuple[int, ...]:
-    """Which lengths an array may have."""
+    """The lengths that an array may have."""
     if array.role == "observation" or array.role in arrived:
         return (lengths.steps + lengths.closed,)
     if array.role == "next_observation" or not lengths.closed:
@@ -272,16 +267,16 @@ def _wanted(array: Array, lengths: Lengths, arrived: frozenset[str]) -> tuple[in
 Types = dict[tuple[str, str], np.dtype[Any]]
 
 
-def in_types(values: dict[Array, npt.NDArray[Any]], types: Types, where: str) -> dict[Array, npt.NDArray[Any]]:
-    """Values of an episode in the types that the first one has, which differ where a recorder did not settle on one.
+def cast_like_first(values: dict[Array, npt.NDArray[Any]], types: Types, where: str) -> dict[Array, npt.NDArray[Any]]:
+    """Cast the values of an episode to the types of the first episode; some recorders change types between episodes.
 
     Args:
-        values: Numbers are cast; flags and texts stay what they are.
-        types: Those of the first episode, by role and name; what is not there yet is added.
-        where: What messages name.
+        values: The values by array. Numbers are cast; flags and texts are not.
+        types: The types of the first episode, by role and name. New arrays are added.
+        where: The file and episode that messages name.
 
     Raises:
-        DataError: A value that the type does not have.
+        DataError: The type of the first episode cannot hold a value.
     """
     cast = {}
     for array, part in values.items():
@@ -300,7 +295,7 @@ def in_types(values: dict[Array, npt.NDArray[Any]], types: Types, where: str) ->
 
 
 def _holds(wanted: np.dtype[Any], values: npt.NDArray[Any]) -> bool:
-    """Whether a type of numbers has all of some values."""
+    """Whether a numeric type can hold all values."""
     if not values.size or values.dtype.kind == "b":
         return True
     if wanted.kind in "iu" and values.dtype.kind in "iu":
@@ -316,7 +311,7 @@ def _holds(wanted: np.dtype[Any], values: npt.NDArray[Any]) -> bool:
 
 
 def check_shapes(columns: Mapping[str, npt.NDArray[Any]], known: dict[str, tuple[int, ...]], where: str) -> None:
-    """Raise DataError where columns of an episode have other shapes than ``known``, which is added to."""
+    """Raise DataError if a column has another shape than in ``known``; new columns are added to ``known``."""
     for name, values in columns.items():
         shape = known.setdefault(name, values.shape[1:])
         if values.dtype != object and values.shape[1:] != shape:

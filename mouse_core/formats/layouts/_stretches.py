@@ -1,4 +1,4 @@
-"""The episodes of a file, or the stretches of rows in it that follow each other, as a layout tells them."""
+"""Find the episodes of a file, or the stretches of consecutive rows that hold several episodes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from mouse_core.files.reading import check_inside, damaged
 from mouse_core.formats.layouts._arrays import (
     Array,
     Lengths,
-    arrays_at,
     arrays_of,
     lengths_of,
-    natural,
+    natural_key,
     rows_of,
 )
 from mouse_core.formats.layouts._trees import Tree
@@ -33,17 +32,17 @@ _MOST_ENDS = 1 << 27
 
 @dataclass(frozen=True)
 class Stretch:
-    """Rows of a file that follow each other.
+    """Consecutive rows of a file.
 
     Args:
-        arrays: Where they are.
-        first: The first of them.
-        steps: How many transitions.
-        closed: Whether one row more has the observation that they end in.
-        whole: Whether they are an episode.
-        where: What messages name.
-        layout: The layout, with the alignment that they have.
-        constants: Metadata of one value for all of them, by name: the task, and numbers of file and episode.
+        arrays: The arrays that hold the rows.
+        first: The first row.
+        steps: The number of transitions.
+        closed: Whether one more row holds the last observation.
+        whole: Whether the rows are one episode.
+        where: The file and episode that messages name.
+        layout: The layout, with the alignment of these rows.
+        constants: Metadata with one value for all rows, by name: the task, the numbers of file and episode.
     """
 
     arrays: Sequence[Array]
@@ -57,20 +56,20 @@ class Stretch:
 
     @property
     def marked(self) -> bool:
-        """Whether each row is an observation, and flags mark the one that an episode ends in."""
+        """Whether each row is an observation, and ``is_last`` marks the last one of each episode."""
         roles = {array.role for array in self.arrays}
         return "is_last" in roles and "next_observation" not in roles
 
     def columns(self) -> set[tuple[str, str]]:
-        """What it has columns of, by role and name."""
+        """The role and name of each column."""
         return {(array.role, array.name) for array in self.arrays} | {("metadata", name) for name in self.constants}
 
 
 def files_of(root: Path, layout: TreeLayout, suffixes: Sequence[str]) -> list[Path]:
-    """The files to read, in their order.
+    """The files to read, in the order of the numbers in their names.
 
     Raises:
-        ConfigError: There are none.
+        ConfigError: No file is found.
         DataError: A link leads out of the folder.
     """
     if not root.exists():
@@ -85,26 +84,26 @@ def files_of(root: Path, layout: TreeLayout, suffixes: Sequence[str]) -> list[Pa
     if not found:
         wanted = f"files {layout.files}" if layout.files else f"files of {list(suffixes)}"
         raise ConfigError(f"{root}: expected {wanted}, found none")
-    return sorted(found, key=lambda file: natural(file.name))
+    return sorted(found, key=lambda file: natural_key(file.name))
 
 
 def stretches_of(file: Tree, layout: TreeLayout, number: int = 0) -> Iterator[Stretch]:
-    """All of a file, in order, episodes without steps among them.
+    """Yield all stretches of a file in order, including episodes without steps.
 
     Args:
         file: The open file.
-        layout: Where things lie in it.
-        number: How many files come before it.
+        layout: The layout of the file.
+        number: The number of the file, counted from 0.
 
     Raises:
-        DataError: A damaged file, or one of another layout.
-        ConfigError: Nothing that the layout speaks of.
+        DataError: The file is damaged, or has another layout.
+        ConfigError: The file has no episode at the paths of the layout.
     """
     leads = [path for path in layout.leads() if "*" in path]
     if leads:
         yield from _starred(file, layout, leads[0], number)
         return
-    arrays, (task,) = arrays_at(file, layout, ""), _tasks_of(file, layout, [""])
+    (arrays,), (task,) = arrays_of(file, layout, [""]), _tasks_of(file, layout, [""])
     constants = _constants(layout, task, number)
     if layout.one_a_file:
         lengths = lengths_of(arrays, layout, None, file.path)
@@ -132,7 +131,7 @@ def _starred(file: Tree, layout: TreeLayout, lead: str, number: int) -> Iterator
     before, _, after = parts[place].partition("*")
     pattern = re.compile(f"{re.escape(before)}({layout.episodes or '.+'}){re.escape(after)}")
     matches = [pattern.fullmatch(name) for name in file.names("/" + "/".join(parts[:place]))]
-    stars = sorted((match[1] for match in matches if match), key=natural)
+    stars = sorted((match[1] for match in matches if match), key=natural_key)
     if not stars:
         raise ConfigError(f"{file.path}: expected episodes {lead}, found none")
     outgoing = replace(layout, alignment="outgoing")
@@ -148,7 +147,7 @@ def _starred(file: Tree, layout: TreeLayout, lead: str, number: int) -> Iterator
 
 
 def _ends_in_nan(file: Tree, arrays: Sequence[Array]) -> bool:
-    """Whether the last action is NaN in all its parts, as none is taken on an episode's last observation."""
+    """Whether all parts of the last action are NaN: no action is taken on the last observation."""
     actions = [array for array in arrays if array.role == "action"]
     if any(array.rows < 2 for array in actions):
         return False
@@ -157,10 +156,10 @@ def _ends_in_nan(file: Tree, arrays: Sequence[Array]) -> bool:
 
 
 def _tasks_of(file: Tree, layout: TreeLayout, stars: Sequence[str]) -> list[str | None]:
-    """The task of some episodes: that of the first path of the layout that leads to one; None where none does.
+    """The task of each episode, from the first path of the layout that leads to a text; None if no path does.
 
     Raises:
-        DataError: What should be JSON is none, or leads to what is no text.
+        DataError: An attribute is no JSON, or its keys lead to a value that is no text.
     """
     found: list[str | None] = [None] * len(stars)
     for path in layout.tasks():
@@ -193,7 +192,7 @@ def _task(value: Any, keys: Sequence[str], where: str) -> str | None:
 
 
 def _constants(layout: TreeLayout, task: str | None, number: int, star: str = "") -> dict[str, Any]:
-    """Metadata of one value for an episode, by name."""
+    """Metadata with one value for all rows of an episode, by name."""
     found: dict[str, Any] = {} if task is None else {"task": task}
     for name, kind in (layout.numbers or {}).items():
         found[name] = number if kind == "file" else int(re.sub(r"\D", "", star) or 0)
@@ -216,7 +215,7 @@ def _between(file: Tree, layout: TreeLayout, path: str, arrays: Sequence[Array],
 
 
 def _rings(file: Tree, ring: Mapping[str, str], rows: int) -> Iterator[tuple[int, int]]:
-    """Rows from and up to which to read: those of every ring in the order in which they were written.
+    """Yield ranges ``[first, stop)`` of rows, for each ring in the order in which its rows were written.
 
     A ring of 5 rows from row 10 on, full, whose last written row is 11: rows 12..14, which are the oldest, and 10..11.
     """
@@ -253,7 +252,7 @@ def _rings(file: Tree, ring: Mapping[str, str], rows: int) -> Iterator[tuple[int
 
 
 def _numbers(file: Tree, path: str) -> npt.NDArray[np.int64]:
-    """An array of whole numbers ``[n]``; none where it need not be there."""
+    """Read an array of whole numbers ``[n]``; return an empty one if the path is optional and leads nowhere."""
     (tree,) = file.find([path.removesuffix("?")])
     if tree is None and path.endswith("?"):
         return np.zeros(0, np.int64)

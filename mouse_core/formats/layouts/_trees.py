@@ -25,24 +25,24 @@ _SUFFIX = ".npy"
 
 
 class Tree(Protocol):
-    """A file, or a folder, of groups and arrays; what ``H5File`` has."""
+    """An open file or folder of groups and arrays; ``H5File`` has these methods."""
 
     path: str
 
     def names(self, path: str = "/") -> list[str]:
-        """Of what lies in a group."""
+        """Names of the groups and arrays in a group."""
 
     def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """What lies at some paths."""
+        """Description of the group or array at each path; None if nothing lies there."""
 
     def attributes(self, items: Sequence[tuple[str, str]]) -> list[Any]:
-        """Attributes of groups, by path and name; None where there is none."""
+        """Attributes of groups, by path and name; None for an attribute that does not exist."""
 
     def read(self, items: Sequence[tuple[str, int, int]]) -> list[npt.NDArray[Any]]:
-        """Rows of several arrays."""
+        """Read rows ``[first, stop)`` of several arrays."""
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Close the file."""
 
 
 class NpzTree:
@@ -52,8 +52,8 @@ class NpzTree:
         path: The file.
 
     Raises:
-        ConfigError: There is no such file.
-        DataError: It is damaged, or no such file.
+        ConfigError: The file does not exist.
+        DataError: The file is damaged, or no npz file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -85,17 +85,17 @@ class NpzTree:
         self._archive.close()
 
     def names(self, path: str = "/") -> list[str]:
-        """The names of what lies in a group."""
+        """Names of the groups and arrays in a group."""
         above = f"{path.strip('/')}/".lstrip("/")
         below = (name.removeprefix(above).split("/")[0] for name in self._names if name.startswith(above))
         return list(dict.fromkeys(below))
 
     def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """What lies at some paths, as ``H5File.find`` has it."""
+        """Description of the group or array at each path, as ``H5File.find`` returns it."""
         return [self._tree(path.strip("/")) for path in paths]
 
     def attributes(self, items: Sequence[tuple[str, str]]) -> list[Any]:
-        """None for each: arrays in npz files have no attributes."""
+        """Return None for each item: npz files have no attributes."""
         return [None] * len(items)
 
     def _tree(self, path: str) -> dict[str, Any] | None:
@@ -117,7 +117,7 @@ class NpzTree:
         return {"kind": "group", "items": items, "attributes": {}}
 
     def read(self, items: Sequence[tuple[str, int, int]]) -> list[npt.NDArray[Any]]:
-        """Rows of several arrays; those before what was read last are found by reading anew from the beginning."""
+        """Read rows of several arrays. To go back in an array reads it again from its beginning."""
         return [self._rows(path.strip("/"), first, stop) for path, first, stop in items]
 
     def _rows(self, path: str, first: int, stop: int) -> npt.NDArray[Any]:
@@ -160,8 +160,8 @@ class ZarrTree(H5File):
 
     Raises:
         ImportError: The package zarr is not installed.
-        ConfigError: There is no such group.
-        DataError: It is damaged.
+        ConfigError: The group does not exist.
+        DataError: The group is damaged.
     """
 
     child = Path(__file__).with_name("zarr_child.py")
@@ -174,12 +174,12 @@ class ZarrTree(H5File):
 
     @staticmethod
     def check(path: str) -> None:
-        """Raise ConfigError where nothing of this kind can lie at a path."""
+        """Raise ConfigError if the path holds no zarr group."""
         if not is_zarr(Path(path)):
             raise ConfigError(f"{path}: expected a zarr group, a folder or zip file with {ZARR[0]} or {ZARR[1]}")
 
     def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """What lies at some paths; None where nothing does."""
+        """Description of the group or array at each path; None if nothing lies there."""
         found = super().find(paths)
         for path, tree in zip(paths, found, strict=True):
             if tree and tree.get("absent"):
@@ -188,7 +188,7 @@ class ZarrTree(H5File):
 
     @property
     def notes(self) -> list[str]:
-        """What is not there of the arrays that were found: zarr writes no chunk of nothing but the fill value."""
+        """Notes on missing chunks of the arrays that ``find`` returned; zarr writes no chunk of fill values."""
         return [
             f"{path}: {absent} of {chunks} chunks are not there and are read as the fill value."
             for path, (absent, chunks) in self._absent.items()
@@ -203,7 +203,7 @@ def _open(path: Path) -> Any:
 
 
 def open_each(files: Sequence[Path]) -> Generator[Tree]:
-    """The files in turn, each open until the next one is."""
+    """Open the files in turn; a file stays open until the next one is requested."""
     with ExitStack() as stack:
         file: Any = None
         for path in files:

@@ -1,4 +1,4 @@
-"""Where in a tree of arrays observations, actions, rewards and ends lie, said in ten lines of Python or YAML."""
+"""Layouts: where observations, actions, rewards and ends of episodes lie in a tree of arrays, in Python or YAML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mouse_core.files.reading import read_bytes, reading
 from mouse_core.spec import check_list
 
 VERSION = 1
-"""Of files that hold a layout."""
+"""Version of YAML files that hold a layout."""
 
 SUFFIXES = (".yaml", ".yml")
 _MOST_BYTES = 1 << 18
@@ -28,57 +28,59 @@ Paths = str | Sequence[str] | Mapping[str, str] | None
 
 @dataclass(frozen=True, kw_only=True)
 class TreeLayout:
-    """Where things lie in a tree of arrays: groups and arrays of HDF5, zarr and npz files.
+    """Where the parts of episodes lie in a tree of arrays: groups and arrays of HDF5, zarr and npz files.
 
     A path names an array, or a group, which stands for all arrays below it that no other path of the layout names. In
-    all paths ``*`` stands for an episode's name. A path that ends in ``?`` may lead nowhere; then that is not there.
-    Several paths are a list, whose arrays are called by the last names of their paths, or a mapping from names, of
-    which one may be empty, as that of a path that is alone.
+    all paths ``*`` stands for the name of an episode. A path that ends in ``?`` is optional. Several paths are a list,
+    whose arrays are called by the last names of their paths, or a mapping from names; one name may be empty, as the
+    name of a single path is.
 
-    An episode is what stands for ``*``; or a file (``one_a_file``); or ends where ``episode_ends`` or ``is_last`` says;
-    else where ``terminated`` or ``truncated`` is set. Observations of an episode that are one more than its actions
-    include the one that it ends in.
+    An episode is a name that ``*`` stands for; or a file (``one_a_file``); or ends where ``episode_ends`` or
+    ``is_last`` says; else where ``terminated`` or ``truncated`` is set. If an episode has one observation more than
+    actions, the last one is the observation that the episode ends in.
 
     Args:
         observation: Values ``[T, ...]`` or ``[T + 1, ...]``.
-        action: Values ``[T, ...]``; those of a last row that leads nowhere are left out.
-        reward: A number a step; absent, rewards are 0.
-        terminated: Whether an episode ended by itself, a flag a step or one an episode. ``"not discount"`` is set where
-            ``discount`` is 0. Of several paths, whether any is.
-        truncated: Whether it was cut off, likewise.
-        next_observation: What a step led to. Of an episode that is known to be one, only the last is read.
-        metadata: What else becomes columns, ``metadata_<name>``: a value a step.
+        action: Values ``[T, ...]``; the action of a last row that leads nowhere is left out.
+        reward: A number a step. Without it rewards are 0.
+        terminated: A flag a step, or one an episode: the episode ended by itself. ``"not discount"`` is set where
+            ``discount`` is 0. Of several paths, any may be set.
+        truncated: A flag a step, or one an episode: the episode was cut off.
+        next_observation: The observation that a step led to. Of an episode whose end the layout says, only the last is
+            read.
+        metadata: Further columns, ``metadata_<name>``: a value a step.
         other_metadata: Whether all other arrays of an episode become metadata, too. An array that has one value for all
             rows is left out; one of another length is an error.
-        action_metadata: Metadata that belong to the action of their row, by path, beside those whose names begin with
+        action_metadata: Paths of metadata that belong to the action of their row, beside those whose names begin with
             ``action``, ``policy`` or ``log_prob``.
         numbers: Metadata that count: a mapping from names to "file", the number of the file, or "*", the digits in the
             name of the episode.
-        leave_out: Arrays and groups that are not read, by path.
-        task: Where attributes say what an episode is to do, which becomes the column ``metadata_task``: the path of a
-            group, ``@``, the attribute's name and, where it holds JSON, the keys in it, as
-            ``"data@problem_info/language_instruction"``. Of several the first that is there.
+        leave_out: Paths of arrays and groups that are not read.
+        task: Where attributes hold the task of an episode, which becomes the column ``metadata_task``: the path of a
+            group, ``@``, the attribute's name and, if it holds JSON, the keys in it, as
+            ``"data@problem_info/language_instruction"``. Of several paths the first that leads to a text counts.
         episodes: A regular expression that ``*`` has to match.
-        nan_action: Whether the last action of an episode may be NaN. Where it is, the last row holds the observation
-            that the episode ends in; where it is a number, the alignment is "outgoing" instead of ``alignment``.
-        episode_ends: The rows behind the last of each episode, ascending, of arrays that hold all of them.
+        nan_action: Whether the last action of an episode may be NaN. If it is, the last row holds the observation that
+            the episode ends in. If it is a number, the alignment is "outgoing" instead of ``alignment``.
+        episode_ends: An array of ascending row numbers, each one behind the last row of an episode.
         is_last: A flag a row, set in the last row of each episode; of several paths the first that is there. With next
             observations, that row is the last transition. Without them, it holds the observation that the episode ends
             in. ``terminated`` and ``truncated`` then say only how an episode ended.
-        episode_steps: After how many steps the environment cut episodes off, where ``truncated`` leads nowhere.
-        ring: Where a ring of rows says how it is filled: paths of ``last`` (the row that was written last), ``sizes``
-            (how many rows are) and ``offsets`` (where each of several rings begins), and in ``size`` the name of an
-            attribute that has the number of rows where there are no ``sizes``, and in ``next`` of one that has the row
-            to be written next, which goes before ``last``.
+        episode_steps: The number of steps after which the environment cut episodes off, if no ``truncated`` is stored.
+        ring: How a ring of rows is filled: paths of ``last`` (the row that was written last), ``sizes`` (numbers of
+            rows) and ``offsets`` (first rows of several rings). Without ``sizes``, ``size`` is the name of an attribute
+            that holds the number of rows, and ``next`` of one that holds the row to be written next, which overrides
+            ``last``.
         one_a_file: Whether each file is an episode.
-        files: Which files of a folder are read, as ``"episode_*.hdf5"``, in the order of the numbers in their names.
-        pictures: An array, or a group of arrays, of observations that may be encoded: bytes ``[T, L]`` are PNG or JPEG
-            files, with zeros behind them, whose pixels are read, and so are ``[T]`` strings of bytes of any length, or
-            of no type (``np.void``), and groups that hold an array of bytes for each step, in the order of the numbers
-            in their names; ``[T, H, W, C]`` are pixels.
-        alignment: Whether a row's action, reward and flags leave the observation beside them ("outgoing") or led to it
-            ("arrived"); or which, by ``action``, ``reward``, ``terminated``, ``truncated`` and ``metadata``.
-        ending: What the end of an episode is where no flag says it, "truncated" (done 2) or "terminal" (done 1).
+        files: A pattern of the files of a folder, as ``"episode_*.hdf5"``. They are read in the order of the numbers in
+            their names.
+        pictures: An array, or a group of arrays, of observations that may be encoded. PNG and JPEG files are decoded
+            from bytes ``[T, L]`` with zeros behind them, from strings of bytes or of no type (``np.void``) ``[T]``, and
+            from groups with an array of bytes for each step, in the order of the numbers in their names.
+            ``[T, H, W, C]`` are pixels.
+        alignment: Whether a row's action, reward and flags leave the observation of their row ("outgoing") or led to it
+            ("arrived"); or a mapping with ``action``, ``reward``, ``terminated``, ``truncated`` and ``metadata``.
+        ending: How an episode ended if no flag is set: "truncated" (done 2) or "terminal" (done 1).
     """
 
     observation: Paths = None
@@ -114,9 +116,15 @@ class TreeLayout:
         for option in ("leave_out", "action_metadata"):
             for path in check_list(f"layout: {option}", getattr(self, option)):
                 _check_path(option, path)
-        numbers = {*(self.numbers or {}).values()}
-        if others := sorted(numbers - {"file", "*"}):
-            raise ConfigError(f"layout: numbers: expected 'file' or '*', found {others[:4]}")
+        numbers = self.numbers or {}
+        if not isinstance(numbers, Mapping) or not {*numbers.values()} <= {"file", "*"}:
+            raise ConfigError(f"layout: numbers: expected a mapping of names to 'file' or '*', found {numbers!r:.80}")
+        try:
+            re.compile(self.episodes or "")
+        except (re.error, TypeError) as error:
+            raise ConfigError(
+                f"layout: episodes: expected a regular expression, found {self.episodes!r:.80}"
+            ) from error
         self._check_tasks()
         for name, path in (self.ring or {}).items():
             if name not in _RING or not isinstance(path, str) or not path:
@@ -127,7 +135,7 @@ class TreeLayout:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise ConfigError(f"layout: {name}: expected a text, found {value!r:.80}")
-        if self.episode_steps is not None and self.episode_steps < 1:
+        if self.episode_steps is not None and not (isinstance(self.episode_steps, int) and self.episode_steps > 0):
             raise ConfigError(f"layout: episode_steps: expected a positive number, found {self.episode_steps!r}")
         if self.files is not None and "/" in self.files:
             raise ConfigError(f"layout: files: expected names of files in the folder, found {self.files!r}")
@@ -183,7 +191,7 @@ class TreeLayout:
                 raise ConfigError("layout: alignment: expected 'outgoing' where flags alone say where episodes end")
 
     def roles(self) -> dict[str, dict[str, str]]:
-        """The paths by role and name; the name of a path that is alone is empty."""
+        """Paths by role and name; a role with one path has the empty name."""
         found = {}
         for role in ("observation", "action", "reward", *FLAGS, "next_observation", "metadata"):
             value = getattr(self, role)
@@ -192,45 +200,45 @@ class TreeLayout:
         return found
 
     def tasks(self) -> list[str]:
-        """Where attributes may say what an episode is to do."""
+        """Paths of attributes that hold the task of an episode."""
         return [self.task] if isinstance(self.task, str) else [*(self.task or ())]
 
     def leads(self) -> list[str]:
-        """The paths of observations and actions."""
+        """Paths of actions and observations."""
         roles = self.roles()
         return [path for role in ("action", "observation") for path in roles.get(role, {}).values()]
 
     def arrived(self) -> frozenset[str]:
-        """The roles whose values stand in the row of the observation that they led to."""
+        """Roles whose values stand in the row of the observation that they led to."""
         if isinstance(self.alignment, Mapping):
             return frozenset(role for role, value in self.alignment.items() if value == "arrived")
         return frozenset(_MOVED if self.alignment == "arrived" else ())
 
     def may_be_files(self, path: str) -> bool:
-        """Whether an array lies where ``pictures`` may be encoded."""
+        """Whether an array lies at ``pictures``, and may hold encoded pictures."""
         return self.pictures is not None and _is_at(self.pictures, path)
 
     def moves(self, path: str) -> bool:
-        """Whether metadata belong to the action of their row, as ``action_metadata`` names them."""
+        """Whether ``action_metadata`` names an array, or a group above it."""
         return any(_is_at(place, path) for place in self.action_metadata)
 
     def leaves_out(self, path: str) -> bool:
-        """Whether an array or group is not read, as ``leave_out`` names it or a group above it."""
+        """Whether ``leave_out`` names an array, or a group above it."""
         return any(_is_at(place, path) for place in self.leave_out)
 
     @property
     def whole(self) -> bool:
-        """Whether episodes are known as such, rather than by flags."""
+        """Whether the layout says where episodes end without flags."""
         return self.one_a_file or self.episode_ends is not None or any("*" in path for path in self.leads())
 
     def group(self) -> str:
-        """The path of the group that holds an episode; empty where it is the whole file."""
+        """Path of the group that holds an episode; empty if that is the whole file."""
         lead = next((path.split("/") for path in self.leads() if "*" in path), [])
         return "/".join(lead[: 1 + next((place for place, part in enumerate(lead) if "*" in part), -1)])
 
 
 def _is_at(place: str, path: str) -> bool:
-    """Whether a path leads to a place, or to something below it; ``*`` in the place stands for any name."""
+    """Whether ``path`` equals ``place`` or lies below it; ``*`` in ``place`` stands for any name."""
     pattern = re.escape(place.removesuffix("?").strip("/")).replace(r"\*", "[^/]+")
     return re.match(f"{pattern}(/|$)", path.strip("/")) is not None
 
@@ -261,7 +269,7 @@ def _check_path(role: str, path: Any) -> None:
 
 
 def load_layout(source: TreeLayout | Mapping[str, Any] | str | os.PathLike[str]) -> TreeLayout:
-    """A layout from a mapping of its arguments, or from a YAML file of these and ``version: 1``.
+    """Return a layout from a mapping of its arguments, or from a YAML file with these and ``version: 1``.
 
     Raises:
         ConfigError: An argument that is not known or of no use, no such file, or one of a newer version.
@@ -272,7 +280,7 @@ def load_layout(source: TreeLayout | Mapping[str, Any] | str | os.PathLike[str])
 
 
 def loaded(kind: type[Layout], source: Layout | Mapping[str, Any] | str | os.PathLike[str]) -> Layout:
-    """A layout of a kind, as ``load_layout`` has it.
+    """Return a layout of a kind, as ``load_layout`` does.
 
     Args:
         kind: A dataclass of keyword arguments.

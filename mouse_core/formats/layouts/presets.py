@@ -1,4 +1,4 @@
-"""Layouts that libraries write, by the names that ``formats.open(format=...)`` takes."""
+"""Layouts of libraries and data sets, by the names that ``formats.open(format=...)`` takes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mouse_core.formats.layouts.layout import TreeLayout
 _D3RLPY_PARTS = 32
 LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
     {
-        # robomimic 0.3 to 0.5, and what keeps to it: MimicGen, LIBERO, Isaac Lab. `dones` may be set before the end.
+        # robomimic 0.3 to 0.5, MimicGen, LIBERO and Isaac Lab. `dones` may be set before the end.
         "robomimic": TreeLayout(
             observation="data/demo_*/obs",
             action="data/demo_*/actions",
@@ -23,7 +23,7 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
                 "robot_states": "data/demo_*/robot_states?",
                 "datagen_info": "data/demo_*/datagen_info?",
             },
-            # RoboCasa says it by episode, LIBERO by file.
+            # RoboCasa has a task for each episode, LIBERO for each file.
             task=["data/demo_*@ep_meta/lang", "data@problem_info/language_instruction"],
         ),
         "maniskill": TreeLayout(
@@ -47,7 +47,7 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             files="episode_*.hdf5",
             pictures="observations/images",
         ),
-        # Whether infos have a value for each row shows whether the file is whole.
+        # Each of the infos must have a value for each row; a shorter one is damage.
         "d4rl": TreeLayout(
             observation="observations",
             action="actions",
@@ -59,7 +59,7 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             other_metadata=True,
             leave_out=["metadata"],
         ),
-        # Of observations that are tuples each part has a number of its own.
+        # Observations that are tuples have an array for each part, with its number.
         "d3rlpy": TreeLayout(
             observation={"": "observations_*?", **{str(k): f"observations_*_{k}?" for k in range(_D3RLPY_PARTS)}},
             action="actions_*",
@@ -84,7 +84,7 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             next_observation="next_observations?",
             other_metadata=True,
         ),
-        # Episodes in npz files: action, reward and discount led to the observation beside them; the first are nothing.
+        # Episodes in npz files: action, reward and discount led to the observation of their row; row 0 has none.
         "drqv2": TreeLayout(
             observation="observation",
             action="action",

@@ -1,7 +1,7 @@
-"""Trees of arrays as rows, wherever in them things lie.
+"""Read trees of arrays (HDF5, zarr, npz) as rows, as a layout describes them.
 
-What is known of an episode's end is used: an observation that is one more than the actions, or the last of the next
-observations. Else the observation that it ends in was not kept.
+The last observation of an episode is known if there is one observation more than actions, or if there are next
+observations. Otherwise it was not stored, and ``final`` says what becomes of the last transition.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from mouse_core.formats.columns.transitions import (
     one_later,
     step_numbers,
 )
-from mouse_core.formats.layouts._arrays import Array, Types, check_shapes, flags_of, in_types, rows_of
+from mouse_core.formats.layouts._arrays import Array, Types, cast_like_first, check_shapes, flags_of, rows_of
 from mouse_core.formats.layouts._stretches import Stretch, files_of, stretches_of
 from mouse_core.formats.layouts._trees import HDF5, NpzTree, Tree, ZarrTree, open_each
 from mouse_core.formats.layouts.layout import FLAGS, TreeLayout, load_layout
@@ -62,31 +62,29 @@ def read_layouts(
     leave_out: Sequence[str] = (),
     **changes: Any,
 ) -> RowStream:
-    """Arrays of an HDF5 or npz file or a zarr group (version 2 or 3, a folder or zip), or of a folder of such, as rows.
+    """Read the arrays of an HDF5 file, npz file or zarr group (version 2 or 3, a folder or zip), or a folder of these.
 
-    An episode that is known as such ends in a row with ``done`` 1 where ``terminated`` is set for its last step, else 2
-    where ``truncated`` is, else as the layout's ``ending`` says; flags set before are not heeded. Without rewards the
-    column ``reward`` is 0. Metadata whose names begin with ``action``, ``policy`` or ``log_prob`` move with the action,
-    others stay with their observation. Where an episode ends without one, fractions are NaN; whole numbers and texts
-    repeat the row before.
-    Episodes without steps are left out, and a warning says how many when all rows were read. Numbers have the types of
-    the first episode.
+    The last row of an episode has ``done`` 1 if ``terminated`` is set in its last step, else 2 if ``truncated`` is,
+    else as the layout's ``ending`` says. If the layout says where episodes end, flags in earlier steps are ignored.
+    Without rewards the column ``reward`` is 0. Metadata whose names begin with ``action``, ``policy`` or ``log_prob``
+    move with the action; others stay with their observation. If the last observation is missing, fractions are NaN
+    there, and whole numbers and texts repeat the row before. Episodes without steps are left out; a warning at the end
+    counts them. Numbers have the types of the first episode.
 
     Args:
         path: A file, or a folder of files, read in the order of the numbers in their names.
         layout: A ``TreeLayout``, its arguments as a mapping, a YAML file of these, or a name out of ``LAYOUTS``.
-        final: What becomes of an episode's last transition where the observation that it leads to is not there: "drop"
-            or "mark".
+        final: What becomes of the last transition of an episode whose last observation was not stored: "drop" or
+            "mark".
         batch_rows: At most how many rows a batch has.
         leave_out: Arrays and groups that are not read, by path, beside those that the layout leaves out.
         **changes: Arguments of ``TreeLayout`` that replace those of the layout, as ``ending="terminal"``.
 
     Raises:
-        ConfigError: A layout of no use, nothing there, or ``final`` is needed and was not chosen.
-        DataError: A damaged file, or one of another layout, or a number that the type of the first episode's does not
-            have; the message names file, episode and array. So are links
-            and arrays that lead out of the file.
-        SchemaError: Episodes of different arrays, or two arrays whose paths make the same name of a column.
+        ConfigError: The layout is invalid, no file is found, or ``final`` is needed and missing.
+        DataError: A file is damaged, has another layout, or has a link that leads out of it; or the type of the first
+            episode cannot hold a number. The message names file, episode and array.
+        SchemaError: Episodes have different arrays, or two arrays make the same name of a column.
         ImportError: h5py, or zarr for a zarr group, is not installed.
     """
     check_batch_rows(batch_rows)
@@ -139,7 +137,7 @@ def read_layouts(
 
 
 def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree, Stretch]:
-    """The first episode that has a step, and the file that it is in."""
+    """Return the first stretch that has a step, and its file."""
     count = 0
     for number, file in enumerate(trees):
         for stretch in stretches_of(file, layout, number):
@@ -150,7 +148,7 @@ def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree,
 
 
 def _unnamed(file: Tree, layout: TreeLayout, first: Stretch) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The shapes of arrays beside those of the first episode that are not read, and the attributes of its group."""
+    """Return the shapes of arrays beside the first episode's that are not read, and the attributes of its group."""
     group = layout.group()
     if group in layout.leads():
         return {}, {}  # arrays of an episode have no group of their own
@@ -176,7 +174,7 @@ def _layout(layout: Any) -> tuple[str, TreeLayout]:
 
 
 def _is_known(stretch: Stretch) -> bool:
-    """Whether the observation that an episode ends in is there."""
+    """Whether the last observations of episodes are stored."""
     return stretch.closed or stretch.marked or any(array.role == "next_observation" for array in stretch.arrays)
 
 
@@ -212,7 +210,7 @@ def _rows(
 
 
 def _rows_of(file: Tree, stretch: Stretch, size: int, types: Types, rows: TransitionRows) -> Iterator[Columns]:
-    """The rows of a stretch, ``size`` of its rows at a time; ``rows`` may hold some back."""
+    """Yield the rows of a stretch, ``size`` at a time; ``rows`` may hold some back."""
     if stretch.marked:
         yield from _marked_rows(file, stretch, size, types)
     else:
@@ -223,11 +221,11 @@ _Part = tuple[Columns, Columns, npt.NDArray[np.bool_], Columns | None, Columns]
 
 
 def _parts(file: Tree, stretch: Stretch, size: int, types: Types) -> Iterator[_Part]:
-    """What ``TransitionRows.add`` takes, for ``size`` transitions at a time."""
+    """Yield the arguments of ``TransitionRows.add``, for ``size`` transitions at a time."""
     ended, since = True, 0
     for start in range(0, stretch.steps, size):
         stop = min(start + size, stretch.steps)
-        values = in_types(_read(file, stretch, start, stop), types, stretch.where)
+        values = cast_like_first(_read(file, stretch, start, stop), types, stretch.where)
         count = stop - start
         flags = [_flags(stretch, values, role, count, start) for role in ("terminated", "truncated")]
         most = stretch.layout.episode_steps
@@ -248,9 +246,10 @@ def _parts(file: Tree, stretch: Stretch, size: int, types: Types) -> Iterator[_P
 
 
 def _cut(terminated: npt.NDArray[np.bool_], most: int, since: int) -> tuple[npt.NDArray[np.bool_], int]:
-    """Where episodes are cut off: each after ``most`` steps without an end.
+    """Return where episodes are cut off, after ``most`` steps each, and the steps of the episode that goes on.
 
-    ``since`` counts the steps of the episode that goes on, before these and behind them.
+    ``since`` counts the steps of the episode that goes on before these. With ``most`` 3 and ``since`` 1, the flags
+    0 0 1 0 are cut at 0 1 0 0, and the last episode has 1 step.
     """
     cut = np.zeros(len(terminated), bool)
     for step, is_over in enumerate(terminated.tolist()):
@@ -261,16 +260,19 @@ def _cut(terminated: npt.NDArray[np.bool_], most: int, since: int) -> tuple[npt.
 
 
 def _ending(codes: npt.NDArray[np.int64], layout: TreeLayout) -> npt.NDArray[np.int64]:
-    """Codes of steps that end episodes, of which flags say nothing where the code is 0."""
+    """Codes of last steps: the layout's ``ending`` replaces 0."""
     return np.where(codes == 0, 1 if layout.ending == "terminal" else 2, codes)
 
 
 def _marked_rows(file: Tree, stretch: Stretch, size: int, types: Types) -> Iterator[Columns]:
-    """Rows of arrays that have one for each observation: what an action brings moves to the next row."""
+    """Yield the rows of a stretch whose rows are observations: what an action brings moves to the next row.
+
+    ``is_last`` of 0 0 1 0 1 are two episodes, of 3 and 2 rows; action and reward of rows 2 and 4 lead nowhere.
+    """
     before: Columns = {}
     begins, step = True, 0
     for start in range(0, stretch.steps, size):
-        values = in_types(_read(file, stretch, start, min(start + size, stretch.steps)), types, stretch.where)
+        values = cast_like_first(_read(file, stretch, start, min(start + size, stretch.steps)), types, stretch.where)
         count = min(size, stretch.steps - start)
         ended, cut, last = (_flags(stretch, values, role, count, start) for role in FLAGS)
         starts = np.concatenate([[begins], last[:-1]])
@@ -284,7 +286,7 @@ def _marked_rows(file: Tree, stretch: Stretch, size: int, types: Types) -> Itera
 
 
 def _read(file: Tree, stretch: Stretch, start: int, stop: int) -> dict[Array, npt.NDArray[Any]]:
-    """Values of transitions ``start`` up to ``stop``; of observations that of the row that they end in, too."""
+    """Read the transitions ``[start, stop)``; arrays that include the last observation have one value more."""
     arrived = stretch.layout.arrived()
     items = []
     for array in stretch.arrays:
@@ -309,7 +311,7 @@ def _read(file: Tree, stretch: Stretch, start: int, stop: int) -> dict[Array, np
 
 
 def _pixels(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.NDArray[Any]:
-    """Observations that are pictures, with their pixels and the channels last; others as they are."""
+    """Decode pictures and move their channels last; return other observations unchanged."""
     if array.role not in ("observation", "next_observation"):
         return values
     files = layout.may_be_files(array.path)
@@ -332,7 +334,7 @@ def _pixels(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.N
 
 
 def _reaches(array: Array, stretch: Stretch) -> bool:
-    """Whether an array has a value for the observation that an episode ends in."""
+    """Whether an array has a value for the last observation of an episode."""
     if array.role == "metadata":
         stays = not array.moves or "metadata" in stretch.layout.arrived()
         return stretch.closed and array.rows != stretch.steps and stays
@@ -380,7 +382,7 @@ def _part(stretch: Stretch, values: Mapping[Array, Any], done: npt.NDArray[Any],
 
 
 def _named(role: str, values: Mapping[Array, Any], make: Callable[[Any], Columns]) -> Columns:
-    """The columns of all arrays of a role."""
+    """Columns of all arrays of a role."""
     found = {array.name: part for array, part in values.items() if array.role == role}
     if not found:
         return {}
@@ -388,7 +390,7 @@ def _named(role: str, values: Mapping[Array, Any], make: Callable[[Any], Columns
 
 
 def _action(value: Any) -> Columns:
-    """Actions as columns; one whole number a step is a choice, also where it was kept as a vector of one."""
+    """Columns of actions; whole numbers ``[n, 1]`` are discrete actions ``[n]``."""
     columns = named_action(value)
     return {
         name: part[:, 0] if part.dtype.kind in "iu" and part.ndim == 2 and part.shape[1] == 1 else part

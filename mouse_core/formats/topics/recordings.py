@@ -15,7 +15,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, read_bytes, reading
 from mouse_core.formats import _recognising as signs
 from mouse_core.formats._files.on_disk import BAG as METADATA
-from mouse_core.formats.layouts._arrays import natural
+from mouse_core.formats.layouts._arrays import natural_key
 from mouse_core.formats.topics._mcap import Channel, Messages, mcap_messages, unpacked
 
 SUFFIXES = (".mcap", ".db3")
@@ -130,7 +130,7 @@ def recordings_of(root: Path, files: str | None = None) -> list[Recording]:
     check_inside(found, root)
     return [
         _bag(one) if one.is_dir() else Recording(one, (one,))
-        for one in sorted(found, key=lambda one: natural(one.name))
+        for one in sorted(found, key=lambda one: natural_key(one.name))
     ]
 
 

@@ -626,6 +626,15 @@ WRONG: dict[str, tuple[Any, str]] = {
     "ending": ({"observation": "x", "one_a_file": True, "ending": "lost"}, "expected 'truncated' or 'terminal'"),
     "not": ({"observation": "not x", "one_a_file": True}, "without 'not'"),
     "ring": ({"observation": "x", "terminated": "t", "ring": {"last": "l"}}, "expected paths of last and of sizes"),
+    "numbers": ({"observation": "x", "one_a_file": True, "numbers": {"seed": "x"}}, "names to 'file' or"),
+    "number of a file": (
+        {"observation": "x", "one_a_file": True, "numbers": {"trial": "*"}},
+        r"expected '\*' in paths",
+    ),
+    "episodes": ({"observation": "*/x", "episodes": "("}, r"episodes: expected a regular expression, found '\('"),
+    "nan_action": ({"observation": "x", "one_a_file": True, "nan_action": True}, r"'\*' in paths"),
+    "episode_steps": ({"observation": "x", "terminated": "t", "episode_steps": 0}, "expected a positive number"),
+    "leave_out": ({"observation": "x", "one_a_file": True, "leave_out": "y"}, "leave_out"),
     "files": ({"observation": "x", "one_a_file": True, "files": "a/*"}, "names of files"),
 }
 
