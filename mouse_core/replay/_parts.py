@@ -27,6 +27,8 @@ from mouse_core.replay.samplers.uniform import RandomSampler
 from mouse_core.replay.samplers.weighing import priorities_like
 from mouse_core.replay.storages._dataset import DatasetStorage, no_store
 from mouse_core.replay.storages.ring import check_part
+from mouse_core.replay.transforms.returns import NStep, ReturnsToGo
+from mouse_core.replay.transforms.stored.hindsight import HindsightRelabel
 from mouse_core.replay.writers import ImmutableWriter, RoundRobinWriter, check_rows, check_writer
 from mouse_core.sampling.episode_table import EpisodeTable, Windows
 from mouse_core.sampling.plan import MASK
@@ -302,6 +304,7 @@ class Parts:
         check_writer(self.writer, storage, self.sampler, transform)
         self.prioritized = hasattr(self.sampler, "update_priority")
         _check_dilation(self.sampler, transform)
+        _check_goals(self.sampler, transform)
         self._reach: int = getattr(transform, "reach", 0)
         self._gather = getattr(transform, "gather", None)
         if self._gather is not None or getattr(transform, "watchers", None):
@@ -643,6 +646,18 @@ class Parts:
         self._reset_listeners()
         if saved is not None:
             self.generations = saved
+
+
+def _check_goals(sampler: Sampler, transform: Any) -> None:
+    """Raise ConfigError where rewards for several goals would be summed up."""
+    kinds = [] if transform is None else [type(step) for step in transform.transforms]
+    summing = [kind for kind in kinds if kind in (NStep, ReturnsToGo)]
+    if HindsightRelabel in kinds and summing and hasattr(sampler, "sequence_length"):
+        raise ConfigError(
+            f"transform: expected single transitions for {summing[0].__name__} beside HindsightRelabel, found "
+            f"{type(sampler).__name__}: each step of a slice has a goal of its own, and rewards for several goals "
+            "would be summed. Draw with a RandomSampler or a PrioritizedSampler"
+        )
 
 
 def _check_dilation(sampler: Sampler, transform: Any) -> None:

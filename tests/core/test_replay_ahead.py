@@ -259,6 +259,35 @@ def test_steps_behind_a_single_transition_get_its_goal() -> None:
     assert away.max() == 10
 
 
+@pytest.mark.parametrize("before", [[], [NextView()]])
+@pytest.mark.parametrize("strategy", ["future", "random"])
+def test_a_terminal_step_whose_outcome_is_not_stored_adds_no_reward_to_a_new_goal(before: Any, strategy: Any) -> None:
+    """Of rows without ``next`` nothing says what the last action of an episode achieved."""
+    relabel = HindsightRelabel(
+        compute_reward=lambda found, goal, batch: (found == goal)[..., 0].astype(np.float64),
+        ratio=1.0,
+        strategy=strategy,
+    )
+    buffer = ReplayBuffer(ArrayStorage(40), transform=[*before, relabel, NStep(3, 1.0)], batch_size=300)
+    place = np.arange(40.0)[:, None]
+    done = np.arange(40) % 10 == 9
+    buffer.extend({"achieved_goal": place, "desired_goal": place * 0 - 1, "reward": done * 100.0, "done": done})
+    batch = buffer.sample()
+    step, goal, new = batch["achieved_goal"][:, 0], batch["desired_goal"][:, 0], batch["relabelled"]
+    np.testing.assert_array_equal(new, step % 10 != 9)
+    np.testing.assert_array_equal(batch["steps"][new], np.minimum(3, 9 - step % 10)[new])
+    reward = batch["next"]["reward"]
+    np.testing.assert_array_equal(reward[new], ((goal > step) & (goal <= step + batch["steps"]))[new])
+    assert (reward[~new] == 100).all()
+
+
+def test_rewards_for_several_goals_are_not_summed() -> None:
+    relabel = HindsightRelabel(compute_reward=lambda found, goal, batch: found)
+    for summing in (NStep(3, 1.0), ReturnsToGo(1.0)):
+        with pytest.raises(ConfigError, match=r"expected single transitions for .* beside HindsightRelabel"):
+            ReplayBuffer(ArrayStorage(9), SliceSampler(sequence_length=4), transform=[relabel, summing])
+
+
 def test_goals_are_read_before_anything_changes_them() -> None:
     relabel = HindsightRelabel(compute_reward=lambda found, goal, batch: found)
     with pytest.raises(ConfigError, match=r"before what may change the rows that it reads"):

@@ -18,7 +18,7 @@ from mouse_core.spec import check_list
 Array = Any
 Path = tuple[str | int, ...]
 
-GATHERED = ("hindsight_goal", "hindsight_drawn")
+GATHERED = ("hindsight_goal", "hindsight_drawn", "hindsight_left")
 """Goals for the rows of a batch that were drawn with it, and which rows are to get one."""
 
 BEFORE = "frames before "

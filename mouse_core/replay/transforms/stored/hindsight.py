@@ -53,7 +53,8 @@ class HindsightRelabel:
     and reads the goal alone: an episode may be as long as you like. Where episodes end is known as ``SliceSampler``
     knows it, from done, terminated and truncated and from the numbers of trajectories. So the transform stands before
     others that change goals; only ``NextView`` may come first. The steps that are read behind a single transition get
-    its goal, so that an ``NStep`` behind it sums the rewards of one goal.
+    its goal, so that an ``NStep`` behind it sums the rewards of one goal. In slices each step has a goal of its own, so
+    a buffer refuses slices with ``NStep`` or ``ReturnsToGo`` beside this transform.
 
     Called by itself, on slices ``[N, T]``, it knows an episode as far as the slice reaches.
 
@@ -61,7 +62,8 @@ class HindsightRelabel:
     the transition achieved (under ``next``). A field ``relabelled``, bool, says which transitions have a new goal.
 
     What the last transition of an episode achieved is not stored in "outgoing" rows without ``next``: it keeps its goal
-    and is none. Store ``next``, or "arrived" rows, to use it as well.
+    and is none, and the sum of an ``NStep`` for a new goal ends before it. Store ``next``, or "arrived" rows, to use it
+    as well.
 
     Args:
         compute_reward: Called as ``compute_reward(achieved_goal, desired_goal, batch)`` with arrays ``[N, T, ...]``;
@@ -115,11 +117,10 @@ class HindsightRelabel:
         """Goals for drawn rows, and which rows are to get theirs; see ``Transform``.
 
         Returns:
-            ``hindsight_goal`` ``[N, T, ...]`` and ``hindsight_drawn`` bool ``[N, T]`` for slices, ``[batch, 1, ...]``
-            for single rows.
+            ``hindsight_goal`` ``[N, T, ...]``, ``hindsight_drawn`` bool ``[N, T]`` and ``hindsight_left`` int64
+            ``[N, T]``, of how many steps from this one on it is stored what they achieved; ``[batch, 1, ...]`` for
+            single rows. With the strategy "random" only the last.
         """
-        if self.strategy == "random":
-            return {}
         source = (NEXT, *path_of(self.achieved))
         behind = 0
         if storage.alignment == "arrived" or not _has(storage, source):
@@ -135,6 +136,9 @@ class HindsightRelabel:
         # Of an episode of the steps 10 to 14 step 12 may have its goal from 12 on, up to 14; where what it achieved
         # stands in the row behind it, up to 13, whose row is 14. Slots are those steps again, round by round.
         first, last = step, end - 1 - behind
+        left = last + 1 - step
+        if self.strategy == "random":
+            return {GATHERED[2]: np.concatenate([left, left[:, -1:]], axis=1) if cut else left}
         if self.strategy == "episode":
             first = np.maximum(begin, episodes.begin)
         if self.horizon is not None:
@@ -145,8 +149,8 @@ class HindsightRelabel:
         rows = pick % episodes.steps * episodes.num_envs + env
         goals, drawn = storage.read(key_of(source), rows), (uniform[0] < self.ratio) & there
         if cut:
-            goals, drawn = (np.concatenate([part, part[:, -1:]], axis=1) for part in (goals, drawn))
-        return dict(zip(GATHERED, (goals, drawn), strict=True))
+            goals, drawn, left = (np.concatenate([part, part[:, -1:]], axis=1) for part in (goals, drawn, left))
+        return dict(zip(GATHERED, (goals, drawn, left), strict=True))
 
     def __call__(self, batch: Any, key: Key) -> Any:
         """The batch ``{field: [N, T, ...]}`` with new goals and rewards."""
@@ -160,15 +164,22 @@ class HindsightRelabel:
             valid = valid & (codes == ALIVE)
         achieved = find(batch, (NEXT, *path_of(self.achieved)), where=where)
         goal = find(batch, self.goal, where=where)
-        taken, drawn = (find_any(batch, name) for name in GATHERED)
+        taken, drawn, left = (find_any(batch, name) for name in GATHERED)
+        for name in GATHERED:
+            batch = batch if find_any(batch, name) is None else removed(batch, name)
+        xp, place = namespace(achieved), device_of(achieved)
+        if left is not None:
+            # What a terminal transition achieved may not be stored: its observation stands under next in its place.
+            ahead = xp.arange(codes.shape[1] if left.shape[1] == 1 else 1, device=place)
+            valid = valid & (ahead[None, :] < xp.asarray(left, device=place))
         if taken is None or drawn is None:
             taken, drawn = self._drawn_here(batch, achieved, codes, valid, key)
-        else:
-            batch = removed(removed(batch, GATHERED[0]), GATHERED[1])
-        xp, place = namespace(achieved), device_of(achieved)
         taken, drawn = xp.asarray(taken, device=place), xp.asarray(drawn, device=place)
         new = drawn & valid
-        # Of a single transition, all steps that were read behind it get its goal.
+        if drawn.shape[1] < codes.shape[1]:
+            # All steps that were read behind a single transition get its goal; one that cannot is not there.
+            there = valid_steps(batch, codes, self.mask, where=where)
+            batch = replaced(batch, {self.mask: there & (new | ~new[:, :1])})
         goals = xp.where(beside(new, goal), xp.astype(taken, goal.dtype), goal)
         changes: dict[FieldKey, Array] = {self.goal: goals, "relabelled": new}
         after = (NEXT, *path_of(self.goal))
