@@ -1,4 +1,4 @@
-"""Specs of values, drawn as JAX's arrays, and as shapes and dtypes."""
+"""Draw values of specs as JAX arrays, and describe them by shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ __all__ = ["sample", "shape_dtypes"]
 
 
 def shape_dtypes(spec: Domain, batch: int | tuple[int, ...] = (), *, sharding: Sharding | None = None) -> Any:
-    """A pytree of ``jax.ShapeDtypeStruct``: what values of a spec are in JAX, for ``jax.eval_shape`` and orbax.
+    """Return shapes and dtypes of a spec's values as ``jax.ShapeDtypeStruct``, for ``jax.eval_shape`` and orbax.
 
-    Without x64, 64-bit dtypes are those that ``REPLACED_DTYPES`` has for them.
+    Without x64, ``REPLACED_DTYPES`` replaces 64-bit dtypes.
 
     Args:
-        spec: The spec; a ``Composite`` becomes nested dicts, a stack whose specs differ in shape or fields a tuple.
-        batch: The shape of the batch, in front of that of a step.
-        sharding: What every array has.
+        spec: The spec. A ``Composite`` returns nested dicts; a ``Stacked`` whose specs differ in shape or fields
+            returns a tuple.
+        batch: Shape of the batch, in front of the shape of a step.
+        sharding: Sharding of all arrays.
 
     Raises:
-        ConfigError: Dynamic dimensions, to which ``expand`` gives a size, or objects, which JAX has not.
+        ConfigError: Dynamic dimensions, which ``expand`` gives a size, or a ``NonTensor``, which JAX cannot hold.
     """
     front = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     replaced = replaced_dtypes()
     make: Any = jax.ShapeDtypeStruct
 
-    def of(values: Any) -> Any:
+    def described(values: Any) -> Any:
         if not is_number(values.dtype):
             raise ConfigError(f"shape_dtypes: expected numbers, found objects of {spec!r:.200}")
         return make(values.shape[1:], replaced.get(values.dtype, values.dtype), sharding=sharding)
 
-    return jax.tree.map(of, spec.zeros((0, *front)))  # which has no bytes
+    return jax.tree.map(described, spec.zeros((0, *front)))  # a batch of 0 rows takes no memory
 
 
 def sample(
@@ -50,17 +51,17 @@ def sample(
     device: jax.Device | str | None = None,
     sharding: Sharding | None = None,
 ) -> Any:
-    """Random values of a spec as JAX's arrays, of a ``Composite`` as nested dicts: those of ``spec.sample``.
+    """Draw random values of a spec as JAX arrays, equal to those of ``spec.sample``.
 
     Args:
-        spec: The spec.
-        seed: In ``[0, 2**64)``.
-        batch: The shape of the batch.
-        device: Where to; by default ``spec.device``, or JAX's default device.
-        sharding: Instead of a device.
+        spec: The spec. A ``Composite`` returns nested dicts.
+        seed: An integer in ``[0, 2**64)``.
+        batch: Shape of the batch.
+        device: Device of the arrays; by default ``spec.device``, or JAX's default device.
+        sharding: Sharding of the arrays, instead of a device.
 
     Raises:
-        ConfigError: As ``spec.sample``, or a device that there is not.
+        ConfigError: Invalid arguments of ``spec.sample``, or a device that does not exist.
         DataError: Without x64, a number that 32 bits do not hold.
     """
     where = device if device is not None or sharding is not None else spec.device

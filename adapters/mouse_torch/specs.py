@@ -1,4 +1,4 @@
-"""Specs of values, drawn as tensors, and between TorchRL's and ours."""
+"""Draw values of specs as tensors, and convert specs from and to TorchRL."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ __all__ = ["from_torchrl", "sample", "to_torchrl"]
 
 
 def sample(spec: Domain, seed: int, batch: int | tuple[int, ...] = (), *, device: Any = None) -> Any:
-    """Random values of a spec as tensors, of a ``Composite`` as a TensorDict: those of ``spec.sample`` bit for bit.
+    """Draw random values of a spec as a tensor, bit for bit those of ``spec.sample``.
 
-    Where those are a tuple, as of stacks whose specs differ in shape or fields, it is one of what each spec gives.
+    A ``Composite`` returns a TensorDict. A ``Stacked`` whose specs differ in shape or fields returns a tuple.
 
     Args:
         spec: The spec.
-        seed: In ``[0, 2**64)``.
-        batch: The shape of the batch.
-        device: Where to; by default ``spec.device``, or the host.
+        seed: An integer in ``[0, 2**64)``.
+        batch: Shape of the batch.
+        device: Device of the tensors; by default ``spec.device``, or the host.
 
     Raises:
-        ConfigError: As ``spec.sample``, or a device that there is not.
+        ConfigError: Invalid arguments of ``spec.sample``, or a device that does not exist.
     """
     values = spec.sample(seed, batch)
     target = check_device(device if device is not None else spec.device)
@@ -64,13 +64,13 @@ def _tensors(spec: Any, values: Any, target: Any, size: list[int]) -> Any:
 
 
 def to_torchrl(spec: Domain) -> Any:
-    """TorchRL's spec of the same values.
+    """Convert a spec to a TorchRL spec of the same values.
 
     Args:
-        spec: A spec; its ``device`` is TorchRL's.
+        spec: The spec; its ``device`` becomes the device of the TorchRL spec.
 
     Raises:
-        ConfigError: A dtype that torch has not.
+        ConfigError: A dtype that torch lacks.
         ImportError: TorchRL is not installed.
     """
     theirs = _torchrl("to_torchrl")
@@ -103,26 +103,26 @@ def _to(spec: Any, theirs: Any) -> Any:
 
 
 def _leaf_to(spec: Any, theirs: Any) -> Any:
-    said = {"shape": torch.Size(spec.shape), "dtype": torch_dtype(spec.dtype), "device": spec.device}
+    arguments = {"shape": torch.Size(spec.shape), "dtype": torch_dtype(spec.dtype), "device": spec.device}
     if isinstance(spec, Bounded):
         low, high = (from_numpy(np.array(bound)) for bound in (spec.low, spec.high))
-        return theirs.Bounded(low=low, high=high, **said)
+        return theirs.Bounded(low=low, high=high, **arguments)
     if isinstance(spec, Unbounded):
-        return theirs.Unbounded(**said)
+        return theirs.Unbounded(**arguments)
     if isinstance(spec, Binary):
-        return theirs.Binary(n=spec.shape[-1] if spec.shape else None, **said)
+        return theirs.Binary(n=spec.shape[-1] if spec.shape else None, **arguments)
     mask = None if spec.mask is None else torch.from_numpy(np.array(_flat_mask(spec)))
     if isinstance(spec, OneHot):
-        return theirs.OneHot(spec.n, mask=mask, **said)
+        return theirs.OneHot(spec.n, mask=mask, **arguments)
     if isinstance(spec, MultiOneHot):
-        return theirs.MultiOneHot(spec.nvec, mask=mask, **said)
+        return theirs.MultiOneHot(spec.nvec, mask=mask, **arguments)
     if isinstance(spec, Categorical):
-        return theirs.Categorical(spec.n, mask=mask, **said)
-    return theirs.MultiCategorical(torch.from_numpy(np.array(spec.nvec)), mask=mask, **said)
+        return theirs.Categorical(spec.n, mask=mask, **arguments)
+    return theirs.MultiCategorical(torch.from_numpy(np.array(spec.nvec)), mask=mask, **arguments)
 
 
 def _flat_mask(spec: Any) -> Any:
-    """The mask of several codes as TorchRL has it, those of one behind those of another."""
+    """Return the mask of a spec in TorchRL's form: masks of several codes are concatenated."""
     return spec.one_hot().mask if isinstance(spec, MultiCategorical) else spec.mask
 
 
@@ -130,10 +130,10 @@ def _flat_mask(spec: Any) -> Any:
 
 
 def from_torchrl(spec: Any) -> Any:
-    """The spec of the values that one of TorchRL's specs has.
+    """Convert a TorchRL spec to a spec of the same values.
 
     Raises:
-        ConfigError: Something else, or a number of codes that is not known yet.
+        ConfigError: Another object, or a categorical spec whose number of codes is not known yet.
         ImportError: TorchRL is not installed.
     """
     return _from(spec, _torchrl("from_torchrl"), "spec")
@@ -149,13 +149,13 @@ def _from(spec: Any, theirs: Any, where: str) -> Any:
     if isinstance(spec, theirs.Choice):
         data = [NonTensor(example=one.data) if isinstance(one, NonTensorData) else one for one in spec._choices]
         return Choice([one if isinstance(one, NonTensor) else _from(one, theirs, where) for one in data])
-    for kind, make in _MADE.items():
+    for kind, convert in _CONVERTERS.items():
         if isinstance(spec, getattr(theirs, kind)):
-            return make(spec, where)
+            return convert(spec, where)
     raise ConfigError(f"{where}: expected one of TorchRL's specs, found {spec!r:.200}")
 
 
-def _said(spec: Any) -> dict[str, Any]:
+def _arguments(spec: Any) -> dict[str, Any]:
     dtype = to_numpy(torch.zeros(0, dtype=spec.dtype)).dtype
     return {"shape": tuple(spec.shape), "dtype": dtype, "device": _device(spec)}
 
@@ -165,20 +165,20 @@ def _device(spec: Any) -> str | None:
     return None if device is None or device.type == "cpu" else str(device)
 
 
-def _codes(spec: Any, where: str) -> dict[str, Any]:
+def _code_arguments(spec: Any, where: str) -> dict[str, Any]:
     if getattr(spec, "_provisional_n", None) is not None or getattr(spec.space, "n", 1) == -1:
         raise ConfigError(f"{where}: expected a number of codes that is known, found {spec!r:.200}")
-    return {**_said(spec), "mask": None if spec.mask is None else to_numpy(spec.mask)}
+    return {**_arguments(spec), "mask": None if spec.mask is None else to_numpy(spec.mask)}
 
 
-# In this order, as TorchRL's kinds are each other's subclasses.
-_MADE: dict[str, Callable[[Any, str], Domain]] = {
+# A subclass comes before its base, as TorchRL's kinds derive from each other.
+_CONVERTERS: dict[str, Callable[[Any, str], Domain]] = {
     "NonTensor": lambda spec, where: NonTensor(tuple(spec.shape), spec.example_data, _device(spec)),
-    "Bounded": lambda spec, where: Bounded(to_numpy(spec.space.low), to_numpy(spec.space.high), **_said(spec)),
-    "Unbounded": lambda spec, where: Unbounded(**_said(spec)),
-    "Binary": lambda spec, where: Binary(**_said(spec)),
-    "MultiOneHot": lambda spec, where: MultiOneHot(tuple(map(int, spec.nvec)), **_codes(spec, where)),
-    "OneHot": lambda spec, where: OneHot(int(spec.space.n), **_codes(spec, where)),
-    "MultiCategorical": lambda spec, where: MultiCategorical(to_numpy(spec.nvec), **_codes(spec, where)),
-    "Categorical": lambda spec, where: Categorical(int(spec.space.n), **_codes(spec, where)),
+    "Bounded": lambda spec, where: Bounded(to_numpy(spec.space.low), to_numpy(spec.space.high), **_arguments(spec)),
+    "Unbounded": lambda spec, where: Unbounded(**_arguments(spec)),
+    "Binary": lambda spec, where: Binary(**_arguments(spec)),
+    "MultiOneHot": lambda spec, where: MultiOneHot(tuple(map(int, spec.nvec)), **_code_arguments(spec, where)),
+    "OneHot": lambda spec, where: OneHot(int(spec.space.n), **_code_arguments(spec, where)),
+    "MultiCategorical": lambda spec, where: MultiCategorical(to_numpy(spec.nvec), **_code_arguments(spec, where)),
+    "Categorical": lambda spec, where: Categorical(int(spec.space.n), **_code_arguments(spec, where)),
 }
