@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.dtypes import refuse_hidden
+from mouse_core.dtypes import RowError, convert, refuse_hidden
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import Field
 
@@ -185,9 +185,11 @@ class _ArrayOf:
 
     def __call__(self, value: Any) -> Any:
         refuse_hidden(value)
-        made = np.array(value, self.dtype)
-        if self.floats is not None and made.dtype.kind in "biu":
-            made = made.astype(self.floats)  # an environment that resets to zeros without a dtype
+        made = np.array(value)
+        if self.dtype is not None:
+            made = convert(made, np.dtype(self.dtype))
+        elif self.floats is not None and made.dtype.kind in "biu":
+            made = convert(made, self.floats)  # an environment that resets to zeros without a dtype
         return made if made.shape == self.shape else made.reshape(self.shape)
 
 
@@ -209,7 +211,7 @@ def values_of(columns: list[Column], value: Any) -> Row:
     for column in columns:
         try:
             row[column.name] = column.convert(column.part.pick(value))
-        except (TypeError, ValueError, KeyError, IndexError) as error:
+        except (TypeError, ValueError, KeyError, IndexError, RowError) as error:
             raise _refused(column, value, error) from error
     return row
 
@@ -224,7 +226,7 @@ def values_at(columns: list[Column], values: Any, number: int) -> Row:
     for column in columns:
         try:
             row[column.name] = column.convert(column.part.pick(values)[number])
-        except (TypeError, ValueError, KeyError, IndexError) as error:
+        except (TypeError, ValueError, KeyError, IndexError, RowError) as error:
             raise _refused(column, values, error) from error
     return row
 

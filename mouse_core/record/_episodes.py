@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mouse_core.dtypes import is_hidden, refuse_hidden
+from mouse_core.dtypes import RowError, convert, is_hidden, refuse_hidden, to_numpy
 from mouse_core.errors import ClosedError, ConfigError, DataError, RolloutError, SchemaError
 from mouse_core.record._columns import Row
 from mouse_core.record._running import TRUNCATED, Running
@@ -297,10 +297,12 @@ def reward_of(reward: Any) -> float:
     Raises:
         DataError: It is none, or several.
     """
+    if type(reward) is float:
+        return reward
     try:
-        refuse_hidden(reward)
-        return float(reward)
-    except (TypeError, ValueError) as error:
+        (number,) = convert(to_numpy(reward).reshape(-1), np.dtype(np.float64)).tolist()
+        return number  # type: ignore[no-any-return]
+    except (TypeError, ValueError, RowError) as error:
         raise DataError(f"reward: expected one number, found {reward!r:.80}") from error
 
 
@@ -316,17 +318,20 @@ def infos_of(info: Mapping[str, Any], infos: Mapping[str, Any]) -> Row:
         value: Any = info
         for key in name.split("/"):
             value = value.get(key) if isinstance(value, Mapping) else None
-        row[info_column(name)] = kept_info(value, dtype)
+        row[info_column(name)] = kept_info(name, value, dtype)
     return row
 
 
-def kept_info(value: Any, dtype: Any) -> Any:
-    """A copy of an info; None where a mask hides it."""
+def kept_info(name: str, value: Any, dtype: Any) -> Any:
+    """A copy of an info; None where a mask hides it, and DataError where its dtype does not hold it."""
     if is_hidden(value):
         return None
-    refuse_hidden(value)
-    if dtype is not None:
-        return np.array(value, dtype)[()]
+    try:
+        refuse_hidden(value)
+        if dtype is not None:
+            return convert(np.array(value), np.dtype(dtype))[()]
+    except (ValueError, RowError) as error:
+        raise DataError(f"info {name!r}: {error}") from error
     return value.copy() if isinstance(value, np.ndarray) else value
 
 

@@ -187,7 +187,7 @@ class _GymnasiumVectorRecorder(VectorRecorder):
 
     def _infos_of(self, number: int, infos: dict[str, Any], within: Sequence[str]) -> Row:
         return {
-            info_column(name): kept_info(_info_at(infos, [*within, *name.split("/")], number), dtype)
+            info_column(name): kept_info(name, _info_at(infos, [*within, *name.split("/")], number), dtype)
             for name, dtype in (self._tape.infos or {}).items()
         }
 

@@ -142,6 +142,41 @@ def test_an_environment_that_begins_with_zeros_of_another_dtype() -> None:
     assert rows.columns["observation"] == pa.list_(pa.float32())
 
 
+@pytest.mark.parametrize("reward", [2**53 + 1, np.int64(2**60 + 1), "1.5", [1, 2]])
+def test_a_reward_that_is_no_number_of_a_float_is_refused(reward: Any) -> None:
+    env = Recorder(Frames("float32", (2,)), DatasetStore())
+    env.env.step = lambda _: (np.zeros(2, np.float32), reward, False, False, {})  # type: ignore[method-assign]
+    env.reset(seed=0)
+    with pytest.raises(DataError, match="reward: expected one number"):
+        env.step(0)
+
+
+@pytest.mark.parametrize(
+    ("space", "action"),
+    [
+        (gym.spaces.MultiDiscrete([3, 3]), np.array([0.7, 2.0])),
+        (gym.spaces.MultiBinary(2), np.array([0, 256])),
+        (gym.spaces.Box(-1, 1, (2,), np.float32), np.array([1e300, 0.0])),
+    ],
+)
+def test_an_action_that_its_space_does_not_hold_is_refused(space: Any, action: Any) -> None:
+    frames = Frames("float32", (2,))
+    frames.action_space = space
+    env = Recorder(frames, DatasetStore())
+    env.reset(seed=0)
+    with pytest.raises(DataError, match=r"column 'action': expected .*found"):
+        env.step(action)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("int32", 0.5), ("uint8", np.array([300])), ("float32", 2**53 + 1)])
+def test_an_info_that_its_dtype_does_not_hold_is_refused(dtype: str, value: Any) -> None:
+    env = Recorder(Frames("float32", (2,)), DatasetStore(), infos={"x": dtype})
+    env.env.step = lambda _: (np.zeros(2, np.float32), 0.0, False, False, {"x": value})  # type: ignore[method-assign]
+    env.reset(seed=0)
+    with pytest.raises(DataError, match="info 'x': expected"):
+        env.step(0)
+
+
 @pytest.mark.parametrize("images", ["raw", "png"])
 def test_masked_observations_are_refused(images: str) -> None:
     env = Recorder(Frames("uint8", (8, 8)), DatasetStore(), images=images)
