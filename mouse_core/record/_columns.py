@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.dtypes import RowError, convert, refuse_hidden
+from mouse_core.dtypes import convert, refuse_hidden
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import Field
 
@@ -211,7 +211,7 @@ def values_of(columns: list[Column], value: Any) -> Row:
     for column in columns:
         try:
             row[column.name] = column.convert(column.part.pick(value))
-        except (TypeError, ValueError, KeyError, IndexError, RowError) as error:
+        except (TypeError, ValueError, KeyError, IndexError) as error:
             raise _refused(column, value, error) from error
     return row
 
@@ -226,7 +226,7 @@ def values_at(columns: list[Column], values: Any, number: int) -> Row:
     for column in columns:
         try:
             row[column.name] = column.convert(column.part.pick(values)[number])
-        except (TypeError, ValueError, KeyError, IndexError, RowError) as error:
+        except (TypeError, ValueError, KeyError, IndexError) as error:
             raise _refused(column, values, error) from error
     return row
 

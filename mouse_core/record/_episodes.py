@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mouse_core.dtypes import RowError, convert, is_hidden, refuse_hidden, to_numpy
+from mouse_core.dtypes import convert, is_hidden, refuse_hidden, to_numpy
 from mouse_core.errors import ClosedError, ConfigError, DataError, RolloutError, SchemaError
 from mouse_core.record._columns import Row
 from mouse_core.record._running import TRUNCATED, Running
@@ -302,7 +302,7 @@ def reward_of(reward: Any) -> float:
     try:
         (number,) = convert(to_numpy(reward).reshape(-1), np.dtype(np.float64)).tolist()
         return number  # type: ignore[no-any-return]
-    except (TypeError, ValueError, RowError) as error:
+    except (TypeError, ValueError) as error:
         raise DataError(f"reward: expected one number, found {reward!r:.80}") from error
 
 
@@ -330,7 +330,7 @@ def kept_info(name: str, value: Any, dtype: Any) -> Any:
         refuse_hidden(value)
         if dtype is not None:
             return convert(np.array(value), np.dtype(dtype))[()]
-    except (ValueError, RowError) as error:
+    except ValueError as error:
         raise DataError(f"info {name!r}: {error}") from error
     return value.copy() if isinstance(value, np.ndarray) else value
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.randomness import Key
 from mouse_core.spec.domain import MOST_VALUES
@@ -102,7 +103,7 @@ class Choice(Leaf):
             ConfigError: A choice with several values.
             DataError: A number out of range.
         """
-        numbers = np.asarray(values)
+        numbers = to_numpy(values)
         if numbers.dtype.kind not in "iu" or bool(((numbers < 0) | (numbers >= len(self.choices))).any()):
             raise DataError(f"expected numbers from 0 to {len(self.choices) - 1}, found {shown(numbers)}")
         several = next((one for one in self.choices if one.cardinality != 1 and not isinstance(one, NonTensor)), None)

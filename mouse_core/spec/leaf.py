@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from mouse_core._base.checks import is_whole
-from mouse_core.dtypes import RowError, convert, is_number, named_dtype, number_kind
+from mouse_core.dtypes import RowError, convert, is_number, named_dtype, number_kind, refuse_hidden, to_numpy
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec.domain import MOST_VALUES, Domain
 from mouse_core.spec.shapes import (
@@ -267,9 +267,15 @@ def as_array(values: Any) -> Array:
     """Return values as an array, lists of large integers as uint64.
 
     NumPy converts ``[0, 2**64 - 1]`` to float64, which does not hold the second number.
+
+    Raises:
+        RowError: A mask hides a value, or a value of pyarrow is null.
     """
+    if not isinstance(values, list | tuple):
+        return to_numpy(values)
+    refuse_hidden(values)
     array = np.asarray(values)
-    if array.dtype.kind == "f" and isinstance(values, list | tuple) and (array >= 2.0**63).any():
+    if array.dtype.kind == "f" and (array >= 2.0**63).any():
         exact = np.asarray(values, object)
         if exact.size and all(is_whole(one) and one >= 0 for one in exact.flat):
             return exact.astype(np.uint64)

@@ -18,6 +18,7 @@ from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.randomness import Key
 from mouse_core.spec.composite import Composite, is_name
 from mouse_core.spec.domain import MOST_VALUES, Domain
+from mouse_core.spec.leaf import as_array
 from mouse_core.spec.numbers import Unbounded
 from mouse_core.spec.objects import NonTensor
 from mouse_core.spec.shapes import Array, Change, Shape, check_axis, check_shape, operate
@@ -387,7 +388,7 @@ def _part(layout: Any, values: Any, axis: int, number: int, n: int) -> Any:
             raise DataError(f"field {missing!r}: expected it, found {list(record)}")
         return {name: _part(one, record[name], axis, number, n) for name, one in layout.items()}
     try:
-        array = np.asarray(values)
+        array = as_array(values)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"expected numbers in the host's memory, found {values!r:.80} ({error})") from error
     place = axis - len(layout[0]) - 1  # from the end, as batch axes are in front

@@ -7,10 +7,11 @@ import pickle
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core import spec
+from mouse_core import DataError, spec
 from tests.core.spec_cases import domains, leaves, rows, same
 
 FEW = settings(max_examples=25, deadline=None)
@@ -44,6 +45,20 @@ def test_what_is_in_the_domain_is_projected_to_itself_and_all_else_into_it(one: 
     assert same(one.project(values), values)
     assert one.contains(one.project(one.zeros((2,))))
     assert one.contains(one.project(one.ones()))
+
+
+@FEW
+@given(leaves(), st.integers(0, 99))
+def test_what_a_mask_hides_is_no_value(one: Any, seed: int) -> None:
+    values = np.asarray(one.sample(seed, (2,)))
+    if not values.size or values.dtype == object:
+        return
+    hidden = np.ma.masked_array(values, np.arange(values.size).reshape(values.shape) == 0)
+    for stack, found in ((one, hidden), (spec.Stacked((one, one)), hidden)):
+        assert not stack.contains(found)
+        assert "masked" in str(stack.why_not(found))
+        with pytest.raises(DataError, match="masked"):
+            stack.project(found)
 
 
 @FEW
