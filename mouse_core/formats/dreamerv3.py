@@ -1,6 +1,6 @@
-"""DreamerV3's replay: pieces of streams of steps, an npz file each, whose name says which piece goes on behind it.
+"""Read DreamerV3's replay: streams of steps in chunks, an npz file each, whose name names the next chunk.
 
-A step holds an observation, the reward that came with it, and the action that was taken on it then.
+A step holds an observation, the reward that came with it, and the action that was taken on it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from mouse_core.formats.layouts._trees import NpzTree
 __all__ = ["read_dreamerv3"]
 
 _FLAGS = ("is_first", "is_last", "is_terminal")
-# Where a step was stored, and what the environment was told besides its action.
+# Identifiers of steps, and inputs of the environment besides the action.
 _LEFT_OUT = ("stepid", "consec", "reset")
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """A file: when it was begun, its name and that of the piece behind it, and how many steps it has."""
+class _Chunk:
+    """A file: the time of its first step, its id, the id of the next chunk, and its number of steps."""
 
     path: Path
     time: str
@@ -57,21 +57,21 @@ class _Piece:
 def read_dreamerv3(
     path: str | os.PathLike[str], *, actions: Sequence[str] = (), batch_rows: int = BATCH_ROWS
 ) -> RowStream:
-    """The replay of DreamerV3 as rows: streams one after the other, by the time at which they begin.
+    """Read the replay of DreamerV3: streams one after the other, in the order of their first steps.
 
-    ``done`` is 1 at a step that is last and terminal, 2 at others that are last, before one that is first, and where a
-    stream stops. A stream whose beginning was removed begins with an episode that lacks its own. Keys with a slash,
-    which are states of a model, are ``metadata_<key>``.
+    ``done`` is 1 at a last step that is terminal. It is 2 at other last steps, before a first step, and at the end of a
+    stream. If the beginning of a stream was removed, its first episode begins in the middle. Keys with a slash, which
+    are states of a model, are ``metadata_<key>``.
 
     Args:
         path: The folder, with files ``TIME-ID-FOLLOWING-LENGTH.npz``, or one such file.
-        actions: The keys of actions, where they are others than those that begin with "action".
+        actions: The keys of actions; by default all that begin with "action".
         batch_rows: At most how many rows a batch has.
 
     Raises:
-        ConfigError: No such files, or no such keys.
-        DataError: A damaged file, one whose length is not that of its name, or pieces that follow themselves.
-        SchemaError: Files of different arrays.
+        ConfigError: No file of this kind is found, or a key is missing.
+        DataError: A file is damaged, has another length than its name says, or chunks follow each other in a circle.
+        SchemaError: Files have different arrays.
     """
     check_batch_rows(batch_rows)
     root = Path(path)
@@ -85,53 +85,53 @@ def read_dreamerv3(
     def batches() -> Iterator[pa.RecordBatch]:
         return to_batches(_rows(streams, keys, actions, batch_rows), schema, where=str(root))
 
-    count = sum(piece.length for stream in streams for piece in stream)
-    pieces = sum(map(len, streams))
-    notes = [f"{pieces} files are {len(streams)} streams; where one stops, the episode is taken as truncated."]
+    count = sum(chunk.length for stream in streams for chunk in stream)
+    chunks = sum(map(len, streams))
+    notes = [f"{chunks} files are {len(streams)} streams; where one stops, the episode is taken as truncated."]
     return RowStream(
         os.fspath(path), "dreamerv3", schema, batches, rows=count, notes=tuple(notes), about=About("arrived")
     )
 
 
-def _streams(root: Path) -> list[list[_Piece]]:
-    """The pieces of each stream, in their order."""
+def _streams(root: Path) -> list[list[_Chunk]]:
+    """Return the chunks of each stream, in order."""
     if not root.exists():
         raise ConfigError(f"{root}: expected a file or folder, found none")
     files = [root] if root.is_file() else [one for one in sorted(root.glob("*.npz")) if DREAMERV3.fullmatch(one.name)]
     check_inside(files, root)
-    pieces: dict[str, _Piece] = {}
+    chunks: dict[str, _Chunk] = {}
     for file in files:
         match = DREAMERV3.fullmatch(file.name)
         if match is None:
             continue
         time, name, following, length = match.groups()
-        if name in pieces:
-            raise damaged(file, f"expected pieces of different names, found another one of {pieces[name].path.name}")
-        pieces[name] = _Piece(file, time, name, following, int(length))
-    pieces = {name: piece for name, piece in pieces.items() if piece.length}
-    if not pieces:
+        if name in chunks:
+            raise damaged(file, f"expected chunks of different names, found another one of {chunks[name].path.name}")
+        chunks[name] = _Chunk(file, time, name, following, int(length))
+    chunks = {name: chunk for name, chunk in chunks.items() if chunk.length}
+    if not chunks:
         raise ConfigError(f"{root}: expected files TIME-ID-FOLLOWING-LENGTH.npz with steps, found none")
-    followed = Counter(piece.following for piece in pieces.values() if piece.following in pieces)
-    if twice := [pieces[name].path.name for name, count in followed.items() if count > 1]:
+    followed = Counter(chunk.following for chunk in chunks.values() if chunk.following in chunks)
+    if twice := [chunks[name].path.name for name, count in followed.items() if count > 1]:
         raise damaged(
-            root, f"expected pieces that follow one other piece each, found {twice[:4]}, which follow several"
+            root, f"expected chunks that follow one other chunk each, found {twice[:4]}, which follow several"
         )
-    heads = sorted((one for name, one in pieces.items() if name not in followed), key=lambda one: (one.time, one.name))
+    heads = sorted((one for name, one in chunks.items() if name not in followed), key=lambda one: (one.time, one.name))
     streams = []
     for head in heads:
         stream = [head]
-        while (found := pieces.pop(stream[-1].following, None)) is not None:
+        while (found := chunks.pop(stream[-1].following, None)) is not None:
             stream.append(found)
-        pieces.pop(head.name, None)
+        chunks.pop(head.name, None)
         streams.append(stream)
-    if pieces:
-        some = sorted(piece.path.name for piece in pieces.values())
+    if chunks:
+        some = sorted(chunk.path.name for chunk in chunks.values())
         raise damaged(root, f"expected streams that begin somewhere, found {some[:4]}, which follow each other")
     return streams
 
 
 def _keys(file: NpzTree) -> dict[str, tuple[Any, ...]]:
-    """The arrays of a file, and the shape and dtype of a step's value."""
+    """Return the shape and dtype of a step by array."""
     (tree,) = file.find(["/"])
     found = {"/".join(path): part for path, part in leaves(tree or {"items": {}})}
     keys = {}
@@ -157,23 +157,23 @@ def _is_action(name: str, actions: Sequence[str]) -> bool:
 
 
 def _rows(
-    streams: Sequence[Sequence[_Piece]], keys: Mapping[str, Any], actions: Sequence[str], batch_rows: int
+    streams: Sequence[Sequence[_Chunk]], keys: Mapping[str, Any], actions: Sequence[str], batch_rows: int
 ) -> Iterator[Columns]:
     size = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in keys.values())
     most = rows_at_once(size, most=batch_rows)
     for stream in streams:
         before: Columns = {}
         step, ended = 0, True
-        for number, piece in enumerate(stream):
-            with closing(NpzTree(piece.path)) as file, reading(piece.path):
-                flags = _flags(file, piece, keys)
+        for number, chunk in enumerate(stream):
+            with closing(NpzTree(chunk.path)) as file, reading(chunk.path):
+                flags = _flags(file, chunk, keys)
                 after = _begins(stream[number + 1]) if number + 1 < len(stream) else True
                 ends = flags["is_last"] | np.append(flags["is_first"][1:], after)
                 begins = np.append(ended, ends[:-1])
                 ended = bool(ends[-1])
                 done = np.where(ends, np.where(flags["is_last"] & flags["is_terminal"], 1, 2), 0)
-                for first in range(0, piece.length, most):
-                    part = slice(first, min(first + most, piece.length))
+                for first in range(0, chunk.length, most):
+                    part = slice(first, min(first + most, chunk.length))
                     names = [name for name in keys if name not in _FLAGS]
                     found = file.read([(name, part.start, part.stop) for name in names])
                     values = dict(zip(names, found, strict=True))
@@ -187,24 +187,24 @@ def _rows(
                     yield ordered(rows)
 
 
-def _flags(file: NpzTree, piece: _Piece, keys: Mapping[str, Any]) -> dict[str, npt.NDArray[np.bool_]]:
+def _flags(file: NpzTree, chunk: _Chunk, keys: Mapping[str, Any]) -> dict[str, npt.NDArray[np.bool_]]:
     there = _keys(file)
     if there != dict(keys):
         others = sorted(name for name in there.keys() | keys.keys() if there.get(name) != keys.get(name))
         raise SchemaError(f"{file.path}: expected the arrays of the first file, found others: {others[:8]}")
-    flags = dict(zip(_FLAGS, file.read([(name, 0, piece.length + 1) for name in _FLAGS]), strict=True))
+    flags = dict(zip(_FLAGS, file.read([(name, 0, chunk.length + 1) for name in _FLAGS]), strict=True))
     for name, values in flags.items():
-        if values.shape != (piece.length,):
+        if values.shape != (chunk.length,):
             raise damaged(
                 file.path,
-                f"{name}: expected {piece.length} steps, as its name has it, found shape {list(values.shape)}",
+                f"{name}: expected {chunk.length} steps, as its name has it, found shape {list(values.shape)}",
             )
     return {name: values.astype(bool) for name, values in flags.items()}
 
 
-def _begins(piece: _Piece) -> bool:
-    """Whether a piece begins with the first step of an episode."""
-    with closing(NpzTree(piece.path)) as file, reading(piece.path):
+def _begins(chunk: _Chunk) -> bool:
+    """Whether a chunk begins with the first step of an episode."""
+    with closing(NpzTree(chunk.path)) as file, reading(chunk.path):
         (value,) = file.read([("is_first", 0, 1)])
         return bool(value.reshape(-1)[0])
 

@@ -1,4 +1,4 @@
-"""Gen-DGRL's episodes of Procgen: a file each, in a folder or a tar archive.
+"""Read Gen-DGRL's episodes of Procgen, one file each, in a folder or a tar archive.
 
 An episode is a dict of ``observations`` (T + 1 pictures, channels first), ``actions``, ``rewards`` and ``dones`` (T
 each), in an npz file, or, as the published archives have it, a pickled dict in an npy file. Its name says when it was
@@ -27,7 +27,15 @@ from mouse_core.files.reading import check_inside
 from mouse_core.formats._files.npy import NpyRows
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
-from mouse_core.formats.columns.named import Columns, named_action, named_observation, ordered, schema_of, to_batches
+from mouse_core.formats.columns.named import (
+    Columns,
+    named_action,
+    named_observation,
+    one_each,
+    ordered,
+    schema_of,
+    to_batches,
+)
 from mouse_core.formats.columns.pickled import pickled_arrays
 from mouse_core.formats.columns.transitions import check_final, done_codes, episode_rows
 
@@ -40,20 +48,20 @@ _MOST_BYTES = 1 << 30
 
 
 def read_gen_dgrl(path: str | os.PathLike[str], *, final: str | None = None, batch_rows: int = BATCH_ROWS) -> RowStream:
-    """Episodes of Gen-DGRL as rows: ``observation_image`` (channels last), ``action``, ``reward``, ``done``.
+    """Read episodes of Gen-DGRL: ``observation_image`` (channels last), ``action``, ``reward``, ``done``.
 
-    The last row of an episode has ``done`` 1 where ``dones`` is set, which Procgen does at time limits too, else 2.
-    ``metadata_level_seed`` is the seed of the level, from the file's name. Whatever a pickle holds beside arrays of
-    numbers is refused, and nothing in it is called.
+    The last row of an episode has ``done`` 1 if ``dones`` is set, which Procgen does at time limits too, else 2.
+    ``metadata_level_seed`` is the seed of the level, from the name of the file. A pickle that holds anything but arrays
+    of numbers raises a DataError, and no function that it names is called.
 
     Args:
         path: A tar archive (``.tar``, ``.tar.xz``, ``.tar.gz``), a folder, or a file of one episode.
-        final: Not needed, the last observations are there; accepted so that all readers take it.
+        final: Has no effect, because the last observations are stored.
         batch_rows: At most how many rows a batch has.
 
     Raises:
-        ConfigError: Nothing of this kind there.
-        DataError: A damaged file, or one that is no episode; the message names it.
+        ConfigError: No episode is found.
+        DataError: A file is damaged or holds no episode; the message names it.
     """
     check_batch_rows(batch_rows)
     root = Path(path)
@@ -64,19 +72,19 @@ def read_gen_dgrl(path: str | os.PathLike[str], *, final: str | None = None, bat
         first = next(_episodes(root), None)
     if first is None:
         raise ConfigError(f"{root}: expected episodes, files .npz or .npy, found none")
-    schema = schema_of(ordered(next(_pieces(first, 2))))
+    schema = schema_of(ordered(next(_blocks(first, 2))))
 
     def batches() -> Iterator[pa.RecordBatch]:
         with reading(root):
-            rows = (piece for episode in _episodes(root) for piece in _pieces(episode, batch_rows))
+            rows = (block for episode in _episodes(root) for block in _blocks(episode, batch_rows))
             yield from to_batches(rows, schema, where=str(root))
 
     notes = ("An episode that Procgen cut off after its time limit is not told from one that terminated: done is 1.",)
     return RowStream(str(root), "gen_dgrl", schema, batches, notes=notes, about=About("arrived"))
 
 
-def _pieces(rows: Columns, most: int) -> Iterator[Columns]:
-    """The rows of an episode, some megabytes at a time."""
+def _blocks(rows: Columns, most: int) -> Iterator[Columns]:
+    """Yield the rows of an episode, at most 32 MB at a time."""
     n = len(rows["done"])
     size = rows_at_once(sum(values.nbytes for values in rows.values()) // n, most=most)
     for first in range(0, n, size):
@@ -90,7 +98,7 @@ def _episodes(root: Path) -> Iterator[Columns]:
 
 
 def _contents(root: Path) -> Iterator[tuple[str, str, bytes]]:
-    """Where each file of an episode lies, its name, and its bytes."""
+    """Yield the place, the name and the bytes of each file."""
     check_inside([], root)
     if root.is_dir():
         for file in sorted(root.iterdir()):
@@ -159,13 +167,13 @@ def _rows(arrays: Columns, name: str, where: str) -> Columns:
         if not steps or not values.ndim or len(values) != wanted:
             raise DataError(f"{where}: {key}: expected {wanted} values of {steps} steps, found {list(values.shape)}")
     last = np.arange(steps) == steps - 1
-    ended = _single(arrays["dones"], "dones", where) != 0
+    ended = one_each(arrays, "dones") != 0
     if (ended & ~last).any():
         raise DataError(f"{where}: dones: expected one at the end alone, found one at step {int(ended.argmax())}")
     actions = arrays["actions"]
     actions = actions[:, 0] if actions.ndim == 2 and actions.shape[1] == 1 else actions
     arriving = named_action(actions) | {
-        "reward": _single(arrays["rewards"], "rewards", where),
+        "reward": one_each(arrays, "rewards"),
         "done": done_codes(ended, last),
     }
     for key in arrays.keys() - set(_NEEDED):
@@ -177,16 +185,10 @@ def _rows(arrays: Columns, name: str, where: str) -> Columns:
 
 
 def _pictures(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Pictures as bytes, channels last; whatever else observations are stays."""
+    """Convert pictures to uint8 with channels last; return other observations unchanged."""
     if values.ndim != 4 or values.shape[1] not in (1, 3):
         return values
     whole = values.astype(np.uint8)
     if values.dtype != np.uint8 and not np.array_equal(whole, values):
         return values
     return np.ascontiguousarray(np.moveaxis(whole, 1, -1))
-
-
-def _single(values: npt.NDArray[Any], key: str, where: str) -> npt.NDArray[Any]:
-    if values.size != len(values):
-        raise DataError(f"{where}: {key}: expected one number a step, found {list(values.shape[1:])}")
-    return values.reshape(len(values))

@@ -1,7 +1,7 @@
-"""Tables of OpenML, as scikit-learn's ``fetch_openml`` and OpenML's own client keep them, as contextual bandits.
+"""Read tables of OpenML, from the caches of scikit-learn's ``fetch_openml`` and OpenML's client, as contextual bandits.
 
 An example is an episode of one step: its features are the observation, its class is the action whose reward is 1.
-Nothing follows an example, so a row holds all of it: the alignment is "outgoing".
+No step follows an example, so a row holds all of it: the alignment is "outgoing".
 """
 
 from __future__ import annotations
@@ -52,27 +52,24 @@ def read_openml(
     missing: str | None = None,
     batch_rows: int = BATCH_ROWS,
 ) -> RowStream:
-    """A table of OpenML as a contextual bandit: an example a row, of alignment "outgoing".
+    """Read a table of OpenML as a contextual bandit: an example a row, with alignment "outgoing".
 
-    ``observation`` holds the features in the table's order, float64: numbers as they are, and of an attribute that has
-    one of some values the place of its value among those declared, or with ``one_hot`` a 1 there. ``action`` is the
-    class, its place among those declared (numbers of a regression stay what they are, a vector of one); ``reward`` is 1
-    and ``done`` 1 in every row. ``metadata`` says the names of features and classes. Nothing is scaled: a
-    ``Normalizer`` is for that.
+    ``observation`` holds the features in the order of the table, float64. A categorical attribute is the index of its
+    value among those declared, or one-hot with ``one_hot``. ``action`` is the index of the class; for a regression it
+    is the number, as a vector of one. ``reward`` and ``done`` are 1 in every row. ``metadata`` has the names of
+    features and classes. Features are not scaled; use a ``Normalizer`` for that.
 
     Args:
         path: A file of ARFF, packed by gzip or not, or of Parquet; or the folder of a dataset in the cache of OpenML's
             client, which also holds a description. Of scikit-learn's cache, the file below ``data/v1/download``.
         target: The attribute to predict; by default the one that the description names, else the last.
-        one_hot: Whether an attribute that has one of some values becomes as many features.
-        missing: What becomes of examples without a value for some attribute: "drop" leaves them out; by default they
-            are an error.
+        one_hot: Whether a categorical attribute becomes one feature for each of its values.
+        missing: "drop" leaves out examples that lack the value of an attribute; by default they raise a DataError.
         batch_rows: At most how many rows a batch has.
 
     Raises:
-        ConfigError: Nothing of this kind there, or no such attribute.
-        DataError: A damaged file, a value that is none of those declared, or one that is missing; the message names
-            line and attribute.
+        ConfigError: No table is found, or ``target`` is no attribute.
+        DataError: A file is damaged, or a value is missing or not declared; the message names line and attribute.
     """
     check_batch_rows(batch_rows)
     if missing not in (None, "drop"):
@@ -106,7 +103,7 @@ def read_openml(
 
 @dataclass(frozen=True)
 class _Table:
-    """How examples become rows."""
+    """The attributes of a table, and how examples become rows."""
 
     where: str
     attributes: tuple[_Attribute, ...]
@@ -125,7 +122,7 @@ class _Table:
         return [attribute for place, attribute in enumerate(self.attributes) if place != self.target]
 
     def column(self, place: int, texts: Sequence[str], lines: Sequence[int]) -> npt.NDArray[Any]:
-        """An attribute's values: numbers, or the places of its values among those declared."""
+        """Values of an attribute: numbers, or indices among its declared values."""
         attribute = self.attributes[place]
         try:
             if attribute.values is None:
@@ -197,7 +194,7 @@ def _file(root: Path) -> Path:
 
 
 def _said(file: Path) -> str | None:
-    """The target that a description beside the file names: of OpenML's client, or in scikit-learn's cache."""
+    """Target that a description names, beside the file (OpenML's client) or in scikit-learn's cache."""
     with suppress(OSError, ValueError, EOFError):
         beside = file.parent / "description.xml"
         if beside.is_file():
@@ -221,8 +218,8 @@ class _Attribute:
     """A column of a table.
 
     Args:
-        name: Its name.
-        values: The values that it may have, in the order in which they are declared; None of numbers.
+        name: The name of the column.
+        values: The declared values of a categorical column, in order; None for numbers.
     """
 
     name: str
@@ -230,17 +227,17 @@ class _Attribute:
 
 
 def _read_header(path: Path) -> list[_Attribute]:
-    """The attributes of a file.
+    """Return the attributes of an ARFF file.
 
     Raises:
-        DataError: It is no ARFF, or has attributes that are neither numbers nor one of some values.
+        DataError: The file is no ARFF, or an attribute is neither numeric nor categorical.
     """
     with _text(path) as file:
         return _header(file, path)
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The values of each example as texts ("?" where missing), with the number of its line."""
+    """Yield the line number and the values of each example as texts ("?" for a missing value)."""
     with _text(path) as file:
         count = len(_header(file, path))
         number = -1
@@ -338,10 +335,10 @@ def _unquoted(text: str) -> str:
 
 
 def _parquet_attributes(path: Path) -> list[_Attribute]:
-    """The attributes of a file: numbers, or the texts that occur, in the order of the alphabet.
+    """Return the attributes of a Parquet file: numbers, or the texts that occur, in alphabetical order.
 
     Raises:
-        DataError: A damaged file, or columns of another type.
+        DataError: The file is damaged, or a column has another type.
     """
     schema = open_parquet(path).schema_arrow
     texts: dict[str, set[str]] = {field.name: set() for field in schema if _is_text(field.type, field.name, path)}

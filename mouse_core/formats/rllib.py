@@ -1,6 +1,6 @@
-"""What RLlib's ``JsonWriter`` writes: a batch of samples a line, some columns of it packed (lz4, base64).
+"""Read the files of RLlib's ``JsonWriter``: a batch of samples a line, with some columns packed (lz4, base64).
 
-A packed column is a pickle, which is read as data: arrays come of it, and nothing is called.
+A packed column is a pickle, which is read as data: it gives arrays, and no function that it names is called.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _OBSERVATION, _NEXT, _ACTION, _REWARD = "obs", "new_obs", "actions", "rewards"
 _ENDS = ("terminateds", "truncateds", "dones")
 _PLACES = ("eps_id", "agent_index", "t")
 _STEP = (_OBSERVATION, _NEXT, _ACTION, _REWARD, *_ENDS, *_PLACES)
-# What says nothing of a step: of what it was a part, what the environment said in words, other columns once more.
+# Columns that are not read: identifiers, texts of the environment, and copies of other columns.
 _OTHERS = ("type", "unroll_id", "infos", "prev_actions", "prev_rewards", "seq_lens")
-# Of a line, of what a column is when it is unpacked.
+# The most bytes of a line, and of an unpacked column.
 _MOST_BYTES = 1 << 30
 
 
@@ -53,25 +53,25 @@ def read_rllib(
     batch_rows: int = BATCH_ROWS,
     policy: str | None = None,
 ) -> RowStream:
-    """Samples that RLlib wrote (``offline_data(output=...)``, ``JsonWriter``) as rows.
+    """Read samples that RLlib wrote (``offline_data(output=...)``, ``JsonWriter``).
 
-    ``done`` is 1 where ``terminateds`` is set, 2 where only ``truncateds`` is; ``dones`` of older releases do not tell
-    these apart and count as terminal. An episode goes on where ``eps_id``, ``agent_index`` and ``t`` do and, where
-    there are ``new_obs``, these are the next observations; one that others come between is several. Other columns with
-    numbers for every step become ``metadata_<name>``: those whose names begin with ``action`` move with the action, the
-    others stay with their observation. Numbers that are not packed are whole ones of 64 bits, or float64.
+    ``done`` is 1 if ``terminateds`` is set, 2 if only ``truncateds`` is; ``dones`` of older releases count as terminal.
+    A row continues an episode if ``eps_id``, ``agent_index`` and ``t`` do and, with ``new_obs``, if its observation is
+    the ``new_obs`` before it. An episode that is interrupted by others becomes several. Other columns with numbers for
+    every step become ``metadata_<name>``: those whose names begin with ``action`` move with the action, the others stay
+    with their observation. Numbers that are not packed are int64 or float64.
 
     Args:
         path: A file, or a folder whose files ``*.json`` follow each other by their names.
-        final: What becomes of the last transition of an episode where there are no ``new_obs``: "drop" or "mark".
+        final: What becomes of the last transition of an episode without ``new_obs``: "drop" or "mark".
         batch_rows: How many rows a batch has, at most; a line is read at once.
-        policy: Of which policy samples are read, where lines have those of several.
+        policy: The policy whose samples are read, if lines have samples of several policies.
 
     Raises:
-        ConfigError: No such file; ``final`` or ``policy`` is needed and was not chosen.
-        DataError: A damaged line, or one that is none of RLlib; the message names it. A packed column of anything but
-            arrays of numbers.
-        ImportError: lz4 is not installed, for columns that are packed.
+        ConfigError: No file is found; or ``final`` or ``policy`` is needed and missing.
+        DataError: A line is damaged or not of RLlib, or a packed column holds anything but arrays of numbers. The
+            message names the line.
+        ImportError: lz4, which packed columns need, is not installed.
     """
     check_batch_rows(batch_rows)
     name = os.fspath(path)
@@ -104,7 +104,7 @@ def _files(root: Path) -> list[Path]:
 
 
 def _batches(files: list[Path], policy: str | None) -> Iterator[dict[str, Any]]:
-    """The columns of every line, arrays or nested ones, by RLlib's names."""
+    """Yield the columns of each line by RLlib's names; nested columns are dicts of arrays."""
     for file in files:
         with reading(file), file.open("rb") as stream:
             number = 0
@@ -138,7 +138,7 @@ def _columns(line: bytes, policy: str | None, where: str) -> dict[str, Any]:
 
 
 def _checked(columns: dict[str, Any], where: str) -> dict[str, Any]:
-    """The same, if all that is needed is there, a value for every step."""
+    """Return the columns after checking that the needed ones exist and have a value for every step."""
     missing = [key for key in (_OBSERVATION, _ACTION, _REWARD) if key not in columns]
     if missing or not {*_ENDS} & columns.keys():
         raise DataError(
@@ -154,7 +154,7 @@ def _checked(columns: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _value(value: Any, where: str) -> Any:
-    """A column: its array, or what nested columns are; anything else as it is."""
+    """Return the array of a column, a dict for nested columns, or any other value unchanged."""
     if isinstance(value, str):
         return pickled_values(_unpacked(value, where), where=where)
     if isinstance(value, dict):
@@ -184,7 +184,7 @@ def _is_left_out(key: str, columns: Mapping[str, Any]) -> bool:
 
 
 def _rows(batches: Iterator[dict[str, Any]], final: str | None, where: str) -> Iterator[Columns]:
-    """Rows for all samples."""
+    """Yield the rows of all samples."""
 
     def parts() -> Iterator[tuple[Any, ...]]:
         before: dict[str, int] = {}

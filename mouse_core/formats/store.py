@@ -1,4 +1,4 @@
-"""Reading the folder of a store, also while it is written."""
+"""Read the folder of a store, also while another process writes it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ _ROWS = 1 << 16
 
 
 def read_store(path: str | os.PathLike[str], *, batch_rows: int = BATCH_ROWS, **reaching: Any) -> RowStream:
-    """Read the rows that the writer of a folder has flushed by now, or those behind an address; see
-    ``DatasetStore.open``.
+    """Read the rows of a store that its writer has flushed, in a folder or at an address; see ``DatasetStore.open``.
 
-    In a folder every file is held against its digest before anything looks into it. Every batch is validated.
+    Each file of a folder is compared with its digest before it is opened. Every batch is validated.
 
     Args:
         path: The folder, or the address.
         batch_rows: How many rows a batch has, at most.
-        **reaching: Of an address, as ``mouse_core.remote.Reaching`` takes them.
+        **reaching: Arguments of ``mouse_core.remote.Reaching``, for an address.
 
     Raises:
-        ConfigError: There is no store.
+        ConfigError: No store is found.
         DataError: A file is damaged or missing, or a newer release wrote it.
     """
     opened = partial(DatasetStore.open, path, **reaching)
@@ -40,13 +39,13 @@ def read_store(path: str | os.PathLike[str], *, batch_rows: int = BATCH_ROWS, **
 
 
 def stream_of(store: DatasetStore, path: str, batch_rows: int, opened: Callable[..., DatasetStore]) -> RowStream:
-    """The rows that a store has now.
+    """Return the current rows of a store.
 
     Args:
-        store: It.
-        path: What messages call it.
-        batch_rows: How many rows a batch has, at most.
-        opened: Opens it again, with options of a store.
+        store: The store.
+        path: The name of the store in messages.
+        batch_rows: At most how many rows a batch has.
+        opened: Function that opens the store again, with options of ``DatasetStore.open``.
     """
     snapshot, about = store.snapshot(), store.about
     schema = pa.schema([pa.field(name, data_type) for name, data_type in store.columns.items()])

@@ -157,7 +157,7 @@ def test_pieces_that_do_not_go_together(tmp_path: Path) -> None:
         read_dreamerv3(tmp_path / "c")
     paths = write_replay(tmp_path / "d", [steps[:9]])
     (tmp_path / "d" / paths[0].name.replace("F0", "F9")).write_bytes(paths[0].read_bytes())
-    with pytest.raises(DataError, match="expected pieces of different names"):
+    with pytest.raises(DataError, match="expected chunks of different names"):
         read_dreamerv3(tmp_path / "d")
     write_replay(tmp_path / "e", [steps[:5], [{**step, "more": np.float32(1)} for step in steps[:5]]])
     with pytest.raises(SchemaError, match=r"expected the arrays of the first file, found others: \['more'\]"):

@@ -276,7 +276,7 @@ def test_gen_dgrl_that_cannot_be(tmp_path: Path) -> None:
     for change, wanted in (
         ({"observations": arrays["observations"][1:]}, "observations: expected 6 values of 5 steps"),
         ({"dones": np.ones(5, bool)}, "dones: expected one at the end alone, found one at step 0"),
-        ({"rewards": np.zeros((5, 2))}, "rewards: expected one number a step"),
+        ({"rewards": np.zeros((5, 2))}, "rewards: expected one number a row"),
     ):
         np.savez(file, **(arrays | change))
         with pytest.raises(DataError, match=wanted):
