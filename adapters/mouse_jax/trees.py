@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Sharding
 
-from mouse_core.dtypes import convert, is_number
+from mouse_core.dtypes import RowError, convert, is_number, refuse_hidden
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.nested import FieldKey, flatten, is_node, is_varying, map_tree, rebuilt
 from mouse_jax.dtypes import is_key, replaced_dtypes
@@ -94,6 +94,10 @@ def _narrowed_leaf(leaf: Any, replaced: Mapping[np.dtype[Any], np.dtype[Any]], k
     if is_varying(leaf):
         return [_narrowed_leaf(value, replaced, key) for value in leaf]
     if isinstance(leaf, np.ndarray | np.generic) and is_number(leaf.dtype):
+        try:
+            refuse_hidden(leaf)
+        except RowError as error:
+            raise DataError(f"field {key!r}, {error}") from error
         return _narrowed(np.asarray(leaf), replaced, key)
     return leaf
 

@@ -238,3 +238,14 @@ def test_a_replay_in_the_hosts_memory_has_priorities_too() -> None:
     replay = device.add(made(memory="host"), rows_of(0, 20, None))
     replay = device.set_priorities(replay, [3], [1e6])
     assert (np.asarray(device.sample(replay, 0)["index"]) == 3).mean() > 0.9
+
+
+def test_what_lies_under_a_mask_is_no_row_and_no_priority() -> None:
+    replay = device.init({"x": np.float32(0)}, 8, batch_size=4, num_envs=None, priorities=Priorities())
+    hidden = np.ma.masked_array([1.0, 2.0], [True, False], np.float32)
+    with pytest.raises(DataError, match="field 'x', expected a value, found a masked one"):
+        device.add(replay, {"x": hidden})
+    replay = device.add(replay, {"x": np.zeros(2, np.float32)})
+    for given in ((np.arange(2), hidden), (np.ma.masked_array([0, 1], [True, False]), [1.0, 2.0])):
+        with pytest.raises(DataError, match="set_priorities: expected a value, found a masked one"):
+            device.set_priorities(replay, *given)

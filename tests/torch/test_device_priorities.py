@@ -177,3 +177,12 @@ def test_beta_may_be_a_schedule(on: str) -> None:
             torch.testing.assert_close(batch["priority_weight"].cpu(), weight)
     last = replay.sample(3, beta=lambda number: number / 3)["priority_weight"]
     torch.testing.assert_close(last.min().cpu(), torch.tensor(0.25))
+
+
+def test_what_lies_under_a_mask_is_no_priority() -> None:
+    replay = Replay({"x": np.float32(0)}, 8, batch_size=4, num_envs=None, priorities=Priorities())
+    replay.extend({"x": np.zeros(2, np.float32)})
+    hidden = np.ma.masked_array([1.0, 2.0], [True, False])
+    for given in ((np.arange(2), hidden), (np.ma.masked_array([0, 1], [True, False]), [1.0, 2.0])):
+        with pytest.raises(DataError, match="set_priorities: expected a value, found a masked one"):
+            replay.set_priorities(*given)

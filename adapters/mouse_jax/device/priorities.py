@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mouse_core import ConfigError
+from mouse_core.nested import as_array
 from mouse_core.replay.samplers.weighing import priorities_like, weighed
 from mouse_jax._rollout import are_known
 from mouse_jax.device import _episodes
@@ -41,7 +42,10 @@ def set_priorities(replay: Replay, indices: Any, priorities: Any) -> Replay:
     if weights is None:
         raise ConfigError("set_priorities: expected a replay made with priorities=, found one without")
     check_one(replay, "set_priorities")
-    slots, given = jnp.asarray(indices), jnp.asarray(priorities)
+    slots, given = (
+        jnp.asarray(values if isinstance(values, jax.Array) else as_array(values, where="set_priorities"))
+        for values in (indices, priorities)
+    )
     if not jnp.issubdtype(slots.dtype, jnp.integer):
         raise ConfigError(f"set_priorities: expected integers as indices, found {slots.dtype}")
     shape = slots.shape

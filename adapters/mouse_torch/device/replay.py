@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from mouse_core.errors import ConfigError
-from mouse_core.nested import FieldKey
+from mouse_core.nested import FieldKey, as_array
 from mouse_core.randomness import check_seed
 from mouse_core.replay import ArrayStorage, Priorities, PrioritizedSampler, ReplayBuffer, Slices
 from mouse_core.replay.device.moving import (
@@ -323,8 +323,12 @@ class Replay(Kept):
         """
         if self.weights is None:
             raise ConfigError("set_priorities: expected a replay made with priorities=, found one without")
-        slots = torch.as_tensor(indices, device=self.device)
-        values = _priorities.like(slots, torch.as_tensor(priorities, device=self.device)).reshape(-1)
+        slots, given = (
+            values if isinstance(values, torch.Tensor) else as_array(values, where="set_priorities")
+            for values in (indices, priorities)
+        )
+        slots = torch.as_tensor(slots, device=self.device)
+        values = _priorities.like(slots, torch.as_tensor(given, device=self.device)).reshape(-1)
         slots = slots.reshape(-1).to(torch.int64)
         rows = self.size * (self.num_envs or 1)
         if len(slots):
