@@ -71,12 +71,17 @@ class NpzTree:
                 raise damaged(self.path, f"expected arrays of different names, found {wrong[:4] or 'one twice'}")
         self._names = [name.removesuffix(_SUFFIX) for name in members]
 
-    def finish(self) -> None:
-        """Read each array that was begun to its end, where its CRC is compared."""
+    def finish(self, *, others: bool) -> None:
+        """Read arrays to their end, where their CRC is compared: those that were begun, and with ``others`` all."""
         for path, (rows, _) in self._begun.items():
             with reading(self.path, at=path):
                 rows.skip(len(rows) - rows.place)
                 rows.end()
+        for name in self._names if others else ():
+            if name not in self._begun:
+                with reading(self.path, at=name), self._archive.open(name + _SUFFIX) as file:
+                    while file.read(1 << 20):
+                        pass
 
     def close(self) -> None:
         """Close the file."""

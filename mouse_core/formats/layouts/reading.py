@@ -206,7 +206,7 @@ def _rows(
             if (rest := rows.finish()) is not None:
                 yield rest
             if isinstance(file, NpzTree):
-                file.finish()
+                file.finish(others=layout.other_metadata)
 
 
 def _rows_of(file: Tree, stretch: Stretch, size: int, types: Types, rows: TransitionRows) -> Iterator[Columns]:

@@ -162,6 +162,16 @@ def test_ogbench(layout: str, kind: str, tmp_path: Path) -> None:
     assert (~known).sum() == (len(logs) if layout == "regular" else 0)
 
 
+def test_ogbench_checks_arrays_that_are_no_columns(tmp_path: Path) -> None:
+    """``terminals`` of compact files, of which ``valids`` say the same."""
+    path = write_ogbench(tmp_path / "x.npz", "compact", logged(lengths=(2000, -3)))
+    content = path.read_bytes()
+    place = content.index(b"terminals.npy") + 12_000  # far from what is read with the header
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    with pytest.raises(DataError, match=r"x\.npz.*CRC"):
+        read_layouts(path, layout="ogbench").to_table()
+
+
 @pytest.mark.parametrize("layout", ["raw", "compact", "regular"])
 def test_ogbench_without_rewards_and_masks(layout: str, tmp_path: Path) -> None:
     logs = logged()
