@@ -198,7 +198,7 @@ def priorities_in(
     return values
 
 
-def reduced(values: npt.NDArray[Any], axes: int, reduction: str | None) -> npt.NDArray[Any]:
+def reduced(values: Any, axes: int, reduction: str | None) -> npt.NDArray[Any]:
     """Numbers with several for each row as one for each, as ``[n, steps]`` becomes ``[n]``.
 
     Args:
@@ -206,6 +206,7 @@ def reduced(values: npt.NDArray[Any], axes: int, reduction: str | None) -> npt.N
         axes: How many.
         reduction: One of ``REDUCTIONS``; None: they stay as they are.
     """
+    values = as_array(values, where="priority")
     several = prod(values.shape[axes:])
     if reduction is None or values.ndim <= axes or several <= 1 or number_kind(values.dtype) not in "biuf":
         return values

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mouse_core._base.locks import forks
 from mouse_core.batches.source import BatchSource
 from mouse_core.digest.values import host_array
-from mouse_core.dtypes import refuse_hidden
+from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, DataError, ForkError, MissingFieldError, SchemaError, StateError
 from mouse_core.nested import find
 from mouse_core.randomness import Key, Purpose
@@ -562,8 +562,7 @@ class Parts:
         """Tell the sampler how important rows are, those of them that are still there; ``check``: only raise."""
         self._check_process()
         self.sync()
-        refuse_hidden(index)
-        slots, values = np.asarray(index), np.asarray(priority)
+        slots, values = to_numpy(index), np.asarray(priority)
         if generation is not None:
             # What is negative never was an index, which the sampler says.
             present = alike(self.generation_of(slots), generation) | (slots < 0)

@@ -247,20 +247,20 @@ class ReplayBuffer(RowBuffer):
             index, priority = (find(batch, key, where="update_priority") for key in ("index", self._priority_key))
             if self.generations and generation is None:
                 generation = find(batch, "generation", where="update_priority")
-            index = np.asarray(index)
-            priority = priorities_like(index, reduced(to_numpy(priority), index.ndim, self._priority_reduction))
+            index = to_numpy(index)
+            priority = priorities_like(index, reduced(priority, index.ndim, self._priority_reduction))
             there = meant(np.ones(index.shape, np.bool_), batch, self._parts.masks)
             if not there.all():
                 index, priority = index[there], priority[there]
                 generation = None if generation is None else np.asarray(generation)[there]
-        priority = reduced(to_numpy(priority), np.ndim(index), self._priority_reduction)
+        priority = reduced(priority, np.ndim(index), self._priority_reduction)
         with self._lock, self._shared():
             self._parts.update_priority(index, priority, generation)
             self._updates += 1
 
     def check_update(self, index: Any, priority: Any, generation: Any = None) -> None:
         """Raise what ``update_priority`` would, and change nothing."""
-        priority = reduced(to_numpy(priority), np.ndim(index), self._priority_reduction)
+        priority = reduced(priority, np.ndim(index), self._priority_reduction)
         with self._lock, self._shared():
             self._parts.update_priority(index, priority, generation, check=True)
 

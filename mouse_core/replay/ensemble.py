@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.tracing import refuse_traced
+from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.nested import find, flatten, structure_of, unflatten
 from mouse_core.replay._assembly import reduced, reserved_error
@@ -295,7 +296,7 @@ class ReplayBufferEnsemble(BaseBuffer):
             generation = batch.get("generation") if generation is None else generation
         if buffer_ids is None:
             raise ConfigError("update_priority: expected the buffer_ids of the batch beside its index, found none")
-        ids, slots = np.asarray(buffer_ids), np.asarray(find(batch, "index", where="update_priority"))
+        ids, slots = to_numpy(buffer_ids), to_numpy(find(batch, "index", where="update_priority"))
         sharing.check_ids(ids, slots, len(self._buffers))
         updates: list[tuple[Any, ...]] = []
         for number in np.unique(ids).tolist():
@@ -303,7 +304,7 @@ class ReplayBufferEnsemble(BaseBuffer):
             if getattr(member, "prioritized", False):
                 mine = meant(ids == number, batch, member._parts.masks)
                 given = find(batch, member.priority_key, where="update_priority") if priority is None else priority
-                given = priorities_like(slots, reduced(np.asarray(given), slots.ndim, member.priority_reduction))
+                given = priorities_like(slots, reduced(given, slots.ndim, member.priority_reduction))
                 known = np.asarray(generation)[mine] if generation is not None and member.generations else None
                 updates.append((member, slots[mine], given[mine], *([] if known is None else [known])))
         with self._shared():

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.digest.values import host_array
+from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.nested import flatten, is_varying, map_tree, opened
 from mouse_core.replay._assembly import named_time, patched, priorities_in, row_of, slots_of, time_first
@@ -344,7 +345,7 @@ class RowBuffer(BaseBuffer):
         After an error nothing has changed.
         """
         refuse_traced("update_if_present")
-        named = np.asarray(index)
+        named = to_numpy(index)
         values = {key: _flat(leaf, named.ndim) for key, leaf in flatten(self._accept(fields)).items()}
         with self._lock, self._shared():
             self._parts.check_writable()

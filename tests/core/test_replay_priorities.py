@@ -601,3 +601,35 @@ def test_priorities_may_have_an_axis_of_one_behind() -> None:
     for wrong in (np.ones((8, 2)), np.ones((1, 8)), np.ones(1)):
         with pytest.raises(ConfigError, match="shape of the index"):
             buffer.update_priority(np.arange(8), wrong)
+
+
+HIDDEN = np.ma.masked_array(np.arange(4), [False, True, False, False])
+
+
+def test_what_a_mask_hides_is_neither_an_index_nor_a_priority() -> None:
+    def made() -> PrioritizedReplayBuffer:
+        buffer = PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=ArrayStorage(10), generations=True)
+        buffer.extend({"a": np.arange(4.0)})
+        return buffer
+
+    buffer, rows, ones = made(), np.arange(4), np.ones(4)
+    ensemble = ReplayBufferEnsemble(made(), made())
+    for call in (
+        lambda: buffer.update_priority(rows, HIDDEN),
+        lambda: buffer.update_priority(HIDDEN, ones),
+        lambda: buffer.update_if_present(HIDDEN, np.zeros(4, int), {"a": ones}),
+        lambda: buffer.update_if_present(rows, HIDDEN, {"a": ones}),
+        lambda: buffer.generation_of(HIDDEN),
+        lambda: ensemble.update_priority({"index": rows, "buffer_ids": np.zeros(4, int), "td_error": HIDDEN}),
+        lambda: ensemble.update_priority({"index": HIDDEN, "buffer_ids": np.zeros(4, int), "td_error": ones}),
+    ):
+        with pytest.raises(DataError, match="expected a value, found a masked one"):
+            call()
+    assert buffer[:]["a"].tolist() == [0, 1, 2, 3]
+
+
+def test_no_rows_at_all_are_updated() -> None:
+    buffer = PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=ArrayStorage(10), generations=True)
+    buffer.extend({"a": np.arange(4.0)})
+    buffer.update_priority([], [])
+    assert buffer.update_if_present([], [], {"a": []}).tolist() == buffer.generation_of([]).tolist() == []

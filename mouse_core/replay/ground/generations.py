@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, StateError
 from mouse_core.replay.ground.protocols import Storage, Write
 
@@ -49,9 +50,10 @@ class Generations:
         Raises:
             ConfigError: An index that is not of integers.
         """
-        slots = np.asarray(index)
-        if slots.dtype.kind not in "iu":
+        slots = to_numpy(index)
+        if slots.dtype.kind not in "iu" and slots.size:
             raise ConfigError(f"index: expected integers, found {slots.dtype}")
+        slots = slots.astype(np.int64, copy=False)
         there = (slots >= 0) & (slots < len(storage))
         found: Int64s = np.full(slots.shape, -1, np.int64)
         found[there] = self._counts[slots[there]] - 1
@@ -74,8 +76,8 @@ class Generations:
 
 def alike(found: Int64s, generation: Any) -> npt.NDArray[np.bool_]:
     """Whether rows have the generations that they had, of the same shape; ConfigError for others than integers."""
-    named = np.asarray(generation)
-    if named.shape != found.shape or named.dtype.kind not in "iu":
+    named = to_numpy(generation)
+    if named.shape != found.shape or (named.dtype.kind not in "iu" and named.size):
         raise ConfigError(
             f"generation: expected an integer for every index {list(found.shape)}, found {named.dtype} "
             f"{list(named.shape)}"

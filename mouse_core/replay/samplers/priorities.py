@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, RowIndexError, StateError
 from mouse_core.randomness import Key
 from mouse_core.replay.ground.protocols import Draw, Slots, Storage, Write, ring_pieces
@@ -436,8 +437,8 @@ class PrioritizedSampler:
 
     def _checked(self, storage: Storage, index: Slots, priority: npt.NDArray[Any]) -> tuple[Slots, Int64s, float]:
         """Slots ``[n]``, their weights ``[n]`` and the largest priority of an update; raises as ``update_priority``."""
-        slots = np.asarray(index)
-        if slots.dtype.kind not in "iu":
+        slots = to_numpy(index)
+        if slots.dtype.kind not in "iu" and slots.size:
             raise ConfigError(f"update_priority: expected integers as index, found {slots.dtype}")
         values = weighing.priorities_like(slots, priority)
         slots, rows = slots.reshape(-1).astype(np.int64, copy=False), len(storage)
