@@ -21,6 +21,7 @@ from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.formats._files.h5 import leaves
+from mouse_core.formats._files.npz import NpzTree
 from mouse_core.formats._files.on_disk import DREAMERV3
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
@@ -34,7 +35,6 @@ from mouse_core.formats.columns.named import (
     to_batches,
 )
 from mouse_core.formats.columns.transitions import one_later, step_numbers
-from mouse_core.formats.layouts._trees import NpzTree
 
 __all__ = ["read_dreamerv3"]
 

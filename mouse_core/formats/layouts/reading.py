@@ -22,6 +22,7 @@ from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import damaged, reading
 from mouse_core.formats._files.h5 import leaves
+from mouse_core.formats._files.npz import NpzTree
 from mouse_core.formats._files.on_disk import is_zarr
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
@@ -42,7 +43,7 @@ from mouse_core.formats.columns.transitions import (
 )
 from mouse_core.formats.layouts._arrays import Array, Types, cast_like_first, check_shapes, flags_of, rows_of
 from mouse_core.formats.layouts._stretches import Stretch, files_of, stretches_of
-from mouse_core.formats.layouts._trees import HDF5, NpzTree, Tree, ZarrTree, open_each
+from mouse_core.formats.layouts._trees import HDF5, Tree, ZarrTree, open_each
 from mouse_core.formats.layouts.layout import FLAGS, TreeLayout, load_layout
 from mouse_core.formats.layouts.presets import LAYOUTS
 from mouse_core.images.pixels import decode_image

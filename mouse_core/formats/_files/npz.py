@@ -1,0 +1,130 @@
+"""Files of ``numpy.savez`` as trees of arrays; slashes in the names of arrays make groups."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.lib.format as npy
+import numpy.typing as npt
+
+from mouse_core.files.reading import damaged, reading
+from mouse_core.formats._files.npy import NpyRows
+
+_MOST_ARRAYS = 1 << 16
+_SUFFIX = ".npy"
+
+
+class NpzTree:
+    """An npz file, open for reading.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ConfigError: The file does not exist.
+        DataError: The file is damaged, or no npz file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._files: dict[str, Any] = {}
+        self._begun: dict[str, tuple[NpyRows, npt.NDArray[Any] | None]] = {}
+        with reading(self.path):
+            self._archive = zipfile.ZipFile(self.path)
+            members = [member.filename for member in self._archive.infolist()]
+            if len(members) > _MOST_ARRAYS:
+                raise damaged(self.path, f"expected at most {_MOST_ARRAYS} arrays, found {len(members)}")
+            wrong = [name for name in members if not name.endswith(_SUFFIX)]
+            if wrong or len(set(members)) < len(members):
+                # Whatever writes npz files writes arrays, each once.
+                raise damaged(self.path, f"expected arrays of different names, found {wrong[:4] or 'one twice'}")
+        self._names = [name.removesuffix(_SUFFIX) for name in members]
+
+    def finish(self, *, others: bool) -> None:
+        """Read arrays to their end, where their CRC is compared: those that were begun, and with ``others`` all."""
+        for path, (rows, _) in self._begun.items():
+            with reading(self.path, at=path):
+                rows.skip(len(rows) - rows.place)
+                rows.end()
+        for name in self._names if others else ():
+            if name not in self._begun:
+                with reading(self.path, at=name), self._archive.open(name + _SUFFIX) as file:
+                    while file.read(1 << 20):
+                        pass
+
+    def close(self) -> None:
+        """Close the file."""
+        for file in self._files.values():
+            file.close()
+        self._archive.close()
+
+    def names(self, path: str = "/") -> list[str]:
+        """Names of the groups and arrays in a group."""
+        above = f"{path.strip('/')}/".lstrip("/")
+        below = (name.removeprefix(above).split("/")[0] for name in self._names if name.startswith(above))
+        return list(dict.fromkeys(below))
+
+    def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
+        """Description of the group or array at each path, as ``H5File.find`` returns it."""
+        return [self._tree(path.strip("/")) for path in paths]
+
+    def attributes(self, items: Sequence[tuple[str, str]]) -> list[Any]:
+        """Return None for each item: npz files have no attributes."""
+        return [None] * len(items)
+
+    def _tree(self, path: str) -> dict[str, Any] | None:
+        if path in self._names:
+            with reading(self.path, at=path), self._archive.open(path + _SUFFIX) as file:
+                shape, _, dtype = self._header(file)
+                kind = "number" if dtype.kind in "biuf" and dtype.itemsize <= 8 else "other"
+                stored = self._archive.getinfo(path + _SUFFIX).file_size
+                claimed = int(np.prod(shape, dtype=object)) * dtype.itemsize
+                if kind == "number" and not 0 <= stored - claimed <= 1 << 16:
+                    raise damaged(
+                        self.path, f"expected {claimed} bytes for shape {list(shape)}, found {stored}", at=path
+                    )
+                return {"kind": kind, "shape": list(shape), "dtype": dtype.str, "attributes": {}}
+        names = self.names(path)
+        if not names:
+            return None
+        items = {name: self._tree(f"{path}/{name}".strip("/")) for name in names}
+        return {"kind": "group", "items": items, "attributes": {}}
+
+    def read(self, items: Sequence[tuple[str, int, int]]) -> list[npt.NDArray[Any]]:
+        """Read rows of several arrays. To go back in an array reads it again from its beginning."""
+        return [self._rows(path.strip("/"), first, stop) for path, first, stop in items]
+
+    def _rows(self, path: str, first: int, stop: int) -> npt.NDArray[Any]:
+        with reading(self.path, at=path):
+            rows, last = self._begun.get(path, (None, None))
+            if rows is None or first < rows.place - (last is not None):
+                rows, last = NpyRows(self._anew(path), where=f"{self.path}, {path}"), None
+            if not rows.shape:
+                return rows.read(1).reshape(())
+            # Stretches of observations overlap by one row, which is not read again.
+            begun = last if first < rows.place else None
+            rows.skip(max(min(first, len(rows)) - rows.place, 0))
+            values = rows.read(max(stop - max(first, rows.place), 0))
+            if rows.place == len(rows):
+                rows.end()
+            if begun is not None:
+                values = np.concatenate([begun, values])
+            self._begun[path] = (rows, values[-1:].copy() if len(values) else last)
+            return values[: stop - first]
+
+    def _anew(self, path: str) -> Any:
+        if path in self._files:
+            self._files.pop(path).close()
+        self._files[path] = self._archive.open(path + _SUFFIX)
+        return self._files[path]
+
+    def _header(self, file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+        version = npy.read_magic(file)
+        readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        if version not in readers:
+            raise damaged(self.path, f"expected an array of version 1.0 or 2.0, found {version}")
+        return readers[version](file)
