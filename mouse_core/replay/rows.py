@@ -265,6 +265,8 @@ class RowBuffer(BaseBuffer):
         """Rows whose lists are nodes or values, see ``mouse_core.nested.opened``; objects as they are."""
         storage = self._parts.storage
         if hasattr(storage, "batch"):  # which keeps any objects
+            if self._inverse is not None and hasattr(storage, "check"):
+                storage.check([rows] if one else rows)  # a transform would not see what a mask hides
             return rows
         ragged = getattr(storage, "ragged", ())
         if isinstance(rows, list) and not one:

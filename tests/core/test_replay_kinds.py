@@ -18,6 +18,7 @@ from mouse_core import PrefetchBatchifier
 from mouse_core.errors import ConfigError, DataError, SchemaError, StateError
 from mouse_core.replay import (
     ArrayStorage,
+    Compress,
     ListStorage,
     MaxValueWriter,
     MemmapStorage,
@@ -473,3 +474,18 @@ def test_text_bytes_and_times_arrive_in_a_store(kind: str, tmp_path: Path) -> No
     store = buffer.to_store()
     assert [(row["task"], row["raw"]) for row in store] == [("a", b"1"), ("", b""), ("ü", b"22")]
     assert store.to_dataset().data.column("when").cast(pa.int64()).to_pylist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_transform_makes_data_of_what_a_mask_hides(kind: str, tmp_path: Path) -> None:
+    images = np.ma.masked_array(np.zeros((2, 4, 4), np.uint8), np.eye(4)[None].repeat(2, 0))
+    buffer = ReplayBuffer(made(kind, 10, tmp_path), transform=Compress("x", shape=(4, 4)))
+    for write in (
+        lambda: buffer.extend({"x": images}),
+        lambda: buffer.extend([{"x": images[0]}, {"x": images[1]}]),
+        lambda: buffer.append({"x": images[0]}),
+        lambda: buffer.check_extend({"x": images}),
+    ):
+        with pytest.raises(DataError, match="expected a value, found a masked one"):
+            write()
+    assert len(buffer) == 0

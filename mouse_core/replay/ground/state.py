@@ -18,7 +18,8 @@ from mouse_core.replay.ground.schema import FieldType, RowSchema
 def rows_state(storage: Storage, schema: RowSchema | None, columns: Sequence[Any]) -> dict[str, Any]:
     """The state of a storage with these columns ``[len, *shape]``, in the order of the schema's fields.
 
-    What differs in length comes as a list of the rows' bytes.
+    What differs in length comes as a list of the rows' bytes. ``begins`` is None but in a ``MemmapStorage`` that
+    overwrote rows, which knows where the episodes of its oldest rows begin.
     """
     return {
         "kind": "rows",
@@ -31,6 +32,7 @@ def rows_state(storage: Storage, schema: RowSchema | None, columns: Sequence[Any
         "columns": {
             str(place): _packed(column) if isinstance(column, list) else column for place, column in enumerate(columns)
         },
+        "begins": None,
     }
 
 
@@ -107,6 +109,8 @@ def state_rows(
         StateError: It does not fit the storage, or its parts do not fit each other.
     """
     check_state(storage, state, "rows")
+    if "begins" not in state:
+        raise StateError(f"storage: expected begins of episodes or None, found {list(state)}")
     size, written = state["size"], int(state["written"])
     if state.get("schema") is None:
         if size:

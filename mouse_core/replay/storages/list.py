@@ -261,6 +261,11 @@ class ListStorage(RingStorage):
             self._signatures.wrote(slot)
         return self._appended(len(items)), len(items)
 
+    def check(self, rows: Any) -> None:
+        """Raise what ``append(rows)`` would, and write nothing."""
+        for item in take_apart(rows, self._ragged):
+            _check(item)
+
     def put(self, slots: Slots, rows: Any) -> None:
         """Replace the objects in ``slots``; ``rows`` as for ``append``."""
         self._check_slots(slots)

@@ -301,7 +301,7 @@ class MemmapStorage(MappedRows):
             now = self._writing()
             schema, arrays, written = state_rows(self, state, self._schema)
             oldest = 0 if schema is None else (written - len(arrays[0])) // schema.num_envs
-            begins = None if schema is None else checked_begins(schema, oldest, state.get("begins"))
+            begins = None if schema is None else checked_begins(schema, oldest, state["begins"])
             self._head.synced = 0
             if schema is None:
                 self._head.commit(replace(now, written=written, summed=written, changes=now.changes + 1))
