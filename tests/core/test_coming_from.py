@@ -72,6 +72,7 @@ from mouse_core.replay import (
 )
 from mouse_core.statistics import Scaling
 from mouse_core.testing import example_store
+from mouse_core.text import kl_estimates
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "coming-from.md"
 KEY = Key(1, Purpose.REPLAY)
@@ -226,6 +227,21 @@ def test_T09_T15_empty() -> None:
     assert buffer.extend(rows(2)).tolist() == [0, 1]
 
 
+def test_T11_rows_and_objects_are_two_kinds_of_state(tmp_path: Path) -> None:
+    storages = [ArrayStorage(4), MemmapStorage(4, tmp_path / "from"), ListStorage(4)]
+    for number, storage in enumerate(storages):
+        buffer = ReplayBuffer(storage)
+        buffer.extend({"x": np.arange(3)})
+        others = [ArrayStorage(4), MemmapStorage(4, tmp_path / f"to {number}"), ListStorage(4)]
+        for other in map(ReplayBuffer, others):
+            if isinstance(storage, ListStorage) == isinstance(other.storage, ListStorage):
+                other.load_state_dict(buffer.state_dict())
+                assert [int(other[i]["x"]) for i in range(3)] == [0, 1, 2]
+            else:
+                with pytest.raises(StateError, match="expected a state of"):
+                    other.load_state_dict(buffer.state_dict())
+
+
 def test_T10_T11_checkpoints_are_exact_and_short(tmp_path: Path) -> None:
     buffer = sliced(95, 60, sequence_length=4, end_key="done", batch_size=5)  # the ring has wrapped
     buffer.dumps(tmp_path / "one")
@@ -339,6 +355,12 @@ def test_T52_C10_rows_that_are_gone() -> None:
     assert (updated == (batch["index"] >= 5)).all()
     assert (buffer[:]["x"] == 100).sum() == len(drawn)
     assert set(np.flatnonzero(buffer.sampler.weights_at(buffer.storage, np.arange(10)) == 7.0).tolist()) == drawn
+
+
+def test_T52_a_write_longer_than_the_buffer_counts_once() -> None:
+    buffer = filled(4, 4, generations=True)
+    buffer.extend(rows(9))
+    assert buffer.generation_of(np.array([0, 1, 2, 3, -1, 4])).tolist() == [1, 1, 1, 1, -1, -1]
 
 
 def test_T54_few_members_of_many() -> None:
@@ -659,6 +681,17 @@ def test_T50_the_best_rows() -> None:
     assert middle[0]["reward"].tolist() == [0.0, 4.0]
 
 
+@pytest.mark.parametrize("parts", [{"transform": NextView()}, {"sampler": SliceSampler(sequence_length=2)}])
+def test_F03_F04_rows_say_where_they_end(parts: dict[str, Any]) -> None:
+    buffer = ReplayBuffer(ArrayStorage(10), batch_size=4, **parts)
+    buffer.extend({"x": np.arange(5)})
+    with pytest.raises(MissingFieldError, match="done"):
+        buffer.sample()
+    endless = ReplayBuffer(ArrayStorage(10), batch_size=4, **parts)
+    endless.extend({"x": np.arange(5), "done": np.zeros(5, np.bool_)})
+    assert endless.sample()["mask"].any()
+
+
 def test_T53_T55_T56_F11_ensembles_are_exact() -> None:
     members = [filled(10, transform=lambda batch: {**batch, "x": batch["x"] + 1}), filled(40)]
     mixed = ReplayBufferEnsemble(
@@ -905,10 +938,28 @@ def test_T67_T68_rollouts_in_groups_and_by_version() -> None:
     assert callable(TopK(2))
 
 
+def test_T90_divergence_of_tokens() -> None:
+    student, teacher = np.log([[0.5, 0.2, 0.9]]), np.log([[0.6, 0.1, 0.9]])
+    ahead = teacher - student
+    found = kl_estimates(student, teacher, np.ones((1, 3), np.bool_), estimator="k3")
+    np.testing.assert_allclose(found, np.expm1(ahead) - ahead)
+
+
 def test_T69_episodes_by_what_is_in_them() -> None:
     buffer = filled(40, 25)
     found = query(buffer, lambda episode: episode["reward"].sum() >= 10 and not (episode["x"] > 35).any())
     assert [buffer[index]["x"].tolist() for index in found] == [[*range(20, 30)]]
+
+
+def test_T80_first_and_last_slots_of_episodes() -> None:
+    buffer = ReplayBuffer(ArrayStorage(10))
+    done = np.isin(np.arange(15), [7, 12])
+    for part in (slice(10), slice(10, 15)):  # the newest row is in slot 4
+        buffer.extend({"done": done[part]})
+    found = [(slots[0], slots[-1], len(slots)) for slots in query(buffer)]
+    assert sorted(found) == [(3, 4, 2), (5, 7, 3), (8, 2, 5)]
+    arrays = {"done": np.array([0, 0, 1, 0, 0, 0], np.bool_)}
+    assert [slots.tolist() for slots in query(ReplayBuffer(ArrayStorage(arrays=arrays)))] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_T70_packed_rows() -> None:
