@@ -16,7 +16,7 @@ from mouse_core.batches.source import BatchSource
 from mouse_core.digest.values import host_array
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, DataError, ForkError, MissingFieldError, SchemaError, StateError
-from mouse_core.nested import find
+from mouse_core.nested import find, flatten
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay._assembly import check_names, names_added, rows_behind, shown
 from mouse_core.replay._episodes.index import EpisodeIndex
@@ -313,8 +313,11 @@ class Parts:
         self._reserved = names_added(self.sampler, self._gather is not None, self._reach, generations)
         self.masks = "mask" in self._reserved or self._reach > 0
         # The episodes of the rows, where a transform needs other rows of them and the sampler does not know them.
-        looks = self._gather is not None or self._reach > 0
-        self._own_episodes = EpisodeIndex(done=transform.done) if looks else None
+        self._looks = self._gather is not None or self._reach > 0
+        self._own_episodes = EpisodeIndex(done=transform.done) if self._looks else None
+        if not hasattr(self.sampler, "episodes") and storage.lock() is None and not hasattr(storage, "batch"):
+            # A sampler of slices that comes later asks where the oldest episodes of the ring began.
+            self._own_episodes = self._own_episodes or EpisodeIndex(warns=False)
         if self._own_episodes is not None and self._own_episodes.is_like(self._of_sampler):
             self._own_episodes = None
         self._watchers = Watchers(transform, storage)
@@ -396,6 +399,11 @@ class Parts:
         check_names(rows, self._reserved, one=one)
         if self._changes != self.storage.changes or not one:
             self.sync()
+            if not one and self._own_episodes is not None:
+                leaf = rows if isinstance(rows, list) else next(iter(flatten(rows).values()), ())
+                steps = len(leaf) if isinstance(leaf, list | tuple) or getattr(leaf, "ndim", 0) else 0
+                if self.storage.written - self._own_told + steps * self.storage.num_envs > self.storage.capacity:
+                    self._tell_own()
         slots, written, first = self.writer.write(self.storage, rows, one=one)
         if self.writer.ordered and len(slots) > len(written):
             self._tell_of_lost(rows, len(slots) - len(written))
@@ -516,8 +524,10 @@ class Parts:
             return values.reshape(count, *values.shape[self.storage.ndim :])
 
         lost = Write(np.zeros(count, np.int64), self._told, read)
-        if isinstance(self._of_sampler, EpisodeIndex):
-            self._of_sampler.wrote(self.storage, lost)
+        for index in (self._of_sampler, self._own_episodes):
+            if isinstance(index, EpisodeIndex):
+                index.wrote(self.storage, lost)
+        self._own_told += count
 
     def _reader(self, slots: Slots) -> Callable[[FieldKey], npt.NDArray[Any]]:
         return lambda key: self.storage.read(key, slots)
@@ -534,7 +544,7 @@ class Parts:
         else:
             rows, draw = None, self.sampler.draw(self.storage, batch_size, key)
         slots = draw.index
-        if self._own_episodes is not None:
+        if self._looks:
             self._tell_own()
         if self._gather is not None:
             episodes = self._own_episodes or self._of_sampler

@@ -27,6 +27,7 @@ from mouse_core.replay import (
     ArrayStorage,
     MaxValueWriter,
     MemmapStorage,
+    NextView,
     PrioritizedReplayBuffer,
     ReplayBuffer,
     SliceSampler,
@@ -495,6 +496,7 @@ def test_slices_keep_their_places_wherever_their_rows_go(seed: int, tmp_path: Pa
     alone = ReplayBuffer(ArrayStorage(**ring), sampler())
     folder = ReplayBuffer(MemmapStorage(path=tmp_path, **ring), None if seed % 2 else sampler())
     other = ReplayBuffer(ArrayStorage(**ring), sampler(sequence_length=1, period=1))
+    single = ReplayBuffer(ArrayStorage(**ring), transform=NextView() if seed % 2 else None)
     written, episode = 0, np.zeros(envs, np.int64)
     for _ in range(int(draws.integers(3, 8))):
         n = int(draws.integers(1, 2 * steps + 5))
@@ -509,7 +511,7 @@ def test_slices_keep_their_places_wherever_their_rows_go(seed: int, tmp_path: Pa
         rows = rows if envs > 1 else {name: values[:, 0] for name, values in rows.items()}
         for step in range(n):
             alone.append({name: values[step] for name, values in rows.items()})
-        for buffer in (folder, other):
+        for buffer in (folder, other, single):
             buffer.extend(rows)
         written += n
         if draws.random() < 0.3:
@@ -526,6 +528,8 @@ def test_slices_keep_their_places_wherever_their_rows_go(seed: int, tmp_path: Pa
     moved.storage.close()
     moved = ReplayBuffer(MemmapStorage(path=tmp_path / "moved", **ring), sampler())
     others = [buffer.with_parts(sampler=sampler()) for buffer in (other, loaded)]
+    if not keys:  # a buffer of single rows keeps episodes by all fields that there are
+        others.append(single.with_parts(sampler=sampler(), transform=None))
     for buffer in (again, moved, *others, restored, pickle.loads(pickle.dumps(restored))):
         assert places_of(buffer) == expected
 

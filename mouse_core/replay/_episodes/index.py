@@ -221,6 +221,7 @@ class EpisodeIndex:
         end_key: The field that is not 0 in the last row of an episode.
         truncated_key: A second one.
         done: What is called so in place of ``"done"``, where none of the three is given.
+        warns: Whether it warns of contradictions.
 
     Without any of them all count that are there: ``("next", "done")``, ``("next", "terminated")`` and ``("next",
     "truncated")``, or else ``"done"``, ``"terminated"`` and ``"truncated"``; and the first of ``TRAJ_KEYS``, as numbers
@@ -235,6 +236,7 @@ class EpisodeIndex:
         truncated_key: FieldKey | None = None,
         *,
         done: FieldKey = "done",
+        warns: bool = True,
     ) -> None:
         self._done = done
         self.keys = (traj_key, end_key, truncated_key)
@@ -243,7 +245,7 @@ class EpisodeIndex:
         self._is_whole = False
         self._before: Marks | None = None  # the last time step known, if it must be
         self._is_loaded = False
-        self._has_warned = False
+        self._has_warned = not warns
         self._rows_looked_at = 0  # for environments that take turns
 
     def is_like(self, other: object) -> bool:

@@ -229,9 +229,9 @@ class SliceSampler(SliceSampling):
             with a period of 3 those that begin at its steps 0, 3, 6, ... With a span they are counted from the first
             that it allows. A step counts as an episode's first also when a ring has written over it, so that slices
             keep their places, also in a mapped storage that is opened again and in ``with_parts``. Only where nothing
-            knows that step, as in a ring in memory that had no sampler of slices, the first one there is counts. Of an
-            episode that has lost its first steps, and has no whole slice any more, comes what is left behind the next
-            such step, unless shorter episodes are left out.
+            knows that step, as where a ring in memory had no sampler of slices and this one names its fields, the first
+            one there is counts. Of an episode that has lost its first steps, and has no whole slice any more, comes
+            what is left behind the next such step, unless shorter episodes are left out.
         dilation: A slice is every so-many-th row. Of 4 steps with a dilation of 2 it is the rows 0, 2, 4 and 6 of an
             episode, which must have 7 for all of them to be there. What lies between is left out, rewards included. So
             a buffer refuses ``NextView``, ``NStep``, ``HindsightRelabel`` and ``ReturnsToGo`` of slices ``[B, S]``.
