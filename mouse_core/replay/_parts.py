@@ -315,7 +315,8 @@ class Parts:
         # The episodes of the rows, where a transform needs other rows of them and the sampler does not know them.
         self._looks = self._gather is not None or self._reach > 0
         self._own_episodes = EpisodeIndex(done=transform.done) if self._looks else None
-        if not hasattr(self.sampler, "episodes") and storage.lock() is None and not hasattr(storage, "batch"):
+        ring = storage.writable and storage.lock() is None and not hasattr(storage, "batch")
+        if ring and not hasattr(self.sampler, "episodes"):
             # A sampler of slices that comes later asks where the oldest episodes of the ring began.
             self._own_episodes = self._own_episodes or EpisodeIndex(warns=False)
         if self._own_episodes is not None and self._own_episodes.is_like(self._of_sampler):
