@@ -202,6 +202,15 @@ def test_an_index_is_a_number_and_rows_are_combined_by_a_ufunc():
     assert table.values([2, 0]).tolist() == [1, 1]
 
 
+def test_a_single_row_hears_how_it_is_written():
+    numbers = RowMap(keys=["k"])
+    numbers[{"k": np.arange(3)}] = {"v": np.arange(3)}
+    for ask in (numbers.index, numbers.contains, numbers.__getitem__):
+        with pytest.raises(SchemaError, match=r"'k': expected the shape .*; one row is written as \[row\]"):
+            ask({"k": 1})
+    assert numbers.index([{"k": 1}]).tolist() == [1]
+
+
 def test_what_does_not_fit_changes_nothing():
     table = RowMap(capacity=3)
     table[OBS[:2]] = {"v": np.zeros(2)}

@@ -356,6 +356,15 @@ def test_rows_of_differing_length_that_come_later_hear_of_ragged(kind: str, tmp_
     assert len(buffer) == 1
 
 
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_single_row_hears_how_it_is_written(kind: str, tmp_path: Path) -> None:
+    buffer = ReplayBuffer(made(kind, 9, tmp_path))
+    buffer.append({"x": np.zeros(3)})
+    with pytest.raises(SchemaError, match=r"'x'.*found \[3\]; one row is written as \[row\]"):
+        buffer.extend({"x": np.zeros(3)})
+    assert buffer.extend([{"x": np.zeros(3)}]).tolist() == [1]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_single_name_is_no_list_of_names(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ragged: expected a list of names, found 'tokens'; write \['tokens'\]"):

@@ -155,7 +155,7 @@ class RowSchema:
                 expected_axes = ", ".join([*([_axes(lead, ndim)] if lead else []), *map(str, kind.shape)])
                 raise SchemaError(
                     f"{_where(key)}: expected the shape [{expected_axes}] of the first write, found {list(shape)}"
-                    f"{_if_declared(key, shape[lead:], kind.shape)}"
+                    f"{_if_single(shape, kind.shape, ndim) or _if_declared(key, shape[lead:], kind.shape)}"
                 )
             if shape[:lead] != expected:
                 self._check_lead(key, shape[:lead], ndim, expected)
@@ -324,6 +324,11 @@ def _if_listed(keys: list[FieldKey]) -> str:
     if all(isinstance(key, str) or not any(isinstance(step, int) for step in key) for key in keys):
         return ""
     return "; each array in a list or tuple is a field of its own, and np.stack(arrays) is one field"
+
+
+def _if_single(found: tuple[int, ...], expected: tuple[int, ...], ndim: int) -> str:
+    """The remedy for a row where rows are expected: half a sentence if only the axis of rows is missing."""
+    return "; one row is written as [row]" if found == expected and ndim == 1 else ""
 
 
 def _if_declared(key: FieldKey, found: tuple[int, ...], expected: tuple[int, ...]) -> str:
