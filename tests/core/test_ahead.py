@@ -291,7 +291,7 @@ def test_blocks_of_files_are_asked_for_once_where_there_is_room(
     fields, found = [Field("goal"), Field("words", shape=(3,), pad=-1)], []
     for room in (1 << 30, 2_000):
         there = DatasetStore.open(folder, fields=fields, max_action_dim=5)
-        monkeypatch.setattr("mouse_core.batches._planner.room_for_files", lambda room=room: room)
+        monkeypatch.setattr("mouse_core.batches._opening.room_for_files", lambda room=room: room)
         asked[0] = 0
         source, here = (BatchSource(one, 10, 8, Blocks(rows=100, pool=8), **options) for one in (there, known))
         with warnings.catch_warnings(record=True) as said:
@@ -332,7 +332,7 @@ def reads_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(own.OwnMemory, "__init__", making)
     monkeypatch.setattr(local.LocalFiles, "look", lambda self, batches: True)
     monkeypatch.setattr(local, "room_for_files", lambda: 0)
-    monkeypatch.setattr("mouse_core.batches._planner.room_for_files", lambda: 1 << 30)
+    monkeypatch.setattr("mouse_core.batches._opening.room_for_files", lambda: 1 << 30)
     return made
 
 
