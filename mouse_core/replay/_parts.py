@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from typing import Any
@@ -304,8 +304,7 @@ class Parts:
         self.writer: Writer = check_part("writer", writer, Writer)
         check_writer(self.writer, storage, self.sampler, transform)
         self.prioritized = hasattr(self.sampler, "update_priority")
-        _check_dilation(self.sampler, transform)
-        _check_goals(self.sampler, transform)
+        check_slices(self.sampler, [] if transform is None else transform.transforms)
         self._reach: int = getattr(transform, "reach", 0)
         self._gather = getattr(transform, "gather", None)
         if self._gather is not None or getattr(transform, "watchers", None):
@@ -402,7 +401,7 @@ class Parts:
             self.sync()
             if not one and self._own_episodes is not None:
                 leaf = rows if isinstance(rows, list) else next(iter(flatten(rows).values()), ())
-                steps = len(leaf) if isinstance(leaf, list | tuple) or getattr(leaf, "ndim", 0) else 0
+                steps = len(leaf) if isinstance(leaf, list | tuple) or np.ndim(leaf) > 0 else 0
                 if self.storage.written - self._own_told + steps * self.storage.num_envs > self.storage.capacity:
                     self._tell_own()
         slots, written, first = self.writer.write(self.storage, rows, one=one)
@@ -660,26 +659,22 @@ class Parts:
             self.generations = saved
 
 
-def _check_goals(sampler: Sampler, transform: Any) -> None:
-    """Raise ConfigError where rewards for several goals would be summed up."""
-    kinds = [] if transform is None else [type(step) for step in transform.transforms]
-    summing = [kind for kind in kinds if kind in (NStep, ReturnsToGo)]
-    if HindsightRelabel in kinds and summing and hasattr(sampler, "sequence_length"):
-        raise ConfigError(
-            f"transform: expected single transitions for {summing[0].__name__} beside HindsightRelabel, found "
-            f"{type(sampler).__name__}: each step of a slice has a goal of its own, and rewards for several goals "
-            "would be summed. Draw with a RandomSampler or a PrioritizedSampler"
-        )
-
-
-def _check_dilation(sampler: Sampler, transform: Any) -> None:
-    """Raise ConfigError where steps that lie apart would be taken for neighbours."""
+def check_slices(sampler: Sampler, transforms: Sequence[Any]) -> None:
+    """Raise ConfigError where transforms would take steps that lie apart for neighbours, or sum up several goals."""
     apart = getattr(sampler, "dilation", 1)
-    pairing = [] if transform is None or "slice_id" in getattr(sampler, "adds", ()) else transform.pairing
-    if apart > 1 and pairing:
+    pairing = [step for step in transforms if getattr(step, "reach", 0) or isinstance(step, ReturnsToGo)]
+    if apart > 1 and pairing and "slice_id" not in getattr(sampler, "adds", ()):
         name = type(pairing[0]).__name__
         raise ConfigError(
             f"transform: expected a sampler with dilation=1 for {name}, which pairs each step with the next row, found "
             f"dilation={apart}: the rows between steps are not in the slices. Store next entries and returns with the "
             f"rows instead, or draw with dilation=1"
+        )
+    summing = [type(step).__name__ for step in transforms if isinstance(step, NStep | ReturnsToGo)]
+    goals = any(isinstance(step, HindsightRelabel) for step in transforms)
+    if goals and summing and hasattr(sampler, "sequence_length"):
+        raise ConfigError(
+            f"transform: expected single transitions for {summing[0]} beside HindsightRelabel, found "
+            f"{type(sampler).__name__}: each step of a slice has a goal of its own, and rewards for several goals "
+            "would be summed. Draw with a RandomSampler or a PrioritizedSampler"
         )

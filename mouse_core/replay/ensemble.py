@@ -14,6 +14,7 @@ from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.nested import find, flatten, structure_of, unflatten
 from mouse_core.replay._assembly import reduced, reserved_error
+from mouse_core.replay._parts import check_slices
 from mouse_core.replay.base import BaseBuffer, Collate, Drawn
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.ground import shares as sharing
@@ -84,11 +85,21 @@ class ReplayBufferEnsemble(BaseBuffer):
                 f"transform: expected none that counts rows, as an ensemble has none itself, found {found}; give it to "
                 "the buffers, one each, or normalise by known numbers"
             )
+        self._check_slices(() if self._transform is None else self._transform.transforms)
         stages = p.weights if isinstance(p, Schedule) else {0: p}
         checked = {first: sharing.check_weights(weights, len(members)) for first, weights in stages.items()}
         self._schedule = Schedule(checked)
         check_count("num_buffer_sampled", 1 if num_buffer_sampled is None else num_buffer_sampled)
         self._num_buffer_sampled = num_buffer_sampled
+
+    def _check_slices(self, behind: Sequence[Any]) -> None:
+        """Raise ConfigError where the members' slices are not for their transforms and those ``behind``."""
+        for member in self._buffers:
+            own = getattr(member.transform, "transforms", ())
+            if isinstance(member, ReplayBufferEnsemble):
+                member._check_slices([*own, *behind])
+            elif isinstance(member, ReplayBuffer):
+                check_slices(member.sampler, [*own, *behind])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self._buffers)} buffers, p={list(self.p)}, seed={self._seed})"

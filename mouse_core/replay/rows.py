@@ -219,7 +219,7 @@ class RowBuffer(BaseBuffer):
                     f"rows with ndim={storage.ndim}"
                 )
             rows = self._rows_at(slots) if len(slots) else []
-            if self._hides_begins() and EPISODE_FIELD in storage.snapshot.readers:
+            if self._hides_begins() and EPISODE_FIELD in self.storage.snapshot.readers:
                 raise DataError(
                     f"{label}: expected rows that show where their episodes begin, found episodes that only the store "
                     f"knows, and another field {EPISODE_FIELD!r}: as copies they would be one episode. Rename that "

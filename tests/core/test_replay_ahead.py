@@ -20,6 +20,7 @@ from mouse_core.replay import (
     NStep,
     PrioritizedSampler,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     ReturnsToGo,
     SamplerWithoutReplacement,
     SliceSampler,
@@ -373,3 +374,13 @@ def test_rows_that_hold_their_next_observation(written: int, n: int, seed: int) 
         assert batch["steps"][place] == len(taken)
         assert batch["next_obs"][place, 0] == number + len(taken)
         assert batch["action"][place] == rows[number]["action"]
+
+
+def test_transforms_of_an_ensemble_are_checked_against_the_slices_of_its_members() -> None:
+    relabel = HindsightRelabel(compute_reward=lambda found, goal, batch: found)
+    goals = ReplayBuffer(ArrayStorage(9), SliceSampler(sequence_length=4), transform=relabel)
+    apart = ReplayBuffer(ArrayStorage(9), SliceSampler(sequence_length=4, dilation=2))
+    for member, transform, text in ((goals, NStep(2, 1.0), "single transitions"), (apart, NextView(), "dilation=1")):
+        for buffer in (member, ReplayBufferEnsemble(member)):
+            with pytest.raises(ConfigError, match=f"transform: expected .*{text}"):
+                ReplayBufferEnsemble(buffer, transform=transform)

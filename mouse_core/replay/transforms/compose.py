@@ -16,7 +16,6 @@ from mouse_core.replay.ground.protocols import TRANSFORM_CALLS, FieldKey
 from mouse_core.replay.transforms._fields import as_array, find_any, runs
 from mouse_core.replay.transforms.fields import Apply, Cast
 from mouse_core.replay.transforms.next_view import NextView
-from mouse_core.replay.transforms.returns import ReturnsToGo
 from mouse_core.spec import Alignment
 
 Array = Any
@@ -75,11 +74,6 @@ class Compose:
     def reach(self) -> int:
         """How many rows behind a drawn one they need together."""
         return sum(self._said("reach"))
-
-    @property
-    def pairing(self) -> list[Any]:
-        """Which of them pair a step of a slice with the next step, or sum over the steps."""
-        return [step for step in self.transforms if getattr(step, "reach", 0) or isinstance(step, ReturnsToGo)]
 
     @property
     def _gathering(self) -> list[int]:
