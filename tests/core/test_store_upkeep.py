@@ -315,9 +315,10 @@ def size_of(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("at_once", [1, 40])
-@pytest.mark.parametrize("kind", ["text", "list"])
-def test_bytes_of_texts_count(kind: str, at_once: int, tmp_path: Path) -> None:
-    value: Any = "x" * 500_000 if kind == "text" else [["x" * 250_000] * 2]
+@pytest.mark.parametrize("kind", ["text", "list", "array"])
+def test_bytes_of_large_rows_count(kind: str, at_once: int, tmp_path: Path) -> None:
+    values: dict[str, Any] = {"text": "x" * 500_000, "list": [["x" * 250_000] * 2], "array": [7] * 62_500}
+    value = values[kind]
     row = {"action": 0, "reward": 0.0, "done": 0, "metadata_value": value}
     most, limit = 0, 2_000_000
     with DatasetStore.open(tmp_path / "store", "a", max_bytes=limit, sync="none") as store:

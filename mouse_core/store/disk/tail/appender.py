@@ -64,7 +64,8 @@ class FolderAppender(Appender):
         self.drop_candidate()
         row_bytes = max(1, sum(column.row_bytes for column in columns.values()))
         most_bytes, most_rows = self._all.most_of_a_file()
-        most = min(max(16, most_bytes // row_bytes), most_rows or _MOST_TOGETHER)
+        fewest = 16 if self._all.keeps_all else 1  # large rows are dropped one by one
+        most = min(max(fewest, most_bytes // row_bytes), most_rows or _MOST_TOGETHER)
         usual = min(max(_FIRST_ROWS, _FIRST_BYTES // row_bytes, 2 * before), most)
         together = max(16, _MOST_TOGETHER // row_bytes) if self._all.keeps_all else most
         rows = max(usual, min(coming, together))
