@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -317,7 +318,7 @@ def size_of(folder: Path) -> int:
 @pytest.mark.parametrize("at_once", [1, 40])
 @pytest.mark.parametrize("kind", ["text", "list", "array"])
 def test_bytes_of_large_rows_count(kind: str, at_once: int, tmp_path: Path) -> None:
-    values: dict[str, Any] = {"text": "x" * 500_000, "list": [["x" * 250_000] * 2], "array": [7] * 62_500}
+    values: dict[str, Any] = {"text": "x" * 500_000, "list": [["x" * 250_000] * 2], "array": np.full(62_500, 7)}
     value = values[kind]
     row = {"action": 0, "reward": 0.0, "done": 0, "metadata_value": value}
     most, limit = 0, 2_000_000
@@ -326,7 +327,8 @@ def test_bytes_of_large_rows_count(kind: str, at_once: int, tmp_path: Path) -> N
             rows = [{**row, "action": number * at_once + k} for k in range(at_once)]
             store.append(rows[0]) if at_once == 1 else store.extend(rows)
             most = max(most, size_of(tmp_path))
-        assert store[-1] == rows[-1]
+        assert (store[-1]["action"], list(store[-1]["metadata_value"])) == (39, list(value))
+        assert len(store) <= 4
     # While files are sealed their rows lie in two; all rows have ten times as many bytes.
     assert most <= 4 * limit
     store = DatasetStore.open(tmp_path / "store")
