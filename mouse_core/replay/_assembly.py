@@ -206,11 +206,11 @@ def reduced(values: Any, axes: int, reduction: str | None) -> npt.NDArray[Any]:
         axes: How many.
         reduction: One of ``REDUCTIONS``; None: they stay as they are.
     """
-    values = as_array(values, where="priority")
-    several = prod(values.shape[axes:])
-    if reduction is None or values.ndim <= axes or several <= 1 or number_kind(values.dtype) not in "biuf":
-        return values
-    wide = values.astype(np.float64).reshape(*values.shape[:axes], several)
+    numbers: npt.NDArray[Any] = as_array(values, where="priority")
+    several = prod(numbers.shape[axes:])
+    if reduction is None or numbers.ndim <= axes or several <= 1 or number_kind(numbers.dtype) not in "biuf":
+        return numbers
+    wide = numbers.astype(np.float64).reshape(*numbers.shape[:axes], several)
     made: npt.NDArray[Any] = getattr(np, reduction)(wide, axis=-1)
     return made
 
