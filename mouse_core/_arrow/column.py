@@ -27,7 +27,7 @@ from mouse_core._base.memory import sparse_zeros
 from mouse_core.errors import DataError
 
 if TYPE_CHECKING:
-    from mouse_core.ahead.backing import Backing
+    from mouse_core.ahead.backing import RemoteMemory
 
 # So many chunks are looked up one by one.
 _FEW = 8
@@ -45,7 +45,7 @@ class ColumnPart:
     """
 
     # What its addresses are backed by. Whoever reads there waits for it; ``chunk`` gives values that stay.
-    backing: Backing | None = None
+    backing: RemoteMemory | None = None
     videos: Any = None  # that its frames are of: ``video.frames.VideoFiles``
     # How many chunks are looked up one by one, where that is no slower.
     few = _FEW
@@ -173,7 +173,7 @@ class Column:
         return [*self._known_parts, *(segment.part(self.name) for segment in self._later)]
 
     @memo
-    def backings(self) -> Sequence[Backing]:
+    def backings(self) -> Sequence[RemoteMemory]:
         """What some of its addresses are backed by."""
         return tuple({id(part.backing): part.backing for part in self._parts if part.backing is not None}.values())
 

@@ -15,7 +15,7 @@ APART = 48
 """What several batches read is sorted at once: of number n as if it lay n times 2**48 bytes further on."""
 
 
-class Backing(Protocol):
+class RemoteMemory(Protocol):
     """Memory whose bytes lie elsewhere until they are asked for: addresses ``begin .. begin + size``.
 
     Ranges are given by where they begin and end, int64 ``[n]`` addresses each; they ascend, and do not touch. All of it
@@ -108,8 +108,8 @@ def by_group(begins: Int64s, ends: Int64s, groups: Int64s) -> tuple[Int64s, Int6
 
 
 def _inside(
-    backings: Sequence[Backing], begins: Int64s, ends: Int64s
-) -> Iterator[tuple[Backing, npt.NDArray[np.bool_]]]:
+    backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s
+) -> Iterator[tuple[RemoteMemory, npt.NDArray[np.bool_]]]:
     """Which of some ranges lie in each of some backings; of several that a range lies in the first has it."""
     rest = ends > begins
     for backing in backings:
@@ -119,13 +119,17 @@ def _inside(
             yield backing, inside
 
 
-def in_backings(backings: Sequence[Backing], begins: Int64s, ends: Int64s) -> Iterator[tuple[Backing, Int64s, Int64s]]:
+def in_backings(
+    backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s
+) -> Iterator[tuple[RemoteMemory, Int64s, Int64s]]:
     """Of some ranges, in any order, those that lie in each of some backings, merged as it likes them."""
     for backing, inside in _inside(backings, begins, ends):
         yield backing, *merged(begins[inside], ends[inside], backing.gap)
 
 
-def ask_backings(backings: Sequence[Backing], begins: Int64s, ends: Int64s, numbers: Int64s, batches: Int64s) -> int:
+def ask_backings(
+    backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s, numbers: Int64s, batches: Int64s
+) -> int:
     """Ask each of some backings for what batches will read of it; how many bytes that are.
 
     Args:
@@ -142,7 +146,7 @@ def ask_backings(backings: Sequence[Backing], begins: Int64s, ends: Int64s, numb
     return nbytes
 
 
-def copied_when_there(backings: Sequence[Backing], begins: Int64s, ends: Int64s, copy: Callable[[], Made]) -> Made:
+def copied_when_there(backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s, copy: Callable[[], Made]) -> Made:
     """What ``copy()`` makes of some ranges of memory, called when they are there, and until nothing went meanwhile.
 
     Args:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mouse_core.ahead.backing import Int64s, by_group, merged, ragged
 from mouse_core.ahead.maps import Maps
-from mouse_core.ahead.own import OwnMemory
+from mouse_core.ahead.own import DirectReadBuffer
 from mouse_core.ahead.room import room_for_files
 
 LEAST, FIRST, MOST = 1 << 20, 4 << 20, 64 << 20
@@ -30,7 +30,7 @@ _CALM = 0.04
 _LESS, _MORE = 0.8, 1.25
 
 
-class Depth:
+class ReadaheadWindow:
     """How many bytes are asked for ahead, found by how long batches wait for pages all the same.
 
     A batch waits where its pages have not come yet, for which more depth helps, or have gone again, for which less
@@ -124,7 +124,7 @@ class LocalFiles:
         self.is_on = self._is_short = self._exceed_room()
         self._maps: Maps | None = None
         # Where what is read as a whole is, from when something is, if it can be.
-        self._own: OwnMemory | None = None
+        self._own: DirectReadBuffer | None = None
         self._tried_own = False
         # The maps that were met, of which nothing is read that is not asked for.
         self._met: set[int] = set()
@@ -201,11 +201,11 @@ class LocalFiles:
         """Whether the files do not fit in what memory there is now."""
         self._fitting = self._bytes  # those that were there when it was looked at
         self._room = room_for_files()
-        self.depth = Depth(self._room)
+        self.depth = ReadaheadWindow(self._room)
         return self._room is not None and self._bytes > self._room
 
     def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
-        """See ``Backing``."""
+        """See ``RemoteMemory``."""
         begins = begins & ~(_PAGE - 1)
         maps, found = self._known_maps(begins)
         if len(maps.begins):
@@ -257,7 +257,7 @@ class LocalFiles:
         if self._is_short and not self._tried_own:
             self._tried_own = True
             with suppress(OSError, ValueError):
-                self._own = OwnMemory((self._room or 0) // _OWN_PART)
+                self._own = DirectReadBuffer((self._room or 0) // _OWN_PART)
         if self._own is None:
             return 0, begins, ends
         begins, ends, until = by_group(begins, ends, until)
@@ -273,11 +273,11 @@ class LocalFiles:
             self._own.let_go(batch)
 
     def there(self, begins: Int64s, ends: Int64s) -> bool:
-        """See ``Backing``."""
+        """See ``RemoteMemory``."""
         return True
 
     def wait(self, begins: Int64s, ends: Int64s) -> object:
-        """See ``Backing``: the processor waits itself."""
+        """See ``RemoteMemory``: the processor waits itself."""
         return None
 
     def looks_further(self) -> bool:
@@ -285,7 +285,7 @@ class LocalFiles:
         return False
 
     def still(self, token: object) -> bool:
-        """See ``Backing``: what goes away comes back when it is read."""
+        """See ``RemoteMemory``: what goes away comes back when it is read."""
         return True
 
 

@@ -142,7 +142,7 @@ _WIPE_ON_FORK = 18
 
 
 @dataclass
-class Part:
+class ReadRange:
     """Ranges that were asked for together.
 
     Args:
@@ -163,7 +163,7 @@ class Part:
     users: int = 0
 
 
-class OwnMemory:
+class DirectReadBuffer:
     """Ranges of mapped files, read past the page cache, and where they are found instead of there.
 
     The page cache keeps what it is asked for by pages, of each of which somebody must find out when it may go, and of
@@ -186,7 +186,7 @@ class OwnMemory:
             self._memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to look up
         self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
         self._free = [(0, self._most)]
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, ReadRange] = {}
         """What is kept, by number."""
         self.batch = 0
         """The batch that came last."""
@@ -231,7 +231,9 @@ class OwnMemory:
                 opened = maps.direct([one for one in numbers[number : number + most].tolist() if one >= 0])
                 if opened:
                     ranges = begins[rows], ends[rows], until[rows]
-                    taken[rows] = self._take(maps, opened, found[rows], *ranges, Part([], first, 0, keeps, users=1))
+                    taken[rows] = self._take(
+                        maps, opened, found[rows], *ranges, ReadRange([], first, 0, keeps, users=1)
+                    )
         return taken
 
     def _take(
@@ -242,7 +244,7 @@ class OwnMemory:
         begins: Int64s,
         ends: Int64s,
         until: Int64s,
-        like: Part,
+        like: ReadRange,
     ) -> npt.NDArray[np.bool_]:
         """The same of ranges in some files that are open: ``found`` has which; ``like`` is a part without memory."""
         sector = max(one[1] for one in opened.values())
@@ -291,7 +293,7 @@ class OwnMemory:
 
         They stay there until the end.
         """
-        used: list[Part] = []
+        used: list[ReadRange] = []
 
         def places(begins: Int64s, ends: Int64s) -> Int64s:
             with self._held() as is_fine:

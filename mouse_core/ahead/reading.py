@@ -11,7 +11,7 @@ from weakref import WeakMethod
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.ahead.backing import Backing, Int64s, ask_backings, copied_when_there, in_backings
+from mouse_core.ahead.backing import Int64s, RemoteMemory, ask_backings, copied_when_there, in_backings
 from mouse_core.ahead.local import LocalFiles, Moved
 from mouse_core.errors import DataError
 
@@ -103,7 +103,7 @@ class ReadAhead(Generic[BlockT]):
 
     def __init__(
         self,
-        backings: Sequence[Backing],
+        backings: Sequence[RemoteMemory],
         files: LocalFiles | None,
         blocks: Blocks[BlockT],
         views: Callable[[BlockT], Views | None],

@@ -17,7 +17,7 @@ from mouse_core.batches._mask import as_items, check_fill
 from mouse_core.batches._pipeline import Batch, Pipeline, PlannedBlocks
 from mouse_core.batches._planner import Block, Planner
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
-from mouse_core.sampling.around import Anchors, Rows, clock_of, rows_at, rows_of, times_of
+from mouse_core.sampling.around import Anchors, OffsetRows, clock_of, rows_at, rows_of, times_of
 from mouse_core.sampling.episodes import Boundary, EpisodeAnchors, Weighting, sampler_of
 from mouse_core.sampling.offsets import FieldWindows, Offsets, Seconds, field_windows, mask_of
 from mouse_core.sampling.plan import Blocks, Plan, Sampling, WindowSampler
@@ -34,7 +34,7 @@ class AbsentAround:
         bounds: The first row read of each batch, and the end.
     """
 
-    def __init__(self, rows: Rows, bounds: npt.NDArray[np.int64]) -> None:
+    def __init__(self, rows: OffsetRows, bounds: npt.NDArray[np.int64]) -> None:
         self._rows, self._begins = rows, bounds.tolist()
         # Of both the first in each batch, and the end.
         self._moved: list[int] = np.searchsorted(rows.target, bounds).tolist()

@@ -36,7 +36,7 @@ from mouse_core.formats.columns.embedding import embedded
 from mouse_core.formats.opening import open as open_rows
 from mouse_core.formats.pictures.changing import changed_stream
 from mouse_core.formats.pictures.encoding import encoded_stream
-from mouse_core.formats.pictures.kept import Kept, Pictures, by_column, pictures_of
+from mouse_core.formats.pictures.kept import PictureEncoding, Pictures, by_column, pictures_of
 from mouse_core.formats.sources import in_place
 from mouse_core.store.disk.manifest import Manifest, Sealed, new_identity, write_manifest
 from mouse_core.store.disk.sealed import LAYOUTS, MOST_BYTES, one_batch, write_segment
@@ -233,7 +233,7 @@ def _check_options(path: Path, kind: str, layout: str | None, *, single: bool) -
         check_folder_name(path, wanted="the name of a folder, or of a file that ends in .parquet")
 
 
-def _sentence(one: tuple[Pictures, Kept]) -> str:
+def _sentence(one: tuple[Pictures, PictureEncoding]) -> str:
     """What became of a column of pictures."""
     picture, kept = one
     if kept.way == "video":

@@ -4,13 +4,13 @@ from mouse_core.groups.buffer import RolloutBuffer
 from mouse_core.groups.examples.batches import concatenate, examples_digest, make_examples, pack, pad
 from mouse_core.groups.making.functions.advantages import advantages
 from mouse_core.groups.making.functions.retention import (
+    HeldRollouts,
     Lengths,
     MaxAge,
     Newest,
     Recency,
     Retention,
     Rewards,
-    Rows,
     TopK,
 )
 from mouse_core.groups.making.functions.scoring import (
@@ -45,6 +45,7 @@ __all__ = [
     "GroupKey",
     "Grpo",
     "GrpoBatchMaker",
+    "HeldRollouts",
     "Lengths",
     "MaxAge",
     "Newest",
@@ -62,7 +63,6 @@ __all__ = [
     "RolloutGroup",
     "RolloutRecord",
     "RolloutStream",
-    "Rows",
     "SharedBuffer",
     "StoredGroup",
     "StoredRollouts",

@@ -28,8 +28,8 @@ from mouse_core.files.writing import (
 )
 from mouse_core.groups._files.batches import BatchFiles
 from mouse_core.groups._files.index import Told, encode_given_up, encode_parts, encode_ready, encode_version, open_index
-from mouse_core.groups._files.kept import Kept
-from mouse_core.groups._files.part import Part
+from mouse_core.groups._files.kept import RolloutCache
+from mouse_core.groups._files.part import GroupFile
 from mouse_core.groups._files.parts import read_groups
 from mouse_core.groups._files.waiting import Plan, Rules, Waiting
 from mouse_core.groups._files.writing import write_groups
@@ -57,7 +57,7 @@ from mouse_core.groups.types.versions import Versions
 _TOGETHER = 32
 
 
-class Given:
+class IncomingRollouts:
     """Looks at rollouts against those that are there, and at values against the rollouts that they are of.
 
     Args:
@@ -69,7 +69,7 @@ class Given:
     """
 
     def __init__(
-        self, root: Path, declared: Columns, uids: Mapping[str, int], parts: Sequence[Part], waiting: Waiting
+        self, root: Path, declared: Columns, uids: Mapping[str, int], parts: Sequence[GroupFile], waiting: Waiting
     ) -> None:
         self._root, self._declared, self._uids, self._parts, self._waiting = root, declared, uids, parts, waiting
 
@@ -389,7 +389,7 @@ class Folder:
         )
         self.uids = {uid: place for place, part in enumerate(self.parts) for uid in part.uids}
         self._number = max((part.number for part in self.parts), default=-1) + 1
-        self._kept = Kept(memory_bytes)
+        self._kept = RolloutCache(memory_bytes)
         self.waiting = Waiting(root, rules, self._kept, self.uids, declared)
         self.uids.update(dict.fromkeys(self.waiting.by_uid, -1))
         self.told, self.lost = index.told, set[str]()
@@ -402,19 +402,19 @@ class Folder:
             self.versions.note(version)
         self.given_up = index.given_up
         self.duplicates = self.refused = 0
-        self._given = Given(root, declared, self.uids, self.parts, self.waiting)
+        self._given = IncomingRollouts(root, declared, self.uids, self.parts, self.waiting)
         self.waiting.tidy()
         self._store = LateStore(root, declared, compression=compression, sync=sync)
         self._late = LateColumns(root, self._store.places)
         self.readiness = Readiness(self._store.places, self.given_up)
-        self._unnoted: list[Part] = []
+        self._unnoted: list[GroupFile] = []
         self._ready = self._all_ready(index.ready)
         if making is not None:
             for told in self.told if making.takes_groups else self.told[-1:]:
                 making.set_policy_version(told.version)
             self._resume(making)
 
-    def _all_ready(self, noted: Sequence[str]) -> list[Part]:
+    def _all_ready(self, noted: Sequence[str]) -> list[GroupFile]:
         """The groups that wait for nothing, in the order in which they became ready, as far as that was noted."""
         ready = {part.place: part for number, part in enumerate(self.parts) if self.readiness.add(number, part)}
         never_waited = [place for place, part in ready.items() if not self.readiness.awaits(part)]
@@ -430,7 +430,7 @@ class Folder:
         ahead = {part.key.policy_version: self.versions.is_ahead(part.key.policy_version) for part in before}
         self.lost.update(part.place for part in before if ahead[part.key.policy_version])
 
-    def _groups(self, parts: Sequence[Part]) -> list[StoredGroup]:
+    def _groups(self, parts: Sequence[GroupFile]) -> list[StoredGroup]:
         """What the batch maker is given: none of a version that is lost."""
         there = [part for part in parts if part.place not in self.lost] if self.lost else parts
         return [StoredGroup.of(self._root, part, self._late, self.given_up, self._kept) for part in there]
@@ -488,7 +488,7 @@ class Folder:
         if parts:
             self._sealed(parts, first)
 
-    def _sealed(self, parts: Sequence[Part], first: int) -> None:
+    def _sealed(self, parts: Sequence[GroupFile], first: int) -> None:
         """Go on with groups that are in files now, the first of which is that of this place."""
         # The files say the same, and a log can be made smaller another time.
         with contextlib.suppress(StorageError):
@@ -581,7 +581,7 @@ class Folder:
         ready = self.readiness.arrived(chunk.column.name, self._places(uids))
         self._are_ready([self.parts[place] for place in ready])
 
-    def _are_ready(self, parts: Sequence[Part]) -> None:
+    def _are_ready(self, parts: Sequence[GroupFile]) -> None:
         """Let the batch maker have groups that wait for nothing more."""
         with contextlib.suppress(StorageError):
             self._note_ready(parts)
@@ -589,7 +589,7 @@ class Folder:
         if self._making is not None:
             self._making.feed(self._groups(parts), later=True)
 
-    def _note_ready(self, parts: Sequence[Part] = ()) -> None:
+    def _note_ready(self, parts: Sequence[GroupFile] = ()) -> None:
         """Note that groups are ready, in this order; what cannot be noted is with the next ones."""
         self._unnoted.extend(parts)
         if self._unnoted:

@@ -30,7 +30,7 @@ from mouse_core.hub._card import (
     stale_files,
 )
 from mouse_core.hub._repository import Remote, Repository, open_repository, upload_bars
-from mouse_core.hub._shards import Part, Shard, ShardOptions, unify_features, write_shards
+from mouse_core.hub._shards import Shard, ShardOptions, SplitPiece, unify_features, write_shards
 from mouse_core.hub._statistics import check_statistics, stale_statistics, write_statistics
 from mouse_core.store.export import to_dataset, warn_of_joins
 from mouse_core.store.snapshot import Snapshot, shows_no_join
@@ -62,7 +62,7 @@ class Plan:
 class Job:
     """The rows to push, by split, and how; knows nothing of the network."""
 
-    parts: Mapping[str, Sequence[Part]]
+    parts: Mapping[str, Sequence[SplitPiece]]
     rows: Mapping[str, int]
     alignment: str
     about: About
@@ -202,11 +202,11 @@ def _check_config(config: object) -> None:
 
 def collect_parts(
     splits: Mapping[str, Store | Sequence[Store]],
-) -> tuple[str, About, dict[str, list[Part]]]:
+) -> tuple[str, About, dict[str, list[SplitPiece]]]:
     """The one alignment of all stores, what they say of themselves, and the rows that exist now by split."""
     from mouse_core.store.views import Store
 
-    parts: dict[str, list[Part]] = {}
+    parts: dict[str, list[SplitPiece]] = {}
     alignments: dict[str, str] = {}
     said: list[tuple[str, About]] = []
     for split, given in splits.items():
@@ -237,7 +237,7 @@ def collect_parts(
     return next(iter(alignments)), about, parts
 
 
-def _parts_of(store: Store, where: str) -> Iterator[Part]:
+def _parts_of(store: Store, where: str) -> Iterator[SplitPiece]:
     """The store's rows as the datasets that they lie in, each as it is.
 
     ``store.to_dataset()`` would bring them to one schema in memory; here that is done while they are written.
@@ -258,7 +258,7 @@ def _parts_of(store: Store, where: str) -> Iterator[Part]:
                 dataset = to_dataset(Snapshot([segment], snapshot.config), segment.types, About())
             except (ValueError, NotImplementedError) as error:
                 raise SchemaError(f"{where}: expected columns that datasets has types for: {error}") from error
-        yield Part(where, dataset, first_row, segment.image_roots)
+        yield SplitPiece(where, dataset, first_row, segment.image_roots)
         first_row += segment.num_rows
 
 
@@ -469,7 +469,7 @@ def read_alignment(
     return None if alignment is None else str(alignment)
 
 
-def _rows(parts: Mapping[str, Sequence[Part]]) -> dict[str, int]:
+def _rows(parts: Mapping[str, Sequence[SplitPiece]]) -> dict[str, int]:
     """How many rows each split has."""
     return {split: sum(len(part.dataset) for part in found) for split, found in parts.items()}
 

@@ -154,7 +154,7 @@ _MOST_ROWS_READ = 2**13
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitPiece:
     """Rows on their way into a split.
 
     Args:
@@ -193,7 +193,7 @@ class Shard:
 # Rows, in blocks of a bounded size.
 
 
-def _blocks(parts: Sequence[Part], features: Features, target: int) -> Iterator[pa.Table]:
+def _blocks(parts: Sequence[SplitPiece], features: Features, target: int) -> Iterator[pa.Table]:
     """The rows of all parts in order, as tables of the one schema of about ``target`` bytes each."""
     pending: list[pa.Table] = []
     pending_bytes = 0
@@ -226,7 +226,7 @@ def _blocks(parts: Sequence[Part], features: Features, target: int) -> Iterator[
 
 
 def write_shards(
-    parts: Sequence[Part],
+    parts: Sequence[SplitPiece],
     *,
     split: str,
     features: Features,

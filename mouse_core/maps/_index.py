@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError, SchemaError, StateError
-from mouse_core.maps._rows import Rows, last_of, schema_words
+from mouse_core.maps._rows import KeyRows, last_of, schema_words
 from mouse_core.maps._stored import Stored
 from mouse_core.maps.hashing import hash_rows
 from mouse_core.replay.ground.schema import RowSchema
@@ -266,7 +266,7 @@ class RowIndex:
             slots = keys.slots(np.arange(self._indexed, self._indexed + step))
             rows, begin = self._stored_rows(slots, schema), self._indexed
 
-            def same(found: Integers, at: Integers, rows: Rows = rows, begin: int = begin) -> Any:
+            def same(found: Integers, at: Integers, rows: KeyRows = rows, begin: int = begin) -> Any:
                 alike = found >= begin
                 alike[alike] = ~rows.differ(at[alike], rows, found[alike] - begin)
                 old = (found >= oldest) & (found < begin)
@@ -280,7 +280,7 @@ class RowIndex:
             self._indexed += step
         self._changes = keys.changes
 
-    def write(self, rows: Rows, values: Rows | None) -> Integers:
+    def write(self, rows: KeyRows, values: KeyRows | None) -> Integers:
         """Write rows that were checked; see ``extend``."""
         keys, valued = self.keys, self.values.written > 0
         if keys.written and valued != (values is not None):
@@ -301,7 +301,7 @@ class RowIndex:
         self._indexed = keys.written
         return self.keys.slots(numbers)
 
-    def _check_room(self, rows: Rows) -> None:
+    def _check_room(self, rows: KeyRows) -> None:
         """DataError where there is no room, before anything is changed."""
         capacity, here = self.keys.capacity, self.size
         if self.keys.grows or (rows.n <= capacity if self._full == "oldest" else here + rows.n <= capacity):
@@ -319,14 +319,14 @@ class RowIndex:
                 "full='oldest' drops the oldest"
             )
 
-    def distinct(self, rows: Rows, chosen: Integers | None) -> tuple[Integers, Integers]:
+    def distinct(self, rows: KeyRows, chosen: Integers | None) -> tuple[Integers, Integers]:
         """Numbers of rows from 0 on, those alike the same, and where each comes first; of those chosen, or of all."""
         places = np.arange(rows.n) if chosen is None else chosen
         return RowTable().add(
             self._hashes(rows, places), lambda found, at: ~rows.differ(places[at], rows, places[found]), 0, 0
         )
 
-    def _added(self, rows: Rows, first: int, oldest: int) -> tuple[Integers, Integers]:
+    def _added(self, rows: KeyRows, first: int, oldest: int) -> tuple[Integers, Integers]:
         """The numbers of rows, those that are new from ``first`` on, and where each of these comes first."""
         numbers, news = np.empty(rows.n, np.int64), np.empty(rows.n, np.int64)
         following = first
@@ -352,7 +352,7 @@ class RowIndex:
             following += new.size
         return numbers, news[: following - first]
 
-    def _with_room(self, rows: Rows, numbers: Integers, new: Integers, first: int) -> tuple[Integers, Integers]:
+    def _with_room(self, rows: KeyRows, numbers: Integers, new: Integers, first: int) -> tuple[Integers, Integers]:
         """The same as ``_added`` where the oldest go: rows of this write that would go are numbered anew."""
         keys, oldest = self.keys, self.oldest
         over = first - oldest + new.size - keys.capacity
@@ -371,7 +371,7 @@ class RowIndex:
             new = np.concatenate([new, rows_of])
         return numbers, new
 
-    def _put_values(self, numbers: Integers, values: Rows, first: int, new: int) -> None:
+    def _put_values(self, numbers: Integers, values: KeyRows, first: int, new: int) -> None:
         """Write the values of rows with these numbers, of which the last ``new`` are of rows that were not there."""
         if new == values.n and (numbers == np.arange(first, first + new)).all():
             self.values.write(values.take(None), values.schema, new, first)
@@ -394,7 +394,7 @@ class RowIndex:
         """Rows there are."""
         return self.keys.written - self.oldest
 
-    def find(self, rows: Rows, chosen: Integers | None = None) -> Integers:
+    def find(self, rows: KeyRows, chosen: Integers | None = None) -> Integers:
         """The numbers of rows, -1 of those that are not there."""
         n = rows.n if chosen is None else chosen.size
         numbers = np.empty(n, np.int64)
@@ -412,16 +412,16 @@ class RowIndex:
             numbers[part] = self.table.find(self._hashes(rows, part if chosen is None else where), same)
         return numbers
 
-    def _is_stored(self, rows: Rows, places: Integers, numbers: Integers) -> Any:
+    def _is_stored(self, rows: KeyRows, places: Integers, numbers: Integers) -> Any:
         """Whether rows in these places are the stored ones of these numbers."""
         if not places.size:
             return np.zeros(0, np.bool_)
         return ~rows.differ(places, self._stored_rows(self.keys.slots(numbers), rows.schema), None)
 
-    def _stored_rows(self, slots: Integers, schema: RowSchema) -> Rows:
-        return Rows.of(self.keys.get(slots), schema)
+    def _stored_rows(self, slots: Integers, schema: RowSchema) -> KeyRows:
+        return KeyRows.of(self.keys.get(slots), schema)
 
-    def _hashes(self, rows: Rows, places: slice | Integers) -> npt.NDArray[np.uint64]:
+    def _hashes(self, rows: KeyRows, places: slice | Integers) -> npt.NDArray[np.uint64]:
         return hash_rows(rows, self._seed, places)[:, 0]
 
     def slots(self, numbers: Integers) -> Integers:
@@ -438,7 +438,7 @@ def _step(words: int) -> int:
     return max(1, min(_STEP, _STEP_WORDS // words))
 
 
-def _parts(rows: Rows, n: int | None = None) -> Iterator[slice]:
+def _parts(rows: KeyRows, n: int | None = None) -> Iterator[slice]:
     n, step = rows.n if n is None else n, _step(rows.words)
     for begin in range(0, n, step):
         yield slice(begin, min(begin + step, n))

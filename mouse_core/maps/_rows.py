@@ -19,7 +19,7 @@ _BYTE = np.dtype(np.uint8)
 _HASH_WORDS = 4  # of a value that differs in length
 
 
-class Rows:
+class KeyRows:
     """Rows that fit a schema.
 
     Args:
@@ -40,7 +40,7 @@ class Rows:
     @classmethod
     def of(
         cls, tree: Any, schema: RowSchema | None = None, *, n: int | None = None, ragged: tuple[FieldKey, ...] = ()
-    ) -> Rows:
+    ) -> KeyRows:
         """Rows as users write them.
 
         Args:
@@ -75,10 +75,10 @@ class Rows:
         chosen = self.leaves if rows is None else _chosen(self.leaves, rows)
         return unflatten(self.schema.structure, dict(zip(self.schema.fields, chosen, strict=True)))
 
-    def only(self, rows: npt.NDArray[np.int64]) -> Rows:
+    def only(self, rows: npt.NDArray[np.int64]) -> KeyRows:
         """Some of the rows."""
         leaves, arrays = _chosen(self.leaves, rows), _chosen(self.arrays, rows)
-        return Rows(self.schema, leaves, arrays, rows.size)
+        return KeyRows(self.schema, leaves, arrays, rows.size)
 
     def as_words(self, part: slice | npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.uint32]:
         """The bytes of some rows in 32-bit words, ``[rows, words]``: fields side by side, each filled up with zeros."""
@@ -101,7 +101,7 @@ class Rows:
         return words
 
     def differ(
-        self, rows: npt.NDArray[np.int64], others: Rows, theirs: npt.NDArray[np.int64] | None
+        self, rows: npt.NDArray[np.int64], others: KeyRows, theirs: npt.NDArray[np.int64] | None
     ) -> npt.NDArray[np.bool_]:
         """Whether each of some rows is another one than that of other rows, bool ``[n]``.
 
@@ -233,7 +233,7 @@ def check_combining(how: Any) -> None:
         raise ConfigError(f"how: expected a ufunc of two numbers, such as numpy.maximum, found {how!r:.80}")
 
 
-def shown(rows: Rows, row: int) -> str:
+def shown(rows: KeyRows, row: int) -> str:
     """A row as a message shows it."""
     return f"{rows.take(np.array([row]))!r:.120}"
 

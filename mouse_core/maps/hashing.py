@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import is_number
 from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.maps._rows import Rows
+from mouse_core.maps._rows import KeyRows
 from mouse_core.nested import as_array
 from mouse_core.randomness import Key, Purpose, check_seed
 from mouse_core.spec import check_count
@@ -48,11 +48,11 @@ def row_hash(rows: Any, *, seed: int = 0) -> npt.NDArray[np.uint64]:
         >>> bool((hashes[0] == hashes[2]).all()), bool((hashes[0] == hashes[1]).any())
         (True, False)
     """
-    return hash_rows(Rows.of(rows), check_seed(seed), words=2)
+    return hash_rows(KeyRows.of(rows), check_seed(seed), words=2)
 
 
 def hash_rows(
-    rows: Rows, seed: int, places: slice | npt.NDArray[np.int64] = slice(None), *, words: int = 1
+    rows: KeyRows, seed: int, places: slice | npt.NDArray[np.int64] = slice(None), *, words: int = 1
 ) -> npt.NDArray[np.uint64]:
     """The first one or two words of the hash of each row, or of some, uint64 ``[n, words]``; see ``row_hash``."""
     chosen = range(rows.n)[places] if isinstance(places, slice) else places

@@ -15,7 +15,7 @@ from mouse_core._base.tracing import refuse_traced
 from mouse_core.errors import ConfigError, DataError, MissingRowError, SchemaError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.maps._index import Full, RowIndex
-from mouse_core.maps._rows import Rows, as_index, check_combining, fields_of, filled, pick, shown
+from mouse_core.maps._rows import KeyRows, as_index, check_combining, fields_of, filled, pick, shown
 from mouse_core.maps._stored import Stored
 from mouse_core.nested import FieldKey, flatten, map_tree
 from mouse_core.randomness import check_seed
@@ -244,7 +244,7 @@ class RowMap:
                 how.at(total, which[again], array[again])
                 if known.size:
                     total[known] = how(stored[key], total[known])
-            written = self._rows.write(picked.only(first), Rows(given.schema, sums, sums, first.size))
+            written = self._rows.write(picked.only(first), KeyRows(given.schema, sums, sums, first.size))
             return written[which]
 
     def empty(self) -> None:
@@ -255,17 +255,17 @@ class RowMap:
 
     # ------------------------------------------------------------------ what users give and get
 
-    def _picked(self, rows: Any) -> Rows:
+    def _picked(self, rows: Any) -> KeyRows:
         """The keys of rows, checked."""
         refuse_traced("map")
         picked = pick(self._accept(rows), self._key_fields)
         with self._held():
-            return Rows.of(picked, self._keys.schema, ragged=self._keys.ragged)
+            return KeyRows.of(picked, self._keys.schema, ragged=self._keys.ragged)
 
-    def _as_values(self, values: Any, n: int) -> Rows:
+    def _as_values(self, values: Any, n: int) -> KeyRows:
         """Values of ``n`` rows, checked."""
         kept = self._values
-        given = Rows.of(pick(self._accept(values), self._value_fields), kept.schema, n=n, ragged=kept.ragged)
+        given = KeyRows.of(pick(self._accept(values), self._value_fields), kept.schema, n=n, ragged=kept.ragged)
         if given.n != n:
             raise DataError(f"map: expected the values of {n} rows, found those of {given.n}")
         return given

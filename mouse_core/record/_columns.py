@@ -30,7 +30,7 @@ def is_picture(shape: tuple[int, ...]) -> bool:
 
 
 @dataclass(frozen=True)
-class Part:
+class ValuePart:
     """A part of an observation or an action that is one value: a number, an array, a text.
 
     Args:
@@ -79,11 +79,11 @@ class Column:
     """
 
     name: str
-    part: Part
+    part: ValuePart
     convert: Callable[[Any], Any]
 
 
-def observation_columns(parts: list[Part], images: str, *, declared: bool = False) -> list[Column]:
+def observation_columns(parts: list[ValuePart], images: str, *, declared: bool = False) -> list[Column]:
     """Columns of observations, as ``formats.columns.named.named_observation`` calls them.
 
     Args:
@@ -108,7 +108,7 @@ def observation_columns(parts: list[Part], images: str, *, declared: bool = Fals
     return _distinct(columns)
 
 
-def action_columns(parts: list[Part]) -> list[Column]:
+def action_columns(parts: list[ValuePart]) -> list[Column]:
     """Columns of actions, as ``formats.columns.named.named_action`` calls them; in the dtypes that their space says."""
     columns = []
     for part in parts:
@@ -193,7 +193,7 @@ class _ArrayOf:
         return made if made.shape == self.shape else made.reshape(self.shape)
 
 
-def _copying(part: Part, dtype: Any) -> Callable[[Any], Any]:
+def _copying(part: ValuePart, dtype: Any) -> Callable[[Any], Any]:
     """Copies of a part's values: a whole number as Python's, an array that is all of an observation as a vector."""
     if part.kind != "array":
         return _whole if part.kind == "whole" else str
@@ -236,7 +236,7 @@ def _refused(column: Column, value: Any, error: Exception) -> DataError:
     return DataError(f"column {column.name!r}: expected {_shown(column.part)}, found {found}")
 
 
-def _shown(part: Part) -> str:
+def _shown(part: ValuePart) -> str:
     if part.kind == "array":
         return f"{part.dtype} {list(part.shape)}"
     return "a whole number" if part.kind == "whole" else "a text"
@@ -245,7 +245,7 @@ def _shown(part: Part) -> str:
 # ---------------------------------------------------------------------- gymnasium's spaces, dm_env's specs
 
 
-def parts_of_space(space: Any, keys: tuple[Any, ...] = ()) -> Iterator[Part]:
+def parts_of_space(space: Any, keys: tuple[Any, ...] = ()) -> Iterator[ValuePart]:
     """The parts of one of gymnasium's spaces.
 
     Raises:
@@ -258,17 +258,17 @@ def parts_of_space(space: Any, keys: tuple[Any, ...] = ()) -> Iterator[Part]:
             yield from parts_of_space(part, (*keys, key))
     elif kind == "Discrete":
         first = int(space.start)
-        yield Part(keys, "whole", (), np.dtype(np.int64), first + int(space.n) if first >= 0 else None)
+        yield ValuePart(keys, "whole", (), np.dtype(np.int64), first + int(space.n) if first >= 0 else None)
     elif kind == "Text":
-        yield Part(keys, "text")
+        yield ValuePart(keys, "text")
     elif kind in ("Box", "MultiDiscrete", "MultiBinary"):
-        yield Part(keys, "array", tuple(map(int, space.shape)), np.dtype(space.dtype))
+        yield ValuePart(keys, "array", tuple(map(int, space.shape)), np.dtype(space.dtype))
     else:
         known = ["Box", "Discrete", "MultiDiscrete", "MultiBinary", "Text", "Dict", "Tuple"]
         raise ConfigError(f"space{_at(keys)}: expected one of {known}, found {kind}; a wrapper can make it one")
 
 
-def parts_of_spec(spec: Any, keys: tuple[Any, ...] = ()) -> Iterator[Part]:
+def parts_of_spec(spec: Any, keys: tuple[Any, ...] = ()) -> Iterator[ValuePart]:
     """The parts of a spec of dm_env, nested in mappings, lists or tuples.
 
     Raises:
@@ -278,14 +278,14 @@ def parts_of_spec(spec: Any, keys: tuple[Any, ...] = ()) -> Iterator[Part]:
         for key, part in spec.items() if isinstance(spec, Mapping) else enumerate(spec):
             yield from parts_of_spec(part, (*keys, key))
     elif type(spec).__name__ == "StringArray":
-        yield Part(keys, "text")
+        yield ValuePart(keys, "text")
     elif hasattr(spec, "shape") and hasattr(spec, "dtype"):
         shape, dtype = tuple(map(int, spec.shape)), np.dtype(spec.dtype)
         if not shape and dtype.kind in "iu":
             choices = getattr(spec, "num_values", None)
-            yield Part(keys, "whole", (), dtype, None if choices is None else int(choices))
+            yield ValuePart(keys, "whole", (), dtype, None if choices is None else int(choices))
         else:
-            yield Part(keys, "array", shape, dtype)
+            yield ValuePart(keys, "array", shape, dtype)
     else:
         raise ConfigError(f"spec{_at(keys)}: expected a dm_env.specs.Array, found {type(spec).__name__}")
 

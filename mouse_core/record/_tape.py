@@ -61,8 +61,8 @@ class Tape:
     def __init__(
         self,
         store: DatasetStore | RemoteStore,
-        observations: list[_columns.Part],
-        actions: list[_columns.Part],
+        observations: list[_columns.ValuePart],
+        actions: list[_columns.ValuePart],
         recording: Recording,
         *,
         infos: _about.Infos = (),

@@ -281,7 +281,7 @@ _NOTHING: AbstractContextManager[Any] = nullcontext()
 _MOST_UNTOLD = 1024
 
 
-class Parts:
+class BufferCore:
     """What a buffer is made of. The buffer's lock and ``shared()`` are held around every other call.
 
     Args:
@@ -595,7 +595,7 @@ class Parts:
         self.sync()
         return self.generations.of(self.storage, index)
 
-    def go_on(self, before: Parts, *, same_sampler: bool) -> None:
+    def go_on(self, before: BufferCore, *, same_sampler: bool) -> None:
         """Take the place of other parts of the same storage, which were told of all that was written."""
         self._changes, self._told = before._changes, before._told
         self.generations = deepcopy(before.generations)

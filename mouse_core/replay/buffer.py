@@ -15,7 +15,7 @@ from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError
 from mouse_core.nested import find
 from mouse_core.replay._assembly import REDUCTIONS, assemble, reduced
-from mouse_core.replay._parts import Parts
+from mouse_core.replay._parts import BufferCore
 from mouse_core.replay.base import Collate, Drawn
 from mouse_core.replay.ground.protocols import FieldKey, Sampler, Storage, Transform, Writer
 from mouse_core.replay.ground.state import check_numbers
@@ -77,7 +77,7 @@ class ReplayBuffer(RowBuffer):
             raise ConfigError(f"priority_reduction: expected one of {[*REDUCTIONS]}, found {priority_reduction!r}")
         rows = self._as_storage(storage)
         super().__init__(transform, batch_size, seed, collate_fn, rows.alignment, digest)
-        self._take_parts(Parts(rows, sampler, writer, self._transform, generations))
+        self._take_parts(BufferCore(rows, sampler, writer, self._transform, generations))
         self._priority_key, self._priority_reduction = priority_key, priority_reduction
         self._updates = 0
 
@@ -85,7 +85,7 @@ class ReplayBuffer(RowBuffer):
         """Where rows lie, of what was given; for a subclass that places them."""
         return ListStorage() if storage is None else as_storage(storage)
 
-    def _take_parts(self, parts: Parts) -> None:
+    def _take_parts(self, parts: BufferCore) -> None:
         """Consist of these; for a subclass that needs more of them."""
         self._parts = parts
         self._inverse = getattr(self._transform, "inverse", None)
@@ -116,7 +116,7 @@ class ReplayBuffer(RowBuffer):
             if not same:
                 made._lock = TurnLock()
                 writer = None if writer is ... else writer
-            parts = Parts(
+            parts = BufferCore(
                 rows,
                 deepcopy(self.sampler) if kept else sampler,
                 deepcopy(self.writer) if writer is ... else writer,

@@ -17,7 +17,7 @@ from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaE
 from mouse_core.nested import flatten, is_varying, map_tree, opened
 from mouse_core.replay._assembly import named_time, patched, priorities_in, row_of, slots_of, time_first
 from mouse_core.replay._episodes.index import EpisodeIndex, begins, find_keys, marks_of
-from mouse_core.replay._parts import Parts
+from mouse_core.replay._parts import BufferCore
 from mouse_core.replay.base import BaseBuffer
 from mouse_core.replay.ground.generations import alike
 from mouse_core.replay.ground.protocols import EPISODE, FieldKey, Slots, Storage, ring_slots
@@ -33,7 +33,7 @@ EPISODE_FIELD = "episode"
 class RowBuffer(BaseBuffer):
     """What a ``ReplayBuffer`` has for its rows: writing, reading and changing them. It is no buffer by itself."""
 
-    _parts: Parts
+    _parts: BufferCore
     _inverse: Callable[[Any], Any] | None
     _grid: bool
     _priority_key: FieldKey

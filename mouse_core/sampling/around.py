@@ -81,7 +81,7 @@ class Clock(NamedTuple):
             return np.spacing(times.astype(self.dtype))
 
 
-class Rows(NamedTuple):
+class OffsetRows(NamedTuple):
     """Which rows of the snapshot are read for some anchors, and what of what is read belongs elsewhere.
 
     Args:
@@ -101,7 +101,7 @@ class Rows(NamedTuple):
     refused: Sequence[tuple[int, str]] = ()
 
 
-def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: bool = False) -> Rows:
+def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: bool = False) -> OffsetRows:
     """The rows at some offsets of anchors, none of which lies beyond an episode's ends.
 
     Of an episode in rows 10..14 four rows from 13 on are asked for: 13, 14, 15, 16, of which 15 and 16 are another
@@ -143,7 +143,7 @@ def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: boo
         there = np.repeat(anchors.there, len(firsts) * unit)
         there[missing] = False
         (missing,) = np.nonzero(~there)
-    return Rows(start.reshape(-1), unit, target, source, missing)
+    return OffsetRows(start.reshape(-1), unit, target, source, missing)
 
 
 def _beyond(anchors: Anchors, firsts: Int64s, ends: Int64s) -> Bools:
@@ -170,7 +170,7 @@ def _edges(slot: Int64s, lead: Int64s, tail: Int64s, unit: int, lowest: Int64s, 
     return missing, source
 
 
-def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> Rows:
+def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> OffsetRows:
     """The rows whose time stamps are nearest to some seconds from those of anchors, within their episodes.
 
     Of time stamps 0.0, 0.1, 0.2 and the anchor at 0.1, 0.04 seconds later is 0.14: the row at 0.1 is nearest, 0.04
@@ -224,7 +224,7 @@ def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> Row
             )
     delivered = np.minimum(row + shift, end - 1)
     nothing = np.zeros(0, np.int64)
-    return Rows(delivered.reshape(-1), 1, nothing, nothing, np.nonzero(~near.reshape(-1))[0], refused)
+    return OffsetRows(delivered.reshape(-1), 1, nothing, nothing, np.nonzero(~near.reshape(-1))[0], refused)
 
 
 def clock_of(snapshot: Snapshot, seconds: Seconds) -> FieldReader:

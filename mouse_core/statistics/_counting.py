@@ -116,7 +116,7 @@ class Counted:
         return dict(zip(shares, found, strict=True))
 
 
-class Part(NamedTuple):
+class PartialMoments(NamedTuple):
     """What was counted of a field.
 
     Args:
@@ -139,7 +139,7 @@ class Part(NamedTuple):
     pieces: Counted | None = None
     said_error: float = 0.0
 
-    def with_stretch(self, found: Counted, rows: int) -> Part:
+    def with_stretch(self, found: Counted, rows: int) -> PartialMoments:
         """With what was counted of the next stretch, of so many rows."""
         known = {self.layout.block_rows: self.whole, self.layout.piece_rows: self.pieces}.get(rows)
         if known is None:
@@ -147,7 +147,7 @@ class Part(NamedTuple):
         known.merge(found)
         return self
 
-    def summed(self) -> Part:
+    def summed(self) -> PartialMoments:
         """With what was counted of all rows."""
         total = Counted.nothing(self.layout) if self.whole is None else self.whole.copy()
         for one in (self.pieces, self.all):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged, json_object, read_bytes, read_json_object
 from mouse_core.files.writing import make_folder, storing, write_file
-from mouse_core.statistics._counting import Counted, Layout, Part
+from mouse_core.statistics._counting import Counted, Layout, PartialMoments
 from mouse_core.statistics.moments import Floats, Moments
 from mouse_core.statistics.quantiles import Sketch, Tally
 
@@ -27,11 +27,11 @@ _FIELDS = {key: name for name, key in _NAMES.items()}
 # A single camera is the field "obs_image"; several are columns of their names, with "_" for ".".
 _CAMERA, _CAMERAS = "observation.image", "observation.images."
 _MOMENTS = ("mean", "std", "min", "max")
-_Content = tuple[dict[str, Part], tuple[float, ...], int, tuple[str, str]]
+_Content = tuple[dict[str, PartialMoments], tuple[float, ...], int, tuple[str, str]]
 
 
 def save(
-    parts: Mapping[str, Part],
+    parts: Mapping[str, PartialMoments],
     found: Mapping[str, Any],
     shares: Sequence[float],
     rows: int,
@@ -95,7 +95,7 @@ def _without_nan(said: Any) -> Any:
     return None if isinstance(said, float) and not np.isfinite(said) else said
 
 
-def _entry(found: Any, part: Part) -> dict[str, Any]:
+def _entry(found: Any, part: PartialMoments) -> dict[str, Any]:
     """A field's ``FieldStatistics`` in LeRobot's layout: a number a step as ``[1]``, images as ``[C, 1, 1]`` of 0 to 1.
 
     Dimensions of which nothing was counted have NaN and infinities, which the file says as null.
@@ -160,7 +160,7 @@ def load(folder: Path) -> _Content:
     return parts, shares, rows, fingerprints
 
 
-def _part_of(file: Path, key: str, entry: Any) -> Part:
+def _part_of(file: Path, key: str, entry: Any) -> PartialMoments:
     """What LeRobot says of a feature; quantiles cannot be counted on, so they are those that it says."""
     values, said, count = _numbers_of(file, key, entry)
     nothing = _where_nothing_counted(file, key, values, said)
@@ -180,7 +180,7 @@ def _part_of(file: Path, key: str, entry: Any) -> Part:
     moments.low, moments.high = np.where(nothing, np.inf, low), np.where(nothing, -np.inf, high)
     quantiles = {share: one.reshape(shape) for share, one in said.items()}
     counted = Counted(moments, None)
-    return Part(Layout(shape, 1, ""), None, counted, is_image, quantiles, has_count=count is not None)
+    return PartialMoments(Layout(shape, 1, ""), None, counted, is_image, quantiles, has_count=count is not None)
 
 
 def _where_nothing_counted(
@@ -240,7 +240,7 @@ def _counted_on(file: Path, digest: str) -> tuple[set[str], _Content] | None:
                 layout = Layout(tuple(map(int, one["shape"])), int(one["beside"]), str(one["counted"]))
                 whole = _read(arrays, f"{number}/whole", layout.width) if one["has_whole"] else None
                 everything = _read(arrays, f"{number}/all", layout.width)
-                parts[str(name)] = Part(
+                parts[str(name)] = PartialMoments(
                     layout, whole, everything, bool(one["is_image"]), has_count=bool(one["has_count"])
                 )
                 keys.add(str(one["key"]))

@@ -19,7 +19,7 @@ from mouse_core._base.progress import progress_bar
 from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.spec import Field
-from mouse_core.statistics._counting import Counted, Layout, Part, count, layout_of
+from mouse_core.statistics._counting import Counted, Layout, PartialMoments, count, layout_of
 from mouse_core.statistics.moments import Moments
 from mouse_core.statistics.quantiles import Sketch, Tally
 from mouse_core.store.fields import FieldReader, bind_fields, meant_by
@@ -79,7 +79,7 @@ def reader_with_nulls(snapshot: Snapshot, reader: FieldReader) -> FieldReader | 
     return bind_fields(snapshot.segments, {field.name: plain}, types, rows=snapshot.num_rows).get(field.name)
 
 
-class Marks:
+class MissingRows:
     """The rows of a snapshot in which fields have no value of their own.
 
     Args:
@@ -115,7 +115,7 @@ class Marks:
         return np.concatenate(found)
 
 
-def weighed(parts: Sequence[Part], weights: Sequence[float], shares: Sequence[float]) -> Part:
+def weighed(parts: Sequence[PartialMoments], weights: Sequence[float], shares: Sequence[float]) -> PartialMoments:
     """What several parts have together, of one field.
 
     Args:
@@ -142,7 +142,7 @@ def weighed(parts: Sequence[Part], weights: Sequence[float], shares: Sequence[fl
         values = np.stack([one for one, _ in found], axis=1)
         said = {share: one.reshape(first.layout.shape) for share, one in zip(shares, values, strict=True)}
         error = max((wrong for _, wrong in found), default=0.0)
-    return Part(first.layout, None, Counted(moments, None), first.is_image, said, said_error=error)
+    return PartialMoments(first.layout, None, Counted(moments, None), first.is_image, said, said_error=error)
 
 
 def _moments(parts: Sequence[Moments], sizes: Floats) -> Moments:
@@ -239,7 +239,7 @@ class Statistics(Mapping[str, FieldStatistics]):
     """
 
     def __init__(
-        self, parts: Mapping[str, Part], shares: Sequence[float], rows: int, fingerprint: str, content: str
+        self, parts: Mapping[str, PartialMoments], shares: Sequence[float], rows: int, fingerprint: str, content: str
     ) -> None:
         self._parts, self.shares = dict(parts), tuple(shares)
         self.rows, self.fingerprint, self.content = rows, fingerprint, content
@@ -263,7 +263,7 @@ class Statistics(Mapping[str, FieldStatistics]):
         return {name: _statistics_of(part, self.shares) for name, part in self._parts.items()}
 
     @property
-    def parts(self) -> Mapping[str, Part]:
+    def parts(self) -> Mapping[str, PartialMoments]:
         """What was counted, by field."""
         return self._parts
 
@@ -314,7 +314,7 @@ class Statistics(Mapping[str, FieldStatistics]):
                 if one.layout.shape != part.layout.shape:
                     raise ConfigError(f"{name}: expected shape {part.layout.shape}, found {one.layout.shape}")
                 total.merge(one.all)
-            merged[name] = Part(part.layout, None, total, part.is_image)
+            merged[name] = PartialMoments(part.layout, None, total, part.is_image)
         return Statistics(merged, self.shares, self.rows + sum(other.rows for other in others), "", "")
 
     def save(self, folder: str | PathLike[str]) -> None:
@@ -411,7 +411,7 @@ def _counted(
     progress: bool,
 ) -> Statistics:
     """Statistics of a snapshot's fields, counted on from those of fewer rows."""
-    n, marks = snapshot.num_rows, Marks(snapshot)
+    n, marks = snapshot.num_rows, MissingRows(snapshot)
     rows: Any = snapshot
     stretches: list[tuple[int, int, float]] = rows.rows_by_share() if snapshot.has_shares else [(0, n, 1.0)]
     planned = [_planned(snapshot, names, shares, before, marks, begin, end) for begin, end, _ in stretches]
@@ -439,10 +439,10 @@ def _planned(
     names: Sequence[str],
     shares: tuple[float, ...],
     before: Statistics | None,
-    marks: Marks,
+    marks: MissingRows,
     begin: int,
     end: int,
-) -> tuple[dict[str, Part], list[Block]]:
+) -> tuple[dict[str, PartialMoments], list[Block]]:
     """What is known of rows ``begin .. end - 1`` from statistics of fewer, and the blocks that are left to count."""
     parts, blocks, n = {}, [], end - begin
     for name in names:
@@ -454,7 +454,9 @@ def _planned(
             done, whole = before.rows // layout.block_rows * layout.block_rows, known.whole.copy()
             if known.pieces is not None and done == n // layout.block_rows * layout.block_rows:
                 done, pieces = before.rows // layout.piece_rows * layout.piece_rows, known.pieces.copy()
-        parts[name] = Part(layout, whole, Counted.nothing(layout), reader.spec.image_shape is not None, pieces=pieces)
+        parts[name] = PartialMoments(
+            layout, whole, Counted.nothing(layout), reader.spec.image_shape is not None, pieces=pieces
+        )
         dropped, with_nulls = marks.dropped(name, begin + done), reader_with_nulls(snapshot, reader)
         blocks += [
             Block(name, layout, begin + first, begin + last, dropped, with_nulls)
@@ -463,7 +465,7 @@ def _planned(
     return parts, blocks
 
 
-def _statistics_of(part: Part, shares: Sequence[float]) -> FieldStatistics:
+def _statistics_of(part: PartialMoments, shares: Sequence[float]) -> FieldStatistics:
     counted, shape = part.all, part.layout.shape
     moments = counted.moments
     spread = counted.spread or ()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mouse_core.about.dataset import About
 
 
-class Rows:
+class StoreBackend:
     """The rows of a store: segments, and those that are being appended; here all in memory, or lying elsewhere.
 
     Args:

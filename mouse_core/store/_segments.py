@@ -22,7 +22,7 @@ from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
 
 if TYPE_CHECKING:  # loaded where rows are appended, or lie elsewhere
-    from mouse_core.ahead.backing import Backing
+    from mouse_core.ahead.backing import RemoteMemory
     from mouse_core.store._tail.columns import ColumnExtent
     from mouse_core.store._tail.rows import Extent
 
@@ -45,7 +45,7 @@ class Segment:
     # Of the files in a folder that hold its rows and are opened when these are read.
     sealed_bytes: int = 0
     # Where values come from that are not in memory, nor in a file on this machine, until they are asked for.
-    backing: Backing | None = None
+    backing: RemoteMemory | None = None
     # Whether rows of the table are found through row numbers.
     is_picked: bool = False
     # For appended rows, the address of the first value of some columns, and values of a row; others are looked up.

@@ -273,7 +273,7 @@ class Snapshot:
 
     @memo
     def backings(self) -> tuple[Any, ...]:
-        """Each ``ahead.backing.Backing`` of rows that are not in memory, nor in files on this machine."""
+        """Each ``ahead.backing.RemoteMemory`` of rows that are not in memory, nor in files on this machine."""
         return tuple({id(one.backing): one.backing for one in self.segments if one.backing is not None}.values())
 
     def locate(

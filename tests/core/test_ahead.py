@@ -24,7 +24,7 @@ from numpy.testing import assert_array_equal
 from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
 from mouse_core.ahead import local, maps, own
 from mouse_core.ahead.backing import by_batch, merged
-from mouse_core.ahead.local import Depth
+from mouse_core.ahead.local import ReadaheadWindow
 from mouse_core.ahead.room import room_for_files
 from mouse_core.errors import DataError, StoreWarning
 from mouse_core.sampling import Blocks
@@ -195,7 +195,7 @@ def test_whoever_goes_back_is_asked_ahead_for_again(both: Any) -> None:
     assert len(asked.batches) < 180
 
 
-def reached(depth: Depth, late: float, gone: int, *, batches: int = 4_000) -> list[int]:
+def reached(depth: ReadaheadWindow, late: float, gone: int, *, batches: int = 4_000) -> list[int]:
     """How far ahead it is asked for in the end: of batches of 1 MB that take 1 ms, whose pages come ``late`` seconds
     after they were asked for, and go again when so many bytes were asked for since.
     """
@@ -218,14 +218,14 @@ def reached(depth: Depth, late: float, gone: int, *, batches: int = 4_000) -> li
 
 def test_depth_is_what_a_disk_takes_within_bounds() -> None:
     mega = 1 << 20
-    assert reached(Depth(), 0.0005, 1 << 40) == [4 * mega] * 20, "what comes in time is asked for no sooner"
-    assert min(reached(Depth(), 0.03, 1 << 40)) >= 32 * mega
-    assert max(reached(Depth(), 10.0, 1 << 40)) == 64 * mega
-    assert max(reached(Depth(room=128 * mega), 10.0, 1 << 40)) <= 8 * mega
+    assert reached(ReadaheadWindow(), 0.0005, 1 << 40) == [4 * mega] * 20, "what comes in time is asked for no sooner"
+    assert min(reached(ReadaheadWindow(), 0.03, 1 << 40)) >= 32 * mega
+    assert max(reached(ReadaheadWindow(), 10.0, 1 << 40)) == 64 * mega
+    assert max(reached(ReadaheadWindow(room=128 * mega), 10.0, 1 << 40)) <= 8 * mega
     # What goes before it is read is asked for later.
-    assert max(reached(Depth(), 0.0015, 3 * mega)) == 2 * mega
+    assert max(reached(ReadaheadWindow(), 0.0015, 3 * mega)) == 2 * mega
     # Where it makes no difference it stays near where it began.
-    depth = Depth()
+    depth = ReadaheadWindow()
     for _ in range(30):
         depth.saw(48, 1.0, 2.0)
         assert 2 * mega <= depth.nbytes <= 8 * mega
@@ -323,13 +323,13 @@ def reads_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         pytest.skip(f"nothing is read past the page cache here: {error}")
     os.close(file)
     made = SimpleNamespace(memories=[], most=1 << 20)
-    init = own.OwnMemory.__init__
+    init = own.DirectReadBuffer.__init__
 
     def making(self: Any, most: int) -> None:
         made.memories.append(self)
         init(self, made.most)
 
-    monkeypatch.setattr(own.OwnMemory, "__init__", making)
+    monkeypatch.setattr(own.DirectReadBuffer, "__init__", making)
     monkeypatch.setattr(local.LocalFiles, "look", lambda self, batches: True)
     monkeypatch.setattr(local, "room_for_files", lambda: 0)
     monkeypatch.setattr("mouse_core.batches._opening.room_for_files", lambda: 1 << 30)
@@ -357,10 +357,10 @@ def test_blocks_larger_than_memory_are_read_into_memory_of_ones_own(
     there = DatasetStore.open(folder, fields=[Field("goal")], max_action_dim=5)
     given = {"boundary": boundary, "seed": 2, **({"pad": False} if boundary == "episode" else {}), **options}
     source, here = (BatchSource(one, 3, 8, Blocks(rows=60, pool=8), **given) for one in (there, known))
-    copied, moved = list[Int64s](), own.OwnMemory.moved
+    copied, moved = list[Int64s](), own.DirectReadBuffer.moved
 
     @contextmanager
-    def moving(self: own.OwnMemory) -> Any:
+    def moving(self: own.DirectReadBuffer) -> Any:
         with moved(self) as places:
 
             def found(begins: Int64s, ends: Int64s) -> Int64s:
@@ -369,7 +369,7 @@ def test_blocks_larger_than_memory_are_read_into_memory_of_ones_own(
 
             yield found
 
-    monkeypatch.setattr(own.OwnMemory, "moved", moving)
+    monkeypatch.setattr(own.DirectReadBuffer, "moved", moving)
     count = len(source)
     _same(source, here, range(count + 20))
     # But the first batch, of which nobody knows that others follow; and what is read by offsets from anchors.
@@ -437,12 +437,12 @@ def test_a_forked_child_reads_nothing_into_its_parents_memory(written: Any, read
 
 
 def test_memory_of_ones_own_is_used_again_before_more_is_taken_of_the_machine(reads_own: Any) -> None:
-    memory, size = own.OwnMemory(1 << 20), np.full(3, 4096)
+    memory, size = own.DirectReadBuffer(1 << 20), np.full(3, 4096)
     for number in range(100):
         found = memory._room_for(size)
         assert found is not None
         assert found[0].max() < 10 * 4096
-        memory.parts[number] = own.Part(found[1], number, number + 2, None)
+        memory.parts[number] = own.ReadRange(found[1], number, number + 2, None)
         memory.let_go(number + 1)
 
 

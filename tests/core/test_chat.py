@@ -14,7 +14,7 @@ from mouse_core import ConfigError, DataError, groups
 from mouse_core.text.chat import (
     ChatTemplate,
     Message,
-    Part,
+    MessagePart,
     ToolCall,
     encode_chat,
     encode_preference,
@@ -394,9 +394,11 @@ def test_dicts_of_others_are_messages() -> None:
     ):
         assert to_openai(from_openai([kept])) == [kept]
     (seen,) = from_openai([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}])
-    assert seen == Message("user", (Part("image", image="u"),))
+    assert seen == Message("user", (MessagePart("image", image="u"),))
     assert ChatTemplate("{{ messages[0].content | tojson }}").render([seen]) == '[{"type": "image", "url": "u"}]'
-    image = Message("user", (Part("text", "what is"), Part("image", image="http://x/y.png"), Part("image")))
+    image = Message(
+        "user", (MessagePart("text", "what is"), MessagePart("image", image="http://x/y.png"), MessagePart("image"))
+    )
     assert from_openai(to_openai([image])) == from_openai(to_openai([image], arguments="json")) == (image,)
     broken = Message("assistant", tool_calls=(ToolCall("f", "{no"),), extra={"reasoning_content": "hm"})
     assert from_openai(to_openai([broken])) == (broken,)

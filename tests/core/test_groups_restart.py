@@ -15,6 +15,7 @@ from mouse_core.groups import (
     DrGrpo,
     Grpo,
     GrpoBatchMaker,
+    HeldRollouts,
     Lengths,
     MaxAge,
     Newest,
@@ -25,7 +26,6 @@ from mouse_core.groups import (
     RolloutBuffer,
     RolloutColumn,
     RolloutRecord,
-    Rows,
     TopK,
     Turn,
 )
@@ -150,7 +150,7 @@ def test_batches_are_the_same_with_and_without_restarts(seed: int, tmp_path: Pat
 def test_a_retention_of_ones_own_is_told_the_same_after_a_restart(tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
 
-    def at_least_half_as_long(rows: Rows) -> npt.NDArray[Any]:
+    def at_least_half_as_long(rows: HeldRollouts) -> npt.NDArray[Any]:
         told.append({name: np.array(values).tolist() for name, values in asdict(rows).items()})
         longest = [rows.tokens[rows.group == group].max() for group in rows.group]
         return 2 * rows.tokens >= np.array(longest, np.int64)

@@ -73,7 +73,7 @@ def recorded(draw: st.DrawFn) -> datasets.Dataset:
 @settings(max_examples=30)
 @given(parts=st.lists(recorded(), min_size=1, max_size=3), max_bytes=st.sampled_from([1, 2000, 10**6]))
 def test_shards_hold_the_rows_in_order_under_one_schema(parts: list[datasets.Dataset], max_bytes: int) -> None:
-    named = [_shards.Part(f"part {index}", part) for index, part in enumerate(parts)]
+    named = [_shards.SplitPiece(f"part {index}", part) for index, part in enumerate(parts)]
     features = unify_features([(part.where, part.dataset.features) for part in named])
     with tempfile.TemporaryDirectory() as folder:
         shards = _shards.write_shards(
@@ -113,7 +113,7 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.
             most, rows = max(most, pa.total_allocated_bytes() - before), rows + count
 
         written = _shards.write_shards(
-            [_shards.Part("split 'train'", dataset, image_roots=(str(tmp_path),))],
+            [_shards.SplitPiece("split 'train'", dataset, image_roots=(str(tmp_path),))],
             split=f"train{n}",
             features=dataset.features,
             about=About("arrived"),

@@ -125,7 +125,7 @@ def test_what_cannot_come_back_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="expected the same tree as was saved"):
         states.give(nnx.Linear(2, 3, use_bias=False, rngs=nnx.Rngs(0)), states.taken(linear))
     state: dict[str, Any] = {"adam": None, "log": {}}
-    begun = states.Begun(state)
+    begun = states.InitialState(state)
     state["log"]["of"] = random.Random(0)
     with pytest.raises(
         ConfigError, match=r"state\['log'\]\['of'\]: expected .* found Random, which came or grew later"
@@ -141,7 +141,7 @@ def test_what_cannot_come_back_is_refused_by_name(tmp_path: Path) -> None:
 def test_values_of_a_dict_are_replaced_whatever_they_were(tmp_path: Path) -> None:
     before: dict[str, Any] = {"returns": [], "counts": {}, "recent": [], "best": None, "weights": {"w": torch.zeros(2)}}
     after = {**before, "returns": [], "counts": {}, "recent": [], "more": 1}
-    begun = states.Begun(before)
+    begun = states.InitialState(before)
     before["returns"] += [1.0, 2.0]
     before["counts"] |= {3: 1, "a": {"b": (1, "c")}}
     before["recent"].append((np.arange(2), 0.5))
@@ -164,7 +164,7 @@ def aliased() -> tuple[dict[str, Any], Any, Any]:
 
 def test_arrays_that_others_hold_are_written_to_where_they_lie(tmp_path: Path) -> None:
     before, w, array = aliased()
-    begun = states.Begun(before)
+    begun = states.InitialState(before)
     with torch.no_grad():
         w += 1
     array += 1

@@ -20,7 +20,7 @@ from mouse_study._running.values import Plain, generator_state, plain, set_gener
 # ---------------------------------------------------------------------- parts
 
 
-class Begun:
+class InitialState:
     """What lay at each place of a state when the training was made, and so will when it is made again.
 
     A tensor or an array that is there still is one that others may hold: an optimizer, a function, another name. When
@@ -70,7 +70,7 @@ class Begun:
         )
 
 
-def taken(part: Any, where: str = "state", begun: Begun | None = None) -> Plain:
+def taken(part: Any, where: str = "state", begun: InitialState | None = None) -> Plain:
     """The state of a part.
 
     Args:
@@ -84,7 +84,7 @@ def taken(part: Any, where: str = "state", begun: Begun | None = None) -> Plain:
     return _taken(part, where, begun, {})
 
 
-def _taken(part: Any, where: str, begun: Begun | None, numbers: dict[int, int]) -> Plain:
+def _taken(part: Any, where: str, begun: InitialState | None, numbers: dict[int, int]) -> Plain:
     """The state of a part; ``numbers`` tell arrays apart of which each may lie at several places."""
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         return {"part": plain(part.state_dict(), where), "modes": _modes(part)}
@@ -109,7 +109,7 @@ def _taken(part: Any, where: str, begun: Begun | None, numbers: dict[int, int]) 
     )
 
 
-def _taken_child(child: Any, where: str, fixed: bool, begun: Begun | None, numbers: dict[int, int]) -> Plain:
+def _taken_child(child: Any, where: str, fixed: bool, begun: InitialState | None, numbers: dict[int, int]) -> Plain:
     if _is_part(child):
         if begun is not None and not isinstance(child, dict | list):
             begun.check(child, where)

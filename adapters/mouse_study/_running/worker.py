@@ -220,7 +220,7 @@ class Worker:
             self.parts = {"state": training.state, "loaders": self.loaders.more}
             if hasattr(batches, "state_dict") and hasattr(batches, "load_state_dict"):
                 self.parts["batches"] = batches
-            self.begun = {name: states.Begun(part, name) for name, part in self.parts.items()}
+            self.begun = {name: states.InitialState(part, name) for name, part in self.parts.items()}
             self.fingerprint = _fingerprint(batches)
             size = self._restore() if training.state is not None else 0
             self.note("partial")

@@ -202,7 +202,7 @@ _IRREGULAR = (PLAIN, 0.3 * PLAIN, -0.6 * PLAIN, PLAIN, -0.1 * PLAIN)
 
 
 @dataclass(frozen=True)
-class Given:
+class ProbeState:
     """What a probe has before one update.
 
     Args:
@@ -216,11 +216,11 @@ class Given:
     loud: float | None = None
 
 
-def _gradients(*values: float) -> list[Given]:
-    return [Given(value) for value in values]
+def _gradients(*values: float) -> list[ProbeState]:
+    return [ProbeState(value) for value in values]
 
 
-def probes(updates: int) -> dict[str, list[Given]]:
+def probes(updates: int) -> dict[str, list[ProbeState]]:
     """Sequences of gradients, by their names. Of many the first is 0, which keeps away what is special of update 1."""
     big, many = LARGE, max(updates, 5)
     return {
@@ -239,19 +239,19 @@ def probes(updates: int) -> dict[str, list[Given]]:
         "ten times": _gradients(big, 10 * big),
         "irregular": _gradients(*_IRREGULAR),
         "steady": _gradients(*[PLAIN] * many),
-        "irregular at a weight": [Given(gradient, weight=1) for gradient in _IRREGULAR],
-        "none is loud": [Given(PLAIN, loud=PLAIN), Given(PLAIN, loud=PLAIN)],
-        "one is loud": [Given(PLAIN, loud=PLAIN), Given(PLAIN, loud=LARGE)],
+        "irregular at a weight": [ProbeState(gradient, weight=1) for gradient in _IRREGULAR],
+        "none is loud": [ProbeState(PLAIN, loud=PLAIN), ProbeState(PLAIN, loud=PLAIN)],
+        "one is loud": [ProbeState(PLAIN, loud=PLAIN), ProbeState(PLAIN, loud=LARGE)],
         "after a loud one": after_loud(LARGE),
-        "weight": [Given(0), Given(0, weight=1), Given(0)],
-        "twice the weight": [Given(0), Given(0, weight=2)],
-        "weight after a gradient": [Given(PLAIN), Given(0, weight=PLAIN)],
+        "weight": [ProbeState(0), ProbeState(0, weight=1), ProbeState(0)],
+        "twice the weight": [ProbeState(0), ProbeState(0, weight=2)],
+        "weight after a gradient": [ProbeState(PLAIN), ProbeState(0, weight=PLAIN)],
     }
 
 
-def after_loud(size: float) -> list[Given]:
+def after_loud(size: float) -> list[ProbeState]:
     """A gradient in one tensor alone, then one that nothing clips."""
-    return [Given(0), Given(0, loud=size), Given(0, loud=PLAIN)]
+    return [ProbeState(0), ProbeState(0, loud=size), ProbeState(0, loud=PLAIN)]
 
 
 Responses = Mapping[str, Array]

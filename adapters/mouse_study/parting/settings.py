@@ -15,7 +15,7 @@ from mouse_study.parting.layers import Arrays
 from mouse_study.parting.optimizers import (
     LARGE,
     Clipping,
-    Given,
+    ProbeState,
     Rule,
     after_loud,
     clipping,
@@ -129,11 +129,11 @@ class StandIns:
         self._state = with_wide_counts(stepping.flax_optimizer, self._flax(self._theirs))
         self._update = jax.jit(stepping.flax_optimizer.update)
         self.loud = ""
-        moved = zip(*(self.respond([Given(0), Given(LARGE)])[side].items() for side in (0, 1)), strict=True)
+        moved = zip(*(self.respond([ProbeState(0), ProbeState(LARGE)])[side].items() for side in (0, 1)), strict=True)
         both = [tensor for (tensor, ours), (_, theirs) in moved if ours[1, 0] and theirs[1, 0]]
         self.loud = next((one for one in both if self._theirs[self._leaf[one]].size > 1), (both or [*self.owners])[0])
 
-    def respond(self, given: Sequence[Given]) -> tuple[Arrays, Arrays]:
+    def respond(self, given: Sequence[ProbeState]) -> tuple[Arrays, Arrays]:
         """What new optimizers add to the first and to the last weight of each tensor, ``[updates, 2]``."""
         optimizer, state = self._make(self._ours), self._state
         loud, other = self.owners.get(self.loud), self._leaf.get(self.loud)
@@ -170,7 +170,7 @@ def _small(tensor: Any) -> tuple[int, ...]:
     return tuple(min(size, 2) for size in tensor.shape)
 
 
-def _filled(shape: tuple[int, ...], given: Given, loud: bool, used: bool) -> tuple[Any, Any]:
+def _filled(shape: tuple[int, ...], given: ProbeState, loud: bool, used: bool) -> tuple[Any, Any]:
     """A weight and its gradient."""
     weight, gradient = np.zeros(shape), np.zeros(shape)
     if used:

@@ -20,14 +20,14 @@ from mouse_core.spec import check_count
 from mouse_torch import _words
 from mouse_torch.device._batches import drawn
 from mouse_torch.device._checks import number_of
-from mouse_torch.device.ground.kept import Kept
+from mouse_torch.device.ground.kept import BufferModule
 from mouse_torch.device.replay import Replay
 from mouse_torch.trees import tensor_dict
 
 _BITS = 53  # of a uniform number
 
 
-class ReplayEnsemble(Kept):
+class ReplayEnsemble(BufferModule):
     """Batches of several replays on one device, of which each gives its share.
 
     They are those of a ``mouse_core.replay.ReplayBufferEnsemble`` of the same seed over buffers with the same rows,

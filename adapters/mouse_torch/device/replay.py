@@ -46,7 +46,7 @@ from mouse_torch.device._batches import check_transform, drawn
 from mouse_torch.device._checks import number_of
 from mouse_torch.device.ground.episodes import Episodes
 from mouse_torch.device.ground.fields import Fields, check_pad, is_integer, rows_of
-from mouse_torch.device.ground.kept import Arrays, Kept
+from mouse_torch.device.ground.kept import Arrays, BufferModule
 from mouse_torch.device.ground.reading import Ring
 from mouse_torch.device.ground.turns import Epoch, Queue
 from mouse_torch.device.ground.weights import Weights
@@ -155,7 +155,7 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> None:
     replay.samples.fill_(counted["samples"])
 
 
-class Replay(Kept):
+class Replay(BufferModule):
     """A replay buffer on a device, from which nothing is fetched: for vectorised environments in torch.
 
     Batches are those of a ``mouse_core.replay.ReplayBuffer`` of the same seed and writes, with a ``RandomSampler`` or,

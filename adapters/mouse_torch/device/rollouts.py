@@ -19,7 +19,7 @@ from mouse_core.rollouts.motion import AmpStates, amp_states, find_extractors
 from mouse_core.spec import check_count, check_unit
 from mouse_torch import _words
 from mouse_torch.device.ground.fields import Fields, Row
-from mouse_torch.device.ground.kept import Kept
+from mouse_torch.device.ground.kept import BufferModule
 from mouse_torch.placement import check_device
 from mouse_torch.rollouts import TensorArrays
 from mouse_torch.tracing import is_known
@@ -111,7 +111,7 @@ class _Arrays(TensorArrays):
         return is_known(array)
 
 
-class RolloutStorage(Kept):
+class RolloutStorage(BufferModule):
     """T steps of N environments on a device, from which nothing is fetched: in eager code, compiled, in CUDA graphs.
 
     It has the methods of ``mouse_torch.RolloutStorage``, and gives the same mini-batches in the same order for the same

@@ -34,7 +34,7 @@ from mouse_core.formats.converting import Conversion
 from mouse_core.formats.lerobot._meta import feature_of, is_action
 from mouse_core.formats.lerobot._stats import EpisodeStats, Stats, aggregated
 from mouse_core.formats.pictures.changing import IMAGE, changed_stream
-from mouse_core.formats.pictures.kept import Kept, Pictures, by_column, pictures_of
+from mouse_core.formats.pictures.kept import PictureEncoding, Pictures, by_column, pictures_of
 from mouse_core.formats.sources import pieces_of, stream_of
 from mouse_core.images.pixels import encode_jpeg, encode_png
 from mouse_core.store.dataset_store import DatasetStore
@@ -90,7 +90,7 @@ class Files:
             fields.append(pa.field(key, data_type))
         return pa.schema(fields)
 
-    def write(self, frames: Columns, kept: Mapping[str, Kept]) -> None:
+    def write(self, frames: Columns, kept: Mapping[str, PictureEncoding]) -> None:
         """Add frames of the episode, ``[n, ...]`` by feature."""
         if not self.length:
             self._begin()
@@ -126,7 +126,7 @@ class Files:
             self._numbers["videos"] += 1
         self._begins = {key: video.frames for key, video in self._videos.items()}
 
-    def _video(self, key: str, kept: Kept, values: npt.NDArray[Any]) -> VideoWriter:
+    def _video(self, key: str, kept: PictureEncoding, values: npt.NDArray[Any]) -> VideoWriter:
         if key not in self._videos:
             path = self._path(f"videos/{key}", self._numbers["videos"], "mp4")
             assert kept.codec is not None
@@ -137,7 +137,7 @@ class Files:
             self._begins[key] = 0
         return self._videos[key]
 
-    def _images(self, kept: Kept, values: npt.NDArray[Any]) -> pa.Array:
+    def _images(self, kept: PictureEncoding, values: npt.NDArray[Any]) -> pa.Array:
         png = partial(encode_png, dtype=values.dtype)
         encoded = list(self._pool.map(png if kept.way == "png" else partial(encode_jpeg, quality=kept.quality), values))
         parts = [pa.array(encoded, pa.binary()), pa.nulls(len(encoded), pa.string())]
@@ -347,7 +347,7 @@ def _stream(rows: Any) -> RowStream:
     return stream_of(store).replace(image_roots=tuple(roots))
 
 
-def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, tuple[str, Pictures, Kept]]]:
+def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, tuple[str, Pictures, PictureEncoding]]]:
     """The rows with their pictures as pixels; by feature the column, what its pictures are, and how they are kept."""
     wanted = by_column(images)
     raw = [name for name, kept in wanted.items() if kept.way == "raw"]
@@ -361,7 +361,7 @@ def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, t
         if images != "video":
             raise
         found = {}
-    pixels = {name: (picture, Kept("raw")) for name, (picture, _) in found.items()}
+    pixels = {name: (picture, PictureEncoding("raw")) for name, (picture, _) in found.items()}
     cameras = {_key(name, stream.about): (name, picture, kept) for name, (picture, kept) in found.items()}
     return changed_stream(stream.watched(partial(_check_pictures, list(found))), pixels, fill=True), cameras
 
@@ -387,7 +387,7 @@ class _Described:
     """
 
     def __init__(
-        self, stream: RowStream, cameras: dict[str, tuple[str, Pictures, Kept]], rate: float, task: str
+        self, stream: RowStream, cameras: dict[str, tuple[str, Pictures, PictureEncoding]], rate: float, task: str
     ) -> None:
         self.cameras, self.rate, self.about = cameras, rate, stream.about
         texts = dict(stream.about.tasks) or {0: task}

@@ -21,7 +21,7 @@ KNOWN = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
 @dataclass
-class Piece:
+class EpisodeSlice:
     """Consecutive rows of one episode.
 
     Args:

@@ -29,7 +29,16 @@ from mouse_core.formats.columns.blocks import bytes_a_row, check_batch_rows, row
 from mouse_core.formats.columns.named import Columns, from_arrow, named_action, named_observation, to_batch
 from mouse_core.formats.columns.steps import at
 from mouse_core.formats.columns.transitions import done_codes, episode_rows
-from mouse_core.formats.minari._pieces import BUDGET, KNOWN, Piece, picture_bytes, plain_text, sampled, shaped, subspace
+from mouse_core.formats.minari._pieces import (
+    BUDGET,
+    KNOWN,
+    EpisodeSlice,
+    picture_bytes,
+    plain_text,
+    sampled,
+    shaped,
+    subspace,
+)
 from mouse_core.formats.minari._spaces import is_picture, parse_space, space_leaves
 from mouse_core.formats.rows import file_batches
 from mouse_core.nested import path_of
@@ -69,7 +78,7 @@ def _flat(spec: Any, kind: pa.DataType) -> Any:
 
 def arrow_pieces(
     path: Path, metadata: Mapping[str, Any], spaces: Mapping[str, Any], *, rows: int, infos: bool, sample: int = 0
-) -> Iterator[Piece]:
+) -> Iterator[EpisodeSlice]:
     """Pieces of all episodes of a folder of Arrow or Parquet files; arguments as in ``h5_pieces``."""
     suffix = metadata["data_format"]
     for number in sampled(int(metadata.get("total_episodes", 0)), sample):
@@ -117,7 +126,7 @@ def _record_batches(file: Path, rows: int, decoded: int) -> Iterator[pa.RecordBa
 
 def _arrow_piece(
     batch: pa.RecordBatch, number: int, begins: int, before: Any, spaces: Mapping[str, Any], infos: bool
-) -> tuple[Piece, Any]:
+) -> tuple[EpisodeSlice, Any]:
     """A piece, and what its last row holds of the transition that leaves it."""
     missing = [name for name in KNOWN if name not in batch.schema.names]
     if missing:
@@ -135,7 +144,7 @@ def _arrow_piece(
     for name in batch.schema.names:
         if name not in KNOWN and name not in ("infos", "episode_id"):
             beside[name] = from_arrow(batch.column(name), where=name)
-    return Piece(number, begins, observations, arriving, beside), last
+    return EpisodeSlice(number, begins, observations, arriving, beside), last
 
 
 def _arrow_values(array: Any, space: Any, where: str) -> Any:
@@ -189,7 +198,7 @@ EPISODES_AT_ONCE = 32
 
 def h5_pieces(
     path: Path, metadata: Mapping[str, Any], spaces: Mapping[str, Any], *, rows: int, infos: bool, sample: int = 0
-) -> Iterator[Piece]:
+) -> Iterator[EpisodeSlice]:
     """Pieces of all episodes of an HDF5 file.
 
     Args:
@@ -222,7 +231,7 @@ def _h5_group(
     rows: int,
     infos: bool,
     only_first: bool,
-) -> Iterator[Piece]:
+) -> Iterator[EpisodeSlice]:
     """Pieces of some episodes; short ones are asked for together."""
     waiting: list[tuple[_H5Episode, int, int]] = []
     size = 0
@@ -241,7 +250,7 @@ def _h5_group(
     yield from _h5_read(file, waiting)
 
 
-def _h5_read(file: H5File, waiting: list[tuple[_H5Episode, int, int]]) -> Iterator[Piece]:
+def _h5_read(file: H5File, waiting: list[tuple[_H5Episode, int, int]]) -> Iterator[EpisodeSlice]:
     asked = [episode.items(begin, stop) for episode, begin, stop in waiting]
     values = iter(file.read([item for items in asked for item in items]))
     for (episode, begin, _), items in zip(waiting, asked, strict=True):
@@ -299,7 +308,7 @@ class _H5Episode:
         shifts = [(path, length == self.length) for path, _, length in self._leaves]
         return [(f"/episode_{self._number}{path}", max(begin - shift, 0), stop - shift) for path, shift in shifts]
 
-    def piece(self, begin: int, values: list[npt.NDArray[Any]]) -> Piece:
+    def piece(self, begin: int, values: list[npt.NDArray[Any]]) -> EpisodeSlice:
         """The piece that these values make."""
         by_path = {path: value for (path, _, _), value in zip(self._leaves, values, strict=True)}
         shifted = {path for path, _, length in self._leaves if length == self.length}
@@ -310,7 +319,7 @@ class _H5Episode:
             if path.split("/")[1] not in KNOWN:
                 parts[path in shifted][path[1:]] = plain_text(value)
         observations = nested.pop("observations")
-        return Piece(self._number, begin, observations, nested, *parts, self.about)
+        return EpisodeSlice(self._number, begin, observations, nested, *parts, self.about)
 
 
 def _nested(tree: Mapping[str, Any], values: Mapping[str, Any], path: str, space: Any) -> Any:
@@ -450,7 +459,7 @@ def _notes(metadata: dict[str, Any], spaces: dict[str, Any]) -> tuple[str, ...]:
     return ()
 
 
-def _schema(samples: Iterator[Piece], where: str) -> pa.Schema:
+def _schema(samples: Iterator[EpisodeSlice], where: str) -> pa.Schema:
     """The columns of all rows, from the beginnings of some episodes: metadata that only some have are among them."""
     found: dict[str, pa.DataType] = {}
     for piece in samples:
@@ -463,7 +472,7 @@ def _schema(samples: Iterator[Piece], where: str) -> pa.Schema:
     return pa.schema([(name, found[name]) for name in order])
 
 
-def _columns(piece: Piece) -> Columns:
+def _columns(piece: EpisodeSlice) -> Columns:
     """The rows of a piece."""
     arriving: Columns = named_action(piece.arriving["actions"])
     for name in ("rewards", "terminations", "truncations"):

@@ -21,7 +21,7 @@ from mouse_core.errors import DataError
 from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import to_arrow
 from mouse_core.formats.columns.values import read_values
-from mouse_core.formats.pictures.kept import Kept, Pictures, said_after
+from mouse_core.formats.pictures.kept import PictureEncoding, Pictures, said_after
 from mouse_core.images.pixels import encode_jpeg, encode_png
 from mouse_core.images.rows import fill_images
 from mouse_core.video.frames import VideoFiles
@@ -32,7 +32,7 @@ _PIECE_BYTES = 32 << 20
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def changed_stream(stream: Any, changed: Mapping[str, tuple[Pictures, Kept]], *, fill: bool = False) -> Any:
+def changed_stream(stream: Any, changed: Mapping[str, tuple[Pictures, PictureEncoding]], *, fill: bool = False) -> Any:
     """The same rows with the pictures of some columns as pixels, PNG or JPEG.
 
     Args:
@@ -56,7 +56,7 @@ def changed_stream(stream: Any, changed: Mapping[str, tuple[Pictures, Kept]], *,
 
 
 def _batches(
-    stream: Any, changed: Mapping[str, tuple[Pictures, Kept]], schema: pa.Schema, fill: bool
+    stream: Any, changed: Mapping[str, tuple[Pictures, PictureEncoding]], schema: pa.Schema, fill: bool
 ) -> Iterator[pa.RecordBatch]:
     reader = PixelReader(stream)
     with ThreadPoolExecutor(THREADS) as pool:
@@ -81,7 +81,7 @@ def pieces(stream: Any, pictures: Sequence[Pictures]) -> Iterator[tuple[int, pa.
 def _column(
     reader: PixelReader,
     picture: Pictures,
-    kept: Kept,
+    kept: PictureEncoding,
     values: pa.Array,
     first: int,
     each: Callable[..., Iterator[Any]],
@@ -169,7 +169,7 @@ class PixelReader:
         return found
 
 
-def with_features(schema: pa.Schema, changed: Mapping[str, tuple[Pictures, Kept]]) -> pa.Schema:
+def with_features(schema: pa.Schema, changed: Mapping[str, tuple[Pictures, PictureEncoding]]) -> pa.Schema:
     """A schema that says of image files that they are, and nothing of what other columns have been."""
     metadata = dict(schema.metadata or {})
     features = {name: item for name, item in features_in(metadata).items() if name not in changed}

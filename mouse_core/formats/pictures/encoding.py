@@ -23,7 +23,7 @@ from mouse_core.files.writing import make_folder, remove, sync_files, sync_folde
 from mouse_core.formats.columns.blocks import blocks
 from mouse_core.formats.columns.digest import DigestedRows, RowDigest
 from mouse_core.formats.pictures.changing import FRAME, PixelReader, pieces, with_features
-from mouse_core.formats.pictures.kept import Kept, Pictures, said_after
+from mouse_core.formats.pictures.kept import PictureEncoding, Pictures, said_after
 from mouse_core.video.index import SUFFIX, index_video
 from mouse_core.video.writing import VideoCodec, VideoWriter
 
@@ -63,7 +63,7 @@ def _sha256(file: Path) -> str:
 
 def encoded_stream(
     stream: Any,
-    changed: Mapping[str, tuple[Pictures, Kept]],
+    changed: Mapping[str, tuple[Pictures, PictureEncoding]],
     folder: Path,
     *,
     most_bytes: int,
@@ -110,7 +110,7 @@ class _Encoding:
     """See ``encoded_stream``."""
 
     def __init__(
-        self, stream: Any, changed: Mapping[str, tuple[Pictures, Kept]], folder: Path, most_bytes: int
+        self, stream: Any, changed: Mapping[str, tuple[Pictures, PictureEncoding]], folder: Path, most_bytes: int
     ) -> None:
         self.stream, self.changed, self.folder, self.most_bytes = stream, changed, folder, most_bytes
         schema = stream.schema

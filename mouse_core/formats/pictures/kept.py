@@ -25,7 +25,7 @@ _COLUMN = re.compile(r"([^:=]+)=(.*)")
 
 
 @dataclass(frozen=True)
-class Kept:
+class PictureEncoding:
     """How pictures are kept.
 
     Args:
@@ -39,7 +39,7 @@ class Kept:
     codec: VideoCodec | None = None
 
     @classmethod
-    def parse(cls, text: Any) -> Kept:
+    def parse(cls, text: Any) -> PictureEncoding:
         """Made of a text: "raw", "png", "jpeg:95", "video", or "video:" and what ``VideoCodec.parse`` takes.
 
         Raises:
@@ -77,7 +77,7 @@ class Pictures:
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
 
-def by_column(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, Kept]:
+def by_column(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, PictureEncoding]:
     """What ``images`` says, by column; under "" what it says of all others.
 
     Args:
@@ -90,13 +90,13 @@ def by_column(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, Kept]
     for text in () if isinstance(given, Mapping) else (given,) if isinstance(given, str) else given:
         match = _COLUMN.fullmatch(text) if isinstance(text, str) else None
         texts.append((match[1], match[2]) if match else ("", text))
-    found = {name: Kept.parse(text) for name, text in texts}
+    found = {name: PictureEncoding.parse(text) for name, text in texts}
     if len(found) < len(texts):
         raise ConfigError(f"images: expected one way for each column, found {[name or 'all' for name, _ in texts]}")
     return found
 
 
-def pictures_of(stream: Any, wanted: Mapping[str, Kept]) -> dict[str, tuple[Pictures, Kept]]:
+def pictures_of(stream: Any, wanted: Mapping[str, PictureEncoding]) -> dict[str, tuple[Pictures, PictureEncoding]]:
     """The columns whose pictures are to be kept in another way than they are, with how.
 
     Args:
@@ -117,7 +117,7 @@ def pictures_of(stream: Any, wanted: Mapping[str, Kept]) -> dict[str, tuple[Pict
         raise ConfigError(f"images: expected columns of pictures in {stream.path}, found {list(kinds)}")
     stays = {name for name, kept in chosen.items() if kept is None or _is_so(kinds[name], kept)}
     asked = {name: kinds[name] for name in chosen if name not in stays}
-    found: dict[str, tuple[Pictures, Kept]] = {}
+    found: dict[str, tuple[Pictures, PictureEncoding]] = {}
     for name, picture in _first_pictures(stream, asked).items():
         kept = chosen[name]
         assert kept is not None
@@ -136,7 +136,7 @@ def pictures_of(stream: Any, wanted: Mapping[str, Kept]) -> dict[str, tuple[Pict
     return found
 
 
-def _is_so(kind: str, kept: Kept) -> bool:
+def _is_so(kind: str, kept: PictureEncoding) -> bool:
     """Whether pictures of a kind are kept in that way whatever they are."""
     return (kind, kept.way) == ("raw", "raw") or (kind == "video" and kept.way == "video" and kept.codec is None)
 
@@ -208,7 +208,7 @@ def _picture(
     return Pictures(name, kind, shape, np.dtype(np.uint16 if wide else np.uint8))
 
 
-def said_after(about: About, changed: Mapping[str, tuple[Pictures, Kept]], *, frames_stay: bool) -> About:
+def said_after(about: About, changed: Mapping[str, tuple[Pictures, PictureEncoding]], *, frames_stay: bool) -> About:
     """What rows say of themselves whose pictures are kept in other ways: each column has a field that reads it.
 
     Args:
@@ -235,7 +235,7 @@ def said_after(about: About, changed: Mapping[str, tuple[Pictures, Kept]], *, fr
     return about.replace(fields=tuple(fields.values()), videos=about.videos if frames_stay else ())
 
 
-def _field_after(name: str, picture: Pictures, kept: Kept, read: Field | None) -> Field | None:
+def _field_after(name: str, picture: Pictures, kept: PictureEncoding, read: Field | None) -> Field | None:
     """The field of a column whose pictures are kept in that way; None where nothing has to be said."""
     greys = None
     if kept.way == "video" and picture.shape[2] == 1:

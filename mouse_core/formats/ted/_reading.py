@@ -24,7 +24,7 @@ _PIECE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Piece:
+class StepBlock:
     """Some steps, in the order they happened.
 
     Args:
@@ -39,7 +39,7 @@ class Piece:
     begins: npt.NDArray[np.bool_]
 
 
-def pieces(entries: Entries, *, batch_rows: int) -> Iterator[Piece]:
+def pieces(entries: Entries, *, batch_rows: int) -> Iterator[StepBlock]:
     """All steps in the order they happened, environment by environment.
 
     Args:
@@ -58,7 +58,7 @@ def has_next(entries: Entries) -> bool:
     return any(key[0] == "next" for key in entries.shapes)
 
 
-def _steps(entries: Entries, batch_rows: int) -> Iterator[Piece]:
+def _steps(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
     keys = list(entries.shapes)
     root = {key for key in keys if key[0] != "next"}
     inside = {key[1:] for key in keys if key[0] == "next"}
@@ -76,7 +76,7 @@ def _steps(entries: Entries, batch_rows: int) -> Iterator[Piece]:
             else:
                 read = entries.read_lane(wanted, begin, end, len(shape), lane)
             found = dict(zip(wanted, read, strict=True))
-            yield Piece(
+            yield StepBlock(
                 {key: found[key] for key in both},
                 {key: found["next", *key] for key in both},
                 {key[1:] if key[0] == "next" else key: found[key] for key in other},
@@ -112,7 +112,7 @@ def _in_order(entries: Entries, n: int, lanes: int, size: int) -> list[tuple[int
     return [(begin, min(begin + size, stop)) for first, stop in runs for begin in range(first, stop, size)]
 
 
-def _flat(entries: Entries, batch_rows: int) -> Iterator[Piece]:
+def _flat(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
     steps = _count_steps(entries, "'next', or 'done' of the flat layout")
     n, lanes, used, full = _ring(entries, steps)
     if not used:
@@ -127,7 +127,7 @@ def _flat(entries: Entries, batch_rows: int) -> Iterator[Piece]:
         before += n + int(lane_ends.sum())
 
 
-def trajectory(entries: Entries, *, batch_rows: int) -> Iterator[Piece]:
+def trajectory(entries: Entries, *, batch_rows: int) -> Iterator[StepBlock]:
     """The steps of one trajectory of the nested layout, of which every observation is there once."""
     steps = _count_steps(entries, "'done' in every trajectory")
     both, other = _by_length(entries, steps, steps + 1)
@@ -151,7 +151,7 @@ def _lane(
     rows: npt.NDArray[np.int64],
     first_step: int,
     batch_rows: int,
-) -> Iterator[Piece]:
+) -> Iterator[StepBlock]:
     """The steps of one environment.
 
     Args:
@@ -169,7 +169,7 @@ def _lane(
         here = rows[begin:end] - rows[begin]
         seen = entries.read(both, int(rows[begin]), int(rows[end - 1]) + 2)
         rest = entries.read(other, first_step + begin, first_step + end)
-        yield Piece(
+        yield StepBlock(
             {key: values[here] for key, values in zip(both, seen, strict=True)},
             {key: values[here + 1] for key, values in zip(both, seen, strict=True)},
             dict(zip(other, rest, strict=True)),

@@ -22,7 +22,7 @@ from mouse_core.formats.columns.named import Columns, is_image, named_action, na
 from mouse_core.formats.columns.transitions import TransitionRows, done_codes, transition_rows
 from mouse_core.formats.ted._entries import Entries, FileEntries
 from mouse_core.formats.ted._opening import Trajectories, opened
-from mouse_core.formats.ted._reading import Piece, has_next, pieces, trajectory
+from mouse_core.formats.ted._reading import StepBlock, has_next, pieces, trajectory
 from mouse_core.formats.ted._tensordict import Key
 
 _LOOKED_AT = 1024
@@ -74,7 +74,7 @@ def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch
     )
 
 
-def _pieces(found: Entries | Trajectories, batch_rows: int) -> Iterator[Piece]:
+def _pieces(found: Entries | Trajectories, batch_rows: int) -> Iterator[StepBlock]:
     if not isinstance(found, Trajectories):
         yield from pieces(found, batch_rows=batch_rows)
         return
@@ -123,7 +123,7 @@ class _Naming:
         one_hot: See ``read_ted``.
     """
 
-    def __init__(self, root: Path, piece: Piece, one_hot: bool | None) -> None:
+    def __init__(self, root: Path, piece: StepBlock, one_hot: bool | None) -> None:
         self.where = str(root)
         names = {key[0] for key in (*piece.root, *piece.other)}
         for name in ("action", "reward"):
@@ -136,7 +136,7 @@ class _Naming:
         self._picture = pictures[0] if len(pictures) == 1 else None
         self.one_hot = _is_one_hot(piece.other.get(("action",))) if one_hot is None else one_hot
 
-    def columns(self, piece: Piece) -> tuple[Columns, Columns, Columns]:
+    def columns(self, piece: StepBlock) -> tuple[Columns, Columns, Columns]:
         """Columns of the observation left, of the one arrived at, and of what arrived."""
         arriving: Columns = {}
         for key, values in piece.other.items():
@@ -160,12 +160,12 @@ class _Naming:
         order = {name: arriving[name] for name in (*first, *sorted(arriving.keys() - set(first)))}
         return self._seen(piece.root), self._seen(piece.following), order
 
-    def ends(self, piece: Piece) -> npt.NDArray[np.bool_]:
+    def ends(self, piece: StepBlock) -> npt.NDArray[np.bool_]:
         """Whether a trajectory ends with a step."""
         ended: npt.NDArray[np.bool_] = np.logical_or.reduce(list(self._flags(piece).values()))
         return ended
 
-    def _flags(self, piece: Piece) -> dict[str, npt.NDArray[np.bool_]]:
+    def _flags(self, piece: StepBlock) -> dict[str, npt.NDArray[np.bool_]]:
         return {
             key[0]: self._single(values, key[0]).astype(bool) for key, values in piece.other.items() if key in _FLAGS
         }

@@ -55,7 +55,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Piece:
+class StepBlock:
     """Consecutive steps of an episode.
 
     Args:
@@ -209,7 +209,7 @@ class Aligned:
             f"({ticks[tick]} ns), found the {which} {seconds:.3f} s away; {hint}",
         )
 
-    def pieces(self, size: Callable[[Mapping[Column, Any]], int]) -> Iterator[Piece]:
+    def pieces(self, size: Callable[[Mapping[Column, Any]], int]) -> Iterator[StepBlock]:
         """Yield all episodes in pieces.
 
         Args:
@@ -245,7 +245,7 @@ class Aligned:
                     some = self.ticks[steps[begin:number]]
                     begins = bool(steps[begin] in first_of)
                     values = {column: [one[column] for one in rows] for column in self.columns}
-                    yield Piece(values, (some - origin) / 1e9, begins, ends)
+                    yield StepBlock(values, (some - origin) / 1e9, begins, ends)
                     rows, begin = [], number
         if number < len(ready):
             raise damaged(

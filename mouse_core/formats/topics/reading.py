@@ -27,7 +27,7 @@ from mouse_core.formats.columns.named import (
 )
 from mouse_core.formats.columns.transitions import one_later, placeholder, step_numbers
 from mouse_core.formats.layouts.layout import loaded
-from mouse_core.formats.topics._aligning import Aligned, Column, Piece
+from mouse_core.formats.topics._aligning import Aligned, Column, StepBlock
 from mouse_core.formats.topics.layout import TopicLayout
 from mouse_core.formats.topics.recordings import recordings_of, topics_in
 
@@ -142,7 +142,7 @@ def _rows(recording: Aligned, layout: TopicLayout, batch_rows: int) -> Iterator[
         yield ordered(rows)
 
 
-def _columns(piece: Piece, layout: TopicLayout) -> tuple[Columns, Columns, Columns]:
+def _columns(piece: StepBlock, layout: TopicLayout) -> tuple[Columns, Columns, Columns]:
     """Return the columns of the ticks' observations, of the actions that leave them, and of those that led to them."""
     by_role: dict[str, dict[str, npt.NDArray[Any]]] = {}
     for column, values in piece.values.items():
@@ -175,7 +175,7 @@ def _stacked(column: Column, values: list[Any]) -> npt.NDArray[Any]:
     return np.stack(values)
 
 
-def _ending(piece: Piece, layout: TopicLayout) -> int:
+def _ending(piece: StepBlock, layout: TopicLayout) -> int:
     for code, role in ((1, "terminated"), (2, "truncated")):
         for column, values in piece.values.items():
             if column.role == role and np.any(np.asarray(values[-1])):

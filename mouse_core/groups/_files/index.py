@@ -28,7 +28,7 @@ from mouse_core.files.writing import remove_leftovers, storing
 from mouse_core.groups._files.arrow import EXAMPLES
 from mouse_core.groups._files.declared import read_declared, refuse_missing
 from mouse_core.groups._files.names import BATCHES, STATE, folder_name
-from mouse_core.groups._files.part import Part
+from mouse_core.groups._files.part import GroupFile
 from mouse_core.groups._files.parts import find_parts, read_metadata, read_part, read_table
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import GroupKey
@@ -80,14 +80,14 @@ class StoredBatch:
         return self.name.split("_")[1]
 
 
-def encode_parts(parts: Sequence[Part]) -> bytes:
+def encode_parts(parts: Sequence[GroupFile]) -> bytes:
     """A record of the log that says that groups were sealed."""
     columns: list[Sequence[Any]] = [*zip(*(part.key for part in parts), strict=True)]
     columns += [[getattr(part, name) for part in parts] for name in _PARTS.names[3:]]
     return b"D" + _encoded(columns, _PARTS)
 
 
-def encode_ready(parts: Sequence[Part]) -> bytes:
+def encode_ready(parts: Sequence[GroupFile]) -> bytes:
     """A record of the log that says that groups have all they waited for, in this order."""
     return b"R" + _encoded([[part.place for part in parts]], _READY)
 
@@ -161,7 +161,7 @@ class Index:
         gone: The files of groups that are known to be gone.
     """
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[GroupFile] = field(default_factory=list)
     batches: list[StoredBatch] = field(default_factory=list)
     ready: list[str] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
@@ -176,7 +176,7 @@ def _decode(records: Sequence[bytes]) -> Index:
         kind = record[:1]
         if kind == b"D":
             environments, examples, versions, *others = _columns(record, _PARTS)
-            index.parts += map(Part, map(GroupKey, environments, examples, versions), *others)
+            index.parts += map(GroupFile, map(GroupKey, environments, examples, versions), *others)
         elif kind == b"R":
             index.ready += _columns(record, _READY)[0]
         elif kind == b"B":
@@ -248,7 +248,7 @@ def follow_batches(root: Path, position: int = 0) -> tuple[Index, int]:
 
 def _compare(
     root: Path, records: Sequence[bytes], *, clean: bool
-) -> tuple[Index, list[Part], list[StoredBatch], list[str]]:
+) -> tuple[Index, list[GroupFile], list[StoredBatch], list[str]]:
     """The index that agrees with the files; the groups and batches that the log did not know; which files are gone."""
     index = _decode(records)
     declared = read_declared(root)

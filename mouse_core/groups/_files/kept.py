@@ -10,7 +10,7 @@ from mouse_core.groups.types.records import RolloutRecord
 from mouse_core.groups.types.sizes import nbytes_of
 
 
-class Kept:
+class RolloutCache:
     """Rollouts by uid, those that came last, as many as there is room for; a file has each of them.
 
     Args:
@@ -26,7 +26,7 @@ class Kept:
         self.nbytes = 0
 
     def __reduce__(self) -> Any:
-        return Kept, (self._room,)
+        return RolloutCache, (self._room,)
 
     def __len__(self) -> int:
         return len(self._rollouts)

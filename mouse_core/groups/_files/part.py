@@ -14,7 +14,7 @@ from mouse_core.groups.types.sizes import earned_of, nbytes_of
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GroupFile:
     """What is known of a group without opening its file.
 
     Args:
@@ -68,12 +68,12 @@ class Part:
 
 def part_of(
     rollouts: Sequence[RolloutRecord], *, name: str = "", number: int = 0, declared: int = 0, first: int = 0
-) -> Part:
-    """What is to be known of a group, from its rollouts; the rest as in ``Part``."""
+) -> GroupFile:
+    """What is to be known of a group, from its rollouts; the rest as in ``GroupFile``."""
     sizes = [[len(turn.tokens) for turn in rollout.turns] for rollout in rollouts]
     trained = [sum([len(turn.tokens) for turn in rollout.turns if turn.is_trained]) for rollout in rollouts]
     earned = tuple(map(earned_of, rollouts))
-    return Part(
+    return GroupFile(
         key=rollouts[0].key,
         name=name,
         number=number,
@@ -93,7 +93,7 @@ def part_of(
 
 def parts_of(
     groups: Sequence[Sequence[RolloutRecord]], *, name: str, numbers: Sequence[int], declared: int
-) -> list[Part]:
+) -> list[GroupFile]:
     """What is to be known of the groups that a file has, one after the other."""
     firsts = accumulate(map(len, groups), initial=0)
     given = zip(groups, numbers, firsts, strict=False)

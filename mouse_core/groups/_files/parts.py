@@ -16,7 +16,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import storing
 from mouse_core.groups._files.arrow import ROLLOUTS, rollout_schema, stored, table_to_rollouts
 from mouse_core.groups._files.declared import read_declared
-from mouse_core.groups._files.part import Part, parts_of
+from mouse_core.groups._files.part import GroupFile, parts_of
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import GroupKey, RolloutRecord
 
@@ -166,7 +166,7 @@ def read_table(
     return table
 
 
-def read_groups(parts: Sequence[Part], root: Path) -> list[list[RolloutRecord]]:
+def read_groups(parts: Sequence[GroupFile], root: Path) -> list[list[RolloutRecord]]:
     """The rollouts of some groups, of each in the order they have in its file. Their arrays share memory.
 
     Raises:
@@ -193,7 +193,7 @@ def _read_unknown(path: Path, declared: Columns) -> pa.Table:
     return read_table(path, ROLLOUTS, columns=unknown if _promised(path) else None, declared=declared)
 
 
-def _rows_of(table: pa.Table, part: Part, path: Path) -> pa.Table:
+def _rows_of(table: pa.Table, part: GroupFile, path: Path) -> pa.Table:
     """The rows of a group, of those of its file."""
     rows = table.slice(part.first, len(part.uids))
     if rows.num_rows < len(part.uids):
@@ -206,7 +206,7 @@ def _rows_of(table: pa.Table, part: Part, path: Path) -> pa.Table:
 _UNKNOWN = ["turns", "replica_id", "metadata"]
 
 
-def _known(parts: Sequence[Part]) -> dict[str, list[Any]]:
+def _known(parts: Sequence[GroupFile]) -> dict[str, list[Any]]:
     """The columns that parts have."""
     columns: dict[str, list[Any]] = {
         name: [value for part in parts for value in [part.key[place]] * len(part.uids)]
@@ -218,14 +218,14 @@ def _known(parts: Sequence[Part]) -> dict[str, list[Any]]:
     return columns
 
 
-def _rollouts_of(table: pa.Table, part: Part, path: Path, declared: Columns) -> list[RolloutRecord]:
+def _rollouts_of(table: pa.Table, part: GroupFile, path: Path, declared: Columns) -> list[RolloutRecord]:
     try:
         return table_to_rollouts(table, _known([part]), declared)
     except (pa.ArrowException, DataError) as error:
         raise DataError(f"part file {path}: expected rollouts, found: {error}") from error
 
 
-def find_parts(path: Path, declared: Columns = NO_COLUMNS) -> list[Part]:
+def find_parts(path: Path, declared: Columns = NO_COLUMNS) -> list[GroupFile]:
     """What is to be known of the groups in a file, from the file.
 
     Args:

@@ -15,7 +15,7 @@ from mouse_core.errors import ConfigError
 from mouse_core.files.log import Log
 from mouse_core.groups._files.arrow import rollouts_to_table, rollouts_with, table_to_rollouts
 from mouse_core.groups._files.declared import refuse_missing
-from mouse_core.groups._files.kept import Kept
+from mouse_core.groups._files.kept import RolloutCache
 from mouse_core.groups._files.names import STATE
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
 from mouse_core.groups.types.records import GroupKey, RolloutRecord
@@ -135,7 +135,7 @@ class Waiting:
     """
 
     def __init__(
-        self, root: Path, rules: Rules, kept: Kept, sealed: Iterable[str] = (), declared: Columns = NO_COLUMNS
+        self, root: Path, rules: Rules, kept: RolloutCache, sealed: Iterable[str] = (), declared: Columns = NO_COLUMNS
     ) -> None:
         self.rules, self._kept, self._declared = rules, kept, declared
         self.groups: dict[GroupKey, WaitingGroup] = {}

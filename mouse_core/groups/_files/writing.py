@@ -26,7 +26,7 @@ from mouse_core.files.writing import (
 )
 from mouse_core.groups._files.arrow import rollouts_to_table, rollouts_with, split_rows
 from mouse_core.groups._files.names import folder_name
-from mouse_core.groups._files.part import Part, parts_of
+from mouse_core.groups._files.part import GroupFile, parts_of
 from mouse_core.groups._files.parts import DECLARED, PLACES, ROWS, digest_of, encode_table, writing_options
 from mouse_core.groups._files.waiting import Unsealed
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns
@@ -54,7 +54,7 @@ class _File(NamedTuple):
 class _Written(NamedTuple):
     """Groups that are in a file, and where this belongs."""
 
-    parts: list[Part]
+    parts: list[GroupFile]
     path: str
 
 
@@ -67,7 +67,7 @@ def write_groups(
     compression: str,
     sync: bool,
     declared: Columns = NO_COLUMNS,
-) -> list[Part]:
+) -> list[GroupFile]:
     """Write groups to files, those of an environment together, all of them or none; in the order they were given.
 
     Args:

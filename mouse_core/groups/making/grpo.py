@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.groups.examples.batches import make_examples
-from mouse_core.groups.making.functions.retention import Retention, Rows, functions
+from mouse_core.groups.making.functions.retention import HeldRollouts, Retention, functions
 from mouse_core.groups.making.functions.scoring import Advantage, BatchAdvantage, Rloo, compared
-from mouse_core.groups.making.holding import Holding
-from mouse_core.groups.making.members import Piece
+from mouse_core.groups.making.holding import CandidatePool
+from mouse_core.groups.making.members import GroupSlice
 from mouse_core.groups.stored.reading import StoredGroup, Wanted, read_wanted
 from mouse_core.groups.types.example import RLExample
 from mouse_core.groups.types.records import RolloutRecord, refuse_undeclared
@@ -201,7 +201,7 @@ class GrpoBatchMaker:
         self._retention = functions("retention", retention)
         self._max_uses = check_count("max_uses", max_uses, 1)
         self._shares = shares_of(balance)
-        self._holding = Holding(
+        self._holding = CandidatePool(
             self._advantage,
             environment=environment_name,
             older=older_groups or ("keep" if self._retention or max_staleness is not None else "drop"),
@@ -244,7 +244,7 @@ class GrpoBatchMaker:
         try:
             self.check_rollout(rollout)
             refuse_undeclared(rollout)
-            piece = Piece.of_rollout(rollout)
+            piece = GroupSlice.of_rollout(rollout)
         except DataError:
             self._holding.refuse()
             raise
@@ -252,7 +252,7 @@ class GrpoBatchMaker:
 
     def add_group(self, group: StoredGroup) -> None:
         """Take a stored group; see ``ResumableBatchMaker``."""
-        self._holding.come(Piece.of_group(group))
+        self._holding.come(GroupSlice.of_group(group))
 
     def set_policy_version(self, version: str | int) -> None:
         """Say which version is the latest. It counts for staleness, and rollouts of later ones are refused from now on.
@@ -272,11 +272,11 @@ class GrpoBatchMaker:
         self._draws = len(batches)
         uses = Counter(uid for uids in batches for uid in uids)
 
-        def settle(piece: Piece) -> None:
+        def settle(piece: GroupSlice) -> None:
             piece.uses = {place: uses[uid] for place, uid in enumerate(piece.part.uids) if uid in uses}
             piece.gone.update(place for place, count in piece.uses.items() if count >= self._max_uses)
 
-        self._holding.come_again(list(map(Piece.of_group, groups)), settle)
+        self._holding.come_again(list(map(GroupSlice.of_group, groups)), settle)
 
     # ------------------------------------------------------------------ batches
 
@@ -285,7 +285,7 @@ class GrpoBatchMaker:
         """How many examples a batch could be made of now."""
         return len(self._eligible())
 
-    def rows(self) -> Rows:
+    def rows(self) -> HeldRollouts:
         """What is known of the rollouts, as a ``Retention`` is given it."""
         return self._holding.rows()
 
@@ -363,9 +363,9 @@ class GrpoBatchMaker:
         return {**self._holding.summary(), "available": available}
 
 
-def _records(pieces: Sequence[Piece], places: Sequence[int]) -> list[RolloutRecord]:
+def _records(pieces: Sequence[GroupSlice], places: Sequence[int]) -> list[RolloutRecord]:
     """The rollouts at some places of pieces; those that are in no memory are read."""
-    rows: dict[Piece, list[int]] = {}
+    rows: dict[GroupSlice, list[int]] = {}
     for row, piece in enumerate(pieces):
         if piece.group is not None:
             rows.setdefault(piece, []).append(row)

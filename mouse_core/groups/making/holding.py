@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
 from mouse_core.groups._files.part import part_of
-from mouse_core.groups.making.functions.retention import Retention, Rows, name_of, weights_of
+from mouse_core.groups.making.functions.retention import HeldRollouts, Retention, name_of, weights_of
 from mouse_core.groups.making.functions.scoring import Advantage, checked_worth
-from mouse_core.groups.making.members import OLDER_GROUPS, Members, NumbersOfRows, Piece, WantedGroups
+from mouse_core.groups.making.members import OLDER_GROUPS, GroupSlice, Members, NumbersOfRows, WantedGroups
 from mouse_core.groups.types.records import RolloutRecord
 from mouse_core.groups.types.same import other_one, refuse_other
 from mouse_core.groups.types.versions import Versions
@@ -31,7 +31,7 @@ class Tally:
         """Of all that came, in order."""
         return list(self._counts)
 
-    def count(self, piece: Piece, members: Members | None, was_equal: bool | None) -> None:
+    def count(self, piece: GroupSlice, members: Members | None, was_equal: bool | None) -> None:
         """Count rollouts.
 
         Args:
@@ -135,7 +135,7 @@ class Pool:
 
     # ------------------------------------------------------------------ groups
 
-    def add(self, pieces: Sequence[Piece], environment: int, version: int) -> None:
+    def add(self, pieces: Sequence[GroupSlice], environment: int, version: int) -> None:
         """Add rollouts of one group.
 
         Args:
@@ -149,7 +149,7 @@ class Pool:
                 self.settle()
             self._add(piece, environment, version)
 
-    def _add(self, piece: Piece, environment: int, version: int) -> None:
+    def _add(self, piece: GroupSlice, environment: int, version: int) -> None:
         members, part, places = piece.members, piece.part, piece.places
         assert members is not None
         begin, end = self._count, self._count + len(places)
@@ -245,7 +245,7 @@ _REASONS = (
 )
 
 
-class Holding:
+class CandidatePool:
     """Rollouts by their groups.
 
     Args:
@@ -297,8 +297,8 @@ class Holding:
         self._arrived: Counter[str] = Counter()
         self._serial = self._nbytes = 0
         self._newest = -math.inf
-        self._in_capacity: deque[Piece] = deque()
-        self._alone: dict[str, Piece] = {}  # rollouts that are in no file, by their uids
+        self._in_capacity: deque[GroupSlice] = deque()
+        self._alone: dict[str, GroupSlice] = {}  # rollouts that are in no file, by their uids
 
     @property
     def environments(self) -> list[str]:
@@ -335,7 +335,7 @@ class Holding:
         self.received += 1
         self.left["refused"] += 1
 
-    def come(self, piece: Piece) -> None:
+    def come(self, piece: GroupSlice) -> None:
         """Let rollouts come. One that is in no file comes once; of those in files somebody else sees to it."""
         if piece.group is None:
             if piece.part.uids[0] in self._alone:
@@ -351,7 +351,7 @@ class Holding:
             self._take(piece, members)
         self._leave()
 
-    def come_again(self, pieces: Sequence[Piece], settle: Callable[[Piece], None]) -> None:
+    def come_again(self, pieces: Sequence[GroupSlice], settle: Callable[[GroupSlice], None]) -> None:
         """Let all come that came before a restart, with nothing there.
 
         Args:
@@ -374,7 +374,7 @@ class Holding:
                 self._left("older_groups", piece)
         self._leave()
 
-    def _arrive(self, piece: Piece) -> None:
+    def _arrive(self, piece: GroupSlice) -> None:
         """Number rollouts in the order in which they come."""
         environment, count = piece.part.key.environment, len(piece.part.uids)
         self._newest = max(self._newest, *piece.part.created)
@@ -385,7 +385,7 @@ class Holding:
         if self._environment in (None, environment):
             self._nbytes += piece.part.nbytes
 
-    def _count_in(self, piece: Piece) -> Members | None:
+    def _count_in(self, piece: GroupSlice) -> Members | None:
         """The group that rollouts join, a new one if need be; None if it is not wanted."""
         environment, _, version = piece.part.key
         if self._environment not in (None, environment):
@@ -407,11 +407,11 @@ class Holding:
         self._forget(gone, "older_groups")
         return members
 
-    def _left(self, reason: str, piece: Piece) -> None:
+    def _left(self, reason: str, piece: GroupSlice) -> None:
         """Count rollouts that could still be drawn as gone for a reason."""
         self.left[reason] += len(piece.present)
 
-    def _take(self, piece: Piece, members: Members) -> None:
+    def _take(self, piece: GroupSlice, members: Members) -> None:
         """Take rollouts of a group that is wanted. Those of a group of which none can be drawn wait for more of it."""
         is_there = members.present > 0
         members.pieces.append(piece)
@@ -493,12 +493,12 @@ class Holding:
 
     # ------------------------------------------------------------------ what is known
 
-    def rows(self) -> Rows:
+    def rows(self) -> HeldRollouts:
         """What is known of the rollouts of groups of which some can be drawn."""
         self.pool.settle()
         column, names = self.pool.column, self.environments
         arrived = np.array([self._arrived[name] for name in names], np.int64)
-        return Rows(
+        return HeldRollouts(
             present=column("present"),
             reward=column("reward"),
             advantage=self.pool.scored(),

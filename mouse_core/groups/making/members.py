@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mouse_core._base.memo import memo
 from mouse_core.errors import MissingFieldError
-from mouse_core.groups._files.part import Part, part_of
+from mouse_core.groups._files.part import GroupFile, part_of
 from mouse_core.groups.making.functions.advantages import are_equal
 from mouse_core.groups.stored.reading import StoredGroup
 from mouse_core.groups.types.columns import NO_COLUMNS, Columns, RolloutColumn
@@ -27,7 +27,7 @@ Problem = tuple[str, str]
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class GroupSlice:
     """Rollouts of one group that came together.
 
     Args:
@@ -47,7 +47,7 @@ class Piece:
         gone: The places of those that have left for good.
     """
 
-    part: Part
+    part: GroupFile
     places: Sequence[int]
     rewards: Sequence[float | None]
     group: StoredGroup | None = None
@@ -63,14 +63,14 @@ class Piece:
     _numbers: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of_rollout(cls, rollout: RolloutRecord) -> Piece:
+    def of_rollout(cls, rollout: RolloutRecord) -> GroupSlice:
         """A rollout that is in no file."""
         part, rewards = part_of([rollout]), (check_rewarded(rollout),)
         places = () if part.untrained else (0,)
         return cls(part, places, rewards, None, rollout, rollout.group_uid, _declared=rollout.declared)
 
     @classmethod
-    def of_group(cls, group: StoredGroup) -> Piece:
+    def of_group(cls, group: StoredGroup) -> GroupSlice:
         """A group in its file. Those that were given up, or have no token in the loss, are scored as if not there."""
         places: Sequence[int] = range(len(group.uids))
         if group.given_up or group.part.untrained:
@@ -184,7 +184,7 @@ class Members:
 
     version: str
     number: int
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[GroupSlice] = field(default_factory=list)
     least: float = math.inf
     most: float = -math.inf
     earned: int | None = None
@@ -197,7 +197,7 @@ class Members:
         """Whether no rollout came that is scored."""
         return self.most < self.least
 
-    def note(self, piece: Piece, *, by_turn: bool) -> None:
+    def note(self, piece: GroupSlice, *, by_turn: bool) -> None:
         """See what rollouts earned that came.
 
         Args:
@@ -247,7 +247,7 @@ class WantedGroups:
     def __iter__(self) -> Iterator[Members]:
         return (group for versions in self._versions.values() for one in versions for group in one.groups.values())
 
-    def count_in(self, piece: Piece) -> tuple[Members | None, list[Members]]:
+    def count_in(self, piece: GroupSlice) -> tuple[Members | None, list[Members]]:
         """Let rollouts come.
 
         Returns:

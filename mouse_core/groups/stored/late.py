@@ -14,7 +14,7 @@ from mouse_core.errors import DataError
 from mouse_core.files.log import read_log
 from mouse_core.groups._files.declared import read_declared
 from mouse_core.groups._files.names import LATE, STATE
-from mouse_core.groups._files.part import Part
+from mouse_core.groups._files.part import GroupFile
 from mouse_core.groups.stored.chunks import (
     Chunk,
     decode_files,
@@ -139,7 +139,7 @@ class LatePlaces:
             return rollout
         return with_late(rollout, there, self.declared)
 
-    def rewards(self, part: Part) -> tuple[float | None, ...]:
+    def rewards(self, part: GroupFile) -> tuple[float | None, ...]:
         """What the rollouts of a group earned, as far as that is known."""
         late = [self.value("reward", uid) if "reward" in self.places else None for uid in part.uids]
         return tuple(
@@ -175,7 +175,7 @@ class LateColumns:
         with self._lock:
             return self._known().fill(rollouts)
 
-    def rewards(self, part: Part) -> tuple[float | None, ...]:
+    def rewards(self, part: GroupFile) -> tuple[float | None, ...]:
         """What the rollouts of a group earned, None where that is not known yet; errors as those of ``fill``."""
         if None not in part.rewards:
             return part.rewards

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.groups._files.part import Part
+from mouse_core.groups._files.part import GroupFile
 from mouse_core.groups._files.waiting import Unsealed
 from mouse_core.groups.stored.late import LatePlaces
 
@@ -48,15 +48,15 @@ class Readiness:
         self._late, self._given_up = late, given_up
         names = list(late.declared)
         self._late_from = {column.name: names.index(column.name) for column in late.declared.late}
-        self.waiting: dict[int, Part] = {}
+        self.waiting: dict[int, GroupFile] = {}
         self._missing: dict[int, int] = {}
         self.num_rollouts = 0
 
-    def awaits(self, part: Part) -> list[str]:
+    def awaits(self, part: GroupFile) -> list[str]:
         """The late columns that a group was to have when it was sealed."""
         return [name for name, place in self._late_from.items() if place < part.declared]
 
-    def add(self, place: int, part: Part) -> bool:
+    def add(self, place: int, part: GroupFile) -> bool:
         """Take in a sealed group; whether it is ready."""
         missing = sum(len(self._lacking(part, name)) for name in self.awaits(part))
         if missing:
@@ -64,7 +64,7 @@ class Readiness:
             self.num_rollouts += len(part.uids)
         return not missing
 
-    def _lacking(self, part: Part, name: str) -> list[int]:
+    def _lacking(self, part: GroupFile, name: str) -> list[int]:
         """Which rollouts of a group lack a column."""
         there = self._late.places[name]
         lacking = [row for row, uid in enumerate(part.uids) if uid not in there and uid not in self._given_up]

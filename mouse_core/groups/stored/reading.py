@@ -15,8 +15,8 @@ from mouse_core._base.memo import memo
 from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import ConfigError, MissingFieldError, MissingRowError
 from mouse_core.groups._files.index import read_index
-from mouse_core.groups._files.kept import Kept
-from mouse_core.groups._files.part import Part
+from mouse_core.groups._files.kept import RolloutCache
+from mouse_core.groups._files.part import GroupFile
 from mouse_core.groups._files.parts import read_groups
 from mouse_core.groups.stored.late import LateColumns
 from mouse_core.groups.types.records import RolloutGroup, RolloutRecord, of_group
@@ -49,14 +49,19 @@ class StoredGroup:
     uids: tuple[str, ...]
     rewards: tuple[float | None, ...]
     root: Path = field(repr=False)
-    part: Part = field(repr=False)
+    part: GroupFile = field(repr=False)
     late: LateColumns = field(repr=False, compare=False)
     given_up: frozenset[str] = frozenset()
-    kept: Kept | None = field(default=None, repr=False, compare=False)
+    kept: RolloutCache | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(
-        cls, root: Path, part: Part, late: LateColumns, given_up: Set[str] = frozenset(), kept: Kept | None = None
+        cls,
+        root: Path,
+        part: GroupFile,
+        late: LateColumns,
+        given_up: Set[str] = frozenset(),
+        kept: RolloutCache | None = None,
     ) -> StoredGroup:
         """The group of a file in a buffer's folder."""
         own = frozenset(given_up & set(part.uids)) if given_up else frozenset()
@@ -166,7 +171,7 @@ class Chosen:
             if not isinstance(given, tuple | list) or len(given) != 2 or not all(map(_is_bound, given)):
                 raise ConfigError(f"{name}: expected the least and the most, numbers or None, found {given!r:.80}")
 
-    def rows(self, part: Part, late: LateColumns) -> Sequence[int]:
+    def rows(self, part: GroupFile, late: LateColumns) -> Sequence[int]:
         """The places of these in a group."""
         rows: Sequence[int] = range(len(part.uids))
         if self.since is not None or self.until is not None:
@@ -202,7 +207,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
         chosen: Which of their rollouts.
     """
 
-    def __init__(self, root: Path, parts: Sequence[Part], chosen: Chosen | None = None) -> None:
+    def __init__(self, root: Path, parts: Sequence[GroupFile], chosen: Chosen | None = None) -> None:
         self._root, self._late = root, LateColumns(root)
         wanted = Chosen() if chosen is None else chosen
         rows = [wanted.rows(part, self._late) for part in parts]
@@ -292,7 +297,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
 
 def select_rollouts(
     root: Path,
-    parts: Sequence[Part],
+    parts: Sequence[GroupFile],
     environment: str | None,
     policy_version: str | int | Collection[str | int] | None,
     example_id: str | int | Collection[str | int] | None,

@@ -305,7 +305,7 @@ def _added(mirror: Mirror, client: ObjectClient, info: ObjectInfo, sums: Sequenc
 
 
 class _Map:
-    """The mirror's file as memory: the ``Backing`` of columns that lie in it."""
+    """The mirror's file as memory: the ``RemoteMemory`` of columns that lie in it."""
 
     # No page lies between such. The mirror itself knows what is better fetched as one.
     gap = PAGE - 1
@@ -316,7 +316,7 @@ class _Map:
         self.room: int | None = mirror._limits.pages * PAGE
 
     def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
-        """Fetch what batches will read: bytes at some addresses, as ``Backing.ask`` takes them."""
+        """Fetch what batches will read: bytes at some addresses, as ``RemoteMemory.ask`` takes them."""
         if len(begins):
             self._mirror._process().ask(begins - self.begin, ends - self.begin, batches)
 

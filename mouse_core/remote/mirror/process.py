@@ -46,7 +46,7 @@ class Process:
         return found
 
     def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
-        """Ask for what batches will read: bytes of the mirror, as ``Backing.ask`` takes them."""
+        """Ask for what batches will read: bytes of the mirror, as ``RemoteMemory.ask`` takes them."""
         heads = np.flatnonzero(np.append(True, batches[1:] != batches[:-1]))
         apart = np.repeat(np.arange(len(heads)) * _APART, np.diff(np.append(heads, len(batches))))
         blocks, masks = touched(begins + apart, ends + apart)

@@ -59,7 +59,7 @@ class Keys:
 
 
 @dataclass(slots=True)
-class Marks:
+class EpisodeKeys:
     """What the fields of some rows say, ``[n, E]`` each; None where there is no such field."""
 
     ends: Bools | None
@@ -67,10 +67,10 @@ class Marks:
     other_ends: Bools | None
     other_ids: npt.NDArray[Any] | None
 
-    def last(self) -> Marks:
+    def last(self) -> EpisodeKeys:
         """Of the last time step alone."""
         parts = (self.ends, self.ids, self.other_ends, self.other_ids)
-        return Marks(*[None if part is None else part[-1:].copy() for part in parts])
+        return EpisodeKeys(*[None if part is None else part[-1:].copy() for part in parts])
 
 
 def find_keys(read: Read, traj_key: FieldKey | None, end_keys: tuple[FieldKey, ...], done: FieldKey = "done") -> Keys:
@@ -113,7 +113,7 @@ def _ends_there(read: Read, done: FieldKey) -> tuple[FieldKey, ...]:
     return next(filter(None, found), ())
 
 
-def contradiction(keys: Keys, marks: Marks, before: Marks | None) -> tuple[int, str] | None:
+def contradiction(keys: Keys, marks: EpisodeKeys, before: EpisodeKeys | None) -> tuple[int, str] | None:
     """The first of some rows at which fields contradict each other about the begin of an episode, and how.
 
     Args:
@@ -122,7 +122,7 @@ def contradiction(keys: Keys, marks: Marks, before: Marks | None) -> tuple[int, 
         before: And of the time step before, if that is known.
     """
     if keys.others:
-        other = None if before is None else Marks(before.other_ends, before.other_ids, None, None)
+        other = None if before is None else EpisodeKeys(before.other_ends, before.other_ids, None, None)
         missed = begins(marks.other_ends, marks.other_ids, other) & ~begins(marks.ends, marks.ids, before)
         names = [*keys.other_ends, *([] if keys.other_ids is None else [keys.other_ids])]
         text = "which end_key= and traj_key= do not name: slices go across. Without them all of these fields count"
@@ -144,14 +144,14 @@ def _has(read: Read, key: FieldKey) -> bool:
     return True
 
 
-def marks_of(keys: Keys, read: Read, num_envs: int) -> Marks:
+def marks_of(keys: Keys, read: Read, num_envs: int) -> EpisodeKeys:
     """What the fields of some rows say."""
 
     def ids(key: FieldKey | None) -> npt.NDArray[Any] | None:
         return None if key is None else _one_a_row(key, read(key), "biufUS").reshape(-1, num_envs)
 
     ends, other_ends = (_flags(names, read, num_envs) for names in (keys.ends, keys.other_ends))
-    return Marks(ends, ids(keys.ids), other_ends, ids(keys.other_ids))
+    return EpisodeKeys(ends, ids(keys.ids), other_ends, ids(keys.other_ids))
 
 
 def _flags(names: tuple[FieldKey, ...], read: Read, num_envs: int) -> Bools | None:
@@ -162,7 +162,7 @@ def _flags(names: tuple[FieldKey, ...], read: Read, num_envs: int) -> Bools | No
     return None if found is None else found.reshape(-1, num_envs)
 
 
-def begins(ends: Bools | None, ids: npt.NDArray[Any] | None, before: Marks | None) -> Bools:
+def begins(ends: Bools | None, ids: npt.NDArray[Any] | None, before: EpisodeKeys | None) -> Bools:
     """Whether steps begin an episode by these marks, ``[n, E]``; of the first, by what was ``before``."""
     there = ids if ends is None else ends
     found = np.zeros((1, 1) if there is None else there.shape, np.bool_)
@@ -243,7 +243,7 @@ class EpisodeIndex:
         self._found: Keys | None = None
         self._episodes: EpisodeRing | None = None
         self._is_whole = False
-        self._before: Marks | None = None  # the last time step known, if it must be
+        self._before: EpisodeKeys | None = None  # the last time step known, if it must be
         self._is_loaded = False
         self._has_warned = not warns
         self._rows_looked_at = 0  # for environments that take turns
@@ -341,7 +341,7 @@ class EpisodeIndex:
 
     # ------------------------------------------------------------------ reading
 
-    def _extend(self, episodes: EpisodeRing, keys: Keys, marks: Marks) -> None:
+    def _extend(self, episodes: EpisodeRing, keys: Keys, marks: EpisodeKeys) -> None:
         """Add the time steps behind the last."""
         before = self._before
         if keys.cuts or keys.others:
@@ -402,7 +402,7 @@ class EpisodeIndex:
             envs = np.arange(mine.num_envs)
             mine.begin_earlier(begins.episode_of(envs, np.full(len(envs), mine.begin))[0])
 
-    def _read_before(self, storage: Storage, first: int, keys: Keys) -> Marks | None:
+    def _read_before(self, storage: Storage, first: int, keys: Keys) -> EpisodeKeys | None:
         """The time step before row ``first``, if it is still there."""
         num_envs = storage.num_envs
         if first < num_envs or storage.written - (first - num_envs) > storage.capacity:

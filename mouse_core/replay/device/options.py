@@ -58,7 +58,7 @@ class Slices:
 
 
 @dataclass(frozen=True)
-class Marks:
+class EpisodeFields:
     """Which fields say where episodes end.
 
     Args:
@@ -165,7 +165,7 @@ def composed(transform: Any, alignment: Alignment) -> Compose | None:
     return made
 
 
-def find_marks(fields: Mapping[FieldKey, Any], slices: Slices, is_integer: Callable[[Any], bool]) -> Marks:
+def find_marks(fields: Mapping[FieldKey, Any], slices: Slices, is_integer: Callable[[Any], bool]) -> EpisodeFields:
     """Which fields of a row say where episodes end.
 
     Args:
@@ -180,11 +180,11 @@ def find_marks(fields: Mapping[FieldKey, Any], slices: Slices, is_integer: Calla
     ends = tuple(key for key in (slices.end_key, slices.truncated_key) if key is not None)
     ids = slices.traj_key
     if ends or ids is not None:
-        marks = Marks(ends, ids, True)
+        marks = EpisodeFields(ends, ids, True)
     else:
         ends = next(filter(None, (tuple(key for key in group if key in fields) for group in END_KEYS)), ())
         ids = next((key for key in TRAJ_KEYS if key in fields), None)
-        marks = Marks(ends, ids, not ends)
+        marks = EpisodeFields(ends, ids, not ends)
     if not ends and ids is None:
         raise MissingFieldError(
             f"slices: expected end_key=, truncated_key= or traj_key=, or a field 'done', found {list(fields)}"

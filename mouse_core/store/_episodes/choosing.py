@@ -192,7 +192,7 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitRule:
     """One part of a split; see ``Store.split``.
 
     Args:
@@ -218,7 +218,7 @@ class Part:
         return taken
 
 
-def parts_of(shares: Mapping[str, float], seed: int, by: str) -> dict[str, Part]:
+def parts_of(shares: Mapping[str, float], seed: int, by: str) -> dict[str, SplitRule]:
     """The parts of a split, by name; what the shares leave over is the last.
 
     Raises:
@@ -238,7 +238,7 @@ def parts_of(shares: Mapping[str, float], seed: int, by: str) -> dict[str, Part]
             raise ConfigError(f"split: expected shares of 1 in all, as {REST!r} is among them, found {dict(shares)}")
         shares, ends = {**shares, REST: left}, [*ends, 1.0]
     ends[-1] = 1.0
-    return {name: Part(name, ends[at], ends[at + 1], seed, by) for at, name in enumerate(shares)}
+    return {name: SplitRule(name, ends[at], ends[at + 1], seed, by) for at, name in enumerate(shares)}
 
 
 def _check_share(where: str, share: Any) -> None:

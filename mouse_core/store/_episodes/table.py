@@ -44,7 +44,7 @@ class _Segment(Protocol):
     def row_numbers(self, rows: Int64s) -> Int64s: ...
 
 
-class Rows(Protocol):
+class EpisodeSource(Protocol):
     """What is counted; see ``store.snapshot.Snapshot``."""
 
     num_rows: int
@@ -75,12 +75,14 @@ class Episodes:
     """
 
     table: pa.Table
-    rows: Rows
+    rows: EpisodeSource
     looked_at: frozenset[str]
     origin: object
 
 
-def episodes_of(rows: Rows, before: Episodes | None = None, tasks: Mapping[int, str] | None = None) -> Episodes:
+def episodes_of(
+    rows: EpisodeSource, before: Episodes | None = None, tasks: Mapping[int, str] | None = None
+) -> Episodes:
     """The episodes of some rows.
 
     Args:
@@ -118,7 +120,7 @@ def _name_tasks(columns: dict[str, pa.ChunkedArray], tasks: Mapping[int, str]) -
         columns["task"] = _chunked(pa.array([tasks.get(number) for number in numbers.to_pylist()], pa.string()))
 
 
-def _are_first(before: Rows, rows: Rows) -> bool:
+def _are_first(before: EpisodeSource, rows: EpisodeSource) -> bool:
     """Whether these rows are those before with others behind them, read in the same way."""
     if not 0 < before.num_rows <= rows.num_rows or len(before.segments) > len(rows.segments):
         return False
@@ -130,7 +132,7 @@ def _are_first(before: Rows, rows: Rows) -> bool:
     return last[0].begins_as(last[1]) and all(one is other for one, other in firsts)
 
 
-def _names(rows: Rows) -> list[str]:
+def _names(rows: EpisodeSource) -> list[str]:
     """The columns that may be the same all through an episode: numbers, texts and the like, one for each row."""
     # Those that are computed vary from row to row, and would be computed here.
     ours = {rows.config.fields[name].column for name in _COUNTED if name in rows.config.fields} | {*rows.config.made}
@@ -157,7 +159,7 @@ _TASKS = ("task", "task_index", "metadata_task", "metadata_task_index")
 _TASK_NUMBERS = ("task_index", "metadata_task_index")
 
 
-def starts_of(rows: Rows, column: str) -> Int64s:
+def starts_of(rows: EpisodeSource, column: str) -> Int64s:
     """The rows at which a column's value changes; see ``Snapshot.stretch_starts``."""
     types = {name: data_type for segment in rows.segments for name, data_type in segment.types.items()}
     if column:
@@ -177,12 +179,12 @@ def starts_of(rows: Rows, column: str) -> Int64s:
     return found[found < rows.num_rows]
 
 
-def _starts_in(rows: Rows, column: str) -> Int64s:
+def _starts_in(rows: EpisodeSource, column: str) -> Int64s:
     changes = [np.nonzero(differs)[0] + at for _, differs, at in _changes(rows, column, 0)]
     return np.concatenate(changes)
 
 
-def _single_column(rows: Rows, types: dict[str, pa.DataType], name: str) -> str:
+def _single_column(rows: EpisodeSource, types: dict[str, pa.DataType], name: str) -> str:
     """The column of that name, or that the field of that name reads, or ConfigError."""
     column = rows.config.fields[name].column if name not in types and name in rows.config.fields else name
     if column not in types or not _is_single(types[column]):
@@ -191,7 +193,7 @@ def _single_column(rows: Rows, types: dict[str, pa.DataType], name: str) -> str:
     return column
 
 
-def _counted(rows: Rows, starts: Int64s, first: int) -> dict[str, npt.NDArray[Any]]:
+def _counted(rows: EpisodeSource, starts: Int64s, first: int) -> dict[str, npt.NDArray[Any]]:
     """What the table says of the episodes that begin at ``starts``, the first of which has number ``first``."""
     ends = np.append(starts[1:], rows.num_rows)
     done = [np.zeros(len(ends), np.int64)]  # of rows that are no steps
@@ -206,7 +208,7 @@ def _counted(rows: Rows, starts: Int64s, first: int) -> dict[str, npt.NDArray[An
     }
 
 
-def _returns(rows: Rows, starts: Int64s) -> npt.NDArray[np.float64]:
+def _returns(rows: EpisodeSource, starts: Int64s) -> npt.NDArray[np.float64]:
     """Sums of the rewards of episodes, float64 ``[n]``, each added up row by row, wherever blocks of rows end.
 
     In rows that "arrived" the reward of an episode's first row is none of its own. Rewards 9, 1, 1, 9, 2 of episodes
@@ -235,7 +237,7 @@ def _blocks(begin: int, end: int) -> Iterator[tuple[int, int]]:
     return ((at, min(at + _BLOCK, end)) for at in range(begin, end, _BLOCK))
 
 
-def _values_by_episode(rows: Rows, name: str, starts: Int64s) -> pa.ChunkedArray | None:
+def _values_by_episode(rows: EpisodeSource, name: str, starts: Int64s) -> pa.ChunkedArray | None:
     """A column's value in each of the episodes that begin at ``starts``; None where one of them has several."""
     values: list[pa.Array] = []
     try:
@@ -250,7 +252,7 @@ def _values_by_episode(rows: Rows, name: str, starts: Int64s) -> pa.ChunkedArray
     return pa.chunked_array(values)
 
 
-def _changes(rows: Rows, name: str, first: int) -> Iterator[tuple[pa.Array, npt.NDArray[np.bool_], int]]:
+def _changes(rows: EpisodeSource, name: str, first: int) -> Iterator[tuple[pa.Array, npt.NDArray[np.bool_], int]]:
     """A column from row ``first`` on, block by block: its values, which differ from those before, and the first row."""
     types = [_plain_type(segment.types[name]) for segment in rows.segments if name in segment.types]
     wanted = next((data_type for data_type in types if not pa.types.is_null(data_type)), pa.null())
@@ -291,7 +293,7 @@ def _column(segment: _Segment, name: str, begin: int, end: int) -> pa.Array:
     return pa.concat_arrays([plain(chunk).cast(wanted) for chunk in column.chunks] or [pa.array([], wanted)])
 
 
-def _segments_from(rows: Rows, first: int) -> Iterator[tuple[_Segment, int, int, int]]:
+def _segments_from(rows: EpisodeSource, first: int) -> Iterator[tuple[_Segment, int, int, int]]:
     """Segments with rows from ``first`` on: their first row, and which rows of all to look at, begin and end."""
     begin = 0
     for segment in rows.segments:

@@ -59,12 +59,12 @@ class DatasetStore(Store):
         spec: Mapping[str, Any] | None = None,
     ) -> None:
         # What only some stores need is loaded with the first of them.
-        from mouse_core.store._intake import Rows
+        from mouse_core.store._intake import StoreBackend
         from mouse_core.store._schema import StoreSchema
 
         self._budget = DenseBudget(dense_bytes)
         dims = {"max_action_dim": max_action_dim, "max_obs_continuous_dim": max_obs_continuous_dim}
-        self._rows = Rows(StoreSchema(fields, dims, alignment, image_roots, spec), self._budget)
+        self._rows = StoreBackend(StoreSchema(fields, dims, alignment, image_roots, spec), self._budget)
 
     # ------------------------------------------------------------------ in a folder
 
@@ -313,7 +313,7 @@ class DatasetStore(Store):
                 self._look_at(fields)
 
     def _look_at(self, row: Mapping[str, Any]) -> None:
-        """Look at one of the first rows that are appended; see ``Rows.evidence``."""
+        """Look at one of the first rows that are appended; see ``StoreBackend.evidence``."""
         evidence: Any = self._rows.evidence
         evidence.add_row(row, self._rows.schema.fields)
         if evidence.is_whole or evidence.is_enough:

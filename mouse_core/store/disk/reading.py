@@ -14,7 +14,7 @@ from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._base.identity import common_start
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import check_alignment
-from mouse_core.store._intake import Rows
+from mouse_core.store._intake import StoreBackend
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import ReadFolder, repairable
@@ -66,7 +66,7 @@ def settled(told: StoreSchema, manifest: Manifest, where: str) -> StoreSchema:
     return schema
 
 
-class FolderRows(Rows):
+class FolderRows(StoreBackend):
     """Rows that lie in a folder, with a schema and segments as its manifest has them.
 
     Args:
@@ -90,7 +90,7 @@ class FolderRows(Rows):
         self._videos: Any = None
 
     def shown(self) -> list[Segment]:
-        """See ``Rows``; of many sealed files one."""
+        """See ``StoreBackend``; of many sealed files one."""
         shown = together(self.segments, self._together)
         # Not those of a file each, which would be kept here when they were dropped.
         self._together = [one for one in shown if isinstance(one, SealedSegments)]
@@ -141,7 +141,7 @@ class FolderRows(Rows):
         return SealedSegment(file, (os.path.realpath(self.folder_path), *roots), self._token, self._videos)
 
     def recount(self) -> None:
-        """See ``Rows``; where none are taken nothing changes."""
+        """See ``StoreBackend``; where none are taken nothing changes."""
         if not isinstance(self.appender, Refusing):
             super().recount()
 

@@ -18,7 +18,7 @@ from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._base.locks import uninterrupted
 from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, StorageError
 from mouse_core.files.writing import remove
-from mouse_core.store._intake import Appender, Rows
+from mouse_core.store._intake import Appender, StoreBackend
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import WrittenFolder, repairable
@@ -451,7 +451,7 @@ class WrittenRows(SealingRows):
         return not self._waiting and (not isinstance(self.appender, FolderAppender) or self.appender.tail is None)
 
     def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, About]]) -> None:
-        """Write the rows of segments into the folder; see ``Rows``."""
+        """Write the rows of segments into the folder; see ``StoreBackend``."""
         while True:
             with self.lock:
                 self._check()
@@ -597,7 +597,7 @@ class WrittenRows(SealingRows):
     # ------------------------------------------------------------------ who may write
 
     def recount(self) -> None:
-        """See ``Rows``; those that count after an interrupt are there for whoever opens the folder, too."""
+        """See ``StoreBackend``; those that count after an interrupt are there for whoever opens the folder, too."""
         super().recount()
         if isinstance(self.appender, FolderAppender) and self.appender.tail is not None:
             try:
@@ -631,10 +631,10 @@ def open_rows(
     mode: str,
     sync: str,
     verify: bool,
-    told: Rows,
+    told: StoreBackend,
     limits: Limits = ALL,
     layout: str | None = None,
-) -> Rows:
+) -> StoreBackend:
     """The rows of a folder, in a store that was told ``told`` of them, which is empty."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"open: expected the path of a folder, found {path!r:.80}")

@@ -21,7 +21,7 @@ from mouse_core.store.elsewhere.asking import Asking, Range, run, together
 from mouse_core.store.elsewhere.objects import FileSums, Objects, Place
 
 if TYPE_CHECKING:
-    from mouse_core.ahead.backing import Backing
+    from mouse_core.ahead.backing import RemoteMemory
 
 _WIDE = (pa.types.is_large_list, pa.types.is_large_string, pa.types.is_large_binary)
 _TEXTS = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)
@@ -444,7 +444,7 @@ class Files:
         return starts
 
     @property
-    def backing(self) -> Backing | None:
+    def backing(self) -> RemoteMemory | None:
         """What stands behind the addresses of ``lying``."""
         return self.objects.backing
 

@@ -31,7 +31,7 @@ from mouse_core.store.disk.sealed import digest_of
 from mouse_core.store.elsewhere.asking import Range
 
 if TYPE_CHECKING:
-    from mouse_core.ahead.backing import Backing
+    from mouse_core.ahead.backing import RemoteMemory
     from mouse_core.remote.clients.objects import FolderClient
     from mouse_core.remote.mirror import Mirror, MirrorObject
 
@@ -85,7 +85,7 @@ class Objects:
         return self.place.mirror.add(self.place.client, self.infos, self._sums)
 
     @property
-    def backing(self) -> Backing | None:
+    def backing(self) -> RemoteMemory | None:
         """What stands behind the addresses of ``begin``; None where there are no objects."""
         return self._placed[0].backing if self._placed else None
 

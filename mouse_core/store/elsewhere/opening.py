@@ -11,7 +11,7 @@ from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core.errors import ConfigError
 from mouse_core.remote.clients import Reaching
 from mouse_core.remote.clients.options import without_secrets
-from mouse_core.store._intake import Rows
+from mouse_core.store._intake import StoreBackend
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store.disk.manifest import NAME
 from mouse_core.store.elsewhere.objects import Place
@@ -21,7 +21,7 @@ from mouse_core.store.elsewhere.rows import ElsewhereRows, infos_of
 class _HasRows(Protocol):
     """A store, which may get other rows."""
 
-    _rows: Rows
+    _rows: StoreBackend
 
 
 Store = TypeVar("Store", bound=_HasRows)
@@ -68,7 +68,7 @@ def open_elsewhere(
 
 def _rows_at(
     place: Place, file: str, told: StoreSchema, budget: DenseBudget, chosen: Mapping[str, Any], verify: bool | None
-) -> Rows:
+) -> StoreBackend:
     """The rows of whichever kind, or of one Parquet file."""
     from mouse_core.store.elsewhere import parquet, saved
 

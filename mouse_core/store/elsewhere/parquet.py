@@ -31,7 +31,7 @@ from mouse_core.store.elsewhere.rows import ReadOnlyRows
 from mouse_core.store.elsewhere.segment import ElsewhereSegment
 
 if TYPE_CHECKING:
-    from mouse_core.ahead.backing import Backing
+    from mouse_core.ahead.backing import RemoteMemory
     from mouse_core.remote.clients.objects import FolderClient
 
 SUFFIX = ".parquet"
@@ -166,7 +166,7 @@ class DecodedFiles(Files):
         return None
 
     @property
-    def fetched_by(self) -> Backing | None:
+    def fetched_by(self) -> RemoteMemory | None:
         """Who fetches what is decoded; None: it is here."""
         return self.objects.backing
 

@@ -15,7 +15,7 @@ from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.windows import Int64s
 from mouse_core.errors import ConfigError, DataError, StoreWarning
 from mouse_core.remote.client import ObjectInfo
-from mouse_core.store._intake import Rows
+from mouse_core.store._intake import StoreBackend
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store.disk.manifest import MOST_BYTES, NAME, Manifest, Sealed, check_identity, parse_manifest
 from mouse_core.store.disk.reading import Refusing, settled
@@ -33,7 +33,7 @@ _FEW = 64
 _MUCH = 1 << 30
 
 
-class ReadOnlyRows(Rows):
+class ReadOnlyRows(StoreBackend):
     """Rows elsewhere, which nobody appends to from here.
 
     Args:
@@ -86,7 +86,7 @@ class ElsewhereRows(ReadOnlyRows):
         return self._manifest.dropped + self.count
 
     def snapshot(self) -> Snapshot:
-        """See ``Rows``; asks for the manifest."""
+        """See ``StoreBackend``; asks for the manifest."""
         self.look()
         return super().snapshot()
 

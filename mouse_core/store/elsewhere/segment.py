@@ -19,7 +19,7 @@ from mouse_core.store.elsewhere.asking import Asking, together
 from mouse_core.store.elsewhere.files import Files
 
 if TYPE_CHECKING:
-    from mouse_core.ahead.backing import Backing
+    from mouse_core.ahead.backing import RemoteMemory
 
 # Heads of so many record batches are read at once where one after the other is looked at.
 _LOOKED_AT = 64
@@ -61,7 +61,7 @@ class ElsewhereSegment(Segment):
         return self._load or None
 
     @property
-    def fetched_by(self) -> Backing | None:
+    def fetched_by(self) -> RemoteMemory | None:
         """Who fetches values that are decoded before they are in memory; None: all lie where ``backing`` has them."""
         return getattr(self.files, "fetched_by", None)
 
@@ -195,7 +195,7 @@ class _PartElsewhere(ColumnPart):
         asked: WeakValueDictionary[str, _PartElsewhere],
     ) -> None:
         super().__init__(_no_column, files.starts, same_chunks=True, image_roots=image_roots)
-        self.backing: Backing | None = files.backing
+        self.backing: RemoteMemory | None = files.backing
         self._files, self._name, self._asked = files, name, asked
         self._located: dict[int, tuple[int, tuple[int, ...]] | None] = {}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mouse_core.errors import DataError
-from mouse_core.text.chat.messages import Message, Part, ToolCall, checked_messages
+from mouse_core.text.chat.messages import Message, MessagePart, ToolCall, checked_messages
 
 _SHAREGPT_ROLES = {
     "human": "user",
@@ -143,7 +143,7 @@ def to_sharegpt(messages: Iterable[Message]) -> list[dict[str, str]]:
     return made
 
 
-def _content(content: Any, where: str) -> str | tuple[Part, ...] | None:
+def _content(content: Any, where: str) -> str | tuple[MessagePart, ...] | None:
     if content is None or isinstance(content, str):
         return content
     if isinstance(content, Mapping) or not isinstance(content, Iterable):
@@ -151,21 +151,21 @@ def _content(content: Any, where: str) -> str | tuple[Part, ...] | None:
     return tuple(_part(part, where) for part in content)
 
 
-def _part(part: Any, where: str) -> Part:
+def _part(part: Any, where: str) -> MessagePart:
     rest = {key: value for key, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
     kind = rest.pop("type", None)
     if kind == "text":
-        return Part("text", text=rest.pop("text", None), extra=rest)
+        return MessagePart("text", text=rest.pop("text", None), extra=rest)
     if kind == "image_url":
         given = rest.pop("image_url", None)
         if not isinstance(given, Mapping):
-            return Part("image", image=given, extra=rest, key=kind)
+            return MessagePart("image", image=given, extra=rest, key=kind)
         inner = {key: value for key, value in given.items() if value is not None}
         image = inner.pop("url", "")
-        return Part("image", image=image, extra=rest | ({kind: inner} if inner else {}), key=kind)
+        return MessagePart("image", image=image, extra=rest | ({kind: inner} if inner else {}), key=kind)
     if kind == "image":
         key = next((name for name in ("url", "path", "image") if name in rest), "url")
-        return Part("image", image=rest.pop(key, ""), extra=rest, key=key)
+        return MessagePart("image", image=rest.pop(key, ""), extra=rest, key=key)
     raise DataError(f"{where}: expected parts of type 'text', 'image' or 'image_url', found {part!r:.80}")
 
 
@@ -193,7 +193,7 @@ def _calls_in(value: str, where: str) -> tuple[ToolCall, ...]:
     return tuple(_call(call, where) for call in (read if isinstance(read, list) else [read]))
 
 
-def _as_dict(message: Message, arguments: str, image: Callable[[Part], dict[str, Any]]) -> dict[str, Any]:
+def _as_dict(message: Message, arguments: str, image: Callable[[MessagePart], dict[str, Any]]) -> dict[str, Any]:
     content: Any = message.content
     if isinstance(content, tuple):
         content = [
@@ -209,18 +209,18 @@ def _as_dict(message: Message, arguments: str, image: Callable[[Part], dict[str,
     return {**made, **message.extra}
 
 
-def _image_url(part: Part) -> dict[str, Any]:
+def _image_url(part: MessagePart) -> dict[str, Any]:
     rest = dict(part.extra)
     inner = rest.pop("image_url", {})
     return {"type": "image_url", "image_url": {"url": part.image, **inner}, **rest}
 
 
-def _image(part: Part) -> dict[str, Any]:
+def _image(part: MessagePart) -> dict[str, Any]:
     key = "url" if part.key == "image_url" else part.key
     return {"type": "image", **({key: part.image} if part.image else {}), **part.extra}
 
 
-def _as_given(part: Part) -> dict[str, Any]:
+def _as_given(part: MessagePart) -> dict[str, Any]:
     return _image_url(part) if part.key == "image_url" else _image(part)
 
 

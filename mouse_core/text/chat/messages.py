@@ -15,7 +15,7 @@ IMAGE_KEYS = ("url", "path", "image", "image_url")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MessagePart:
     """A piece of a message that has more than a text.
 
     Args:
@@ -98,7 +98,7 @@ class Message:
     """
 
     role: str
-    content: str | tuple[Part, ...] | None = None
+    content: str | tuple[MessagePart, ...] | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
@@ -111,7 +111,7 @@ class Message:
                 raise DataError(f"message: expected {attribute} as a str, found {value!r:.80}")
         where = f"message of {self.role!r}"
         if self.content is not None and not isinstance(self.content, str):
-            object.__setattr__(self, "content", _all_of(Part, self.content, f"{where}: expected content"))
+            object.__setattr__(self, "content", _all_of(MessagePart, self.content, f"{where}: expected content"))
         calls = _all_of(ToolCall, self.tool_calls, f"{where}: expected tool_calls")
         object.__setattr__(self, "tool_calls", calls)
         object.__setattr__(self, "extra", _extra(self.extra, Message.__slots__, where))

@@ -17,7 +17,7 @@ import torch
 
 from mouse_core.nested import FieldKey
 from mouse_core.replay import Slices
-from mouse_core.replay.device.options import Marks
+from mouse_core.replay.device.options import EpisodeFields
 from mouse_torch.device.ground.reading import Reading, Ring
 
 
@@ -87,7 +87,7 @@ class Episodes(torch.nn.Module):
         steps: int,
         num_envs: int,
         slices: Slices,
-        marks: Marks,
+        marks: EpisodeFields,
         ids: torch.dtype | None,
         *,
         tiled: bool,

@@ -12,7 +12,7 @@ from mouse_core.dtypes import RowError, refuse_hidden
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.nested import FieldKey, Leaf, flatten, lists_of, map_tree, opened, structure_of, unflatten
 from mouse_core.replay import Slices
-from mouse_torch.device.ground.kept import Kept, zeros
+from mouse_torch.device.ground.kept import BufferModule, zeros
 from mouse_torch.transfer import from_numpy
 from mouse_torch.trees import as_tree
 
@@ -98,7 +98,7 @@ def filled(rows: Any, mask: torch.Tensor, pad: float) -> Any:
     return map_tree(changed, rows)
 
 
-class Fields(Kept):
+class Fields(BufferModule):
     """The memory of all rows, a buffer ``[capacity, ...]`` for each field, by its place among them.
 
     Fields that torch cannot write row by row, of uint16 or float8, say, lie there as integers of as many bytes.

@@ -34,7 +34,7 @@ class Seen:
         return Seen, ()
 
 
-class Kept(torch.nn.Module):
+class BufferModule(torch.nn.Module):
     """A module that goes where the module goes that it is part of, and keeps its dtypes, whatever ``half()`` does."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from mouse_core.replay import Priorities
 from mouse_core.replay.samplers.weighing import Powers, bits_of, largest_weight, plus_bits, powers, weights_of
 from mouse_torch import _words
-from mouse_torch.device.ground.kept import Kept, zeros
+from mouse_torch.device.ground.kept import BufferModule, zeros
 from mouse_torch.tracing import is_known
 
 Int64s = npt.NDArray[np.int64]
@@ -102,7 +102,7 @@ def _across(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.ascontiguousarray(rows.T)
 
 
-class Weights(Kept):
+class Weights(BufferModule):
     """A tree in which a node is the sum of 16 children. Its levels lie one behind the other, in rows of 16 siblings.
 
     The first level has what rows of the replay weigh, by their slots; the last but one row is the root, and the last

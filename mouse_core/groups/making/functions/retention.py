@@ -14,7 +14,7 @@ from mouse_core.spec import check_count
 
 
 @dataclass(frozen=True)
-class Rows:
+class HeldRollouts:
     """What is known of n rollouts of a batch maker, in the order they came: those of all groups of which some can be
     drawn. Others of these groups have left.
 
@@ -52,9 +52,9 @@ class Rows:
         return len(self.reward)
 
 
-Retention = Callable[[Rows], npt.ArrayLike]
-"""Which rollouts are kept, and how likely each is drawn: of ``Rows`` a weight for each, ``[n]``, at least 0; bools are
-1 and 0. What has weight 0 leaves for good, so it must stay 0 whatever comes later. It is asked where n is 1 or more."""
+Retention = Callable[[HeldRollouts], npt.ArrayLike]
+"""Weight each rollout of ``HeldRollouts``, ``[n]`` with n of 1 or more: numbers of at least 0, or bools as 1 and 0.
+A rollout is drawn in proportion to its weight. A rollout of weight 0 leaves for good, so its weight must stay 0."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Newest:
         for name, count in self.count.items() if isinstance(self.count, Mapping) else [("count", self.count)]:
             check_count(name, count, 1)
 
-    def __call__(self, rows: Rows) -> npt.ArrayLike:
+    def __call__(self, rows: HeldRollouts) -> npt.ArrayLike:
         """See ``Retention``."""
         if not isinstance(self.count, Mapping):
             return rows.newer < self.count
@@ -98,7 +98,7 @@ class MaxAge:
     def __post_init__(self) -> None:
         _check_number("seconds", self.seconds, 0, np.inf)
 
-    def __call__(self, rows: Rows) -> npt.ArrayLike:
+    def __call__(self, rows: HeldRollouts) -> npt.ArrayLike:
         """See ``Retention``."""
         return rows.age <= self.seconds
 
@@ -119,7 +119,7 @@ class Recency:
     def __post_init__(self) -> None:
         _check_number("half_life", self.half_life, np.nextafter(0, 1), np.inf)
 
-    def __call__(self, rows: Rows) -> npt.ArrayLike:
+    def __call__(self, rows: HeldRollouts) -> npt.ArrayLike:
         """See ``Retention``; at least 2**-1000, so that none leaves for it."""
         return np.exp2(-np.minimum(rows.staleness / self.half_life, 1000))
 
@@ -142,7 +142,7 @@ class Lengths:
         if check_count("least", self.least, 0) > check_count("most", self.most, 0):
             raise ConfigError(f"most: expected at least {self.least}, found {self.most}")
 
-    def __call__(self, rows: Rows) -> npt.ArrayLike:
+    def __call__(self, rows: HeldRollouts) -> npt.ArrayLike:
         """See ``Retention``."""
         return (rows.tokens >= self.least) & (rows.tokens <= self.most)
 
@@ -165,7 +165,7 @@ class Rewards:
         if not self.least <= self.most:
             raise ConfigError(f"most: expected at least {self.least}, found {self.most}")
 
-    def __call__(self, rows: Rows) -> npt.ArrayLike:
+    def __call__(self, rows: HeldRollouts) -> npt.ArrayLike:
         """See ``Retention``."""
         return (rows.reward >= self.least) & (rows.reward <= self.most)
 
@@ -192,7 +192,7 @@ class TopK:
     def __post_init__(self) -> None:
         check_count("k", self.k, 1)
 
-    def __call__(self, rows: Rows) -> npt.ArrayLike:
+    def __call__(self, rows: HeldRollouts) -> npt.ArrayLike:
         """See ``Retention``."""
         order = np.lexsort((np.arange(len(rows)), -rows.reward, rows.group))
         groups = rows.group[order]
@@ -206,7 +206,7 @@ class TopK:
         return kept
 
 
-def weights_of(retention: Retention, rows: Rows) -> npt.NDArray[np.float64]:
+def weights_of(retention: Retention, rows: HeldRollouts) -> npt.NDArray[np.float64]:
     """The weights that a ``Retention`` gives.
 
     Raises:

@@ -54,7 +54,7 @@ _IDENTITY = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
-class Part:
+class ColumnBuffer:
     """One of the arrays that a column lies in, which has checksums of its own.
 
     Args:
@@ -97,20 +97,20 @@ class TailLayout:
         return self.said_block_rows or usual_block_rows(self.columns, _ONCE_BYTES, _ONCE_MOST)
 
     @memo
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ColumnBuffer, ...]:
         """The arrays that the rows lie in."""
         return tuple(self._parts())
 
-    def _parts(self) -> Iterator[Part]:
+    def _parts(self) -> Iterator[ColumnBuffer]:
         for number, column in enumerate(self.columns.values()):
             if column.is_object:
-                yield Part(number, "sizes", (self.rows,), np.dtype(np.int64))
+                yield ColumnBuffer(number, "sizes", (self.rows,), np.dtype(np.int64))
                 continue
-            yield Part(number, "values", (self.rows * column.width,), column.kind.dtype)
+            yield ColumnBuffer(number, "values", (self.rows * column.width,), column.kind.dtype)
             if column.nullable:
-                yield Part(number, "nulls", (self.rows,), np.dtype(np.bool_))
+                yield ColumnBuffer(number, "nulls", (self.rows,), np.dtype(np.bool_))
             if may_differ(column):
-                yield Part(number, "ends", (self.rows + 1,), np.dtype(np.int32))
+                yield ColumnBuffer(number, "ends", (self.rows + 1,), np.dtype(np.int32))
 
     @memo
     def objects(self) -> tuple[TailColumn, ...]:

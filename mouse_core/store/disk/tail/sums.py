@@ -151,7 +151,7 @@ class _PartPlace(NamedTuple):
     """Where a part lies.
 
     Args:
-        kind, column: See ``Part``.
+        kind, column: See ``ColumnBuffer``.
         begin: Of its first byte.
         size: How many bytes a number takes.
         width: How many numbers a row has.
