@@ -40,7 +40,7 @@ except ImportError as error:
 
 from mouse_core import formats
 from mouse_study import Context, Results, Study, Training, pairs
-from mouse_study.parting import transfer
+from mouse_study.divergence import transfer
 
 HIDDEN = 64
 ROW = lunar_lander.OBSERVATION_SIZE + lunar_lander.ACTIONS + 2  # observation, action that led to it, reward, end

@@ -43,7 +43,7 @@ import mouse_jax.device
 import mouse_torch.device
 from mouse_core.replay import ArrayStorage, Compose, LinearSchedule, NextView, NStep
 from mouse_study import Context, Results, Study, Training, pairs
-from mouse_study.parting import transfer
+from mouse_study.divergence import transfer
 
 HIDDEN = 64
 BATCH_SIZE = 64

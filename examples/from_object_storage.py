@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mouse_core import DatasetStore, PrefetchBatchifier
-from mouse_core.store.elsewhere import upload
+from mouse_core.store.remote import upload
 
 CARTS, STEPS = 200, 100  # episodes, and steps of each
 SEQUENCE_LENGTH, BATCH_SIZE = 16, 64

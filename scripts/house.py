@@ -29,7 +29,7 @@ FLOORS = [
     {"_base", "dtypes", "randomness", "ranks"},
     {"files", "nested"},
     {"spec"},
-    {"ahead", "digest"},
+    {"digest", "readahead"},
     {"about", "images", "remote"},
     {"video"},
     {"_arrow"},
@@ -50,7 +50,7 @@ FLOORS = [
 # TFDS, or Arrow and Parquet files. They stand inside functions, are followed only where such data are met, and are in
 # no picture.
 UPWARDS = {
-    "mouse_core.store.elsewhere.opening": {"mouse_core.formats.lerobot.elsewhere"},
+    "mouse_core.store.remote.opening": {"mouse_core.formats.lerobot.elsewhere"},
     "mouse_core.store.dataset_store._opening": {
         "mouse_core.formats.lerobot.reading",
         "mouse_core.formats.rows",

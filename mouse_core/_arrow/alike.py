@@ -60,7 +60,7 @@ class Alike:
         self, column: pa.ChunkedArray, distance: Int64s, alike: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
         """Which of the chunks that are alike also have the template's list offsets in ``column``."""
-        from mouse_core.ahead.local import in_parts  # loaded when chunks are compared
+        from mouse_core.readahead.local import in_parts  # loaded when chunks are compared
 
         if not self._holds(column):
             return np.zeros(len(alike), np.bool_)
@@ -147,7 +147,7 @@ class Alike:
                     positions.append(position)
                     found.append(address)
         if positions:
-            from mouse_core.ahead.local import in_parts
+            from mouse_core.readahead.local import in_parts
 
             bodies, same = np.array(found), np.zeros(len(found), np.bool_)
             lists = [(bodies + (address - self._address), nbytes) for address, nbytes in list(self._lists.items())]

@@ -27,7 +27,7 @@ from mouse_core._base.memory import sparse_zeros
 from mouse_core.errors import DataError
 
 if TYPE_CHECKING:
-    from mouse_core.ahead.backing import RemoteMemory
+    from mouse_core.readahead.backing import RemoteMemory
 
 # So many chunks are looked up one by one.
 _FEW = 8

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mouse_core._arrow.column import Growth
 from mouse_core._base.locks import ProcessLock
-from mouse_core.batches._form import BatchForm, MaskReader, Readers, copied_fields, part_of
+from mouse_core.batches._batch_layout import BatchForm, MaskReader, Readers, copied_fields, part_of
 from mouse_core.batches._mask import as_items, check_fill
 from mouse_core.batches._pipeline import Batch, Pipeline, PlannedBlocks
 from mouse_core.batches._planner import Block, Planner

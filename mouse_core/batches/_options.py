@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.checks import recipe
-from mouse_core.batches._form import Chosen, MaskReader, Readers
+from mouse_core.batches._batch_layout import Chosen, MaskReader, Readers
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.sampling.plan import MASK, PaddedSampler, Plan, Sampling, WindowSampler
 from mouse_core.spec import replaced_by

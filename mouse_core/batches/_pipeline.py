@@ -17,7 +17,7 @@ from mouse_core._arrow.gathering import ranges_of
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchMemory, layout_of
-from mouse_core.batches._form import BatchForm, MaskReader, Readers
+from mouse_core.batches._batch_layout import BatchForm, MaskReader, Readers
 from mouse_core.batches._planner import Block, Blocks, Planner
 from mouse_core.dtypes import RowError, convert_to
 from mouse_core.errors import DataError, StorageError
@@ -29,7 +29,7 @@ from mouse_core.store.snapshot import Snapshot
 if TYPE_CHECKING:
     from mouse_core._arrow.byte_views import ByteViews, CopiedField
     from mouse_core._arrow.field_chunks import FieldChunks
-    from mouse_core.ahead.reading import ReadAhead
+    from mouse_core.readahead.reading import ReadAhead
 
 Batch = dict[str, npt.NDArray[Any]]
 
@@ -304,13 +304,13 @@ class Pipeline:
         snapshot = self.planner.snapshot
         if not any(one.backing is not None or one.is_mapped or one.sealed_bytes for one in snapshot.segments):
             return None
-        from mouse_core.ahead.reading import ReadAhead
+        from mouse_core.readahead.reading import ReadAhead
 
         return ReadAhead.of(snapshot, *self._planned())
 
     def _planned(self) -> tuple[Any, ...]:
         """What ``ReadAhead`` takes behind the files."""
-        from mouse_core.ahead.reading import weakly  # loaded where there is something to ask for
+        from mouse_core.readahead.reading import weakly  # loaded where there is something to ask for
 
         # It must not keep this alive, and with it the files that rows lie in, until Python looks for such circles.
         views, gathered = weakly(self._byte_views, None), weakly(self._gathered, ())

@@ -199,7 +199,7 @@ class Planner:
         """What is read when each batch of a block is: the stretches that it opens; and its own, where those may go."""
         if block.kind < 0 or block.stretches is not None or not hasattr(self.sampler, "starts_to_read"):
             return [block]
-        from mouse_core.batches._opening import read_for  # loaded where stretches are opened
+        from mouse_core.batches._block_residency import read_for  # loaded where stretches are opened
 
         found: Sequence[Block] = read_for(self, block, Block)
         return found

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchLayout
 from mouse_core.batches import _options as asked
-from mouse_core.batches._form import BatchForm, Chosen, copied_fields, form_of
+from mouse_core.batches._batch_layout import BatchForm, Chosen, copied_fields, form_of
 from mouse_core.batches._pipeline import Batch, Pipeline
 from mouse_core.batches._planner import Planner
 from mouse_core.errors import ConfigError

@@ -132,7 +132,7 @@ def run_upload(chosen: argparse.Namespace) -> int:
 
     status: 0 sent, 2 a store that cannot be sent, or another one is there, 130 --follow was interrupted
     """
-    from mouse_core.store.elsewhere import Uploaded, follow, upload
+    from mouse_core.store.remote import Uploaded, follow, upload
 
     def said(done: Uploaded) -> None:
         files = "file" if done.files == 1 else "files"

@@ -107,7 +107,7 @@ def store_of(
     """
     if verify:
         from mouse_core.formats.verifying import verify as verified  # which knows of all formats
-        from mouse_core.store.elsewhere.opening import refuse_to_verify
+        from mouse_core.store.remote.opening import refuse_to_verify
 
         if not verified(path).compared:
             refuse_to_verify(os.fspath(path), "Arrow or Parquet files of which no digest is noted", verify)

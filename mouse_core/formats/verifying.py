@@ -125,8 +125,8 @@ def _check_digest(path: Any, digest: str, found: str | None) -> None:
 def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Checked | None:
     """What was found of the files of a store elsewhere; None where it is none, but a dataset."""
     from mouse_core.remote.clients import Reaching
-    from mouse_core.store.elsewhere.objects import Place
-    from mouse_core.store.elsewhere.uploading import check_elsewhere
+    from mouse_core.store.remote.objects import Place
+    from mouse_core.store.remote.uploading import check_elsewhere
 
     said = {name: options[name] for name in ("storage_options", "cache", "cache_bytes", "fail") if name in options}
     place = Place.of(url, Reaching(**said))

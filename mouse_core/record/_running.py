@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from mouse_core.errors import DataError
-from mouse_core.files.frames import MappedRecords, read_mapped_records
+from mouse_core.files.mapped_log import MappedRecords, read_mapped_records
 from mouse_core.files.reading import reading
 from mouse_core.files.writing import make_folder, remove, storing, sync_folders
 from mouse_core.record._columns import Row

@@ -22,7 +22,7 @@ from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
 
 if TYPE_CHECKING:  # loaded where rows are appended, or lie elsewhere
-    from mouse_core.ahead.backing import RemoteMemory
+    from mouse_core.readahead.backing import RemoteMemory
     from mouse_core.store._tail.columns import ColumnExtent
     from mouse_core.store._tail.rows import Extent
 

@@ -22,11 +22,11 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
-from mouse_core.ahead import local, maps, own
-from mouse_core.ahead.backing import by_batch, merged
-from mouse_core.ahead.local import ReadaheadWindow
-from mouse_core.ahead.room import room_for_files
 from mouse_core.errors import DataError, StoreWarning
+from mouse_core.readahead import local, maps, own
+from mouse_core.readahead.backing import by_batch, merged
+from mouse_core.readahead.local import ReadaheadWindow
+from mouse_core.readahead.room import room_for_files
 from mouse_core.sampling import Blocks
 from mouse_core.store.snapshot import Snapshot
 from tests.core.disk_cases import rows_of, table_of
@@ -291,7 +291,7 @@ def test_blocks_of_files_are_asked_for_once_where_there_is_room(
     fields, found = [Field("goal"), Field("words", shape=(3,), pad=-1)], []
     for room in (1 << 30, 2_000):
         there = DatasetStore.open(folder, fields=fields, max_action_dim=5)
-        monkeypatch.setattr("mouse_core.batches._opening.room_for_files", lambda room=room: room)
+        monkeypatch.setattr("mouse_core.batches._block_residency.room_for_files", lambda room=room: room)
         asked[0] = 0
         source, here = (BatchSource(one, 10, 8, Blocks(rows=100, pool=8), **options) for one in (there, known))
         with warnings.catch_warnings(record=True) as said:
@@ -332,7 +332,7 @@ def reads_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(own.DirectReadBuffer, "__init__", making)
     monkeypatch.setattr(local.LocalFiles, "look", lambda self, batches: True)
     monkeypatch.setattr(local, "room_for_files", lambda: 0)
-    monkeypatch.setattr("mouse_core.batches._opening.room_for_files", lambda: 1 << 30)
+    monkeypatch.setattr("mouse_core.batches._block_residency.room_for_files", lambda: 1 << 30)
     return made
 
 
@@ -690,12 +690,12 @@ def test_batches_may_be_asked_for_that_were_planned_when_they_were_not(
     store, memory = DatasetStore.open(tmp_path), DatasetStore().from_dataset(table_of("numbers", 0, 2_000))
     ours, theirs = (BatchSource(one, 40, 32, seed=1) for one in (store, memory))
     on, known = [True], []
-    monkeypatch.setattr("mouse_core.ahead.local.LocalFiles.look", lambda _, batches: on[0] and batches > 0)
+    monkeypatch.setattr("mouse_core.readahead.local.LocalFiles.look", lambda _, batches: on[0] and batches > 0)
     for index in range(12):
         for name, values in theirs[index].items():
             assert_array_equal(ours[index][name], values)
     # What is not read before it is copied is looked at batch by batch, whether it is allowed; once it is, no more.
-    monkeypatch.setattr("mouse_core.ahead.local.LocalFiles.look", lambda _, batches: on[0])
+    monkeypatch.setattr("mouse_core.readahead.local.LocalFiles.look", lambda _, batches: on[0])
     source = BatchSource(DatasetStore.open(tmp_path), 40, 32, seed=1)
     for index in (0, 1, 9):
         on[0] = index < 9

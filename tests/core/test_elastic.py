@@ -24,7 +24,7 @@ from mouse_core.digest import StreamDigest, whole_state
 from mouse_core.mixtures import Mixture, MixtureSource
 from mouse_core.randomness import Key, Purpose
 from mouse_core.remote import Reaching
-from mouse_core.store.elsewhere import upload
+from mouse_core.store.remote import upload
 from mouse_core.testing import example_store
 from tests.core.object_server import ObjectServer
 

@@ -25,10 +25,10 @@ from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError
 from mouse_core.formats.verifying import verify
 from mouse_core.remote import Reaching
 from mouse_core.store.derived import DerivedStore, Previous
-from mouse_core.store.elsewhere import upload
-from mouse_core.store.elsewhere.objects import Place
-from mouse_core.store.elsewhere.saved import indexes
-from mouse_core.store.elsewhere.segment import ElsewhereSegment
+from mouse_core.store.remote import upload
+from mouse_core.store.remote.objects import Place
+from mouse_core.store.remote.saved import indexes
+from mouse_core.store.remote.segment import ElsewhereSegment
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
 from tests.core.mirror_cases import is_left
 from tests.core.object_server import Fault, ObjectServer

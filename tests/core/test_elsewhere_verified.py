@@ -18,7 +18,7 @@ from mouse_core import BatchSource, DatasetStore
 from mouse_core.errors import ChangedError, ConfigError, DataError
 from mouse_core.remote import Reaching
 from mouse_core.remote.clients.objects import FolderClient
-from mouse_core.store.elsewhere import objects, upload
+from mouse_core.store.remote import objects, upload
 from tests.core.object_server import Fault, Object, ObjectServer
 
 pytest.importorskip("obstore")
@@ -166,7 +166,7 @@ def test_digests_are_few_bytes_and_those_of_another_file_are_none(server, option
 
 def test_files_without_digests_of_their_pages_are_warned_of_where_they_are_large(server, options, folder, monkeypatch):
     from mouse_core.errors import StoreWarning
-    from mouse_core.store.elsewhere import rows
+    from mouse_core.store.remote import rows
 
     monkeypatch.setattr(rows, "_MUCH", 1000)
     send(server, folder, "copied")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import DataError
-from mouse_core.files.frames import MappedRecords, read_mapped_records
+from mouse_core.files.mapped_log import MappedRecords, read_mapped_records
 
 FIRST = 24
 

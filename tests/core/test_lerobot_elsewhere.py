@@ -13,7 +13,7 @@ import pytest
 from mouse_core import BatchSource, DatasetStore, formats
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.lerobot import elsewhere
-from mouse_core.store.elsewhere import parquet
+from mouse_core.store.remote import parquet
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
 from tests.core.mirror_cases import is_left
 from tests.core.object_server import ObjectServer

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from mouse_core import BatchSource, DatasetStore
-from mouse_core.ahead.backing import merged
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError
 from mouse_core.prefetch.report import counters_of
+from mouse_core.readahead.backing import merged
 from mouse_core.remote.mirror import Mirror, cache_folder
 from mouse_core.remote.mirror.fetching import Fetcher
 from mouse_core.remote.mirror.mirror import _Map

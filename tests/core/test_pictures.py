@@ -354,7 +354,7 @@ def test_frames_are_not_appended(tmp_path: Path) -> None:
 
 def test_frames_are_not_sent_elsewhere(tmp_path: Path) -> None:
     from mouse_core.hub import push_to_hub
-    from mouse_core.store.elsewhere import upload
+    from mouse_core.store.remote import upload
 
     convert(rows_of({TOP: colours()}), tmp_path / "video", images="video", to="store")
     with pytest.raises(ConfigError, match="expected rows with their pictures, found frames of videos"):

@@ -19,7 +19,7 @@ from mouse_core.digest import StreamDigest
 from mouse_core.testing import example_store
 from mouse_jax import PrefetchBatchifier
 from mouse_study import Context
-from mouse_study.parting import transfer
+from mouse_study.divergence import transfer
 from tests.programs import run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

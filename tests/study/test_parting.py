@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mouse_core import ConfigError
-from mouse_study.parting import Comparison, transfer, where_they_part
+from mouse_study.divergence import Comparison, transfer, where_they_part
 from tests.study.implementations import FlaxModel, TorchModel, flax_loss, squares, tokens, torch_loss
 
 # Both frameworks compile every layer in float64.

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mouse_core import ConfigError, SchemaError
-from mouse_study.parting import transfer
+from mouse_study.divergence import transfer
 
 R = nnx.Rngs(0)
 T = torch.nn

@@ -30,12 +30,12 @@ from mouse_core.remote.client import ObjectInfo
 from mouse_core.remote.clients.failing import MissingObject
 from mouse_core.store.disk.manifest import Manifest
 from mouse_core.store.disk.reading import settled
-from mouse_core.store.elsewhere.asking import Range
-from mouse_core.store.elsewhere.files import ArrowFile
-from mouse_core.store.elsewhere.objects import Objects, Place
-from mouse_core.store.elsewhere.parquet import DecodedFiles, ObjectStream, ParquetObjects
-from mouse_core.store.elsewhere.rows import ReadOnlyRows, infos_of
-from mouse_core.store.elsewhere.segment import ElsewhereSegment
+from mouse_core.store.remote.asking import Range
+from mouse_core.store.remote.files import ArrowFile
+from mouse_core.store.remote.objects import Objects, Place
+from mouse_core.store.remote.parquet import DecodedFiles, ObjectStream, ParquetObjects
+from mouse_core.store.remote.rows import ReadOnlyRows, infos_of
+from mouse_core.store.remote.segment import ElsewhereSegment
 
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient

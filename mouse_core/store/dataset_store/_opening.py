@@ -37,7 +37,7 @@ def opened(
         ConfigError: Options of an address for a folder, or the other way round; and as there.
     """
     if is_url(path):
-        from mouse_core.store.elsewhere.opening import open_elsewhere
+        from mouse_core.store.remote.opening import open_elsewhere
 
         writing = {"sync=": sync != "flush", "max_rows=": max_rows, "max_bytes=": max_bytes, "layout=": layout}
         found = [name for name, value in writing.items() if value is not None and value is not False]
@@ -53,7 +53,7 @@ def opened(
                 f"{os.fspath(path)}: expected the mode 'r', as a LeRobotDataset is only read, found {mode!r}"
             )
         from mouse_core.formats.lerobot.reading import store_of
-        from mouse_core.store.elsewhere.opening import refuse_to_verify
+        from mouse_core.store.remote.opening import refuse_to_verify
 
         refuse_to_verify(os.fspath(path), "a LeRobotDataset", verify)
         return store_of(path, make=make, **options)

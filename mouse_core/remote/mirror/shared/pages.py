@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.ahead.backing import ragged
+from mouse_core.readahead.backing import ragged
 
 Int64s = npt.NDArray[np.int64]
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from mouse_core.ahead.backing import Int64s, by_group, merged, ragged
-from mouse_core.ahead.maps import Maps
-from mouse_core.ahead.own import DirectReadBuffer
-from mouse_core.ahead.room import room_for_files
+from mouse_core.readahead.backing import Int64s, by_group, merged, ragged
+from mouse_core.readahead.maps import Maps
+from mouse_core.readahead.own import DirectReadBuffer
+from mouse_core.readahead.room import room_for_files
 
 LEAST, FIRST, MOST = 1 << 20, 4 << 20, 64 << 20
 """Bytes that are asked for ahead: at least, at first, and at most."""

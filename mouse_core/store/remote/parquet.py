@@ -24,14 +24,14 @@ from mouse_core.remote.client import ObjectInfo
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store.disk.manifest import Manifest, bare_schema
 from mouse_core.store.disk.reading import settled
-from mouse_core.store.elsewhere.asking import Asking, Range
-from mouse_core.store.elsewhere.files import ArrowFile, Files
-from mouse_core.store.elsewhere.objects import Objects, Place
-from mouse_core.store.elsewhere.rows import ReadOnlyRows
-from mouse_core.store.elsewhere.segment import ElsewhereSegment
+from mouse_core.store.remote.asking import Asking, Range
+from mouse_core.store.remote.files import ArrowFile, Files
+from mouse_core.store.remote.objects import Objects, Place
+from mouse_core.store.remote.rows import ReadOnlyRows
+from mouse_core.store.remote.segment import ElsewhereSegment
 
 if TYPE_CHECKING:
-    from mouse_core.ahead.backing import RemoteMemory
+    from mouse_core.readahead.backing import RemoteMemory
     from mouse_core.remote.clients.objects import FolderClient
 
 SUFFIX = ".parquet"

@@ -17,11 +17,11 @@ from mouse_core.errors import DataError
 from mouse_core.files.ipc.batches import Footer, Message, read_footer, read_message
 from mouse_core.files.ipc.columns import ColumnPlace, Memory
 from mouse_core.remote.client import ObjectInfo
-from mouse_core.store.elsewhere.asking import Asking, Range, run, together
-from mouse_core.store.elsewhere.objects import FileSums, Objects, Place
+from mouse_core.store.remote.asking import Asking, Range, run, together
+from mouse_core.store.remote.objects import FileSums, Objects, Place
 
 if TYPE_CHECKING:
-    from mouse_core.ahead.backing import RemoteMemory
+    from mouse_core.readahead.backing import RemoteMemory
 
 _WIDE = (pa.types.is_large_list, pa.types.is_large_string, pa.types.is_large_binary)
 _TEXTS = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from flax import nnx
 
-from mouse_study.parting.layers import Array
-from mouse_study.parting.models import array_of, arrays_of, tensor_name
-from mouse_study.parting.recording import Event, as_flax_has_it, is_spatial
-from mouse_study.parting.report import Cause, Difference, difference
-from mouse_study.parting.running import Run, patched, run_alone
-from mouse_study.parting.weights import Twins
+from mouse_study.divergence.layers import Array
+from mouse_study.divergence.models import array_of, arrays_of, tensor_name
+from mouse_study.divergence.recording import Event, as_flax_has_it, is_spatial
+from mouse_study.divergence.report import Cause, Difference, difference
+from mouse_study.divergence.running import Run, patched, run_alone
+from mouse_study.divergence.weights import Twins
 
 
 def of_weights(found: Sequence[Difference]) -> list[Cause]:

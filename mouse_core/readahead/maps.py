@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.ahead.backing import Int64s
+from mouse_core.readahead.backing import Int64s
 
 # Bytes that the kernel reads at once where nobody says how many: of a longer range it reads no more than that.
 _AT_ONCE = 128 << 10

@@ -25,11 +25,11 @@ from mouse_core.remote.client import ObjectInfo
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store.disk.manifest import Manifest, bare_schema
 from mouse_core.store.disk.reading import settled
-from mouse_core.store.elsewhere.asking import Asking, Range, run, together
-from mouse_core.store.elsewhere.files import ArrowFile, Files, message_at, read_with
-from mouse_core.store.elsewhere.objects import Place
-from mouse_core.store.elsewhere.rows import ReadOnlyRows
-from mouse_core.store.elsewhere.segment import ElsewhereSegment
+from mouse_core.store.remote.asking import Asking, Range, run, together
+from mouse_core.store.remote.files import ArrowFile, Files, message_at, read_with
+from mouse_core.store.remote.objects import Place
+from mouse_core.store.remote.rows import ReadOnlyRows
+from mouse_core.store.remote.segment import ElsewhereSegment
 
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient

@@ -20,10 +20,10 @@ from mouse_core.store.disk.checking import Checked
 from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.manifest import MOST_BYTES, NAME, Manifest, Sealed, parse_manifest
 from mouse_core.store.disk.sealed import SealedFile
-from mouse_core.store.elsewhere.objects import Place, addressed, checked_content, name_of_sums, sums_as_bytes
-from mouse_core.store.elsewhere.parquet import parquet_among
-from mouse_core.store.elsewhere.rows import infos_of
-from mouse_core.store.elsewhere.saved import LEROBOT, SPLITS, STATE
+from mouse_core.store.remote.objects import Place, addressed, checked_content, name_of_sums, sums_as_bytes
+from mouse_core.store.remote.parquet import parquet_among
+from mouse_core.store.remote.rows import infos_of
+from mouse_core.store.remote.saved import LEROBOT, SPLITS, STATE
 
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient

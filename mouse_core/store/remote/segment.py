@@ -15,11 +15,11 @@ from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.windows import Int64s
 from mouse_core._base.memo import memo
 from mouse_core.store._segments import Segment
-from mouse_core.store.elsewhere.asking import Asking, together
-from mouse_core.store.elsewhere.files import Files
+from mouse_core.store.remote.asking import Asking, together
+from mouse_core.store.remote.files import Files
 
 if TYPE_CHECKING:
-    from mouse_core.ahead.backing import RemoteMemory
+    from mouse_core.readahead.backing import RemoteMemory
 
 # Heads of so many record batches are read at once where one after the other is looked at.
 _LOOKED_AT = 64

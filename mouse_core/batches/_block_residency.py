@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.ahead.room import room_for_files
 from mouse_core.errors import StoreWarning
+from mouse_core.readahead.room import room_for_files
 from mouse_core.sampling.plan import WindowSampler
 from mouse_core.sampling.windows import remembered
 from mouse_core.store.snapshot import Snapshot

@@ -28,10 +28,10 @@ from mouse_core.remote.mirror.shared.pages import PAGE
 from mouse_core.remote.mirror.sums import Sums, sums_of
 from mouse_core.store.disk.manifest import Sealed
 from mouse_core.store.disk.sealed import digest_of
-from mouse_core.store.elsewhere.asking import Range
+from mouse_core.store.remote.asking import Range
 
 if TYPE_CHECKING:
-    from mouse_core.ahead.backing import RemoteMemory
+    from mouse_core.readahead.backing import RemoteMemory
     from mouse_core.remote.clients.objects import FolderClient
     from mouse_core.remote.mirror import Mirror, MirrorObject
 

@@ -10,12 +10,12 @@ import jax
 import torch
 
 from mouse_core import ConfigError
-from mouse_study.parting import causes
-from mouse_study.parting.report import Comparison
-from mouse_study.parting.running import Run, as_float64
-from mouse_study.parting.settings import of_update
-from mouse_study.parting.stepping import Stepping
-from mouse_study.parting.weights import transfer, twins
+from mouse_study.divergence import causes
+from mouse_study.divergence.report import Comparison
+from mouse_study.divergence.running import Run, as_float64
+from mouse_study.divergence.settings import of_update
+from mouse_study.divergence.stepping import Stepping
+from mouse_study.divergence.weights import transfer, twins
 
 
 def where_they_part(

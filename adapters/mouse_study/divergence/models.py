@@ -12,7 +12,7 @@ import torch
 from flax import nnx
 
 from mouse_core import SchemaError
-from mouse_study.parting.layers import FOREIGN, KINDS, PARAMETER, Array, Arrays, Kind, is_foreign
+from mouse_study.divergence.layers import FOREIGN, KINDS, PARAMETER, Array, Arrays, Kind, is_foreign
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.locks import ProcessLock, forks
-from mouse_core.ahead.backing import Int64s, ragged
-from mouse_core.ahead.maps import Maps, most_open
+from mouse_core.readahead.backing import Int64s, ragged
+from mouse_core.readahead.maps import Maps, most_open
 
 # The numbers of the calls io_setup, io_destroy, io_getevents and io_submit.
 _CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}

@@ -11,9 +11,9 @@ from weakref import WeakMethod
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.ahead.backing import Int64s, RemoteMemory, ask_backings, copied_when_there, in_backings
-from mouse_core.ahead.local import LocalFiles, Moved
 from mouse_core.errors import DataError
+from mouse_core.readahead.backing import Int64s, RemoteMemory, ask_backings, copied_when_there, in_backings
+from mouse_core.readahead.local import LocalFiles, Moved
 
 # Bytes of what lies elsewhere, and batches of whatever, that are asked for beyond those that are copied.
 _FAR_BYTES, _AHEAD_BATCHES = 64 << 20, 64

@@ -14,9 +14,9 @@ import torch
 from flax import nnx
 
 from mouse_core.dtypes import number_kind
-from mouse_study.parting.layers import Array
-from mouse_study.parting.models import array_of
-from mouse_study.parting.weights import Twins
+from mouse_study.divergence.layers import Array
+from mouse_study.divergence.models import array_of
+from mouse_study.divergence.weights import Twins
 
 
 @dataclass(frozen=True)

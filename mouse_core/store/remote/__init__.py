@@ -3,6 +3,6 @@
 ``DatasetStore.open`` opens them by their address; ``upload`` sends a store's folder there.
 """
 
-from mouse_core.store.elsewhere.uploading import Uploaded, follow, upload
+from mouse_core.store.remote.uploading import Uploaded, follow, upload
 
 __all__ = ["Uploaded", "follow", "upload"]

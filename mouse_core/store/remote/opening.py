@@ -14,8 +14,8 @@ from mouse_core.remote.clients.options import without_secrets
 from mouse_core.store._intake import StoreBackend
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store.disk.manifest import NAME
-from mouse_core.store.elsewhere.objects import Place
-from mouse_core.store.elsewhere.rows import ElsewhereRows, infos_of
+from mouse_core.store.remote.objects import Place
+from mouse_core.store.remote.rows import ElsewhereRows, infos_of
 
 
 class _HasRows(Protocol):
@@ -70,7 +70,7 @@ def _rows_at(
     place: Place, file: str, told: StoreSchema, budget: DenseBudget, chosen: Mapping[str, Any], verify: bool | None
 ) -> StoreBackend:
     """The rows of whichever kind, or of one Parquet file."""
-    from mouse_core.store.elsewhere import parquet, saved
+    from mouse_core.store.remote import parquet, saved
 
     client = place.client
     if not file and client.exists(NAME):

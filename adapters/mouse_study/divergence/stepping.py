@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from flax import nnx
 
-from mouse_study.parting.layers import Arrays
-from mouse_study.parting.models import arrays_of, flax_layers, tensor_name, torch_layers
-from mouse_study.parting.report import Difference, difference, largest
-from mouse_study.parting.running import EPS, Run, gradient_of, split_params
+from mouse_study.divergence.layers import Arrays
+from mouse_study.divergence.models import arrays_of, flax_layers, tensor_name, torch_layers
+from mouse_study.divergence.report import Difference, difference, largest
+from mouse_study.divergence.running import EPS, Run, gradient_of, split_params
 
 ByLayer = Mapping[str, Arrays]
 """Arrays by PyTorch's path of a layer, and their names there."""

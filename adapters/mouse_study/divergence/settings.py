@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from mouse_study.parting.layers import Arrays
-from mouse_study.parting.optimizers import (
+from mouse_study.divergence.layers import Arrays
+from mouse_study.divergence.optimizers import (
     LARGE,
     Clipping,
     ProbeState,
@@ -24,9 +24,9 @@ from mouse_study.parting.optimizers import (
     read,
     threshold,
 )
-from mouse_study.parting.report import Cause, Difference, Stage
-from mouse_study.parting.running import Run
-from mouse_study.parting.stepping import Stepping, with_wide_counts
+from mouse_study.divergence.report import Cause, Difference, Stage
+from mouse_study.divergence.running import Run
+from mouse_study.divergence.stepping import Stepping, with_wide_counts
 
 _STAGES: tuple[Stage, ...] = ("update", "later updates")
 

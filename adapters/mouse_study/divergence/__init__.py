@@ -1,0 +1,8 @@
+"""Where two implementations part: weights carried between PyTorch and Flax NNX, and both compared in float64."""
+
+from mouse_study.divergence.comparing import where_they_part
+from mouse_study.divergence.models import Layer
+from mouse_study.divergence.report import Cause, Comparison, Difference
+from mouse_study.divergence.weights import Twins, transfer, twins
+
+__all__ = ["Cause", "Comparison", "Difference", "Layer", "Twins", "transfer", "twins", "where_they_part"]
