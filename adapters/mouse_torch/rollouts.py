@@ -11,6 +11,7 @@ import torch
 from mouse_core import ConfigError, rollouts
 from mouse_core.dtypes import refuse_hidden
 from mouse_core.rollouts.checks import HostArrays
+from mouse_torch import _philox
 from mouse_torch.tracing import untraced
 from mouse_torch.transfer import sent, torch_dtype
 
@@ -96,6 +97,6 @@ class RolloutStorage(rollouts.RolloutStorage):
             return torch.arange(count, device=self.device)
         seed, epoch = (
             torch.full((), number, dtype=torch.int64, device=self.device)
-            for number in (_philoxx.signed(self.seed), self.epoch)
+            for number in (_philox.signed(self.seed), self.epoch)
         )
-        return _philoxx.permutation(seed, epoch, count)
+        return _philox.permutation(seed, epoch, count)

@@ -28,7 +28,7 @@ from mouse_core.replay import (
     SliceSampler,
     VecNorm,
 )
-from mouse_torch import device
+from mouse_torch import _philox, device
 from mouse_torch.device.ground import turns
 
 SEED = 2**63 + 12345
@@ -181,18 +181,18 @@ def test_there_is_something_to_sample_once_an_episode_is_long_enough() -> None:
 def test_words_are_those_of_the_host(n: int, on: str) -> None:
     """By operations of torch alone, as elsewhere than in the host's memory."""
     for seed, index, high in ((0, 0, 1), (SEED, 2**40 + 3, 3), (2**64 - 1, 7, 2**31 - 1)):
-        word = torch.tensor(_philoxx.signed(seed), device=on)
-        found = _philoxx.philox(word, torch.tensor(index, device=on), n)
+        word = torch.tensor(_philox.signed(seed), device=on)
+        found = _philox.philox(word, torch.tensor(index, device=on), n)
         key = Key(seed, Purpose.REPLAY, index)
         assert (found.cpu().numpy().view(np.uint64) == key.bits(n)).all()
-        assert _philoxx.scaled_integers(found, torch.tensor(high, device=on)).tolist() == key.integers(high, n).tolist()
+        assert _philox.scaled_integers(found, torch.tensor(high, device=on)).tolist() == key.integers(high, n).tolist()
 
 
 @pytest.mark.parametrize("on", ON)
 @pytest.mark.parametrize(("n", "most"), [(1, 3), (300, 300), (300, 40_000), (16_384, 16_384), (16_385, 40_000)])
 def test_orders_are_those_of_the_host(n: int, most: int, on: str) -> None:
     """By operations of torch alone; of few elements, which are shuffled, and of more, where some walk twice."""
-    seed, index, count = (torch.tensor(number, device=on) for number in (_philoxx.signed(SEED), 5, n))
+    seed, index, count = (torch.tensor(number, device=on) for number in (_philox.signed(SEED), 5, n))
     places = np.arange(n)
     found = turns.shuffled(seed, index, count, torch.tensor(places, device=on), most)
     assert (found.cpu().numpy() == Order(Key(SEED, Purpose.REPLAY, 5), n)(places)).all()

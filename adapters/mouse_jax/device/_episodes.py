@@ -20,7 +20,7 @@ from jax import lax
 
 from mouse_core.nested import FieldKey
 from mouse_jax.device.ground.ring import put
-from mouse_jax.device.ground.state import Episodes, Marks, Replay, Slices, one_a_row
+from mouse_jax.device.ground.state import EpisodeFields, Episodes, Replay, Slices, one_a_row
 
 _PARTS = 4
 
@@ -56,7 +56,7 @@ class Table(NamedTuple):
     first: jax.Array
 
 
-def none(steps: int, num_envs: int, slices: Slices, marks: Marks, ids: Any, *, tiled: bool) -> Episodes:
+def none(steps: int, num_envs: int, slices: Slices, marks: EpisodeFields, ids: Any, *, tiled: bool) -> Episodes:
     """Nothing is known yet; ``ids`` is the dtype of the numbers of trajectories."""
     shape = (steps, num_envs)
     return Episodes(
@@ -74,7 +74,7 @@ def none(steps: int, num_envs: int, slices: Slices, marks: Marks, ids: Any, *, t
     )
 
 
-def _flags(marks: Marks, fields: Mapping[FieldKey, Any], shape: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
+def _flags(marks: EpisodeFields, fields: Mapping[FieldKey, Any], shape: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
     """Whether rows end their episodes, and their numbers of trajectories or None, ``[n, E]``."""
     ends = jnp.zeros(shape, jnp.bool_)
     for key in marks.ends:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mouse_core.replay import Compose
+from mouse_torch import _philox
 from mouse_torch.device import _priorities
 from mouse_torch.device._checks import check_left
 from mouse_torch.device.ground.episodes import Episodes, Windows
@@ -56,7 +57,7 @@ def _places(replay: Replay, ring: Ring, count: Any, seed: Any, number: Any, size
         return _seen(ring, turns.take(replay.ring, size, replay.capacity))
     check_left(replay, count)
     if turns is None:
-        return _philoxx.integers(seed, number, size, count)
+        return _philox.integers(seed, number, size, count)
     whole = torch.as_tensor(count, device=replay.device)
     return _seen(ring, turns.take(_tensor(seed), _tensor(number), whole, size, replay.capacity))
 
@@ -71,7 +72,7 @@ def _weighted(
 ) -> dict[str, Any]:
     check_left(replay, weights.total)
     exponent = _priorities.beta_at(weights.beta if beta is None else beta, _tensor(number))
-    found, importance = weights.drawn(_philoxx.words(seed, number, size), exponent)
+    found, importance = weights.drawn(_philox.words(seed, number, size), exponent)
     known, slots = replay.episodes, _seen(ring, found)
     if known is None:
         batch = _rows(replay, ring, slots)

@@ -17,6 +17,7 @@ from mouse_core.replay import Schedule
 from mouse_core.replay.device.shares import WITHOUT, shares_of
 from mouse_core.replay.ground.shares import member_seed
 from mouse_core.spec import check_count
+from mouse_torch import _philox
 from mouse_torch.device._batches import drawn
 from mouse_torch.device._checks import number_of
 from mouse_torch.device.ground.kept import BufferModule
@@ -88,11 +89,11 @@ class ReplayEnsemble(BufferModule):
         shares, checked = shares_of(p, len(replays), self.batch_size), check_seed(seed)
         self.given, self.most = shares.given, shares.most
         self.replays = torch.nn.ModuleList(replays)
-        seeds = [_philoxx.signed(member_seed(checked, number)) for number in range(len(replays))]
+        seeds = [_philox.signed(member_seed(checked, number)) for number in range(len(replays))]
         with torch.inference_mode(False):
             for name, kept, values in (
                 ("samples", True, 0),
-                ("seed", True, _philoxx.signed(checked)),
+                ("seed", True, _philox.signed(checked)),
                 ("seeds", True, seeds),
                 ("first", False, shares.first),
                 ("whole", False, shares.whole),
@@ -166,7 +167,7 @@ class ReplayEnsemble(BufferModule):
     def _ends(self, number: torch.Tensor) -> torch.Tensor:
         """Where the members' rows end in a batch, int64 ``[M]``."""
         stage = (number >= self.first).sum() - 1
-        bits = (_philoxx.words(self.seed, number, 1) >> (64 - _BITS)) & ((1 << _BITS) - 1)
+        bits = (_philox.words(self.seed, number, 1) >> (64 - _BITS)) & ((1 << _BITS) - 1)
         whole, from_bits = (table.index_select(0, stage.reshape(1))[0] for table in (self.whole, self.from_bits))
         return whole[1:] + (bits >= from_bits)
 

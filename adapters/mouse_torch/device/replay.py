@@ -40,6 +40,7 @@ from mouse_core.replay.device.options import (
     streams_of,
 )
 from mouse_core.spec import Alignment, check_count
+from mouse_torch import _philox
 from mouse_torch.device import _priorities
 from mouse_torch.device._batches import check_transform, drawn
 from mouse_torch.device._checks import number_of
@@ -150,7 +151,7 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> None:
         replay.weights.take(*weighed)
     if size:
         _take_turns(replay, buffer)
-    replay.seed.fill_(_philoxx.signed(buffer.seed))
+    replay.seed.fill_(_philox.signed(buffer.seed))
     replay.samples.fill_(counted["samples"])
 
 
@@ -252,7 +253,7 @@ class Replay(BufferModule):
             self.weights: Weights | None = None
             if priorities is not None:
                 self.weights = Weights(self.capacity, priorities, sliced=slices is not None, device=target)
-            for name, value in (("cursor", 0), ("size", 0), ("samples", 0), ("seed", _philoxx.signed(word))):
+            for name, value in (("cursor", 0), ("size", 0), ("samples", 0), ("seed", _philox.signed(word))):
                 self.register_buffer(name, torch.full((), value, dtype=torch.int64, device=target))
         check_transform(self)
 

@@ -17,6 +17,7 @@ from mouse_core.rollouts.fields import ALIASES, complete_fields, stored_spec
 from mouse_core.rollouts.mini_batches import check_histories, cut, take_mini_batch, take_recurrent_mini_batch
 from mouse_core.rollouts.motion import AmpStates, amp_states, find_extractors
 from mouse_core.spec import check_count, check_unit
+from mouse_torch import _philox
 from mouse_torch.device.ground.fields import Fields, Row
 from mouse_torch.device.ground.kept import BufferModule
 from mouse_torch.placement import check_device
@@ -172,7 +173,7 @@ class RolloutStorage(BufferModule):
             if one.optional and not one.mask:
                 raise ConfigError(f"fields[{name!r}]: expected mask=True beside optional=True, as memory is allocated")
         self.spec = stored_spec(completed)
-        target, word = check_device(device), _philoxx.signed(check_seed(seed))
+        target, word = check_device(device), _philox.signed(check_seed(seed))
         self._arrays = _Arrays(target)
         self._checks = StepChecks(completed, self.num_envs, self.spec, self._arrays)
         self._extractors = find_extractors(amp_cfg, completed)
@@ -381,7 +382,7 @@ class RolloutStorage(BufferModule):
     ) -> Iterator[MiniBatch]:
         for _ in range(num_epochs):
             order = (
-                _philoxx.permutation(self.seed, self.epoch, count)
+                _philox.permutation(self.seed, self.epoch, count)
                 if shuffle
                 else torch.arange(count, device=self.device)
             )

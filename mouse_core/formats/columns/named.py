@@ -73,7 +73,7 @@ def is_image(values: npt.NDArray[Any]) -> bool:
 
 
 def _suits(column: str, values: npt.NDArray[Any]) -> bool:
-    """Whether rows are what the standard field of a column reads, if there is one; see ``record._columns.ValuePart``."""
+    """Whether rows are what the standard field of a column reads, if any; see ``record._columns.ValuePart``."""
     is_whole, shape = values.dtype.kind in "iu", values.shape[1:]
     if column == MISSING or values.dtype.kind in "OSU" or column not in ("observation_image", "observation_discrete"):
         return column != MISSING  # encoded pictures may be any

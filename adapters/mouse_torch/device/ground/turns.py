@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mouse_core.randomness import Key, Order, Purpose
+from mouse_torch import _philox
 from mouse_torch.device.ground.reading import Ring
 from mouse_torch.tracing import is_known
 
@@ -127,7 +128,7 @@ def shuffled(
 ) -> torch.Tensor:
     """``in_order`` by operations of torch alone."""
     size = min(most, SHUFFLED_UP_TO)
-    words = _philoxx.philox(seed, index, size)
+    words = _philox.philox(seed, index, size)
     # The words of fewer elements are the first of those of more. Without a sign they are sorted as with another.
     lowest = torch.iinfo(torch.int64).max
     order = torch.where(torch.arange(size, device=n.device) < n, words ^ (-lowest - 1), lowest)
@@ -138,7 +139,7 @@ def shuffled(
     large = n.clamp(min=SHUFFLED_UP_TO + 1)
     rows = large.to(torch.float64).sqrt().ceil().to(torch.int64)
     columns = (large + rows - 1) // rows
-    keys = _philoxx.philox(seed, index, _ROUNDS)
+    keys = _philox.philox(seed, index, _ROUNDS)
     place = positions
     for walk in range(_WALKS):
         moved = _network(place, rows, columns, keys)
@@ -159,7 +160,7 @@ def _network(place: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, key
 def _mixed(number: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     mixed: Any = number ^ key
     for shift, factor in zip((30, 27), _MIX, strict=True):
-        mixed = (mixed ^ _shifted(mixed, shift)) * _philoxx.signed(factor)
+        mixed = (mixed ^ _shifted(mixed, shift)) * _philox.signed(factor)
     found: torch.Tensor = mixed ^ _shifted(mixed, 31)
     return found
 

@@ -10,6 +10,7 @@ import torch
 
 from mouse_core.replay import Priorities
 from mouse_core.replay.samplers.weighing import Powers, bits_of, largest_weight, plus_bits, powers, weights_of
+from mouse_torch import _philox
 from mouse_torch.device.ground.kept import BufferModule, zeros
 from mouse_torch.tracing import is_known
 
@@ -72,7 +73,7 @@ class SeenWeights(NamedTuple):
         top = next(level for level in range(len(starts)) if starts[level + 1] - starts[level] <= _TOP)
         nodes = self._level(top, np.arange(starts[top + 1] - starts[top])).reshape(-1)
         ends = nodes.cumsum()
-        rest = _philoxx.scaled_seen(words, int(ends[-1]))
+        rest = _philox.scaled_seen(words, int(ends[-1]))
         node = ends.searchsorted(rest, "right")
         own = nodes.take(node)
         rest -= ends.take(node) - own
@@ -210,7 +211,7 @@ class Weights(BufferModule):
             known, times = self.seen().drawn(words.numpy())
             return torch.from_numpy(known), torch.from_numpy(times) ** -beta
         root = self._root()
-        rest, node = _philoxx.scaled(words, root.sum()), torch.zeros_like(words)
+        rest, node = _philox.scaled(words, root.sum()), torch.zeros_like(words)
         for level in range(len(self.ends) - 1, 0, -1):
             # Where nothing weighs anything the last child is found, of which there may be no row.
             rows = (self.starts[level] + node).clamp(max=self.starts[level + 1] - 1)
