@@ -74,7 +74,9 @@ def none(steps: int, num_envs: int, slices: Slices, marks: EpisodeFields, ids: A
     )
 
 
-def _flags(marks: EpisodeFields, fields: Mapping[FieldKey, Any], shape: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
+def _flags(
+    marks: EpisodeFields, fields: Mapping[FieldKey, Any], shape: tuple[int, int]
+) -> tuple[jax.Array, jax.Array | None]:
     """Whether rows end their episodes, and their numbers of trajectories or None, ``[n, E]``."""
     ends = jnp.zeros(shape, jnp.bool_)
     for key in marks.ends:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from mouse_core import ConfigError, SchemaError
 from mouse_core.nested import FieldKey, as_array, children_of, is_node, rebuilt
 from mouse_core.replay import Compose
-from mouse_core.replay.device.options import EpisodeFields as Marks
+from mouse_core.replay.device.options import EpisodeFields as EpisodeFields
 from mouse_core.replay.device.options import Order as Order
 from mouse_core.replay.device.options import Slices as Slices
 from mouse_core.spec import Alignment
@@ -75,7 +75,7 @@ class Episodes:
     last_id: jax.Array | None
     phases: jax.Array | None
     slices: Slices = field(metadata={"static": True})
-    marks: Marks = field(metadata={"static": True})
+    marks: EpisodeFields = field(metadata={"static": True})
     tiled: bool = field(default=False, metadata={"static": True})
 
     @property
