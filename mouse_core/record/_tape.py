@@ -85,7 +85,7 @@ class Tape:
         store.describe(_about.about_of(recording, self.observations, self.actions, store.alignment))
         self._episodes: list[Episodes] = []
         if isinstance(store, DatasetStore):
-            store.break_off(self)
+            store.interrupt_on_close(self)
 
     def episodes(self, *, alone: bool) -> Episodes:
         """A writer of episodes.

@@ -34,7 +34,7 @@ class ChosenSegment(Segment):
         firsts, sizes: Where each stretch begins in it, and how many rows it has, at least one: int64 ``[n]``.
     """
 
-    is_picked = True
+    has_indices = True
 
     def __init__(self, whole: Segment, firsts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> None:
         self.whole, self.firsts, self.sizes = whole, firsts, sizes
@@ -79,7 +79,7 @@ class ChosenSegment(Segment):
     @memo
     def runs(self) -> Stretches | None:
         """Those stretches, cut where chunks end; None where they are so short that row numbers take less."""
-        whole = self.whole.runs if self.whole.is_picked else Stretches(self.whole.chunk_starts)
+        whole = self.whole.runs if self.whole.has_indices else Stretches(self.whole.chunk_starts)
         if whole is None or are_too_short(len(self.sizes), self.num_rows):
             return None
         stretch, row, size, _ = cut_at_stretches(whole, self.firsts, self.sizes)
@@ -135,7 +135,7 @@ class ChosenSegment(Segment):
     def _find_first(self, name: str) -> int | None:
         if self.whole.first_value(name, self.whole.num_rows) is None:
             return None
-        if self.whole.is_picked:
+        if self.whole.has_indices:
             return super()._find_first(name)
         # Not in the table, which may lie elsewhere and is more than these rows; most often the first row has one.
         part, begin = self.whole.part(name), 0

@@ -126,8 +126,8 @@ class StoreBackend:
     def close(self) -> None:
         """There is nothing to close; see ``DatasetStore.close``."""
 
-    def break_off(self, recording: Any) -> None:
-        """There is no moment for it; see ``DatasetStore.break_off``."""
+    def interrupt_on_close(self, recording: Any) -> None:
+        """There is no moment for it; see ``DatasetStore.interrupt_on_close``."""
 
 
 class Appender:

@@ -47,7 +47,7 @@ class Segment:
     # Where values come from that are not in memory, nor in a file on this machine, until they are asked for.
     backing: RemoteMemory | None = None
     # Whether rows of the table are found through row numbers.
-    is_picked: bool = False
+    has_indices: bool = False
     # For appended rows, the address of the first value of some columns, and values of a row; others are looked up.
     addresses: Mapping[str, tuple[int, int]] = MappingProxyType({})
     _videos: Any = None
@@ -62,7 +62,7 @@ class Segment:
         image_roots: tuple[str, ...] = (),
     ) -> None:
         self.__dict__.update(table=table, indices=indices, origin=origin)
-        self.is_picked = indices is not None
+        self.has_indices = indices is not None
         self._named_roots = image_roots
         self.num_rows: int = table.num_rows if indices is None else indices.num_rows
         self._parts: dict[str, ColumnPart] = {}
@@ -247,7 +247,7 @@ class Segment:
         """Whether some value among the first ``rows`` rows is not null."""
         if name not in self.types:
             return False
-        if rows == self.num_rows and not self.is_picked:
+        if rows == self.num_rows and not self.has_indices:
             column = self.table.column(name)
             return not rows or column.null_count < len(column)
         return not rows or self.first_value(name, rows) is not None
@@ -257,7 +257,7 @@ class Segment:
         column = self.table.column(name)
         if not self.num_rows or column.null_count == len(column):
             return None
-        if not self.is_picked:
+        if not self.has_indices:
             row = 0
             for chunk in column.iterchunks():
                 if chunk.null_count < len(chunk):
@@ -271,7 +271,7 @@ class Segment:
 
     def take(self, row: int, count: int = 1) -> pa.Table:
         """Some rows that follow each other, as a table; by default one."""
-        if self.is_picked:
+        if self.has_indices:
             # Not by take(): pyarrow's ends the process on slices of nested fixed-size lists.
             taken = pa.concat_tables([self.table.slice(number, 1) for number in self._listed(row, count)])
         else:

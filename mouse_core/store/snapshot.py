@@ -404,7 +404,7 @@ class Snapshot:
     @memo
     def has_row_numbers(self) -> bool:
         """Whether some rows are found one by one through row numbers, as after a shuffle."""
-        return any(segment.is_picked and segment.runs is None for segment in self.segments)
+        return any(segment.has_indices and segment.runs is None for segment in self.segments)
 
     @memo
     def chunks(self) -> Stretches:
@@ -423,7 +423,7 @@ class Snapshot:
     def _stretches(self) -> Stretches:
         """The snapshot's rows, in stretches that lie side by side in a chunk."""
         sizes = zip(self.segments, self.rows_of_segments, strict=True)
-        whole = all(not segment.is_picked and segment.num_rows == rows for segment, rows in sizes)
+        whole = all(not segment.has_indices and segment.num_rows == rows for segment, rows in sizes)
         if self.has_row_numbers or whole:
             return self.chunks
         parts, chunk = [], 0
@@ -469,7 +469,7 @@ class Snapshot:
         physical = rows - self._starts[owner] + self._physical_starts[owner]
         for number in np.unique(owner).tolist():
             segment = self.segments[number]
-            if segment.is_picked:
+            if segment.has_indices:
                 mine = owner == number
                 local = segment.row_numbers(rows[mine] - int(self._starts[number]))
                 physical[mine] = local + int(self._physical_starts[number])

@@ -276,7 +276,7 @@ class GrpoBatchMaker:
             piece.uses = {place: uses[uid] for place, uid in enumerate(piece.part.uids) if uid in uses}
             piece.gone.update(place for place, count in piece.uses.items() if count >= self._max_uses)
 
-        self._holding.come_again(list(map(GroupSlice.of_group, groups)), settle)
+        self._holding.restore(list(map(GroupSlice.of_group, groups)), settle)
 
     # ------------------------------------------------------------------ batches
 

@@ -351,7 +351,7 @@ class CandidatePool:
             self._take(piece, members)
         self._leave()
 
-    def come_again(self, pieces: Sequence[GroupSlice], settle: Callable[[GroupSlice], None]) -> None:
+    def restore(self, pieces: Sequence[GroupSlice], settle: Callable[[GroupSlice], None]) -> None:
         """Let all come that came before a restart, with nothing there.
 
         Args:

@@ -33,7 +33,7 @@ class _Segment(Protocol):
     """Rows that never change; see ``store._segments.Segment``."""
 
     num_rows: int
-    is_picked: bool
+    has_indices: bool
 
     @property
     def recorded(self) -> _Segment: ...
@@ -258,7 +258,7 @@ def _changes(rows: EpisodeSource, name: str, first: int) -> Iterator[tuple[pa.Ar
     wanted = next((data_type for data_type in types if not pa.types.is_null(data_type)), pa.null())
     last: pa.Array | None = None
     for segment, own, begin, end in _segments_from(rows, first):
-        if segment.is_picked and (column := segment.column(name)) is not None:
+        if segment.has_indices and (column := segment.column(name)) is not None:
             check_rows(column, f"column {name!r}")
         for at, stop in _blocks(begin, end):
             found = _column(segment, name, at - own, stop - own).cast(wanted)
@@ -284,7 +284,7 @@ def _column(segment: _Segment, name: str, begin: int, end: int) -> pa.Array:
     column = segment.column(name)
     if column is None:
         return pa.nulls(end - begin)
-    if segment.is_picked:
+    if segment.has_indices:
         column = column.take(pa.array(segment.row_numbers(np.arange(begin, end))))
     else:
         column = column.slice(begin, end - begin)

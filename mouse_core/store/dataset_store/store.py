@@ -151,9 +151,9 @@ class DatasetStore(Store):
         self._rows.warn_of_rewards(stacklevel=2)
         self._rows.close()
 
-    def break_off(self, recording: Any) -> None:
+    def interrupt_on_close(self, recording: Any) -> None:
         """Have ``recording.interrupt()`` called when ``close()`` begins, if it is alive; recorders ask for it."""
-        self._rows.break_off(recording)
+        self._rows.interrupt_on_close(recording)
 
     def __enter__(self) -> Self:
         return self

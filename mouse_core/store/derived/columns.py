@@ -209,11 +209,11 @@ class DerivedColumns:
         """The values of a segment's last rows, and what is known of those before, where its table has the rows."""
         segment = self.base.segments[number]
         rows = int(segment.chunk_starts[-1])
-        if not segment.is_picked and len(values) == rows:
+        if not segment.has_indices and len(values) == rows:
             return values
         placed = np.zeros((rows, *values.shape[1:]), values.dtype)
         there = min(segment.num_rows, self.base.num_rows - begin)
-        if not segment.is_picked:
+        if not segment.has_indices:
             if known is not None:
                 placed[: there - len(values)] = known[: there - len(values)]
             placed[there - len(values) : there] = values

@@ -34,7 +34,7 @@ class DerivedSegment(Segment):
         self, segment: Segment, number: int, derived: Mapping[str, pa.DataType], values: Callable[[str, int], Array]
     ) -> None:
         self.rows_of, self._number, self._derived, self._values = segment, number, derived, values
-        self.num_rows, self.is_picked = segment.num_rows, segment.is_picked
+        self.num_rows, self.has_indices = segment.num_rows, segment.has_indices
         # Rows that are appended may change what is derived for the rows before: memory of its own for each snapshot.
         self.extent = None if segment.extent is None else object()
         self._parts, self._first_values = {}, {}

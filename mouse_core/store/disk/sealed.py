@@ -134,7 +134,7 @@ def pieces_of(segment: Segment, most_bytes: int = MOST_BYTES, most_rows: int | N
     rows = min(_SIZED_BY, most_rows or _SIZED_BY)
     while row < segment.num_rows:
         count = min(rows, segment.num_rows - row)
-        if origin is not None and segment.is_picked:
+        if origin is not None and segment.has_indices:
             table = origin.with_format("arrow")[row : row + count]  # which knows how to pick many rows at once
             check_rows(table, f"dataset, rows {row}..{row + count - 1}", whole=False)
         else:

@@ -422,8 +422,8 @@ class WrittenRows(SealingRows):
             for recording in reversed(list(self._recordings)):
                 ends.callback(recording.interrupt)
 
-    def break_off(self, recording: Any) -> None:
-        """See ``DatasetStore.break_off``."""
+    def interrupt_on_close(self, recording: Any) -> None:
+        """See ``DatasetStore.interrupt_on_close``."""
         self._recordings[recording] = None
 
     def _seal_and_let_go(self) -> None:

@@ -276,7 +276,7 @@ def _at(segment: Any, name: str, rows: Int64s) -> npt.NDArray[Any]:
     column = segment.column(name)
     if column is None:
         return np.full(len(rows), np.nan)
-    if segment.is_picked:
+    if segment.has_indices:
         rows = segment.row_numbers(rows)
     low, high = int(rows.min()), int(rows.max()) + 1
     near = column.slice(low, high - low)
