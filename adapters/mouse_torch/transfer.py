@@ -150,8 +150,11 @@ def slab_tensors(layout: BatchLayout, slab: torch.Tensor) -> dict[str, torch.Ten
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """The torch dtype of a NumPy dtype; raises as ``from_numpy``."""
-    return from_numpy(np.empty(0, dtype)).dtype
+    """The torch dtype of a NumPy dtype, also in compiled code; raises as ``from_numpy``."""
+    found = getattr(torch, dtype.name, None) if is_ml_float(dtype) or dtype.kind in "biufc" else None
+    if not isinstance(found, torch.dtype):
+        raise SchemaError(f"rows: expected a dtype that torch has, found {dtype}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import is_jax_array
 
-from mouse_core.dtypes import RowError, may_look, namespace, refuse_hidden
+from mouse_core.dtypes import RowError, is_tensor, may_look, namespace, refuse_hidden
 from mouse_core.errors import ConfigError, DataError, SchemaError
 
 Array = Any
@@ -180,8 +180,10 @@ def check_rows(name: str, values: Array, expected: tuple[int, ...]) -> None:
 
 def _is_known(values: Array) -> bool:
     """Whether looking at values waits for no device, and no framework traces them."""
-    if may_look(values) or not is_jax_array(values):
-        return may_look(values)
+    if may_look(values):
+        return True
+    if is_tensor(values) or not is_jax_array(values):  # what torch compiles cannot ask array_api_compat
+        return False
     traced = isinstance(values, sys.modules["jax"].core.Tracer)
     return not traced and all(device.platform == "cpu" for device in values.devices())
 
