@@ -253,7 +253,6 @@ def _inner(values: npt.NDArray[Any]) -> tuple[int, ...]:
 
 
 _RATE = 30.0
-_FEATURE = {"next.reward": "float32", "next.done": "bool", "next.truncated": "bool"}
 # Which LeRobot numbers itself, and columns of rows that say the same.
 _NUMBERS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 _OWN = {f"metadata_{name}" for name in _NUMBERS}
