@@ -255,7 +255,6 @@ def test_adapters_use_what_a_third_party_may_use() -> None:
 
 # Tests that import private modules, and why nothing public would do.
 KNOW_PRIVATE = {
-    "bench/rollout_groups.py": "measures the parts of a write apart",
     "core/formats/test_tfds.py": "checksums and messages, which no file of others has in every form",
     "core/formats/test_topics.py": "messages in every order of bytes, and definitions that no writer takes",
     "core/test_hub_shards.py": "memory is measured while a shard is written",

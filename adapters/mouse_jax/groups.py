@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from mouse_core import ConfigError, groups
 from mouse_core.groups import RLExample, RolloutColumn
-from mouse_core.groups.examples.declared import Arrays
+from mouse_core.groups.examples import Arrays
 from mouse_jax.placement import find_target
 from mouse_jax.trees import narrowed
 

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from mouse_core import groups
 from mouse_core.groups import RLExample, RolloutColumn
-from mouse_core.groups.examples.declared import Arrays
+from mouse_core.groups.examples import Arrays
 from mouse_torch.placement import check_device
 
 

@@ -24,19 +24,15 @@ from mouse_core.digest.states import asked_for
 from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, TimedOutError
 from mouse_core.files.locking import Descriptor, lock, this_process, unlock
 from mouse_core.files.writing import make_folder, storing
-from mouse_core.groups._files.declared import declare
-from mouse_core.groups._files.names import BATCHES, STATE
-from mouse_core.groups._files.parts import check_codec
-from mouse_core.groups._files.waiting import Rules
-from mouse_core.groups._folder import Folder
-from mouse_core.groups.making.feeding import Making
-from mouse_core.groups.making.protocol import BatchMaker
-from mouse_core.groups.stored.readiness import Awaited
-from mouse_core.groups.stored.reading import Chosen, Range, StoredRollouts, select_rollouts
-from mouse_core.groups.types.columns import Columns, RolloutColumn
-from mouse_core.groups.types.example import RLExample
-from mouse_core.groups.types.records import RolloutRecord, uids_of, with_columns
-from mouse_core.groups.types.versions import version_name
+from mouse_core.groups.batch_maker import BatchMaker, Making
+from mouse_core.groups.columns import Columns, RolloutColumn
+from mouse_core.groups.files import BATCHES, STATE, check_codec, declare
+from mouse_core.groups.folder import Folder
+from mouse_core.groups.late import Awaited
+from mouse_core.groups.records import RLExample, RolloutRecord, uids_of, with_columns
+from mouse_core.groups.stored import Chosen, Range, StoredRollouts, select_rollouts
+from mouse_core.groups.versions import version_name
+from mouse_core.groups.waiting import Rules
 from mouse_core.spec import check_count
 
 

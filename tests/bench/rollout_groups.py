@@ -28,7 +28,7 @@ from mouse_core.groups import (
     pack,
     pad,
 )
-from mouse_core.groups._files.parts import encode_table, writing_options
+from mouse_core.groups.files import encode_table, writing_options
 from tests.bench.results import Figure, Table, table_of
 from tests.bench.settings import Settings
 

@@ -29,8 +29,8 @@ from mouse_core.about import About
 from mouse_core.collect import SharedStore, StoreClient, StoreServer
 from mouse_core.collect.wire import MOST_BYTES, decoded, receive
 from mouse_core.errors import ForkError, MouseError, StorageError
-from mouse_core.groups.sharing.wire import decode_rollouts
-from mouse_core.groups.types.columns import Columns
+from mouse_core.groups.columns import Columns
+from mouse_core.groups.sharing import decode_rollouts
 from mouse_core.record import Recorder, record
 from mouse_core.testing import example_columns
 

@@ -349,7 +349,7 @@ def test_everything_is_there_again(make: Make) -> None:
 def test_groups_of_a_call_share_files(
     make: Make, monkeypatch: pytest.MonkeyPatch, tokens: int, files_of_each: int
 ) -> None:
-    monkeypatch.setattr("mouse_core.groups._files.writing._TOKENS", tokens)
+    monkeypatch.setattr("mouse_core.groups.waiting._TOKENS", tokens)
     buffer = make()
     given = [item for n in range(40) for item in group(4 * n, environment=("math", "code")[n % 2], example=str(n // 4))]
     buffer.add_rollouts(given)
@@ -775,7 +775,7 @@ def test_a_record_that_was_never_finished_is_dropped(make: Make) -> None:
 
 
 def test_the_log_does_not_grow_for_ever(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mouse_core.groups._files.waiting._REWRITE_BYTES", 20_000)
+    monkeypatch.setattr("mouse_core.groups.waiting._REWRITE_BYTES", 20_000)
     buffer = make()
     log = buffer.root_path / ".state" / "waiting.log"
     buffer.add_rollout(rollout(9999, example="left behind"))
@@ -793,7 +793,7 @@ def test_the_log_does_not_grow_for_ever(make: Make, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_rewritten_log_whose_name_is_not_on_the_disk_yet(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mouse_core.groups._files.waiting._REWRITE_BYTES", 3000)
+    monkeypatch.setattr("mouse_core.groups.waiting._REWRITE_BYTES", 3000)
     buffer = make()
     buffer.add_rollout(rollout(9999, example="left behind"))
     refused: list[Any] = []

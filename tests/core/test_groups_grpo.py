@@ -37,7 +37,7 @@ from mouse_core.groups import (
     examples_digest,
     make_examples,
 )
-from mouse_core.groups.making.grpo import share_out
+from mouse_core.groups.grpo import share_out
 from tests.core.groups_cases import group, lose_index, rollout
 
 
@@ -750,7 +750,7 @@ def test_a_batch_that_was_not_stored_is_in_no_digest(tmp_path: Path, monkeypatch
     whole = buffer(tmp_path, digest=True)
     whole.add_rollouts(group(0, 8))
     with monkeypatch.context() as patched:
-        patched.setattr("mouse_core.groups._files.batches.write_file", fail)
+        patched.setattr("mouse_core.groups.index.write_file", fail)
         with pytest.raises(StorageError):
             whole.create_and_store_batch(3)
     assert whole.digest == StreamDigest()

@@ -14,13 +14,12 @@ import numpy as np
 from mouse_core._base.memo import memo
 from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import ConfigError, MissingFieldError, MissingRowError
-from mouse_core.groups._files.index import read_index
-from mouse_core.groups._files.kept import RolloutCache
-from mouse_core.groups._files.part import GroupFile
-from mouse_core.groups._files.parts import read_groups
-from mouse_core.groups.stored.late import LateColumns
-from mouse_core.groups.types.records import RolloutGroup, RolloutRecord, of_group
-from mouse_core.groups.types.versions import version_order
+from mouse_core.groups.files import GroupFile, read_groups
+from mouse_core.groups.index import read_index
+from mouse_core.groups.late import LateColumns
+from mouse_core.groups.records import RolloutGroup, RolloutRecord, of_group
+from mouse_core.groups.versions import version_order
+from mouse_core.groups.waiting import RolloutCache
 
 # Files that are read in one go.
 _TOGETHER = 32

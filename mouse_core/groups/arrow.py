@@ -7,7 +7,7 @@ turn, or an example, and others a number or a list each.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, chain, pairwise
 from math import prod
@@ -20,10 +20,107 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mouse_core.errors import DataError
-from mouse_core.groups.types.columns import NO_COLUMNS, Columns, RolloutColumn
-from mouse_core.groups.types.example import RLExample
-from mouse_core.groups.types.metadata import NODE, Node, decode, encode
-from mouse_core.groups.types.records import RolloutRecord, Turn, unchecked
+from mouse_core.groups.columns import NO_COLUMNS, Columns, RolloutColumn
+from mouse_core.groups.records import RLExample, RolloutRecord, Turn, unchecked
+
+NODE = pa.struct(
+    [
+        pa.field("key", pa.string()),  # of an item of a dict; else null
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("number", pa.float64()),  # a bool, float or whole number up to 2**53; how many items a container has
+        pa.field("text", pa.string()),  # a str, a larger whole number, the dtype and shape of an array
+        pa.field("data", pa.binary()),  # bytes, the values of an array
+    ]
+)
+"""A row of metadata."""
+
+_EXACT = 2**53
+Node = tuple[str | None, str, float | None, str | None, bytes | None]
+
+
+def encode_metadata(values: Mapping[str, Any], nodes: list[Node]) -> int:
+    """Append the rows of a dict's items; how many there are now."""
+    for key, value in values.items():
+        _encode(key, value, nodes)
+    return len(nodes)
+
+
+def _encode(key: str | None, value: Any, nodes: list[Node]) -> None:
+    if value is None:
+        nodes.append((key, "none", None, None, None))
+    elif isinstance(value, bool):
+        nodes.append((key, "bool", float(value), None, None))
+    elif isinstance(value, str):
+        nodes.append((key, "str", None, value, None))
+    elif isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        shape = "" if isinstance(value, np.generic) else ",".join(map(str, array.shape))
+        kind = "scalar" if isinstance(value, np.generic) else "array"
+        nodes.append((key, kind, None, f"{array.dtype.str}[{shape}]", array.tobytes()))
+    elif isinstance(value, int):
+        small = -_EXACT <= value <= _EXACT
+        nodes.append((key, "int", float(value) if small else None, None if small else str(value), None))
+    elif isinstance(value, float):
+        # The bits of a NaN need not survive elsewhere; that it is one does.
+        nodes.append((key, "float", value, None, None))
+    elif isinstance(value, bytes):
+        nodes.append((key, "bytes", None, None, value))
+    elif isinstance(value, dict):
+        nodes.append((key, "dict", float(len(value)), None, None))
+        encode_metadata(value, nodes)
+    else:
+        nodes.append((key, type(value).__name__, float(len(value)), None, None))
+        for item in value:
+            _encode(None, item, nodes)
+
+
+def decode_metadata(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The dict that ``encode_metadata`` made rows of."""
+    found, position = {}, 0
+    while position < len(nodes):
+        key = nodes[position]["key"]
+        found[key], position = _decode(nodes, position)
+    return found
+
+
+def _decode(nodes: Sequence[Mapping[str, Any]], position: int) -> tuple[Any, int]:
+    """The value whose rows begin at a position, and where they end."""
+    node = nodes[position]
+    kind = node["kind"]
+    position += 1
+    if kind not in _CONTAINERS:
+        if kind not in _VALUES:
+            raise DataError(f"metadata: expected a known kind of value, found {kind!r}")
+        return _VALUES[kind](node), position
+    keys, items = [], []
+    for _ in range(int(node["number"])):
+        keys.append(nodes[position]["key"])
+        item, position = _decode(nodes, position)
+        items.append(item)
+    return _CONTAINERS[kind](keys, items), position
+
+
+def _array(node: Mapping[str, Any]) -> npt.NDArray[Any]:
+    dtype, _, shape = node["text"][:-1].partition("[")
+    sizes = [int(size) for size in shape.split(",") if size]
+    return np.frombuffer(node["data"], dtype).reshape(sizes).copy()
+
+
+_CONTAINERS: dict[str, Callable[[list[str], list[Any]], Any]] = {
+    "dict": lambda keys, items: dict(zip(keys, items, strict=True)),
+    "list": lambda keys, items: items,
+    "tuple": lambda keys, items: tuple(items),
+}
+_VALUES: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "none": lambda node: None,
+    "bool": lambda node: bool(node["number"]),
+    "int": lambda node: int(node["number"] if node["text"] is None else node["text"]),
+    "float": lambda node: math.nan if math.isnan(node["number"]) else node["number"],
+    "str": lambda node: node["text"],
+    "bytes": lambda node: node["data"],
+    "array": _array,
+    "scalar": lambda node: _array(node)[()],
+}
 
 
 def field_of(name: str, kind: pa.DataType, nullable: bool = False) -> pa.Field:
@@ -164,7 +261,7 @@ def lists_of(kind: pa.DataType, arrays: Sequence[npt.NDArray[Any] | None]) -> pa
 
 def _metadata(dicts: Sequence[Any]) -> pa.Array:
     nodes: list[Node] = []
-    ends = [encode(values, nodes) if values else len(nodes) for values in dicts]
+    ends = [encode_metadata(values, nodes) if values else len(nodes) for values in dicts]
     columns = list(zip(*nodes, strict=True)) if nodes else [()] * NODE.num_fields
     rows = pa.StructArray.from_arrays(
         [pa.array(values, kind.type) for values, kind in zip(columns, NODE, strict=True)], fields=list(NODE)
@@ -324,7 +421,7 @@ def _dicts(lists: pa.Array) -> list[dict[str, Any]]:
     if not len(nodes):
         return [{} for _ in range(len(lists))]
     rows = nodes.to_pylist()
-    return [decode(rows[a:b]) for a, b in pairwise(bounds)]
+    return [decode_metadata(rows[a:b]) for a, b in pairwise(bounds)]
 
 
 EXAMPLES = pa.schema(

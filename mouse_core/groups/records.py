@@ -1,7 +1,8 @@
-"""What rollouts of language models are made of: turns, rollouts, groups of them, and examples to train on."""
+"""How much memory rollouts take, about, and what their turns earned."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -11,11 +12,46 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.dtypes import refuse_hidden
+from mouse_core.dtypes import RowError, refuse_hidden
 from mouse_core.errors import DataError
-from mouse_core.groups.types.arrays import logprobs_of, tokens_of
-from mouse_core.groups.types.columns import NO_COLUMNS, Columns, checked_columns
-from mouse_core.groups.types.metadata import checked_metadata
+from mouse_core.groups.columns import NO_COLUMNS, Columns, checked_columns, floats_of, logprobs_of, own_array, tokens_of
+
+_DEEPEST = 100
+
+
+def checked_metadata(values: Any, where: str) -> dict[str, Any]:
+    """A copy of metadata, or DataError if it holds what cannot be stored; ``where`` begins the message."""
+    if not isinstance(values, Mapping):
+        raise DataError(f"{where}: expected metadata as a dict, found {values!r:.100}")
+    return {_key(key, where): _copy(value, f"{where}: metadata[{key!r}]", 1) for key, value in values.items()}
+
+
+def _key(key: Any, where: str) -> str:
+    if not isinstance(key, str):
+        raise DataError(f"{where}: expected keys of metadata as str, found {key!r:.100}")
+    return key
+
+
+def _copy(value: Any, where: str, depth: int) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str, bytes):
+        return value
+    if depth > _DEEPEST:
+        raise DataError(f"{where}: expected at most {_DEEPEST} levels of metadata, found more")
+    if isinstance(value, Mapping):
+        return {_key(key, where): _copy(item, f"{where}[{key!r}]", depth + 1) for key, item in value.items()}
+    if kind is list or kind is tuple:
+        return kind(_copy(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(value))
+    if isinstance(value, np.ndarray | np.generic) and np.asarray(value).dtype.kind in "biufc":
+        try:
+            refuse_hidden(value)
+        except RowError as error:
+            raise DataError(f"{where}: {error}") from error
+        return np.array(value, order="C") if isinstance(value, np.ndarray) else value
+    raise DataError(
+        f"{where}: expected None, bool, int, float, str, bytes, numeric NumPy values, or lists, tuples and dicts of "
+        f"these, found {kind.__name__}"
+    )
 
 
 class GroupKey(NamedTuple):
@@ -343,3 +379,157 @@ def _finite(value: Any, where: str) -> float:
     if not math.isfinite(number):
         raise DataError(f"{where} as a finite number, found {number}")
     return number
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RLExample(ByValue):
+    """One sequence to train on, L tokens long.
+
+    Args:
+        tokens: int32 ``[L]``.
+        loss_mask: Which tokens belong into the loss, bool ``[L]``: those that the policy wrote, never the prompt.
+        advantage: float32 ``[L]``, 0 outside of the loss mask.
+        generator_log_probs: Log-probabilities under the policy that sampled the tokens, float32 ``[L]``, 0 outside of
+            the loss mask.
+        rollout_uid, environment, policy_version: The rollout that it was made of, where it was made of one.
+        columns: By name what a ``RolloutColumn`` declares: ``[L, *shape]`` with a value for each token, ``[T, *shape]``
+            for each of T turns, ``shape`` for the example.
+
+    Raises:
+        DataError: Arrays of another type or of differing lengths, NaN, or log-probabilities above 0.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.bool_]
+    advantage: npt.NDArray[np.float32]
+    generator_log_probs: npt.NDArray[np.float32]
+    rollout_uid: str = ""
+    environment: str = ""
+    policy_version: str = ""
+    columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    turn_ids: npt.NDArray[np.int32] | None = None
+    declared: Columns = field(default=NO_COLUMNS, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        tokens = tokens_of(self.tokens)
+        mask = np.asarray(self.loss_mask)
+        if mask.dtype != bool or mask.shape != tokens.shape:
+            raise DataError(
+                f"example {self.rollout_uid!r}: expected loss_mask as bool {list(tokens.shape)}, "
+                f"found {mask.dtype} {list(mask.shape)}"
+            )
+        object.__setattr__(self, "tokens", tokens)
+        object.__setattr__(self, "loss_mask", own_array(mask, np.bool_, self.loss_mask))
+        for name, of in (("advantage", floats_of), ("generator_log_probs", logprobs_of)):
+            values = of(getattr(self, name), len(tokens), f"example {self.rollout_uid!r}: expected {name}")
+            object.__setattr__(self, name, values)
+        self._check_columns(f"example {self.rollout_uid!r}")
+
+    def _check_columns(self, where: str) -> None:
+        declared: Any = self.declared
+        object.__setattr__(self, "declared", declared if isinstance(declared, Columns) else Columns(declared))
+        columns = checked_columns(self.columns, where)
+        if columns.keys() != self.declared.keys():
+            raise DataError(
+                f"{where}: expected the columns that were declared, {list(self.declared)}, found {list(columns)}"
+            )
+        turns = None
+        if self.turn_ids is not None:
+            ids = np.asarray(self.turn_ids)
+            if ids.shape != self.tokens.shape or (ids.size and (ids.dtype.kind not in "iu" or ids.min() < 0)):
+                raise DataError(f"{where}: expected turn_ids from 0 for each of {len(self.tokens)} tokens")
+            object.__setattr__(self, "turn_ids", own_array(ids, np.int32, self.turn_ids))
+        for name, column in self.declared.items():
+            count = {"token": len(self.tokens), "example": None, "turn": turns}[column.per]
+            if column.per == "turn":
+                turns = count = len(columns[name]) if turns is None else turns
+                if self.turn_ids is None or (len(self.tokens) and int(self.turn_ids.max()) >= turns):
+                    raise DataError(f"{where}: expected turn_ids below {turns}, as {name!r} has so many turns")
+            columns[name] = column.values(columns[name], count, where)
+        object.__setattr__(self, "columns", columns)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def refuse_other(rollout: RolloutRecord, there: RolloutRecord, caller: str) -> None:
+    """Raise DataError where two rollouts of one uid are not the same, whoever sampled them and when.
+
+    Args:
+        rollout: The one that comes.
+        there: The one that came before.
+        caller: Begins the message.
+    """
+    if rollout is there:
+        return
+    one, other = _content(rollout), _content(there)
+    differing = [name for name in one if not same_values(one[name], other[name])]
+    if differing:
+        raise other_one(rollout.rollout_uid, differing, caller)
+
+
+def other_one(uid: str, differing: list[str], caller: str) -> DataError:
+    """The error of a rollout that has another one's uid, with what differs."""
+    return DataError(
+        f"{caller}, rollout {uid!r}: expected what was added with this uid before, found other {', '.join(differing)}"
+    )
+
+
+def _content(rollout: RolloutRecord) -> dict[str, Any]:
+    return {
+        **rollout.key._asdict(),
+        "turns": [
+            (turn.message, turn.role, turn.tokens, turn.logprobs, turn.reward, turn.metadata, _by_name(turn.columns))
+            for turn in rollout.turns
+        ],
+        "reward": rollout.reward,
+        "metadata": rollout.metadata,
+        "columns": _by_name(rollout.columns),
+    }
+
+
+def _by_name(columns: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(sorted(columns.items()))
+
+
+# What Python's objects take beside what is in them: of a rollout, of a turn with two arrays, of another value.
+_ROLLOUT, _TURN, _VALUE = 300, 450, 64
+
+
+def nbytes_of(rollout: RolloutRecord) -> int:
+    """About how many bytes a rollout takes in memory, with its columns and metadata, which may well be most of it."""
+    total = _ROLLOUT
+    if rollout.columns or rollout.metadata:
+        total += _held(rollout.columns) + _held(rollout.metadata)
+    for turn in rollout.turns:
+        total += _TURN + 8 * len(turn.tokens) + len(turn.message)
+        if turn.columns or turn.metadata:
+            total += _held(turn.columns) + _held(turn.metadata)
+    return total
+
+
+def _held(values: Mapping[str, Any]) -> int:
+    return sum(map(_size, values.values())) if values else 0
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, np.ndarray | np.generic):
+        return _VALUE + value.nbytes
+    if isinstance(value, str | bytes):
+        return _VALUE + len(value)
+    if isinstance(value, Mapping):
+        return _VALUE + _held(value)
+    return _VALUE + (sum(map(_size, value)) if isinstance(value, Iterable) else 0)
+
+
+def earned_of(rollout: RolloutRecord) -> int:
+    """A number that is the same for rollouts whose turns earned the same one by one, rounding apart; 0 where none has a
+    reward.
+    """
+    if not any(turn.reward for turn in rollout.turns):
+        return 0
+    rewards = [round(turn.reward or 0.0, 14) for turn in rollout.turns]
+    if not any(rewards):
+        return 0
+    earned = " ".join([f"{reward or 0.0:.6g}" for reward in rewards]).encode()
+    return int.from_bytes(hashlib.blake2b(earned, digest_size=8).digest(), "little", signed=True)

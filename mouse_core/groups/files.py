@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, chain, groupby, pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -13,12 +17,208 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.writing import storing
-from mouse_core.groups._files.arrow import ROLLOUTS, rollout_schema, stored, table_to_rollouts
-from mouse_core.groups._files.declared import read_declared
-from mouse_core.groups._files.part import GroupFile, parts_of
-from mouse_core.groups.types.columns import NO_COLUMNS, Columns
-from mouse_core.groups.types.records import GroupKey, RolloutRecord
+from mouse_core.files.writing import remove_leftovers, storing, write_file
+from mouse_core.groups.arrow import ROLLOUTS, rollout_schema, stored, table_to_rollouts
+from mouse_core.groups.columns import NO_COLUMNS, Columns, RolloutColumn
+from mouse_core.groups.records import GroupKey, RolloutRecord, earned_of, nbytes_of
+
+BATCHES = "batches"
+"""The folder of stored batches."""
+
+STATE = ".state"
+"""The folder of what is not data: the logs, and who owns the folder."""
+
+LATE = ".late"
+"""The folder of columns that came later."""
+
+_LONGEST = 200
+
+
+@lru_cache(maxsize=1024)
+def folder_name(environment: str) -> str:
+    """A name that is safe in paths for an environment's folder, another one for every environment.
+
+    Letters, digits, ``_``, ``-`` and inner dots stay; all else becomes ``%XX``, byte by byte.
+    """
+    name = re.sub(r"[^A-Za-z0-9_.-]", lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), environment)
+    if name[0] == "." or name == BATCHES:
+        name = f"%{ord(name[0]):02X}{name[1:]}"
+    if len(name) > _LONGEST:
+        # "%" and no hexadecimal digit after it: no other name can look like this.
+        name = f"{name[:100]}%-{hashlib.sha256(environment.encode()).hexdigest()[:32]}"
+    return name
+
+
+_NOTE = "columns.json"
+
+
+def read_declared(root: Path) -> Columns:
+    """The columns that were declared for a buffer's folder; none where there is no note.
+
+    Raises:
+        DataError: The note is damaged, or a newer release wrote it.
+        StorageError: It cannot be read.
+    """
+    path = note_of(root)
+    with storing(f"columns {path}"):
+        try:
+            said = path.read_bytes()
+        except FileNotFoundError:
+            return NO_COLUMNS
+    return Columns.from_json(said, f"columns {path}")
+
+
+def note_of(root: Path) -> Path:
+    """Where it is noted which columns a folder has."""
+    return root / STATE / _NOTE
+
+
+def refuse_missing(root: Path, declared: Columns, noted: Columns, count: int = 0) -> None:
+    """Raise DataError where a folder has columns that the note does not say.
+
+    Args:
+        root: The folder.
+        declared: The columns that the note says.
+        noted: Those that the index says, where it has some.
+        count: How many some rollouts may have.
+    """
+    missing = [f"{column}" for name, column in noted.items() if declared.get(name) != column]
+    if missing or len(declared) < count:
+        known = ", ".join(missing) if missing else f"{count} columns"
+        raise DataError(
+            f"columns {note_of(root)}: expected {known}, as they were declared for this folder, found "
+            f"{list(declared)}. Put the file back from a copy, or remove what is left of it and open the folder with a "
+            "RolloutBuffer whose columns= are those that were declared"
+        )
+
+
+def declare(root: Path, columns: Iterable[RolloutColumn] | None, *, sync: bool) -> Columns:
+    """Note which columns a folder has, and which they are then; None: those that it has. For the folder's one writer.
+
+    Raises:
+        ConfigError: Something else than columns, one that the folder has otherwise, or a new late one without a fill
+            where groups are sealed, which do not wait for it; nothing is changed.
+        DataError: The note is damaged, or a newer release wrote it.
+        StorageError: It cannot be read or written.
+    """
+    remove_leftovers(root / STATE, [_NOTE], only_writer=True)
+    there = read_declared(root)
+    if columns is None:
+        return there
+    if isinstance(columns, RolloutColumn | str):
+        raise ConfigError(f"columns: expected a list of RolloutColumn, found {columns!r}")
+    wanted = there.with_more(Columns(columns))
+    if wanted != there:
+        _refuse_unfilled(root, [column for column in wanted.late if column.name not in there])
+        write_file(root / STATE / _NOTE, wanted.to_json().encode(), sync=sync)
+    return wanted
+
+
+def _refuse_unfilled(root: Path, late: Sequence[RolloutColumn]) -> None:
+    """Raise ConfigError where groups that are sealed would get values of late columns that nobody gave or chose."""
+    unfilled = [column.name for column in late if column.fill is None and column.name != "reward"]
+    with storing(f"folder {root}"):
+        if unfilled and next(root.glob("[!.]*/part-*.parquet"), None) is not None:
+            raise ConfigError(
+                f"columns: expected a fill for the late column {unfilled[0]!r}, as groups of the folder are sealed and "
+                "do not wait for it, found none; fill=float('nan') shows where no value came"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFile:
+    """What is known of a group without opening its file.
+
+    Args:
+        key: The group.
+        name: The file's name, in the folder of its environment.
+        number: How many groups were sealed before it.
+        uids: Of its rollouts.
+        created: When they were, in seconds since 1970.
+        rewards: What they earned; None: that comes later.
+        tokens: How many each has, over all turns.
+        turns: How many each has.
+        declared: How many columns had been declared when it was sealed; the late ones of them are what it waits for.
+        nbytes: About how much memory its rollouts take.
+        untrained: Which of them have no token that belongs into the loss, by their places.
+        earned: What the turns of each earned, as ``earned_of`` says it; empty where no turn has a reward.
+        columns: What the rollouts have of columns of one number per example, as JSON: by name one for each, null where
+            a rollout has none; empty where none has any.
+        first: How many rollouts of other groups stand before its own in the file.
+    """
+
+    key: GroupKey
+    name: str
+    number: int
+    uids: tuple[str, ...]
+    created: tuple[float, ...]
+    rewards: tuple[float | None, ...]
+    tokens: tuple[int, ...]
+    turns: tuple[int, ...]
+    declared: int
+    nbytes: int
+    untrained: tuple[int, ...]
+    earned: tuple[int, ...]
+    columns: str
+    first: int = 0
+
+    def column(self, name: str) -> list[float | None]:
+        """What the rollouts have of a column that came with them, one for each."""
+        found: dict[str, list[float | None]] = json.loads(self.columns) if self.columns else {}
+        return found.get(name, [None] * len(self.uids))
+
+    @property
+    def place(self) -> str:
+        """Where the group is, in the buffer's folder: it tells the group from all others, also of the same key."""
+        place = f"{folder_name(self.key.environment)}/{self.name}"
+        return f"{place}#{self.first}" if self.first else place
+
+    def path(self, root: Path) -> Path:
+        """Where the file is."""
+        return root / folder_name(self.key.environment) / self.name
+
+
+def part_of(
+    rollouts: Sequence[RolloutRecord], *, name: str = "", number: int = 0, declared: int = 0, first: int = 0
+) -> GroupFile:
+    """What is to be known of a group, from its rollouts; the rest as in ``GroupFile``."""
+    sizes = [[len(turn.tokens) for turn in rollout.turns] for rollout in rollouts]
+    trained = [sum([len(turn.tokens) for turn in rollout.turns if turn.is_trained]) for rollout in rollouts]
+    earned = tuple(map(earned_of, rollouts))
+    return GroupFile(
+        key=rollouts[0].key,
+        name=name,
+        number=number,
+        uids=tuple([rollout.rollout_uid for rollout in rollouts]),
+        created=tuple([rollout.created for rollout in rollouts]),
+        rewards=tuple([rollout.reward for rollout in rollouts]),
+        tokens=tuple(map(sum, sizes)),
+        turns=tuple(map(len, sizes)),
+        declared=declared,
+        nbytes=sum(map(nbytes_of, rollouts)),
+        untrained=tuple([place for place, some in enumerate(trained) if not some]),
+        earned=earned if any(earned) else (),
+        columns=_numbers_of(rollouts),
+        first=first,
+    )
+
+
+def parts_of(
+    groups: Sequence[Sequence[RolloutRecord]], *, name: str, numbers: Sequence[int], declared: int
+) -> list[GroupFile]:
+    """What is to be known of the groups that a file has, one after the other."""
+    firsts = accumulate(map(len, groups), initial=0)
+    given = zip(groups, numbers, firsts, strict=False)
+    return [part_of(own, name=name, number=n, declared=declared, first=first) for own, n, first in given]
+
+
+def _numbers_of(rollouts: Sequence[RolloutRecord]) -> str:
+    names = {name for rollout in rollouts for name, value in rollout.columns.items() if not value.ndim}
+    each = {name: [rollout.columns.get(name) for rollout in rollouts] for name in sorted(names)}
+    if not each:
+        return ""
+    return json.dumps({name: [None if one is None else one.item() for one in own] for name, own in each.items()})
+
 
 PLACES = b"mouse_group_number"
 """In a file of groups how many were sealed before each."""

@@ -1,31 +1,103 @@
-"""Rollouts whose groups are not sealed yet: in a log that a crash does not lose, and in memory if there is room."""
+"""Sealed groups on their way into files."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
+from itertools import accumulate, chain, pairwise
+from operator import attrgetter
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import ConfigError
 from mouse_core.files.log import Log
-from mouse_core.groups._files.arrow import rollouts_to_table, rollouts_with, table_to_rollouts
-from mouse_core.groups._files.declared import refuse_missing
-from mouse_core.groups._files.kept import RolloutCache
-from mouse_core.groups._files.names import STATE
-from mouse_core.groups.types.columns import NO_COLUMNS, Columns
-from mouse_core.groups.types.records import GroupKey, RolloutRecord
-from mouse_core.groups.types.versions import Versions
+from mouse_core.files.writing import (
+    beside,
+    publish,
+    remove,
+    remove_leftovers,
+    storing,
+    sync_files,
+    sync_folders,
+    write_partial,
+)
+from mouse_core.groups.arrow import rollouts_to_table, rollouts_with, split_rows, table_to_rollouts
+from mouse_core.groups.columns import NO_COLUMNS, Columns
+from mouse_core.groups.files import (
+    DECLARED,
+    PLACES,
+    ROWS,
+    STATE,
+    GroupFile,
+    digest_of,
+    encode_table,
+    folder_name,
+    parts_of,
+    refuse_missing,
+    writing_options,
+)
+from mouse_core.groups.records import GroupKey, RolloutRecord, nbytes_of
+from mouse_core.groups.versions import Versions
 from mouse_core.spec import check_count
+
+
+class RolloutCache:
+    """Rollouts by uid, those that came last, as many as there is room for; a file has each of them.
+
+    Args:
+        room: About how many bytes they may take.
+
+    Attributes:
+        nbytes: How many they take.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._rollouts: OrderedDict[str, tuple[RolloutRecord, int]] = OrderedDict()
+        self.nbytes = 0
+
+    def __reduce__(self) -> Any:
+        return RolloutCache, (self._room,)
+
+    def __len__(self) -> int:
+        return len(self._rollouts)
+
+    def put(self, rollouts: Iterable[RolloutRecord]) -> None:
+        """Keep some; those that came first leave for them."""
+        for rollout in rollouts:
+            nbytes = nbytes_of(rollout)
+            self.drop([rollout.rollout_uid])
+            self._rollouts[rollout.rollout_uid] = rollout, nbytes
+            self.nbytes += nbytes
+            while self.nbytes > self._room:
+                self.nbytes -= self._rollouts.popitem(last=False)[1][1]
+
+    def get(self, uid: str) -> RolloutRecord | None:
+        """A rollout, if it is here."""
+        found = self._rollouts.get(uid)
+        return None if found is None else found[0]
+
+    def drop(self, uids: Iterable[str]) -> None:
+        """Let go of some."""
+        for uid in uids:
+            found = self._rollouts.pop(uid, None)
+            if found is not None:
+                self.nbytes -= found[1]
+
 
 # A log larger than this is written anew once most of it is about rollouts that have left.
 _REWRITE_BYTES = 64 * 2**20
 # It is written so many rollouts at a time, as they need not all be in memory.
-_TOGETHER = 256
+_TOGETHER_WAITING = 256
 
 
 @dataclass(slots=True)
@@ -302,7 +374,7 @@ class Waiting:
                 self._logged = 0
         elif self._log.size > _REWRITE_BYTES and 2 * self.count < self._logged:
             pairs = [(group.since, one) for group in self.groups.values() for one in group.rollouts]
-            chunks = [pairs[first : first + _TOGETHER] for first in range(0, len(pairs), _TOGETHER)]
+            chunks = [pairs[first : first + _TOGETHER_WAITING] for first in range(0, len(pairs), _TOGETHER_WAITING)]
             begins = self._log.rewrite(map(self._record_of, chunks))
             for begin, chunk in zip(begins, chunks, strict=True):
                 for _, one in chunk:
@@ -336,3 +408,149 @@ def _decode(record: bytes, declared: Columns) -> tuple[list[float], list[Rollout
     rows = pa.ipc.read_record_batch(pa.py_buffer(record[begin:]), rollouts_with(known))
     times = np.frombuffer(record[8:begin], "<f8").tolist()
     return times, table_to_rollouts(rows, declared=declared)
+
+
+# The most groups that share a file, and the most tokens of those that do: of a small file most of the time goes into
+# what every file takes, and of a large one all is read where one group is wanted.
+_SHARING = 16
+_TOKENS = 2**17
+# Files whose columns are made together, and that are synced together: enough to spread what that costs, few enough for
+# the disk to be at work while the next ones are encoded.
+_TOGETHER = 8
+
+_Numbered = tuple[int, Sequence[Unsealed]]
+
+
+class _File(NamedTuple):
+    """Groups of one environment on their way into a file."""
+
+    numbers: list[int]
+    groups: list[list[RolloutRecord]]
+    rows: pa.Table
+
+
+class _Written(NamedTuple):
+    """Groups that are in a file, and where this belongs."""
+
+    parts: list[GroupFile]
+    path: str
+
+
+def write_groups(
+    root: Path,
+    groups: Sequence[tuple[GroupKey, Sequence[Unsealed]]],
+    load: Callable[[Sequence[Sequence[Unsealed]]], list[list[RolloutRecord]]],
+    *,
+    number: int,
+    compression: str,
+    sync: bool,
+    declared: Columns = NO_COLUMNS,
+) -> list[GroupFile]:
+    """Write groups to files, those of an environment together, all of them or none; in the order they were given.
+
+    Args:
+        root: The buffer's folder.
+        groups: Which ones, and their rollouts.
+        load: Gives the rollouts of some groups, which are in memory while they are written.
+        number: Of the first group.
+        compression: Of the pages.
+        sync: Whether to wait until all is on the disk.
+        declared: Columns that the rollouts may have beside those of all.
+
+    Raises:
+        StorageError: They cannot be written; no file is left. What ``load`` raises.
+    """
+    environments = dict.fromkeys(key.environment for key, _ in groups)
+    folders = {environment: str(root / folder_name(environment)) for environment in environments}
+    options = writing_options(rollouts_with(declared), compression, declared)
+    write = partial(_write, folders=folders, options=options, declared=len(declared))
+    written: list[_Written] = []
+    with storing(f"groups in {root}"):
+        try:
+            made = [folder for folder in folders.values() if not os.path.isdir(folder)]
+            for folder in made:
+                os.makedirs(folder, exist_ok=True)
+            shared = _shared(groups, number)
+            _write_all(write, _files(shared, load, declared), len(shared), written, sync=sync)
+            # From here on the rollouts are stored: readers see the files, and a restart finds them.
+            publish(file.path for file in written)
+            if sync:
+                sync_folders([*([root] if made else []), *folders.values()])
+        except BaseException:
+            for file in written:
+                remove(file.path)
+            for folder in folders.values():
+                remove_leftovers(folder, only_writer=True)
+            raise
+    return sorted(chain.from_iterable(file.parts for file in written), key=attrgetter("number"))
+
+
+def _shared(groups: Sequence[tuple[GroupKey, Sequence[Unsealed]]], number: int) -> list[list[_Numbered]]:
+    """Which groups share a file, with their numbers, of which the first one is given."""
+    files: list[list[_Numbered]] = []
+    last: dict[str, tuple[list[_Numbered], int]] = {}
+    for place, (key, group) in enumerate(groups, number):
+        file, held = last.get(key.environment, ([], 0))
+        tokens = sum([one.tokens for one in group])
+        if not file or len(file) == _SHARING or held + tokens > _TOKENS:
+            file, held = [], 0
+            files.append(file)
+        file.append((place, group))
+        last[key.environment] = file, held + tokens
+    return files
+
+
+def _files(
+    shared: Sequence[list[_Numbered]],
+    load: Callable[[Sequence[Sequence[Unsealed]]], list[list[RolloutRecord]]],
+    declared: Columns,
+) -> Iterator[_File]:
+    """The files with the rollouts and columns of their groups, one after the other."""
+    for together in (shared[at : at + _TOGETHER] for at in range(0, len(shared), _TOGETHER)):
+        loaded = load([group for file in together for _, group in file])
+        cuts = list(accumulate(map(len, together), initial=0))
+        ends = list(accumulate(map(len, loaded), initial=0))
+        rows = rollouts_to_table(list(chain.from_iterable(loaded)), declared)
+        tables = split_rows(rows, [ends[cut] for cut in cuts], declared)
+        for file, table, (begin, end) in zip(together, tables, pairwise(cuts), strict=True):
+            yield _File([place for place, _ in file], loaded[begin:end], table)
+
+
+def _write_all(
+    write: Callable[[_File], _Written], files: Iterator[_File], count: int, written: list[_Written], *, sync: bool
+) -> None:
+    """Write files beside where they belong, in threads; what has been written reaches the disk meanwhile."""
+    if count == 1:
+        written += map(write, files)
+        if sync:
+            sync_files([beside(file.path) for file in written])
+        return
+    syncing: list[Future[None]] = []
+
+    def sync_from(place: int) -> int:
+        if sync and place < len(written):
+            syncing.append(disk.submit(sync_files, [beside(file.path) for file in written[place:]]))
+        return len(written)
+
+    with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(1) as disk:
+        synced = 0
+        for file in in_order(pool, write, files):
+            written.append(file)
+            if len(written) - synced >= _TOGETHER:
+                synced = sync_from(synced)
+        sync_from(synced)
+    for future in syncing:
+        future.result()
+
+
+def _write(file: _File, *, folders: Mapping[str, str], options: Mapping[str, Any], declared: int) -> _Written:
+    """Write a file beside where it belongs."""
+    sizes = map(len, file.groups)
+    noted = {PLACES: " ".join(map(str, file.numbers)).encode(), ROWS: " ".join(map(str, sizes)).encode()}
+    if declared:
+        noted[DECLARED] = str(declared).encode()
+    content = encode_table(file.rows, options, noted)
+    parts = parts_of(file.groups, name=f"part-{digest_of(content)}.parquet", numbers=file.numbers, declared=declared)
+    path = os.path.join(folders[parts[0].key.environment], parts[0].name)
+    write_partial(path, content)
+    return _Written(parts, path)

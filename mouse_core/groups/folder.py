@@ -26,32 +26,37 @@ from mouse_core.files.writing import (
     sync_folders,
     write_partial,
 )
-from mouse_core.groups._files.batches import BatchFiles
-from mouse_core.groups._files.index import Told, encode_given_up, encode_parts, encode_ready, encode_version, open_index
-from mouse_core.groups._files.kept import RolloutCache
-from mouse_core.groups._files.part import GroupFile
-from mouse_core.groups._files.parts import read_groups
-from mouse_core.groups._files.waiting import Plan, Rules, Waiting
-from mouse_core.groups._files.writing import write_groups
-from mouse_core.groups.examples.batches import examples_digest
-from mouse_core.groups.making.feeding import Making
-from mouse_core.groups.stored.chunks import (
+from mouse_core.groups.batch_maker import Making
+from mouse_core.groups.columns import Columns, RolloutColumn
+from mouse_core.groups.examples import examples_digest
+from mouse_core.groups.files import GroupFile, read_groups
+from mouse_core.groups.index import (
+    BatchFiles,
+    Told,
+    encode_given_up,
+    encode_parts,
+    encode_ready,
+    encode_version,
+    open_index,
+)
+from mouse_core.groups.late import (
     Chunk,
+    LateColumns,
+    LatePlaces,
+    Readiness,
     checked_chunk,
     encode_file,
     encode_files,
     encode_record,
     joined,
     late_folder,
+    late_log,
     values_of,
 )
-from mouse_core.groups.stored.late import LateColumns, LatePlaces, late_log
-from mouse_core.groups.stored.readiness import Readiness
-from mouse_core.groups.stored.reading import StoredGroup
-from mouse_core.groups.types.columns import Columns, RolloutColumn
-from mouse_core.groups.types.records import RolloutRecord, same_values
-from mouse_core.groups.types.same import refuse_other
-from mouse_core.groups.types.versions import Versions
+from mouse_core.groups.records import RolloutRecord, refuse_other, same_values
+from mouse_core.groups.stored import StoredGroup
+from mouse_core.groups.versions import Versions
+from mouse_core.groups.waiting import Plan, RolloutCache, Rules, Waiting, write_groups
 
 # Files that are read in one go.
 _TOGETHER = 32

@@ -1,0 +1,630 @@
+"""Examples made of rollouts, and arrays for training made of examples: one a row, several a row, or all in one."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from itertools import chain, pairwise
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.digest import StreamDigest
+from mouse_core.errors import DataError
+from mouse_core.groups.columns import Columns, RolloutColumn, common_columns
+from mouse_core.groups.records import RLExample, RolloutRecord, Turn, refuse_undeclared, unchecked
+from mouse_core.sampling.lengths import sequence_fields
+from mouse_core.spec import check_count
+
+Arrays = dict[str, npt.NDArray[Any]]
+"""Arrays by name."""
+
+
+def columns_of_examples(
+    rollouts: Sequence[RolloutRecord], turns: Sequence[Turn], sizes: npt.NDArray[np.int64], declared: Columns
+) -> list[Arrays]:
+    """The columns of an example of each rollout; what a rollout or turn lacks is the column's fill.
+
+    Args:
+        rollouts: Which.
+        turns: Of all rollouts, one after the other.
+        sizes: How many tokens each of the turns has.
+        declared: The columns.
+    """
+    found: list[Arrays] = [{} for _ in rollouts]
+    counts = [len(rollout.turns) for rollout in rollouts]
+    turn_ends = np.concatenate([[0], np.cumsum(counts)])
+    token_ends = np.concatenate([[0], np.cumsum(sizes)])[turn_ends].tolist()
+    for name, column in declared.items():
+        if column.per == "example":
+            for values, rollout in zip(found, rollouts, strict=True):
+                values[name] = rollout.columns[name] if name in rollout.columns else column.filled()
+            continue
+        ends = token_ends if column.per == "token" else turn_ends.tolist()
+        whole = _of_turns(column, turns, sizes)
+        for values, (begin, end) in zip(found, pairwise(ends), strict=True):
+            values[name] = whole[begin:end]
+    return found
+
+
+def _of_turns(column: RolloutColumn, turns: Sequence[Turn], sizes: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """The values of all turns, or of their tokens, in one array."""
+    if column.per == "turn":
+        values = [turn.columns[column.name] if column.name in turn.columns else column.filled() for turn in turns]
+        whole = np.stack(values)
+    else:
+        nothing = column.filled(int(sizes.max()))
+        whole = np.concatenate(
+            [
+                turn.columns[column.name] if column.name in turn.columns else nothing[: len(turn.tokens)]
+                for turn in turns
+            ]
+        )
+    whole.flags.writeable = False
+    return whole
+
+
+def turn_ids_of(rollouts: Sequence[RolloutRecord], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Which turn of its rollout each token is of, int32, one rollout after the other."""
+    numbers = np.concatenate([np.arange(len(rollout.turns), dtype=np.int32) for rollout in rollouts])
+    ids = np.repeat(numbers, sizes)
+    ids.flags.writeable = False
+    return ids
+
+
+def place_columns(
+    examples: Sequence[RLExample],
+    place: Callable[[Sequence[npt.NDArray[Any]], float], npt.NDArray[Any]],
+    rows: int,
+    row_of: npt.NDArray[np.int64],
+    segment_of: npt.NDArray[np.int64] | None = None,
+    *,
+    max_turns: int | None = None,
+    max_examples: int | None = None,
+) -> Arrays:
+    """The columns of examples that stand in rows, and ``turn_ids`` where there are some with a value per turn.
+
+    Args:
+        examples: ``n`` of them.
+        place: Puts the values of each example's tokens where these stand, and a fill elsewhere.
+        rows: How many rows there are.
+        row_of: In which row an example stands, ``[n]``.
+        segment_of: Which of the examples of its row it is, from 0, ``[n]``; None: each row has one.
+        max_turns, max_examples: Places of a row for the values of turns and examples; None: as many as are needed.
+
+    Raises:
+        ConfigError: There are to be none.
+        DataError: Examples of differing columns; more places are needed.
+    """
+    declared = common_columns(examples)
+    arrays: Arrays = {}
+    if not declared:
+        return arrays
+    segments = np.zeros_like(row_of) if segment_of is None else segment_of
+    turns = np.array([_num_turns(example, declared) for example in examples])
+    order = np.lexsort((segments, row_of))
+    first = np.searchsorted(row_of[order], np.arange(rows))  # of each row the first example
+    before = np.concatenate([[0], np.cumsum(turns[order])])
+    begins = np.empty(len(examples), np.int64)
+    begins[order] = before[:-1] - before[first[row_of[order]]]
+    if declared.of("turn"):
+        arrays["turn_ids"] = place(_shifted_ids(examples, begins), -1)
+    for name, column in declared.items():
+        own = [example.columns[name] for example in examples]
+        if column.per == "token":
+            arrays[name] = place(own, column.padding)
+        elif column.per == "turn":
+            slots = np.arange(int(turns.sum())) + np.repeat(begins - (np.cumsum(turns) - turns), turns)
+            arrays[name] = _in_slots(
+                column, np.concatenate(own), np.repeat(row_of, turns), slots, rows, ("max_turns", max_turns)
+            )
+        elif segment_of is None:
+            arrays[name] = np.stack(own)
+        else:
+            arrays[name] = _in_slots(column, np.stack(own), row_of, segments, rows, ("max_examples", max_examples))
+    return arrays
+
+
+def concatenate_columns(examples: Sequence[RLExample], total: int, max_turns: int | None = None) -> Arrays:
+    """The columns of examples that stand one behind the other, filled up to numbers of tokens and turns; ``turn_ids``.
+
+    Raises:
+        ConfigError: There are to be no turns.
+        DataError: Examples of differing columns; more turns.
+    """
+    declared = common_columns(examples)
+    arrays: Arrays = {}
+    if declared.of("turn"):
+        turns = np.array([_num_turns(example, declared) for example in examples])
+        arrays["turn_ids"] = np.concatenate(_shifted_ids(examples, np.cumsum(turns) - turns))
+    for name, column in declared.items():
+        own = [example.columns[name] for example in examples]
+        arrays[name] = np.stack(own) if column.per == "example" else np.concatenate(own)
+    for name, fill in [("turn_ids", -1), *((column.name, column.padding) for column in declared.of("token"))]:
+        if name in arrays and len(arrays[name]) < total:
+            more = np.full((total - len(arrays[name]), *arrays[name].shape[1:]), fill, arrays[name].dtype)
+            arrays[name] = np.concatenate([arrays[name], more])
+    for column in declared.of("turn"):
+        values = arrays[column.name]
+        placed = column.filled(_places(len(values), "max_turns", max_turns))
+        placed[: len(values)] = values
+        arrays[column.name] = placed
+    return arrays
+
+
+def _places(needed: int, name: str, most: int | None) -> int:
+    """How many places there are: those that are needed, or as many as were said."""
+    if most is None:
+        return needed
+    if check_count(name, most) < needed:
+        raise DataError(f"{name}: expected at least {needed} for these examples, found {most}")
+    return most
+
+
+def _num_turns(example: RLExample, declared: Columns) -> int:
+    per_turn = declared.of("turn")
+    return len(example.columns[per_turn[0].name]) if per_turn else 0
+
+
+def _shifted_ids(examples: Sequence[RLExample], begins: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int32]]:
+    """The turns' numbers where those of an example begin at ``begins``."""
+    pairs = zip(examples, begins.tolist(), strict=True)
+    return [(example.turn_ids + np.int32(begin)) for example, begin in pairs if example.turn_ids is not None]
+
+
+def _in_slots(
+    column: RolloutColumn,
+    values: npt.NDArray[Any],
+    row_of: npt.NDArray[np.int64],
+    slots: npt.NDArray[np.int64],
+    rows: int,
+    most: tuple[str, int | None],
+) -> npt.NDArray[Any]:
+    placed = column.filled(rows, _places(int(slots.max(initial=0)) + 1, *most))
+    placed[row_of, slots] = values
+    return placed
+
+
+FIELDS: dict[str, type[np.generic]] = {
+    "tokens": np.int32,
+    "loss_mask": np.bool_,
+    "advantage": np.float32,
+    "generator_log_probs": np.float32,
+}
+"""What every example has, by name."""
+
+Fields = dict[str, Sequence[npt.NDArray[Any]]]
+
+# Bytes of what packed rows have for each token.
+_BYTES = 22
+# From here on NumPy has the system give large pages, and the copies themselves are what takes long.
+_MANY_BYTES = 4 << 20
+
+
+class Layout:
+    """Where examples stand in rows. What stands side by side is copied as it is, and what is between is filled.
+
+    Args:
+        shape: Rows, and tokens of a row.
+        row_of, begin_of: Where each example begins, ``[n]``.
+        taken: How many of its tokens are there, ``[n]``.
+        cut: Whether some have more.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        row_of: npt.NDArray[np.int64],
+        begin_of: npt.NDArray[np.int64],
+        taken: npt.NDArray[np.int64],
+        cut: bool,
+    ) -> None:
+        self._shape = shape
+        begins = row_of * shape[1] + begin_of
+        # Where one without tokens stands, another may begin.
+        order = np.argsort(2 * begins + (taken > 0), kind="stable")
+        begins = begins[order]
+        # Of each example in this order its tokens, and how much is to be filled behind it.
+        counts = np.empty((len(order), 2), np.int64)
+        counts[:, 0] = taken[order]
+        ends = begins + counts[:, 0]
+        counts[:-1, 1], counts[-1, 1] = begins[1:], shape[0] * shape[1]
+        counts[:, 1] -= ends
+        behind = counts[:, 1] > 0
+        self._filled: list[int] = counts[behind, 1].tolist()
+        self._gap_begins: list[int] = ends[behind].tolist()
+        # What stands where: examples by their numbers, and the gaps, which are numbered on from there.
+        sequence = np.empty(counts.shape, np.int64)
+        sequence[:, 0], sequence[:, 1] = order, len(order) - 1 + np.cumsum(behind)
+        pieces = sequence[counts > 0].tolist()
+        self._pick = itemgetter(*pieces) if len(pieces) > 1 else tuple
+        self._order, self._counts, self._taken, self._row_of = order, counts.reshape(-1), taken, row_of
+        self._nothing: dict[tuple[Any, ...], list[npt.NDArray[Any]]] = {}
+        self._cut = cut
+
+    def place(self, values: Sequence[npt.NDArray[Any]], fill: float) -> npt.NDArray[Any]:
+        """The first values of each example where it stands, and a fill elsewhere.
+
+        Args:
+            values: Of each example, ``[tokens, *shape]``.
+            fill: A value.
+        """
+        inner, dtype = values[0].shape[1:], values[0].dtype
+        if self._cut:
+            values = [one[:size] for one, size in zip(values, self._taken.tolist(), strict=True)]
+        shape = (*self._shape, *inner)
+        pieces = self._pick([*values, *self._nothing_of(inner, dtype, fill)])
+        return side_by_side(pieces, math.prod(shape) * dtype.itemsize).reshape(shape)
+
+    def _nothing_of(self, inner: tuple[int, ...], dtype: np.dtype[Any], fill: float) -> list[npt.NDArray[Any]]:
+        """What stands in the gaps."""
+        key = (inner, dtype, float(fill))
+        found = self._nothing.get(key)
+        if found is None:
+            widest = np.full((max(self._filled, default=0), *inner), fill, dtype)
+            self._nothing[key] = found = [widest[:gap] for gap in self._filled]
+        return found
+
+    def place_all(self, fields: Fields, pad_token: int) -> Arrays:
+        """What every example has where it stands, and where there is something."""
+        # Memory that the system has just given costs as much as the copy. What has been given back once in one piece
+        # malloc keeps: so the next batch takes up that of this one.
+        np.empty(math.prod(self._shape) * _BYTES, np.uint8)
+        arrays = {name: self.place(values, pad_token if name == "tokens" else 0) for name, values in fields.items()}
+        return arrays | {"mask": self._repeat(np.ones_like(self._taken), np.bool_)}
+
+    def segments(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """The number of each example among those of its row, from 1, ``[n]``, and that of each token, 0 elsewhere."""
+        rows = self._row_of[self._order]
+        numbers = np.empty_like(rows)
+        numbers[self._order] = np.arange(1, len(rows) + 1) - np.searchsorted(rows, rows)
+        return numbers, self._repeat(numbers, np.int32)
+
+    def positions(self, begin_of: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """The place of each token in its example, and 0 elsewhere, int32."""
+        places = self._repeat(begin_of, np.int32)
+        np.subtract(np.arange(self._shape[1], dtype=np.int32), places, out=places)
+        flat = places.reshape(-1)
+        for begin, gap in zip(self._gap_begins, self._filled, strict=True):
+            flat[begin : begin + gap] = 0
+        return places
+
+    def _repeat(self, numbers: npt.NDArray[np.int64], dtype: type[np.generic]) -> npt.NDArray[Any]:
+        """One number of each example for each of its tokens, and 0 elsewhere."""
+        each = np.zeros(len(self._counts), dtype)
+        each[::2] = numbers[self._order]
+        return np.repeat(each, self._counts).reshape(self._shape)
+
+
+def fields_of(examples: Sequence[RLExample]) -> Fields:
+    """What every example has: by name that of each."""
+    return {  # each attribute by its name, as that takes a third of what ``getattr`` does
+        "tokens": [example.tokens for example in examples],
+        "loss_mask": [example.loss_mask for example in examples],
+        "advantage": [example.advantage for example in examples],
+        "generator_log_probs": [example.generator_log_probs for example in examples],
+    }
+
+
+def side_by_side(arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> npt.NDArray[Any]:
+    """Arrays of one dtype one behind the other, as of ``np.concatenate``.
+
+    To join them as bytes costs less than half of what NumPy does for each of many short arrays.
+
+    Args:
+        arrays: They.
+        nbytes: Of all of them.
+    """
+    if 0 < nbytes < _MANY_BYTES:
+        pieces: Any = arrays
+        try:
+            return np.frombuffer(bytearray().join(pieces), arrays[0].dtype).reshape(-1, *arrays[0].shape[1:])
+        except TypeError:
+            pass  # one does not lie in one piece
+    return np.concatenate(arrays)
+
+
+def best_fit(sizes: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """For each example its row, and where it begins there, each ``[n]``; those of a row by size, then in order."""
+    order = np.argsort(-sizes, kind="stable")
+    bits = len(sizes).bit_length()
+    # What is left in each row, times 2**bits, and the row's number: the most of all, the others in order, and before
+    # them what is too little for all. As examples become shorter it is mostly the most that takes one.
+    most, rooms, fresh = -1, [-2], length << bits
+    taken = []
+    needs = (sizes[order] << bits).tolist()
+    for needed in needs:
+        if most < needed:
+            room = fresh
+            fresh += 1
+        elif rooms[-1] < needed:
+            room = most
+            most = rooms.pop()
+        else:
+            room = rooms.pop(bisect_left(rooms, needed))
+        taken.append(room)
+        room -= needed
+        if room > most:
+            rooms.append(most)
+            most = room
+        elif room >= needs[-1]:
+            insort(rooms, room)
+    held = np.empty_like(sizes)
+    held[order] = np.fromiter(taken, np.int64, len(taken))
+    return held & ((1 << bits) - 1), length - (held >> bits)
+
+
+_example = unchecked(RLExample)
+
+
+def make_examples(
+    rollouts: Sequence[RolloutRecord], advantages: npt.ArrayLike | Sequence[npt.ArrayLike]
+) -> list[RLExample]:
+    """An example of every rollout: all tokens of its turns, of which those that the policy wrote are in the loss.
+
+    A turn is in the loss if its role is "assistant" and its log-probabilities are known.
+
+    Args:
+        rollouts: ``n`` of them.
+        advantages: What each is worth, ``[n]``; or of each a number, or one for each of its tokens.
+
+    Returns:
+        The examples in the same order. Their arrays are parts of four long ones.
+
+    Raises:
+        DataError: Another number of advantages, or one that is not finite; no rollouts, or one with columns that were
+            not declared.
+    """
+    for place, rollout in enumerate(rollouts):
+        if not isinstance(rollout, RolloutRecord):
+            raise DataError(f"rollouts: expected a RolloutRecord at {place}, found {rollout!r:.100}")
+        refuse_undeclared(rollout)
+    turns = list(chain.from_iterable(rollout.turns for rollout in rollouts))
+    if not turns:
+        return []
+    sizes = np.fromiter((len(turn.tokens) for turn in turns), np.int64, len(turns))
+    turn_ends = np.concatenate([[0], np.cumsum(sizes)])
+    last_turns = np.cumsum([len(rollout.turns) for rollout in rollouts])
+    ends = turn_ends[np.concatenate([[0], last_turns])]
+    trained = np.fromiter((turn.is_trained for turn in turns), np.bool_, len(turns))
+    nothing = np.zeros(int(sizes.max()), np.float32)
+    declared = common_columns(rollouts)
+
+    tokens = np.concatenate([turn.tokens for turn in turns])
+    mask = np.repeat(trained, sizes)
+    pairs = zip(turns, trained.tolist(), strict=True)
+    logprobs = np.concatenate([turn.logprobs if own else nothing[: len(turn.tokens)] for turn, own in pairs])
+    advantage = _worth(rollouts, advantages, np.diff(ends))
+    advantage[~mask] = 0.0
+    for values in (tokens, mask, advantage, logprobs):
+        values.flags.writeable = False
+    own = columns_of_examples(rollouts, turns, sizes, declared)
+    turn_ids = turn_ids_of(rollouts, sizes) if declared.of("turn") else None
+    bounds = zip(rollouts, own, ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+    return [
+        _example(
+            tokens[a:b],
+            mask[a:b],
+            advantage[a:b],
+            logprobs[a:b],
+            rollout.rollout_uid,
+            rollout.environment,
+            rollout.policy_version,
+            columns,
+            None if turn_ids is None else turn_ids[a:b],
+            declared,
+        )
+        for rollout, columns, a, b in bounds
+    ]
+
+
+def _worth(rollouts: Sequence[RolloutRecord], advantages: Any, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """What all tokens are worth, float32."""
+    if isinstance(advantages, np.ndarray) and advantages.shape == (len(rollouts),) and np.isfinite(advantages).all():
+        return np.repeat(advantages.astype(np.float32), sizes)
+    values = [np.asarray(one, np.float64) for one in advantages]
+    if len(values) != len(rollouts):
+        raise DataError(f"advantages: expected one for each of {len(rollouts)} rollouts, found {len(values)}")
+    for value, size, rollout in zip(values, sizes.tolist(), rollouts, strict=True):
+        if value.shape not in ((), (size,)) or not np.isfinite(value).all():
+            raise DataError(
+                f"advantages: expected a finite number, or one for each of {size} tokens, for rollout "
+                f"{rollout.rollout_uid!r}, found {value!r:.100}"
+            )
+    if any(value.ndim for value in values):
+        return np.concatenate([np.broadcast_to(v, n) for v, n in zip(values, sizes, strict=True)]).astype(np.float32)
+    return np.repeat(np.array(values, np.float64).astype(np.float32), sizes)
+
+
+def pad(
+    examples: Sequence[RLExample],
+    length: int | None = None,
+    *,
+    pad_token: int = 0,
+    pad_to_multiple_of: int = 1,
+    truncate: bool = False,
+    max_turns: int | None = None,
+) -> Arrays:
+    """One example a row, filled up at the end.
+
+    Args:
+        examples: ``B`` of them.
+        length: Tokens of a row, ``L``; by default those of the longest example. A fixed one spares compiling anew.
+        pad_token: What rows are filled up with.
+        pad_to_multiple_of: ``L`` is the next multiple of it.
+        truncate: Whether longer examples are cut off at the end; otherwise they are an error.
+        max_turns: Places for the values of turns, ``T``; by default as many as are needed. A fixed one spares compiling
+            anew.
+
+    Returns:
+        ``tokens`` int32, ``loss_mask`` bool, ``advantage`` float32, ``generator_log_probs`` float32, and ``mask`` bool,
+        which is True where there is a token; all ``[B, L]``. Beyond an example they are ``pad_token``, 0 and False.
+        Columns that were declared are ``[B, L, *shape]`` with a value per token, ``[B, T, *shape]`` per turn, beside
+        ``turn_ids`` int32 ``[B, L]``, which says of a token which turn it is of (-1: there is none), and
+        ``[B, *shape]`` per example; they are filled up with their fill.
+
+    Raises:
+        ConfigError: ``length``, ``pad_to_multiple_of`` or ``max_turns`` is below 1.
+        DataError: No examples, something else, or one that is longer than ``length`` or has more than ``max_turns``.
+    """
+    fields = _fields(examples)
+    sizes = _sizes(fields)
+    longest = _length(sizes, length, truncate)
+    taken = np.minimum(sizes, longest)
+    longest = _multiple(longest, pad_to_multiple_of)
+    rows = np.arange(len(examples))
+    layout = Layout((len(examples), longest), rows, np.zeros_like(rows), taken, cut=bool((taken < sizes).any()))
+    arrays = layout.place_all(fields, pad_token)
+    return arrays | place_columns(examples, layout.place, len(examples), rows, max_turns=max_turns)
+
+
+def pack(
+    examples: Sequence[RLExample],
+    length: int,
+    *,
+    num_rows: int | None = None,
+    pad_token: int = 0,
+    pad_to_multiple_of: int = 1,
+    truncate: bool = False,
+    max_turns: int | None = None,
+    max_examples: int | None = None,
+) -> Arrays:
+    """Several examples a row, one behind the other, so that little is left to fill up.
+
+    Each goes, longest first, to the row that it fills best (best-fit decreasing).
+
+    Args:
+        examples: At least one.
+        length: Tokens of a row, ``L``.
+        num_rows: How many rows there are to be, ``R``; by default as many as are needed. A fixed one spares compiling
+            anew.
+        pad_token, pad_to_multiple_of, truncate: As in ``pad``.
+        max_turns, max_examples: Places of a row for the values of turns, ``T``, and of examples, ``E``; by default as
+            many as are needed. Fixed ones spare compiling anew.
+
+    Returns:
+        The arrays of ``pad``, all ``[R, L]``, and ``segment_ids`` int32, which counts the examples of a row from 1 and
+        is 0 where there is no token, and ``positions`` int32, the place of a token in its example. Tokens attend to
+        those of their own segment only. Columns with a value per example are ``[R, E, *shape]``, of which a token has
+        that at ``segment_ids - 1``, and ``turn_ids`` count the turns of a row.
+
+    Raises:
+        ConfigError: ``length``, ``num_rows``, ``pad_to_multiple_of``, ``max_turns`` or ``max_examples`` is below 1.
+        DataError: As ``pad``; more rows, or places, are needed than there are to be.
+    """
+    fields = _fields(examples)
+    sizes = _sizes(fields)
+    taken = np.minimum(sizes, _length(sizes, check_count("length", length), truncate))
+    length = _multiple(length, pad_to_multiple_of)
+    row_of, begin_of = best_fit(taken, length)
+    needed = int(row_of.max()) + 1
+    rows = needed if num_rows is None else check_count("num_rows", num_rows)
+    if rows < needed:
+        raise DataError(f"num_rows: expected at least {needed} rows of {length} for these examples, found {rows}")
+    layout = Layout((rows, length), row_of, begin_of, taken, cut=bool((taken < sizes).any()))
+    arrays = layout.place_all(fields, pad_token)
+    segment_of, arrays["segment_ids"] = layout.segments()
+    arrays["positions"] = layout.positions(begin_of)
+    most = {"max_turns": max_turns, "max_examples": max_examples}
+    return arrays | place_columns(examples, layout.place, rows, row_of, segment_of - 1, **most)
+
+
+def concatenate(
+    examples: Sequence[RLExample],
+    capacity: int | None = None,
+    *,
+    pad_token: int = 0,
+    max_turns: int | None = None,
+) -> Arrays:
+    """All examples one behind the other, without padding, for variable-length attention.
+
+    Args:
+        examples: ``n`` of them, which stay in order.
+        capacity: How many tokens there are to be, filled up at the end; None: T, as many as the examples have. A fixed
+            one spares compiling anew.
+        pad_token: What is filled up with.
+        max_turns: Places for the values of all turns; None: as many as there are.
+
+    Returns:
+        The arrays of ``pad``, all ``[T]``, and ``cu_seqlens`` int32 ``[n + 1]``: example k has the tokens
+        ``cu_seqlens[k] .. cu_seqlens[k + 1] - 1``, as in flash-attention. ``position`` int32 is the place of a token in
+        its example, and ``sequence_id`` int32 the number of the example, from 0. With a capacity they are
+        ``[capacity]``; then there is ``mask`` bool, False behind the last example, where the position is 0 and the
+        number n. Columns that were declared are ``[T, *shape]`` with a value per token, ``[n, *shape]`` per example,
+        and per turn those of all turns, of which ``turn_ids`` says which one a token is of.
+
+    Raises:
+        ConfigError: ``capacity`` or ``max_turns`` is below 1.
+        DataError: No examples, something else, more tokens than the capacity, or more turns than ``max_turns``.
+
+    Example:
+        >>> three = [RLExample([n] * n, [True] * n, [1.0] * n, [0.0] * n) for n in (3, 1, 2)]
+        >>> packed = concatenate(three)
+        >>> packed["tokens"].tolist(), packed["cu_seqlens"].tolist()
+        ([3, 3, 3, 1, 2, 2], [0, 3, 4, 6])
+    """
+    fields = _fields(examples)
+    where = sequence_fields(_sizes(fields), None if capacity is None else check_count("capacity", capacity))
+    total = int(where["cu_seqlens"][-1])
+    arrays: Arrays = {}
+    for name, dtype in FIELDS.items():
+        values = fields[name]
+        if total < len(where["position"]):
+            values = [*values, np.full(len(where["position"]) - total, pad_token if name == "tokens" else 0, dtype)]
+        arrays[name] = side_by_side(values, len(where["position"]) * np.dtype(dtype).itemsize)
+    return arrays | where | concatenate_columns(examples, len(where["position"]), max_turns)
+
+
+def examples_digest(index: int, examples: Sequence[RLExample], first_row: int = 0) -> StreamDigest:
+    """The digest of a batch of examples, each a window: tokens, which are in the loss, advantages, log-probabilities.
+
+    It is that of ``StreamDigest.of(index, arrays)`` where all are equally long, and does not depend on how they are
+    padded or packed. Columns that were declared are part of it; uids, environments and versions are not.
+
+    Args:
+        index: The batch's number.
+        examples: All of it, or a rank's share.
+        first_row: Which example of the whole batch the first one here is.
+    """
+    windows = [
+        {name: getattr(example, name)[None] for name in FIELDS}
+        | {name: values[None] for name, values in example.columns.items()}
+        for example in examples
+    ]
+    digests = [StreamDigest.of(index, window, first_row + row) for row, window in enumerate(windows)]
+    return sum(digests, StreamDigest())
+
+
+def _fields(examples: Sequence[RLExample]) -> Fields:
+    if not examples:
+        raise DataError("examples: expected at least one, found none")
+    if set(map(type, examples)) != {RLExample}:
+        for number, example in enumerate(examples):
+            if not isinstance(example, RLExample):
+                raise DataError(f"examples: expected an RLExample at {number}, found {example!r:.100}")
+    return fields_of(examples)
+
+
+def _sizes(fields: Fields) -> npt.NDArray[np.int64]:
+    return np.array(list(map(len, fields["tokens"])), np.int64)
+
+
+def _length(sizes: npt.NDArray[np.int64], length: int | None, truncate: bool) -> int:
+    longest = int(sizes.max())
+    if length is None:
+        return max(1, longest)
+    if longest > check_count("length", length) and not truncate:
+        raise DataError(
+            f"examples: expected at most {length} tokens, found {longest} at {int(sizes.argmax())} "
+            "(truncate=True cuts them off)"
+        )
+    return int(length)
+
+
+def _multiple(length: int, of: int) -> int:
+    """The next multiple."""
+    size = check_count("pad_to_multiple_of", of)
+    return -(-length // size) * size

@@ -1,1 +1,0 @@
-"""Examples to train on: made of rollouts, and put side by side in arrays."""

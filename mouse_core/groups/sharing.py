@@ -1,0 +1,345 @@
+"""SharedBuffer: answers the clients of a rollout buffer."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from mouse_core.collect.client import Channel, Client
+from mouse_core.collect.wire import decoded, encoded, read_batch
+from mouse_core.errors import ConfigError, DataError, MissingRowError, MouseError, TimedOutError
+from mouse_core.groups.arrow import rollouts_to_table, rollouts_with, table_to_rollouts
+from mouse_core.groups.buffer import RolloutBuffer
+from mouse_core.groups.columns import Columns
+from mouse_core.groups.late import Awaited
+from mouse_core.groups.records import RolloutRecord, of_group, uids_of, with_columns, with_late
+from mouse_core.groups.versions import version_name
+
+
+def encode_rollouts(rollouts: Sequence[RolloutRecord], declared: Columns) -> memoryview:
+    """Rollouts as bytes, with the columns that they have.
+
+    Raises:
+        DataError: Text that is not Unicode.
+    """
+    return memoryview(rollouts_to_table(rollouts, _at_once(declared)).serialize())
+
+
+def decode_rollouts(body: memoryview, declared: Columns) -> list[RolloutRecord]:
+    """The rollouts that ``encode_rollouts`` made bytes of.
+
+    Raises:
+        DataError: They are something else.
+    """
+    known = _at_once(declared)
+    try:
+        return table_to_rollouts(read_batch(body, rollouts_with(known)), declared=known)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"rollouts: expected them as a client sends them, found: {error}") from error
+
+
+def _at_once(declared: Columns) -> Columns:
+    """The same columns, none of them late, so that all are with the rollouts; but a reward, which rollouts have."""
+    return Columns(replace(column, late=False) for column in declared.values() if column.name != "reward")
+
+
+class RolloutClient(Client):
+    """Adds rollouts and late columns to a ``RolloutBuffer`` that another process of this machine has open.
+
+    That process serves it, ``StoreServer(SharedBuffer(buffer))``. What is answered is on the disk, as if the buffer had
+    been called there. Where the other side goes away, a call waits for it to come back and is made again, which changes
+    nothing for what has arrived. A client is used by one thread at a time. Trainers read batches from the folder:
+    ``RolloutStream(folder, ...)``.
+
+    Args:
+        address: The server's ``address``, or the buffer's folder.
+        name: Tells this client from all others; None: one that no other has.
+        timeout_s: How long to wait for the other side to come (back), in seconds.
+
+    Raises:
+        ConfigError: A name that another client has, or an argument out of range.
+        StorageError: Nobody answered in time.
+    """
+
+    def __init__(
+        self, address: str | os.PathLike[str] | Channel, name: str | None = None, *, timeout_s: float = 30.0
+    ) -> None:
+        self._declared: Columns | None = None
+        super().__init__(address, f"{os.getpid()}-{uuid.uuid4().hex}" if name is None else name, timeout_s=timeout_s)
+
+    def _look(self) -> Mapping[str, Any]:
+        found = self._call({"call": "look"})
+        self._declared = Columns.from_json(found["columns"], f"client {self.name!r}")
+        return found
+
+    @property
+    def columns(self) -> Columns:
+        """The buffer's columns, by name. Each time it is asked."""
+        self._look()
+        assert self._declared is not None
+        return self._declared
+
+    @property
+    def num_ahead(self) -> int:
+        """As of the buffer. Each time it is asked."""
+        return int(self._look()["num_ahead"])
+
+    def __len__(self) -> int:
+        return int(self._look()["size"])
+
+    def add_rollout(self, rollout: RolloutRecord, *, timeout: float | None = None) -> bool:
+        """Add one rollout; whether it was new. See ``add_rollouts``."""
+        return self.add_rollouts([rollout], timeout=timeout) == 1
+
+    def add_rollouts(self, rollouts: Iterable[RolloutRecord], *, timeout: float | None = None) -> int:
+        """Add rollouts; see ``RolloutBuffer.add_rollouts``. When this returns, they are on the disk.
+
+        Args:
+            rollouts: What to add.
+            timeout: Seconds to wait for room; None: as long as it takes.
+
+        Returns:
+            How many were new: fewer than arrived now, where a call was made again whose answer was lost.
+
+        Raises:
+            DataError, TimedOutError: As there; nothing was added.
+            StorageError: As there; or nobody answered in time, and it is not known whether they were added. Adding them
+                again does no harm.
+            ClosedError, ForkError: The client was closed, or belongs to the parent process; the buffer was closed.
+        """
+        given = list(rollouts)
+        declared = self._columns_for(given)
+        for number, rollout in enumerate(given):
+            if not isinstance(rollout, RolloutRecord):
+                raise DataError(f"add_rollouts: expected a RolloutRecord at {number}, found {rollout!r:.100}")
+            given[number] = with_columns(rollout, declared)
+        if not given:
+            return 0
+        call = {"call": "add_rollouts", "declared": len(declared), "timeout": timeout}
+        return int(self._call(call, [encode_rollouts(given, declared)])["result"])
+
+    def _columns_for(self, rollouts: Sequence[RolloutRecord]) -> Columns:
+        """The columns as they were known, or as they are now where rollouts have others."""
+        if self._declared is not None:
+            names = [name for rollout in rollouts for name in getattr(rollout, "columns", ())]
+            names += [name for one in rollouts for turn in getattr(one, "turns", ()) for name in turn.columns]
+            if self._declared.keys() >= set(names):
+                return self._declared
+        return self.columns
+
+    def add_column(self, name: str, values: Mapping[str, Any]) -> int:
+        """Add a late column's values by uid; see ``RolloutBuffer.add_column``. How many were new.
+
+        Raises:
+            DataError: As there; nothing was added.
+            StorageError, ClosedError, ForkError: As ``add_rollouts``.
+        """
+        if not isinstance(values, Mapping):
+            raise DataError(f"add_column {name!r}: expected a dict of values by uid, found {values!r:.100}")
+        described, parts = encoded({"values": list(values.values())})
+        call = {"call": "add_column", "name": name, "uids": list(map(str, values)), "values": described}
+        return int(self._call(call, parts)["result"])
+
+    def waiting_for(self) -> dict[str, Awaited]:
+        """Which rollouts each late column is awaited of; see ``RolloutBuffer.waiting_for``."""
+        awaited = json.loads(bytes(self._call({"call": "waiting_for"})["body"]))
+        return {name: Awaited(tuple(uids), oldest) for name, (uids, oldest) in awaited.items()}
+
+    def rollout(self, rollout_uid: str) -> RolloutRecord:
+        """A rollout, sealed or waiting, with the late columns that it has. Several at once: ``rollouts``.
+
+        Raises:
+            MissingRowError: There is no such rollout.
+            DataError, StorageError: As of ``RolloutBuffer.rollout``, and of ``add_rollouts``.
+        """
+        return self.rollouts([rollout_uid])[0]
+
+    def rollouts(self, rollout_uids: Sequence[str]) -> list[RolloutRecord]:
+        """Rollouts by their uids; errors as those of ``rollout``. Which of them are there: ``contains``."""
+        found = self._call({"call": "rollouts", "uids": uids_of(rollout_uids)})
+        declared = Columns.from_json(found["columns"], f"client {self.name!r}")
+        # A reward that came late is a column of its own, too.
+        rollouts = [with_late(rollout, {}, declared) for rollout in decode_rollouts(found["body"], declared)]
+        return list(map(of_group, rollouts, found["groups"]))
+
+    def contains(self, rollout_uids: Iterable[str]) -> list[bool]:
+        """Which rollouts are there, sealed or waiting, for each uid: so a producer that is back knows what arrived."""
+        return list(self._call({"call": "contains", "uids": uids_of(rollout_uids)})["result"])
+
+    def __contains__(self, rollout_uid: object) -> bool:
+        return isinstance(rollout_uid, str) and self.contains([rollout_uid])[0]
+
+    def give_up(self, rollout_uids: Iterable[str]) -> int:
+        """Wait for some rollouts no more; see ``RolloutBuffer.give_up``. How many are new."""
+        return int(self._call({"call": "give_up", "uids": uids_of(rollout_uids)})["result"])
+
+    def set_policy_version(self, version: str | int) -> None:
+        """Say which version of the policy is the latest; see ``RolloutBuffer.set_policy_version``."""
+        self._call({"call": "set_policy_version", "version": version_name(version)})
+
+    def flush(self) -> int:
+        """Seal every group that waits; how many there were."""
+        return int(self._call({"call": "flush"})["result"])
+
+    def summary(self) -> dict[str, float]:
+        """Numbers for a log; see ``RolloutBuffer.summary``."""
+        found: dict[str, float] = self._call({"call": "summary"})["result"]
+        return found
+
+
+# Who waits for room looks so often whether the server is being closed.
+_LOOK_SECONDS = 0.2
+
+Answer = dict[str, Any]
+
+
+class SharedBuffer:
+    """A ``RolloutBuffer`` for a ``mouse_core.collect.StoreServer``, whose clients are ``RolloutClient``.
+
+    The process that has the buffer may use it meanwhile, from any thread.
+
+    Args:
+        buffer: It. It is not closed with the server; the next one takes a ``SharedBuffer`` of its own.
+
+    Raises:
+        ConfigError: Something else.
+
+    Example:
+        >>> import tempfile
+        >>> from mouse_core.collect import StoreServer
+        >>> from mouse_core.groups import RolloutBuffer, RolloutClient, RolloutRecord, SharedBuffer, Turn
+        >>> folder = tempfile.mkdtemp()
+        >>> with RolloutBuffer(folder) as buffer, StoreServer(SharedBuffer(buffer)), RolloutClient(folder) as client:
+        ...     turn = Turn("4", "assistant", [2], [-0.1])
+        ...     client.add_rollouts([RolloutRecord("sums", "2 + 2", 1, "u1", [turn], 1.0)])
+        1
+    """
+
+    def __init__(self, buffer: RolloutBuffer) -> None:
+        if not isinstance(buffer, RolloutBuffer):
+            raise ConfigError(f"buffer: expected a RolloutBuffer, found {buffer!r:.80}")
+        self.buffer = buffer
+        self._calls: Counter[str] = Counter()
+        self._is_closing = threading.Event()
+        self._answers: Mapping[str, Callable[[Mapping[str, Any], memoryview], Answer]] = {
+            "hello": self._look,
+            "look": self._look,
+            "add_rollouts": self._add_rollouts,
+            "add_column": self._add_column,
+            "waiting_for": self._waiting_for,
+            "rollouts": self._rollouts,
+            "contains": lambda call, body: {"result": buffer.contains(_texts(call, "uids"))},
+            "give_up": lambda call, body: {"result": buffer.give_up(_texts(call, "uids"))},
+            "flush": lambda call, body: {"result": buffer.flush()},
+            "summary": lambda call, body: {"result": buffer.summary()},
+            "set_policy_version": self._set_policy_version,
+        }
+
+    def __repr__(self) -> str:
+        return repr(self.buffer)
+
+    @property
+    def path(self) -> str:
+        """The buffer's folder."""
+        return str(self.buffer.root_path)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many calls of each client were answered."""
+        return dict(self._calls)
+
+    def answer(self, call: Mapping[str, Any], body: memoryview) -> Answer:
+        """What a client is answered: plain values, and bytes as "body". Errors are among them, and change nothing.
+
+        Args:
+            call: What is asked for: ``{"call": name, "client": name}`` and what goes with it.
+            body: The bytes of rollouts or of values.
+
+        Raises:
+            ConnectionError: It waited for room, and is to ask again: the server is being closed.
+        """
+        try:
+            kind = self._answers.get(str(call.get("call")))
+            if kind is None:
+                raise ConfigError(f"call: expected one of {sorted(self._answers)}, found {call.get('call')!r:.80}")
+            found = kind(call, body)
+            self._calls[str(call.get("client"))] += 1
+            return found
+        except MouseError as error:
+            return {"error": type(error).__name__, "message": str(error.args[0] if error.args else error)}
+        except ConnectionError:
+            raise
+        except Exception as error:  # whoever sent it must not wait for ever
+            return {"error": "WorkerError", "message": f"buffer: expected to answer, found {error!r}"}
+
+    def _look(self, call: Mapping[str, Any], body: memoryview) -> Answer:
+        counts = {name: getattr(self.buffer, name) for name in ("num_waiting", "num_ahead", "num_groups")}
+        return {"columns": self.buffer.columns.to_json(), "size": len(self.buffer), **counts}
+
+    def _add_rollouts(self, call: Mapping[str, Any], body: memoryview) -> Answer:
+        # Columns are only ever added: how many the client knew says which.
+        rollouts = decode_rollouts(body, self.buffer.columns.first(int(call.get("declared", 0))))
+        timeout = call.get("timeout")
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+            raise ConfigError(f"timeout: expected seconds, at least 0, or None, found {timeout!r:.80}")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _LOOK_SECONDS if deadline is None else max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic()))
+            try:
+                return {"result": self.buffer.add_rollouts(rollouts, timeout=left)}
+            except TimedOutError:
+                if self._is_closing.is_set():
+                    raise ConnectionAbortedError("the server is being closed") from None
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+
+    def _add_column(self, call: Mapping[str, Any], body: memoryview) -> Answer:
+        uids, name = _texts(call, "uids"), call.get("name")
+        values = decoded(call.get("values"), body).get("values", [])
+        if len(values) != len(uids):
+            raise DataError(f"add_column {name!r}: expected a value for each of {len(uids)} uids, found {len(values)}")
+        return {"result": self.buffer.add_column(str(name), dict(zip(uids, values, strict=True)))}
+
+    def _waiting_for(self, call: Mapping[str, Any], body: memoryview) -> Answer:
+        awaited = {name: [one.uids, one.oldest] for name, one in self.buffer.waiting_for().items()}
+        return {"body": [memoryview(json.dumps(awaited).encode())]}
+
+    def _rollouts(self, call: Mapping[str, Any], body: memoryview) -> Answer:
+        uids = _texts(call, "uids")
+        missing = [uid for uid, there in zip(uids, self.buffer.contains(uids), strict=True) if not there]
+        if missing and len(uids) > 1:
+            raise MissingRowError(
+                f"rollouts: expected the uids of some of {len(self.buffer)}, found {len(missing)} of {len(uids)} that "
+                f"are not there, {missing[0]!r:.100} first; contains(uids) says which are"
+            )
+        rollouts = [self.buffer.rollout(uid) for uid in uids]
+        declared = self.buffer.columns
+        groups = [rollout.group_uid for rollout in rollouts]
+        return {"columns": declared.to_json(), "groups": groups, "body": [encode_rollouts(rollouts, declared)]}
+
+    def _set_policy_version(self, call: Mapping[str, Any], body: memoryview) -> Answer:
+        self.buffer.set_policy_version(call.get("version"))  # type: ignore[arg-type]
+        return {}
+
+    def interrupt(self) -> None:
+        """Let nobody wait for room any more."""
+        self._is_closing.set()
+
+    def close(self) -> None:
+        """Nothing is held; the buffer stays open."""
+
+
+def _texts(call: Mapping[str, Any], name: str) -> list[str]:
+    given = call.get(name)
+    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        raise DataError(f"{name}: expected a list of texts, found {given!r:.80}")
+    return given

@@ -1,0 +1,625 @@
+"""RolloutStream: one rank's share of the batches of a RolloutBuffer, one after the other."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.digest import StreamDigest
+from mouse_core.errors import ConfigError, DataError, StateError, TimedOutError
+from mouse_core.groups.buffer import RolloutBuffer
+from mouse_core.groups.columns import NO_COLUMNS, Columns
+from mouse_core.groups.examples import Arrays, best_fit, concatenate, examples_digest, pack, pad
+from mouse_core.groups.files import BATCHES
+from mouse_core.groups.index import StoredBatch, Told, follow_batches, read_examples, read_staleness
+from mouse_core.groups.records import RLExample
+from mouse_core.groups.versions import version_number
+from mouse_core.ranks import Shard, check_shard, ranks_of
+from mouse_core.spec import check_count
+
+COLLATIONS = ("pack", "pad", "concatenate")
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What a micro-batch may hold, and the arrays it becomes; see ``plan_micro_batches``.
+
+    Raises:
+        ConfigError: An argument that cannot be used.
+    """
+
+    max_tokens: int
+    collate: str = "pack"
+    length: int | None = None
+    max_examples: int | None = None
+    pad_token: int = 0
+    max_turns: int | None = None
+
+    def __post_init__(self) -> None:
+        tokens = check_count("max_tokens", self.max_tokens)
+        if self.collate not in COLLATIONS:
+            raise ConfigError(f"collate: expected one of {list(COLLATIONS)}, found {self.collate!r}")
+        for name in ("max_examples", "max_turns"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        if self.collate == "concatenate" and self.length is not None:
+            raise ConfigError(f"length: expected None with collate='concatenate', found {self.length!r}")
+        if self.collate == "pad" and self.length is None:
+            raise ConfigError("length: expected the tokens of a row with collate='pad', found None")
+        if self.length is not None and check_count("length", self.length) > tokens:
+            raise ConfigError(f"length: expected at most max_tokens, {tokens}, found {self.length}")
+
+    @property
+    def row(self) -> int:
+        """The most tokens of an example."""
+        return self.max_tokens if self.length is None else self.length
+
+    @property
+    def rows(self) -> int:
+        """Rows of the arrays."""
+        rows = self.max_tokens // self.row
+        return rows if self.collate != "pad" or self.max_examples is None else min(rows, self.max_examples)
+
+    @property
+    def most(self) -> int | None:
+        """The most examples; None: any number."""
+        return self.rows if self.collate == "pad" else self.max_examples
+
+    def fits(self, lengths: Sequence[int]) -> bool:
+        """Whether examples of these lengths are one micro-batch."""
+        if self.collate == "pack" and self.rows > 1 and lengths:
+            return int(best_fit(np.array(lengths, np.int64), self.row)[0].max()) < self.rows
+        return True  # their number and their tokens are known to
+
+    def arrays(self, examples: Sequence[RLExample], empty: RLExample) -> Arrays:
+        """The arrays, of one shape for all micro-batches; filled up with an example of no tokens."""
+        wanted = 1 if self.collate == "pack" or self.most is None else self.most
+        filled = [*examples, *[empty] * (wanted - len(examples))]
+        fill: dict[str, Any] = {"pad_token": self.pad_token, "max_turns": self.max_turns}
+        if self.collate == "pad":
+            return pad(filled, self.row, **fill)
+        if self.collate == "pack":
+            return pack(filled, self.row, num_rows=self.rows, max_examples=self.max_examples, **fill)
+        return concatenate(filled, self.max_tokens, **fill)
+
+
+def plan_micro_batches(
+    lengths: npt.ArrayLike,
+    count: int,
+    *,
+    max_tokens: int,
+    collate: str = "pack",
+    length: int | None = None,
+    max_examples: int | None = None,
+) -> list[list[list[int]]]:
+    """Share examples out among ranks: about the same number of tokens, and the same number of micro-batches each.
+
+    The examples go, longest first, to the micro-batch with the fewest tokens (longest processing time first, Graham
+    1969), of as few micro-batches as hold them all. These go, those of most tokens first, to the ranks by turns, in
+    each turn the largest to the rank with the fewest tokens. So the micro-batches that ranks work on at the same time
+    are alike, and ranks differ by no more tokens than the longest example has, unless the number of examples is
+    limited.
+
+    Args:
+        lengths: Tokens of each example, ``[N]``.
+        count: How many ranks.
+        max_tokens: The most tokens of a micro-batch's arrays, padding included.
+        collate: What it is made by: "pack", rows of ``length`` tokens, as many as are at most ``max_tokens``; "pad",
+            as many rows of ``length``, one example each; "concatenate", one row.
+        length: Tokens of a row; None: ``max_tokens``.
+        max_examples: The most examples of a micro-batch.
+
+    Returns:
+        For each rank its micro-batches, each the examples' numbers in order. Some may be empty, where there are few.
+
+    Raises:
+        ConfigError: An argument that cannot be used.
+        DataError: No numbers of tokens, or an example that is longer than a row.
+
+    Example:
+        >>> plan_micro_batches([5, 3, 3, 2, 2, 1], 2, max_tokens=8)
+        [[[0, 3, 5]], [[1, 2, 4]]]
+    """
+    return plan(lengths, check_count("count", count), MicroBatch(max_tokens, collate, length, max_examples))
+
+
+def plan(lengths: npt.ArrayLike, count: int, kind: MicroBatch) -> list[list[list[int]]]:
+    """See ``plan_micro_batches``."""
+    given = np.asarray(lengths)
+    if given.ndim != 1 or (given.size and (given.dtype.kind not in "iu" or given.min() < 0)):
+        raise DataError(f"lengths: expected the tokens of each example, found {lengths!r:.80}")
+    sizes: list[int] = given.tolist()
+    for place, size in enumerate(sizes):
+        if size > kind.row:
+            raise DataError(
+                f"examples: expected at most {kind.row} tokens, found {size} at {place}; a RolloutStream passes over "
+                "it with skip_longer=True"
+            )
+    filled = _fill(sizes, count, kind)
+    tokens = [sum(sizes[place] for place in places) for places in filled]
+    order = sorted(range(len(filled)), key=lambda number: (-tokens[number], number))
+    ranks: list[list[list[int]]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for first in range(0, len(order), count):
+        lightest = sorted(range(count), key=lambda rank: (loads[rank], rank))
+        for rank, number in zip(lightest, order[first : first + count], strict=True):
+            ranks[rank].append(sorted(filled[number]))
+            loads[rank] += tokens[number]
+    return ranks
+
+
+def _fill(sizes: Sequence[int], count: int, kind: MicroBatch) -> list[list[int]]:
+    """The examples of as few micro-batches as are found to hold them, equally many for each rank."""
+    turns = _fewest(sizes, count, kind)
+    too_few = turns - 1
+    while (filled := _filled(sizes, count * turns, kind)) is None:
+        too_few, turns = turns, turns + max(1, turns // 8)
+    while turns - too_few > 1:
+        between = (too_few + turns) // 2
+        tried = _filled(sizes, count * between, kind)
+        if tried is None:
+            too_few = between
+        else:
+            filled, turns = tried, between
+    return filled
+
+
+def _fewest(sizes: Sequence[int], count: int, kind: MicroBatch) -> int:
+    """Fewer micro-batches a rank than these can't hold the examples."""
+    room = kind.rows * kind.row
+    needed = [1, -(-sum(sizes) // room)]
+    # Of those longer than half a row no two share one.
+    needed.append(-(-sum(2 * size > kind.row for size in sizes) // kind.rows))
+    if kind.most is not None:
+        needed.append(-(-len(sizes) // kind.most))
+    return -(-max(needed) // count)
+
+
+def _filled(sizes: Sequence[int], count: int, kind: MicroBatch) -> list[list[int]] | None:
+    """Examples in so many micro-batches, longest first to the one with the fewest tokens; None if that fails."""
+    room = kind.rows * kind.row
+    filled: list[list[int]] = [[] for _ in range(count)]
+    heap = [(0, 0, number) for number in range(count)]
+    for place in sorted(range(len(sizes)), key=lambda place: (-sizes[place], place)):
+        if not heap or heap[0][0] + sizes[place] > room:
+            return None
+        tokens, held, number = heap[0]
+        filled[number].append(place)
+        if held + 1 == kind.most:
+            heapq.heappop(heap)
+        else:
+            heapq.heapreplace(heap, (tokens + sizes[place], held + 1, number))
+    return filled if all(kind.fits([sizes[place] for place in places]) for places in filled) else None
+
+
+class BatchShare:
+    """What one rank trains on of a batch: a sequence of micro-batches, as many as every other rank has.
+
+    A micro-batch is the arrays of ``pack``, ``pad`` or ``concatenate``, all of one shape, made when it is asked for.
+    One that has no examples, as there were too few, is there all the same, and nothing in it is in the loss.
+
+    Attributes:
+        index: The batch's number.
+        batch_id: Its id in the buffer.
+        examples: Those of this rank, micro-batch after micro-batch.
+        places: Which examples of the whole batch these are, int64 ``[k]``.
+        staleness: How many versions older than the newest each was when the batch was made, float64 ``[k]``; NaN where
+            nothing is known of it.
+        first: The micro-batch that iterating begins with; 0, unless a state was loaded that stands within the batch.
+        report: Of the whole batch, the same on every rank: "index", "batch_id", "examples", "tokens", "loss_tokens" (to
+            divide a loss by that ranks add up), "skipped" (how many examples nobody trains on, as they are longer than
+            a row; the numbers before it are of the others), "micro_batches", "rank_tokens" (a list), "staleness_mean"
+            and "staleness_max" (None where nothing is known), and with ``token_versions`` "token_staleness_mean" and
+            "token_staleness_max" of the tokens in the loss.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        batch_id: str,
+        batch: Sequence[RLExample],
+        staleness: npt.NDArray[np.float64],
+        kind: MicroBatch,
+        shard: tuple[int, int],
+        first: int,
+        deliver: Callable[[Arrays, Columns], Any],
+        *,
+        skip_longer: bool = False,
+        token_versions: str | None = None,
+    ) -> None:
+        self.index, self.batch_id, self.first = index, batch_id, first
+        self._deliver = deliver
+        sizes = [len(example) for example in batch]
+        kept = [place for place, size in enumerate(sizes) if not skip_longer or size <= kind.row]
+        planned = plan([sizes[place] for place in kept], shard[1], kind)
+        ranks = [[[kept[number] for number in numbers] for numbers in one] for one in planned]
+        own = ranks[shard[0]]
+        self.places = np.array([place for places in own for place in places], np.int64)
+        self.examples = [batch[place] for place in self.places.tolist()]
+        self._kind, self._micro = kind, [[batch[place] for place in places] for places in own]
+        self.staleness = staleness[self.places]
+        self._empty = _empty(batch)
+        behind = {"staleness": staleness[~np.isnan(staleness)]}
+        if token_versions is not None:
+            behind["token_staleness"] = _by_token(kept, batch, staleness, token_versions)
+        self.report: Mapping[str, Any] = {
+            "index": index,
+            "batch_id": batch_id,
+            "examples": len(kept),
+            "tokens": sum(sizes[place] for place in kept),
+            "loss_tokens": sum(int(np.count_nonzero(batch[place].loss_mask)) for place in kept),
+            "skipped": len(batch) - len(kept),
+            "micro_batches": len(self._micro),
+            "rank_tokens": [sum(sizes[place] for places in one for place in places) for one in ranks],
+        } | {
+            f"{name}_{what}": float(getattr(known, what)()) if len(known) else None
+            for name, known in behind.items()
+            for what in ("mean", "max")
+        }
+
+    def __repr__(self) -> str:
+        return f"BatchShare(index={self.index}, examples={len(self.examples)}, micro_batches={len(self)})"
+
+    def __len__(self) -> int:
+        return len(self._micro)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(self.first, len(self)))
+
+    def __getitem__(self, number: Any) -> Any:
+        """The arrays of a micro-batch, or a list of several."""
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(len(self)))]
+        return self._deliver(self._kind.arrays(self._micro[number], self._empty), self._empty.declared)
+
+    @property
+    def digest(self) -> StreamDigest:
+        """That of the share; the ranks' add up to ``examples_digest(index, batch)`` of the whole batch, where none of
+        its examples was skipped.
+        """
+        each = zip(self.places.tolist(), self.examples, strict=True)
+        return sum((examples_digest(self.index, [example], place) for place, example in each), StreamDigest())
+
+
+def _by_token(
+    kept: Sequence[int], batch: Sequence[RLExample], staleness: npt.NDArray[np.float64], name: str
+) -> npt.NDArray[np.float64]:
+    """How many versions behind the newest each token in the loss is whose version is known.
+
+    Version 7 of a rollout that is 2 behind says that the newest is 9: tokens of 7, 7, 8 are 2, 2, 1 behind.
+
+    Raises:
+        DataError: There is no such column.
+    """
+    declared = batch[0].declared if batch else NO_COLUMNS
+    column = declared.get(name)
+    if column is None or column.per != "token" or column.shape or np.dtype(column.dtype).kind not in "iu":
+        known = [one.name for one in declared.of("token") if not one.shape and np.dtype(one.dtype).kind in "iu"]
+        raise DataError(f"token_versions: expected a column of one integer per token, one of {known}, found {name!r}")
+    numbers = [version_number(example.policy_version) for example in batch]
+    newest = np.array([np.nan if one is None else float(one) for one in numbers]) + staleness
+    tokens = [batch[place].columns[name][batch[place].loss_mask] for place in kept]
+    own = np.concatenate([np.zeros(0), *tokens])
+    # Of an example whose version is not known it is the newest that others know of.
+    newest[np.isnan(newest)] = np.nanmax(newest, initial=-np.inf)
+    latest = np.repeat(newest[kept], list(map(len, tokens)))
+    there = np.isfinite(latest) & (own != column.fill if column.fill is not None else True)
+    own = own[there]
+    behind: npt.NDArray[np.float64] = np.maximum(latest[there], own.max(initial=-np.inf)) - own
+    return behind
+
+
+def _empty(batch: Sequence[RLExample]) -> RLExample:
+    """An example of no tokens with the columns of the others."""
+    declared = batch[0].declared if batch else NO_COLUMNS
+    columns = {
+        name: np.full(column.shape if column.per == "example" else (0, *column.shape), column.padding, column.dtype)
+        for name, column in declared.items()
+    }
+    tokens, none = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    ids = None if not batch or batch[0].turn_ids is None else tokens
+    return RLExample(tokens, tokens > 0, none, none, columns=columns, turn_ids=ids, declared=declared)
+
+
+class StoredBatches(Protocol):
+    """Batches by their number, as they were stored."""
+
+    def batch_at(self, index: int) -> str | None:
+        """The id of a batch; None while there is none."""
+        ...
+
+    def read_batch(self, batch_id: str) -> Sequence[RLExample]:
+        """Its examples."""
+        ...
+
+    def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
+        """How many versions older than the newest each example is, float64 ``[B]``."""
+        ...
+
+
+class FolderBatches:
+    """The batches of a folder that another process owns; nothing in it is changed.
+
+    Args:
+        root: The folder, which need not be there yet.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._stored: list[StoredBatch] = []
+        self._told: list[Told] = []
+        self._position = 0
+
+    def __repr__(self) -> str:
+        return f"the folder {str(self._root)!r}, which has {len(self._stored)}"
+
+    def batch_at(self, index: int) -> str | None:
+        """The id of a batch; None while it is not in the log."""
+        if index >= len(self._stored):
+            self._follow()
+        return self._stored[index].batch_id if index < len(self._stored) else None
+
+    def _follow(self) -> None:
+        new, self._position = follow_batches(self._root, self._position)
+        self._told += [one._replace(batches=one.batches + len(self._stored)) for one in new.told]
+        self._stored += new.batches
+
+    def _number(self, batch_id: str) -> int:
+        numbers = range(len(self._stored) - 1, -1, -1)
+        number = next((number for number in numbers if self._stored[number].batch_id == batch_id), None)
+        if number is None:
+            raise DataError(f"batch: expected one of {self!r}, found {batch_id!r}")
+        return number
+
+    def _path(self, batch_id: str) -> Path:
+        return self._root / BATCHES / self._stored[self._number(batch_id)].name
+
+    def read_batch(self, batch_id: str) -> Sequence[RLExample]:
+        """Its examples."""
+        return read_examples(self._path(batch_id))
+
+    def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
+        """How far each was behind."""
+        self._follow()  # a trainer may have gone back since
+        number = self._number(batch_id)
+        return read_staleness(self._path(batch_id), [one.version for one in self._told if one.batches > number])
+
+
+class BufferBatches:
+    """The batches of a buffer, made when they are asked for.
+
+    Args:
+        buffer: It.
+        batch_size: How many examples; None: no batches are made.
+    """
+
+    def __init__(self, buffer: RolloutBuffer, batch_size: int | None) -> None:
+        self._buffer, self._size = buffer, batch_size
+
+    def __repr__(self) -> str:
+        return repr(self._buffer)
+
+    def batch_at(self, index: int) -> str | None:
+        """The id of a batch; made if it comes next; None while there are too few rollouts."""
+        return self._buffer.batch_at(index, self._size)
+
+    def read_batch(self, batch_id: str) -> Sequence[RLExample]:
+        """Its examples."""
+        return self._buffer.read_batch(batch_id)
+
+    def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
+        """How far each was behind."""
+        return self._buffer.batch_staleness(batch_id)
+
+
+# A batch that is not there yet is looked for again after the first of these, then less and less often.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
+_FORMAT = 1
+
+
+class RolloutStream:
+    """This rank's share of a buffer's stored batches, batch after batch, for ever.
+
+    The batches and the order of their examples are the buffer's; how many ranks there are only says who gets which
+    examples. ``plan_micro_batches`` says how: all ranks get about as many tokens, and equally many micro-batches, so
+    that collective operations meet. One process has the buffer and makes batches as they are asked for; the others
+    read them from the folder. A batch that is not there yet is waited for.
+
+    Args:
+        batches: A ``RolloutBuffer``; the path of the folder of one that another process has; or another object with
+            ``batch_at``, ``read_batch`` and ``batch_staleness``, such as ``mouse_ray.ActorBatches``.
+        max_tokens: The most tokens of a micro-batch, padding included.
+        shard: ``(rank, count)``, or "auto": as ``mouse_core.ranks.find_ranks`` finds it.
+        batch_size: With a buffer, how many examples the batches have that are made; None: none are made.
+        collate, length, max_examples: As in ``plan_micro_batches``. With these all micro-batches have one shape, if
+            columns per turn come with ``max_turns``, and packed columns per example, or concatenated examples, with
+            ``max_examples``.
+        pad_token: What is filled up with.
+        max_turns: Places for the values of turns: of a row, or of all where examples are concatenated.
+        skip_longer: Whether examples that are longer than a row are left out, on all ranks, and counted in a share's
+            ``report``; otherwise a batch that has one is an error. ``Lengths`` as a maker's ``retention`` keeps them
+            out of batches.
+        timeout: Seconds to wait for a batch.
+        token_versions: The name of a column of integers per token that says which version of the policy sampled it, as
+            where weights change in flight: a share's ``report`` says then how stale tokens are, too. Tokens that have
+            the column's ``fill``, if one was said, are left out.
+
+    Raises:
+        ConfigError: An argument that cannot be used.
+
+    Example:
+        stream = RolloutStream("rollouts", 4096, shard=(rank, count))
+        for share in stream:
+            for arrays in share:
+                ...  # forward and backward
+            ...  # the optimizer's step
+            save(stream.state_dict())
+    """
+
+    def __init__(
+        self,
+        batches: str | Path | RolloutBuffer | StoredBatches,
+        max_tokens: int,
+        *,
+        shard: Shard = (0, 1),
+        batch_size: int | None = None,
+        collate: str = "pack",
+        length: int | None = None,
+        max_examples: int | None = None,
+        pad_token: int = 0,
+        max_turns: int | None = None,
+        skip_longer: bool = False,
+        timeout: float = 600.0,
+        token_versions: str | None = None,
+    ) -> None:
+        ranks = ranks_of(shard)
+        self.shard = check_shard(shard if ranks is None else ranks.shard, 0, "pad")
+        self._kind = MicroBatch(max_tokens, collate, length, max_examples, int(pad_token), max_turns)
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+            raise ConfigError(f"timeout: expected seconds, at least 0, found {timeout!r}")
+        if token_versions is not None and not isinstance(token_versions, str):
+            raise ConfigError(f"token_versions: expected the name of a column or None, found {token_versions!r:.80}")
+        self._timeout, self._skip_longer, self._token_versions = float(timeout), bool(skip_longer), token_versions
+        self._batches = _feed(batches, batch_size)
+        # Where the next batch stands, the micro-batch to begin with, and the id of the batch before it.
+        self._next, self._first, self._after = 0, 0, ""
+        # The same of the batch that was delivered last, and how many micro-batches that has.
+        self._last: tuple[int, str, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._batches!r}, shard={self.shard}, at={self._next})"
+
+    def __iter__(self) -> Iterator[BatchShare]:
+        return self
+
+    def __next__(self) -> BatchShare:
+        """The share of the next batch.
+
+        Raises:
+            TimedOutError: It was not made in time; the next call waits for it again.
+            StateError: The batch before it is another one than that of the state that was loaded.
+            DataError: Its file is damaged, it has no column as ``token_versions`` says, or it has an example longer
+                than a micro-batch's row; ``skip_longer`` passes over such examples.
+            StorageError: It cannot be read.
+        """
+        index = self._next
+        batch_id = self._wait(index)
+        self._check_before(index)
+        share = BatchShare(
+            index,
+            batch_id,
+            self._batches.read_batch(batch_id),
+            self._batches.batch_staleness(batch_id),
+            self._kind,
+            self.shard,
+            self._first,
+            self._deliver,
+            skip_longer=self._skip_longer,
+            token_versions=self._token_versions,
+        )
+        self._last = index, self._after, len(share)
+        self._next, self._first, self._after = index + 1, 0, batch_id
+        return share
+
+    def _deliver(self, arrays: Arrays, declared: Columns) -> Any:
+        """A micro-batch as it is wanted, with the columns that were declared; frameworks put it on a device."""
+        return arrays
+
+    def _wait(self, index: int) -> str:
+        """The id of a batch, once it is there."""
+        deadline, pause = time.monotonic() + self._timeout, _FIRST_PAUSE
+        while (batch_id := self._batches.batch_at(index)) is None:
+            self._check_before(index, may_come=True)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimedOutError(
+                    f"batch {index}: expected within {self._timeout:g} s, found none in {self._batches!r}; whoever has "
+                    "the buffer makes batches, where there are enough rollouts that can be drawn"
+                )
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return batch_id
+
+    def _check_before(self, index: int, *, may_come: bool = False) -> None:
+        """Raise StateError where another batch stands before one than when the state was saved."""
+        before = self._batches.batch_at(index - 1) if index else ""
+        if before != self._after and not (may_come and before is None):
+            raise StateError(
+                f"batch {index - 1}: expected {self._after!r}, as when the state was saved, found {before!r}"
+            )
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self, *, micro_batches: int | None = None) -> dict[str, Any]:
+        """Where the stream stands: numbers and text, the same on every rank.
+
+        Args:
+            micro_batches: How many micro-batches of the last batch are done, where it is not all of them. Only
+                as many ranks with equal options can go on within a batch; between batches any number can.
+
+        Raises:
+            ConfigError: More micro-batches than the last batch has.
+        """
+        index, after, within = self._next, self._after, self._first
+        if micro_batches is not None:
+            done = check_count("micro_batches", micro_batches, 0)
+            if self._last is None or done > self._last[2]:
+                there = 0 if self._last is None else self._last[2]
+                raise ConfigError(f"micro_batches: expected at most the {there} of the last batch, found {done}")
+            if done < self._last[2]:
+                index, after, within = *self._last[:2], done
+        state: dict[str, Any] = {"format": _FORMAT, "batch": index, "after": after, "within": within}
+        return state | {"like": self._like()} if within else state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was saved, also with another number of ranks.
+
+        Raises:
+            StateError: Not a state of a stream; one of a newer version; or one within a batch, of another number of
+                ranks or other micro-batches. Nothing has changed then.
+        """
+        form = state.get("format") if isinstance(state, Mapping) else None
+        if form != _FORMAT:
+            newer = ", of a newer version" if isinstance(form, int) and form > _FORMAT else ""
+            raise StateError(
+                f"state: expected one of a RolloutStream in format {_FORMAT}, found format {form!r}{newer}"
+            )
+        index, after, within = (state.get(name) for name in ("batch", "after", "within"))
+        if not (_is_count(index) and _is_count(within) and isinstance(after, str) and bool(after) == bool(index)):
+            raise StateError(f"state: expected the number of a batch and of a micro-batch, found {dict(state)!r:.200}")
+        if within and list(state.get("like", ())) != self._like():
+            raise StateError(
+                f"state: expected one within a batch to be of {self._like()} (ranks, max_tokens, collate, length, "
+                f"max_examples, skip_longer), found {state.get('like')}; between batches these may change"
+            )
+        self._next, self._after, self._first, self._last = int(index), after, int(within), None  # type: ignore[arg-type]
+
+    def _like(self) -> list[Any]:
+        kind = self._kind
+        options = [self.shard[1], kind.max_tokens, kind.collate, kind.length, kind.max_examples]
+        return [*options, *(["skip_longer"] if self._skip_longer else [])]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _feed(batches: Any, batch_size: int | None) -> StoredBatches:
+    size = None if batch_size is None else check_count("batch_size", batch_size)
+    if isinstance(batches, RolloutBuffer):
+        return BufferBatches(batches, size)
+    if size is not None:
+        raise ConfigError(f"batch_size: expected None, as only who has the buffer makes batches, found {size}")
+    if isinstance(batches, str | Path):
+        return FolderBatches(Path(batches))
+    if not hasattr(batches, "batch_at"):
+        raise ConfigError(f"batches: expected a RolloutBuffer or the path of its folder, found {batches!r:.100}")
+    feed: StoredBatches = batches
+    return feed

@@ -1,1 +1,0 @@
-"""Batches for trainers on several ranks, and producers that wait for them."""
