@@ -397,6 +397,25 @@ def is_varying(leaf: Any) -> bool:
     return isinstance(leaf, np.ndarray) and leaf.dtype.kind == "O"
 
 
+def as_text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """An object array of text as an array of text, which can be compared at once; any other array as it is."""
+    if is_varying(values) and all(isinstance(value, str) for value in values.reshape(-1)):
+        return values.astype(str)
+    return values
+
+
+def as_lists(batch: Any) -> Any:
+    """A batch with its object arrays as lists."""
+    # Of most batches every field is a plain array; asking whether one is a Mapping takes longer than all the rest.
+    if type(batch) is dict:
+        for leaf in batch.values():
+            if type(leaf) is not np.ndarray or leaf.dtype.hasobject:
+                break
+        else:
+            return batch
+    return map_tree(lambda leaf: leaf.tolist() if is_varying(leaf) else leaf, batch)
+
+
 def child_of(node: Any, name: str | int) -> Any:
     """A child of a node by its name; KeyError, IndexError or TypeError where there is none."""
     if isinstance(name, str) and isinstance(node, tuple):

@@ -33,6 +33,7 @@ FLOORS = [
     {"about", "images", "remote"},
     {"video"},
     {"_arrow"},
+    {"columns"},
     {"store"},
     {"augment", "sampling", "statistics"},
     {"batches", "collect"},

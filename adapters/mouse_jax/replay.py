@@ -10,7 +10,7 @@ from jax.sharding import Sharding
 
 from mouse_core.replay import Schedule, buffer, ensemble
 from mouse_core.replay.base import BaseBuffer
-from mouse_core.replay.ground.protocols import FieldKey, Sampler, Transform, Writer
+from mouse_core.replay.protocols import FieldKey, Sampler, Transform, Writer
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
 from mouse_jax.placement import find_device
 from mouse_jax.trees import as_arrays, as_jax, narrowed

@@ -11,7 +11,7 @@ import torch
 from mouse_core.errors import ConfigError
 from mouse_core.replay import Schedule, buffer, ensemble
 from mouse_core.replay.base import BaseBuffer
-from mouse_core.replay.ground.protocols import FieldKey, Sampler, Transform, Writer
+from mouse_core.replay.protocols import FieldKey, Sampler, Transform, Writer
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_torch.placement import check_device

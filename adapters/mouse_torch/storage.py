@@ -22,7 +22,7 @@ from mouse_core.nested import (
     stack_leaves,
     unflatten,
 )
-from mouse_core.replay.ground.protocols import FieldKey, Slots
+from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.replay.storages import (
     ArrayStorage,
     RingStorage,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeGuard, TypeVar
 
@@ -45,6 +45,31 @@ def state_number(name: str, value: Any, *, where: str = "state") -> int:
     if not is_whole(value) or not 0 <= value < 1 << 64:
         raise StateError(f"{where}: expected {name} as an integer from 0, found {value!r:.80}")
     return int(value)
+
+
+def part_of(state: Any, name: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part of a state, a dict with the values ``own`` in it.
+
+    Raises:
+        StateError: It is missing, or of something else.
+    """
+    part = state.get(name) if isinstance(state, Mapping) else None
+    if not isinstance(part, Mapping):
+        raise StateError(f"state: expected a dict {name!r}, found {part!r:.80}")
+    for key, value in own.items():
+        if part.get(key) != value:
+            raise StateError(f"state: expected the {name} {key} {value!r} of this buffer, found {part.get(key)!r:.80}")
+    return part
+
+
+def check_numbers(state: Any, own: Mapping[str, Any], names: Sequence[str]) -> dict[str, int]:
+    """The integers ``names`` of a state that has the values ``own``.
+
+    Raises:
+        StateError: One of them is none, or the state is of something else.
+    """
+    part_of({"state": state}, "state", own)
+    return {name: state_number(name, state.get(name)) for name in names}
 
 
 def as_record(value: Any) -> dict[str, Any] | None:

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.columns.schema import RowSchema
 from mouse_core.errors import DataError, SchemaError, StateError
 from mouse_core.maps._rows import KeyRows, last_of, schema_words
 from mouse_core.maps._stored import Stored
 from mouse_core.maps.hashing import hash_rows
-from mouse_core.replay.ground.schema import RowSchema
 
 Integers = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]

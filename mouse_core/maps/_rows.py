@@ -8,10 +8,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.columns.schema import FieldType, RowSchema, apart
 from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.nested import FieldKey, as_array, find, fit, flatten, is_varying, opened, stack, structure_of, unflatten
-from mouse_core.replay.ground.encoding import apart, object_array
-from mouse_core.replay.ground.schema import FieldType, RowSchema
+from mouse_core.nested import (
+    FieldKey,
+    as_array,
+    find,
+    fit,
+    flatten,
+    is_varying,
+    object_array,
+    opened,
+    stack,
+    structure_of,
+    unflatten,
+)
 from mouse_core.spec import check_list
 
 _WORD = np.dtype("<u4")

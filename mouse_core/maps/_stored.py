@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.checks import state_number
+from mouse_core.columns.schema import RowSchema
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.nested import FieldKey, flatten, is_varying, map_tree
-from mouse_core.replay.ground.protocols import Storage
-from mouse_core.replay.ground.schema import RowSchema
+from mouse_core.replay.protocols import Storage
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.replay.storages.list import ListStorage
 from mouse_core.spec import check_count

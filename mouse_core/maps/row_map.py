@@ -17,11 +17,9 @@ from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.maps._index import Full, RowIndex
 from mouse_core.maps._rows import KeyRows, as_index, check_combining, fields_of, filled, pick, shown
 from mouse_core.maps._stored import Stored
-from mouse_core.nested import FieldKey, flatten, map_tree
+from mouse_core.nested import FieldKey, as_lists, copied, flatten, map_tree
 from mouse_core.randomness import check_seed
-from mouse_core.replay.ground.encoding import as_lists
-from mouse_core.replay.ground.protocols import Storage
-from mouse_core.replay.ground.state import copied
+from mouse_core.replay.protocols import Storage
 
 Integers = npt.NDArray[np.int64]
 

@@ -25,8 +25,7 @@ from mouse_core.nested import (
     unflatten,
 )
 from mouse_core.replay.base import Collate
-from mouse_core.replay.ground.encoding import padding_of
-from mouse_core.replay.ground.protocols import Draw, FieldKey, Slots, Storage
+from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage
 from mouse_core.replay.transforms._fields import GATHERED
 from mouse_core.sampling.episode_table import EpisodeTable
 
@@ -135,7 +134,8 @@ def _pad(rows: Any, where: npt.NDArray[np.bool_], pad: float) -> None:
     for key, leaf in flatten(rows).items():
         value: Any = pad
         if is_varying(leaf):
-            empty = padding_of(leaf.reshape(-1)[0])
+            first = leaf.reshape(-1)[0]
+            empty = first[:0] if isinstance(first, str | bytes) or hasattr(first, "shape") else None
             for place in np.argwhere(where).tolist():
                 leaf[tuple(place)] = empty
             continue

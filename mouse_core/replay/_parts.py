@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import part_of
 from mouse_core._base.locks import forks
 from mouse_core.batches.source import BatchSource
+from mouse_core.columns.memory import ring_slots
 from mouse_core.digest.values import host_array
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, DataError, ForkError, MissingFieldError, SchemaError, StateError
@@ -20,9 +22,8 @@ from mouse_core.nested import find, flatten
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay._assembly import check_names, names_added, rows_behind, shown
 from mouse_core.replay._episodes.index import EpisodeIndex
-from mouse_core.replay.ground.generations import Generations, alike
-from mouse_core.replay.ground.protocols import Draw, FieldKey, Sampler, Slots, Storage, Write, Writer, ring_slots
-from mouse_core.replay.ground.state import part_of
+from mouse_core.replay.generations import Generations, alike
+from mouse_core.replay.protocols import Draw, FieldKey, Sampler, Slots, Storage, Write, Writer
 from mouse_core.replay.samplers.slices import SliceSampler
 from mouse_core.replay.samplers.uniform import RandomSampler
 from mouse_core.replay.samplers.weighing import priorities_like

@@ -13,10 +13,9 @@ from mouse_core.digest.states import asked_for, digest_of, digest_state
 from mouse_core.digest.stream import StreamDigest
 from mouse_core.errors import ConfigError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
+from mouse_core.nested import as_lists, copied
 from mouse_core.randomness import Key, Purpose, check_seed
-from mouse_core.replay.ground.encoding import as_lists
-from mouse_core.replay.ground.protocols import TRANSFORM_CALLS, Draw, Transform
-from mouse_core.replay.ground.state import copied
+from mouse_core.replay.protocols import TRANSFORM_CALLS, Draw, Transform
 from mouse_core.replay.transforms.compose import Compose, delivered_alignment
 from mouse_core.spec import Alignment, check_count
 

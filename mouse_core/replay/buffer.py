@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from mouse_core._base.checks import check_numbers
 from mouse_core._base.locks import TurnLock
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.dtypes import to_numpy
@@ -17,8 +18,7 @@ from mouse_core.nested import find
 from mouse_core.replay._assembly import REDUCTIONS, assemble, reduced
 from mouse_core.replay._parts import BufferCore
 from mouse_core.replay.base import Collate, Drawn
-from mouse_core.replay.ground.protocols import FieldKey, Sampler, Storage, Transform, Writer
-from mouse_core.replay.ground.state import check_numbers
+from mouse_core.replay.protocols import FieldKey, Sampler, Storage, Transform, Writer
 from mouse_core.replay.rows import RowBuffer
 from mouse_core.replay.samplers._common import meant
 from mouse_core.replay.samplers.weighing import priorities_like

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import check_numbers, part_of
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.nested import find, flatten, structure_of, unflatten
+from mouse_core.replay import shares as sharing
 from mouse_core.replay._assembly import reduced, reserved_error
 from mouse_core.replay._parts import check_slices
 from mouse_core.replay.base import BaseBuffer, Collate, Drawn
 from mouse_core.replay.buffer import ReplayBuffer
-from mouse_core.replay.ground import shares as sharing
-from mouse_core.replay.ground.protocols import Draw, FieldKey, Slots, Transform
-from mouse_core.replay.ground.state import check_numbers, part_of
+from mouse_core.replay.protocols import Draw, FieldKey, Slots, Transform
 from mouse_core.replay.samplers._common import meant
 from mouse_core.replay.samplers.weighing import priorities_like
 from mouse_core.replay.storages._dataset import no_store

@@ -7,7 +7,7 @@ from typing import Any
 
 from mouse_core.replay.base import Collate
 from mouse_core.replay.buffer import ReplayBuffer
-from mouse_core.replay.ground.protocols import FieldKey, Transform, Writer
+from mouse_core.replay.protocols import FieldKey, Transform, Writer
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
 
 

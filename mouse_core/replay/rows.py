@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.tracing import refuse_traced
+from mouse_core.columns.memory import ring_slots
 from mouse_core.digest.values import host_array
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
@@ -19,8 +20,8 @@ from mouse_core.replay._assembly import named_time, patched, priorities_in, row_
 from mouse_core.replay._episodes.index import EpisodeIndex, begins, find_keys, marks_of
 from mouse_core.replay._parts import BufferCore
 from mouse_core.replay.base import BaseBuffer
-from mouse_core.replay.ground.generations import alike
-from mouse_core.replay.ground.protocols import EPISODE, FieldKey, Slots, Storage, ring_slots
+from mouse_core.replay.generations import alike
+from mouse_core.replay.protocols import EPISODE, FieldKey, Slots, Storage
 from mouse_core.spec import Alignment
 
 if TYPE_CHECKING:

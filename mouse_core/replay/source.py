@@ -8,13 +8,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mouse_core._base.checks import check_numbers, part_of
 from mouse_core.errors import ConfigError, MouseError, StateError
-from mouse_core.nested import children_of, flatten, is_node, is_varying, keys_of, map_tree, rebuilt, unflatten
+from mouse_core.nested import (
+    children_of,
+    copied,
+    flatten,
+    is_node,
+    is_varying,
+    keys_of,
+    map_tree,
+    object_array,
+    rebuilt,
+    unflatten,
+)
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.base import BaseBuffer, Drawn
-from mouse_core.replay.ground.encoding import object_array
-from mouse_core.replay.ground.protocols import Draw
-from mouse_core.replay.ground.state import check_numbers, copied, part_of
+from mouse_core.replay.protocols import Draw
 
 _LISTED = "rows of differing length"
 

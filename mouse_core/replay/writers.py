@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.columns.memory import ring_slots
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.nested import as_array, find, flatten, map_tree, stack_leaves
-from mouse_core.replay.ground.protocols import FieldKey, Sampler, Slots, Storage, Writer, ring_slots
+from mouse_core.replay.protocols import FieldKey, Sampler, Slots, Storage, Writer
 
 _REDUCTIONS = ("sum", "mean", "max", "min", "median")
 

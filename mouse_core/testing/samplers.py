@@ -15,8 +15,8 @@ from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError, DataError, MouseError, StateError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.buffer import ReplayBuffer
-from mouse_core.replay.ground.protocols import Draw, PrioritySampler
-from mouse_core.replay.ground.protocols import Sampler as ReplaySampler
+from mouse_core.replay.protocols import Draw, PrioritySampler
+from mouse_core.replay.protocols import Sampler as ReplaySampler
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.sampling.plan import PaddedSampler, WindowSampler
 from mouse_core.testing._comparing import refused

@@ -19,7 +19,7 @@ from mouse_core.replay import (
     SamplerWithoutReplacement,
     StalenessSampler,
 )
-from mouse_core.replay.ground.protocols import Draw
+from mouse_core.replay.protocols import Draw
 from mouse_core.replay.samplers.priorities import PrioritizedSampler
 from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
 from mouse_core.replay.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement

@@ -10,20 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.columns.memory import ring_pieces, ring_slots
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError, StateError
-from mouse_core.nested import key_of, path_of
+from mouse_core.nested import as_text, key_of, path_of
 from mouse_core.replay._episodes.ring import EpisodeRing
-from mouse_core.replay.ground.encoding import as_text
-from mouse_core.replay.ground.protocols import (
-    END_KEYS,
-    EPISODE,
-    TRAJ_KEYS,
-    FieldKey,
-    Storage,
-    Write,
-    ring_pieces,
-    ring_slots,
-)
+from mouse_core.replay.protocols import END_KEYS, EPISODE, TRAJ_KEYS, FieldKey, Storage, Write
 from mouse_core.sampling.episode_table import Bools, Int64s
 
 Read = Callable[[FieldKey], npt.NDArray[Any]]

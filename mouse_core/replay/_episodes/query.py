@@ -9,7 +9,7 @@ import numpy as np
 
 from mouse_core.errors import ConfigError
 from mouse_core.replay._episodes.index import EpisodeIndex
-from mouse_core.replay.ground.protocols import FieldKey, Slots
+from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.replay.transforms._fields import check_keys, replaced
 
 

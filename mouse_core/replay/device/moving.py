@@ -12,7 +12,7 @@ from mouse_core.errors import ConfigError
 from mouse_core.replay._episodes.index import EpisodeIndex
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.device.options import Order, Slices
-from mouse_core.replay.ground.protocols import Sampler
+from mouse_core.replay.protocols import Sampler
 from mouse_core.replay.samplers.by_age import ConsumingSampler
 from mouse_core.replay.samplers.priorities import PrioritizedSampler
 from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler

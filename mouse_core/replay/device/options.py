@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.nested import FieldKey
-from mouse_core.replay.ground.protocols import END_KEYS, TRAJ_KEYS
+from mouse_core.replay.protocols import END_KEYS, TRAJ_KEYS
 from mouse_core.replay.samplers.weighing import Priorities
 from mouse_core.replay.transforms.compose import Compose, delivered_alignment
 from mouse_core.replay.transforms.fields import Apply, Cast

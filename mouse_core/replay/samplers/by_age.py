@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, DataError, SchemaError, StateError
 from mouse_core.randomness import Key, Order
-from mouse_core.replay.ground.protocols import Draw, FieldKey, Slots, Storage, Write
+from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage, Write
 from mouse_core.replay.samplers._common import check_state
 from mouse_core.spec import check_count
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.columns.memory import ring_pieces
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, RowIndexError, StateError
 from mouse_core.randomness import Key
-from mouse_core.replay.ground.protocols import Draw, Slots, Storage, Write, ring_pieces
+from mouse_core.replay.protocols import Draw, Slots, Storage, Write
 from mouse_core.replay.samplers import weighing
 from mouse_core.replay.samplers._common import check_state
 

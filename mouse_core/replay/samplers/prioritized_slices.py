@@ -12,7 +12,7 @@ from mouse_core.errors import ConfigError, StateError
 from mouse_core.randomness import Key
 from mouse_core.replay._episodes.index import STATE, EpisodeIndex
 from mouse_core.replay._episodes.ring import EpisodeRing
-from mouse_core.replay.ground.protocols import Draw, FieldKey, Slots, Storage, Write
+from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage, Write
 from mouse_core.replay.samplers._common import check_state
 from mouse_core.replay.samplers.priorities import (
     Beta,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
 from mouse_core.replay._episodes.index import STATE, EpisodeIndex, of_turns
-from mouse_core.replay.ground.protocols import Draw, FieldKey, Storage, Write
+from mouse_core.replay.protocols import Draw, FieldKey, Storage, Write
 from mouse_core.replay.samplers._common import Epochs, check_state
 from mouse_core.sampling.episode_table import EpisodeTable, Windows
 from mouse_core.sampling.episodes import Weighting

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, StateError
 from mouse_core.randomness import Key
-from mouse_core.replay.ground.protocols import Draw, Storage, Write
+from mouse_core.replay.protocols import Draw, Storage, Write
 from mouse_core.replay.samplers._common import Epochs, check_state
 
 Int64s = npt.NDArray[np.int64]

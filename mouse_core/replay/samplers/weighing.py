@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import kind_of, number_kind
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.replay.ground.protocols import Slots
+from mouse_core.replay.protocols import Slots
 
 Int64s = npt.NDArray[np.int64]
 A = TypeVar("A")

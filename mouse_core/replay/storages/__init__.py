@@ -7,12 +7,11 @@ process derives from ``RingStorage``, which counts them. One that keeps rows as 
 ``mouse_core.testing.StorageConformance`` holds what all of them must do.
 """
 
-from mouse_core.replay.ground.schema import FieldType, RowSchema
-from mouse_core.replay.ground.state import rows_state, state_rows
+from mouse_core.columns.schema import FieldType, RowSchema
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.replay.storages.list import ListStorage
 from mouse_core.replay.storages.memmap import MemmapStorage
-from mouse_core.replay.storages.ring import RingStorage, check_put, is_all, slot_error
+from mouse_core.replay.storages.ring import RingStorage, check_put, is_all, rows_state, slot_error, state_rows
 
 __all__ = [
     "ArrayStorage",

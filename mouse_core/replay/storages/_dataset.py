@@ -14,7 +14,7 @@ from mouse_core.about.dataset import joined, read_about
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, StateError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.replay.ground.protocols import EPISODE, FieldKey, Slots, Storage
+from mouse_core.replay.protocols import EPISODE, FieldKey, Slots, Storage
 from mouse_core.replay.storages.ring import check_slots
 from mouse_core.sampling import Plan, RandomWindows
 from mouse_core.spec import Alignment

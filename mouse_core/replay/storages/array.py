@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.columns.memory import Refs, RowMemory, Values
+from mouse_core.columns.schema import RowSchema, checked, whole
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.nested import map_tree
-from mouse_core.replay.ground.memory import RowMemory
-from mouse_core.replay.ground.protocols import FieldKey, Slots
-from mouse_core.replay.ground.schema import RowSchema, checked, whole
-from mouse_core.replay.ground.state import rows_state, state_rows
-from mouse_core.replay.ground.values import Refs, Values
+from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.replay.storages.ring import (
     RingStorage,
     check_put,
     is_all,
+    rows_state,
     slot_error,
+    state_rows,
 )
 from mouse_core.spec import Alignment, check_list
 

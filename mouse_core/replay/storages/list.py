@@ -22,14 +22,13 @@ from mouse_core.nested import (
     is_node,
     is_varying,
     map_tree,
+    object_array,
     opened,
     structure_of,
     unflatten,
 )
-from mouse_core.replay.ground.encoding import object_array
-from mouse_core.replay.ground.protocols import FieldKey, Slots
-from mouse_core.replay.ground.state import check_state
-from mouse_core.replay.storages.ring import RingStorage, check_put
+from mouse_core.replay.protocols import FieldKey, Slots
+from mouse_core.replay.storages.ring import RingStorage, check_put, check_state
 from mouse_core.spec import Alignment, check_list
 
 _Signature = tuple[Any, ...]

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.columns.memory import ring_pieces
+from mouse_core.columns.schema import RowSchema, checked, whole
 from mouse_core.errors import MissingFieldError
 from mouse_core.files.locking import FileLock
-from mouse_core.replay.ground.protocols import FieldKey, Slots, ring_pieces
-from mouse_core.replay.ground.schema import RowSchema, checked, whole
-from mouse_core.replay.ground.state import rows_state, state_rows
+from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.replay.storages._mapped import files as on_disk
 from mouse_core.replay.storages._mapped.begins import checked as checked_begins
 from mouse_core.replay.storages._mapped.rows import MappedRows, Sync, write_journal
-from mouse_core.replay.storages.ring import check_ndim, check_put, check_slots, slot_error
+from mouse_core.replay.storages.ring import check_ndim, check_put, check_slots, rows_state, slot_error, state_rows
 from mouse_core.spec import Alignment, check_alignment, check_count, check_list
 
 

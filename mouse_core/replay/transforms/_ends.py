@@ -8,7 +8,7 @@ from typing import Any
 from mouse_core.dtypes import may_look, namespace
 from mouse_core.errors import DataError, MissingFieldError, SchemaError
 from mouse_core.nested import find, key_of, path_of
-from mouse_core.replay.ground.protocols import TRAJ_KEYS, FieldKey
+from mouse_core.replay.protocols import TRAJ_KEYS, FieldKey
 from mouse_core.replay.transforms._fields import device_of, find_any, leaves, place_of, steps_of
 
 Array = Any

@@ -12,7 +12,7 @@ from array_api_compat import device
 from mouse_core.dtypes import is_tensor
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.nested import child_of, children_of, find, flatten, is_node, key_of, path_of, rebuilt
-from mouse_core.replay.ground.protocols import FieldKey
+from mouse_core.replay.protocols import FieldKey
 from mouse_core.spec import check_list
 
 Array = Any

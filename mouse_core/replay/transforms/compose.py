@@ -12,7 +12,7 @@ from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.nested import flatten, map_tree, structure_of, unflatten
 from mouse_core.randomness import Key
-from mouse_core.replay.ground.protocols import TRANSFORM_CALLS, FieldKey
+from mouse_core.replay.protocols import TRANSFORM_CALLS, FieldKey
 from mouse_core.replay.transforms._fields import as_array, find_any, runs
 from mouse_core.replay.transforms.fields import Apply, Cast
 from mouse_core.replay.transforms.next_view import NextView

@@ -14,9 +14,8 @@ import numpy.typing as npt
 
 from mouse_core._base.checks import is_whole
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.nested import find, key_of, path_of
-from mouse_core.replay.ground.encoding import object_array
-from mouse_core.replay.ground.protocols import FieldKey
+from mouse_core.nested import find, key_of, object_array, path_of
+from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._fields import check_keys, on_host, replaced
 from mouse_core.spec import check_dtype
 

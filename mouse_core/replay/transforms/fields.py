@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mouse_core.dtypes import convert, is_tensor, namespace
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.nested import find, flatten, key_of, path_of
-from mouse_core.replay.ground.protocols import FieldKey
+from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._fields import (
     BOOKKEEPING,
     as_array,

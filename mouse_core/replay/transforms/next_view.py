@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from mouse_core.dtypes import namespace
 from mouse_core.errors import SchemaError
 from mouse_core.nested import key_of
-from mouse_core.replay.ground.protocols import FieldKey
+from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._ends import ALIVE, TERMINAL, beside, end_codes, valid_steps
 from mouse_core.replay.transforms._fields import (
     BEFORE,

@@ -9,9 +9,8 @@ import numpy as np
 
 from mouse_core.dtypes import convert
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.nested import find, flatten, is_varying, path_of
-from mouse_core.replay.ground.encoding import object_array
-from mouse_core.replay.ground.protocols import FieldKey
+from mouse_core.nested import find, flatten, is_varying, object_array, path_of
+from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._fields import check_keys, find_any, replaced
 from mouse_core.spec import check_count
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mouse_core.dtypes import is_tensor, namespace, widest
 from mouse_core.errors import SchemaError
 from mouse_core.nested import find, key_of
-from mouse_core.replay.ground.protocols import FieldKey
+from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._ends import ALIVE, beside, end_codes, end_fields, valid_steps
 from mouse_core.replay.transforms._fields import NEXT, check_keys, device_of, find_any, leaves, place_of, replaced
 from mouse_core.replay.transforms.next_view import NextView

@@ -15,7 +15,7 @@ from mouse_core.errors import StateError
 from mouse_core.nested import flatten, map_tree
 from mouse_core.prefetch.batchifier import PrefetchBatchifier
 from mouse_core.replay.buffer import ReplayBuffer
-from mouse_core.replay.ground.protocols import EPISODE
+from mouse_core.replay.protocols import EPISODE
 from mouse_core.replay.samplers.slices import SliceSampler
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.spec import Alignment

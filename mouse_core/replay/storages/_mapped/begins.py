@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.columns.schema import RowSchema
 from mouse_core.errors import StateError
 from mouse_core.nested import FieldKey
-from mouse_core.replay.ground.schema import RowSchema
 from mouse_core.replay.storages._mapped.mapping import lengthen, map_file
 
 Int64s = npt.NDArray[np.int64]

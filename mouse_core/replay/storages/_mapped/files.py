@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.checks import UNREADABLE
+from mouse_core.columns.memory import blocks_of
+from mouse_core.columns.schema import RowSchema
 from mouse_core.errors import ConfigError, StateError, StorageError
 from mouse_core.files.locking import this_boot
 from mouse_core.files.writing import remove_leftovers, write_file
-from mouse_core.replay.ground.memory import blocks_of
-from mouse_core.replay.ground.schema import RowSchema
 from mouse_core.replay.storages._mapped.mapping import lengthen
 from mouse_core.spec import Alignment
 

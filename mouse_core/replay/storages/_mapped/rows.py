@@ -16,15 +16,13 @@ import numpy.typing as npt
 import xxhash
 
 from mouse_core._base.checks import UNREADABLE
+from mouse_core.columns.memory import ByteRing, FieldBlock, Refs, RowMemory, Values, varying_of
+from mouse_core.columns.schema import Bytes, RowSchema
 from mouse_core.errors import ConfigError, DataError, StateError, StorageError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.files.locking import FileLock
 from mouse_core.files.writing import storing, sync_files, sync_folders, write_file
-from mouse_core.replay.ground.encoding import Bytes
-from mouse_core.replay.ground.memory import FieldBlock, RowMemory
-from mouse_core.replay.ground.protocols import FieldKey, Slots
-from mouse_core.replay.ground.schema import RowSchema
-from mouse_core.replay.ground.values import ByteRing, Refs, Values, varying_of
+from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.replay.storages._mapped import files as on_disk
 from mouse_core.replay.storages._mapped.begins import Begins
 from mouse_core.replay.storages._mapped.files import Head, Now

@@ -13,7 +13,7 @@ from mouse_core.dtypes import convert, named_dtype, namespace
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.nested import find, path_of
 from mouse_core.randomness import Key
-from mouse_core.replay.ground.protocols import FieldKey, Slots, Storage
+from mouse_core.replay.protocols import FieldKey, Slots, Storage
 from mouse_core.replay.transforms._ends import ALIVE, end_codes, flat_flags
 from mouse_core.replay.transforms._fields import (
     BEFORE,

@@ -15,7 +15,7 @@ from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.nested import find, key_of, path_of
 from mouse_core.randomness import Key
-from mouse_core.replay.ground.protocols import FieldKey, Slots, Storage
+from mouse_core.replay.protocols import FieldKey, Slots, Storage
 from mouse_core.replay.transforms._ends import ALIVE, TERMINAL, beside, end_codes, valid_steps
 from mouse_core.replay.transforms._fields import (
     GATHERED,

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.checks import is_whole, state_number
+from mouse_core._base.checks import is_whole, part_of, state_number
+from mouse_core.columns.memory import ring_pieces
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, MissingFieldError, MouseError, SchemaError, StateError
 from mouse_core.nested import key_of, path_of
-from mouse_core.replay.ground.protocols import FieldKey, Storage, Write, ring_pieces
-from mouse_core.replay.ground.state import part_of
+from mouse_core.replay.protocols import FieldKey, Storage, Write
 from mouse_core.replay.transforms._fields import NEXT, at_the_root, check_keys, find_any, replaced
 from mouse_core.spec import check_unit
 from mouse_core.statistics import Normalizer, Scaling

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, StateError
-from mouse_core.replay.ground.protocols import Storage, Write
+from mouse_core.replay.protocols import Storage, Write
 
 Int64s = npt.NDArray[np.int64]
 

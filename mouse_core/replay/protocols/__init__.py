@@ -11,7 +11,7 @@ A field is named by its name at the root of a row, and by a tuple of names where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.columns.memory import Slots as Slots
 from mouse_core.nested import FieldKey as FieldKey
 from mouse_core.randomness import Key
 from mouse_core.spec import Alignment
@@ -35,30 +36,8 @@ EPISODE: FieldKey = ("snapshot", "episode")
 TRAJ_KEYS: tuple[FieldKey, ...] = (EPISODE, ("collector", "traj_ids"), "episode", "traj_id", "traj_ids", "traj")
 """The fields with the number of each row's trajectory: the first of them that is there."""
 
-Slots = npt.NDArray[np.int64]
-
 TRANSFORM_CALLS = 1 << 32
 """The first ``call`` of the keys that transforms draw from; samplers use those below."""
-
-
-def ring_slots(first: int, n: int, capacity: int) -> Slots:
-    """The slots of ``n`` rows from row ``first`` on: rows 6, 7 and 8 of a ring of 8 lie in the slots 6, 7 and 0."""
-    begin = first % capacity
-    slots = np.arange(begin, begin + n, dtype=np.int64)
-    return slots if begin + n <= capacity else slots % capacity
-
-
-def ring_pieces(first: int, n: int, capacity: int) -> Iterator[tuple[int, int, int]]:
-    """Where ``n`` rows from row ``first`` on lie side by side: slots from one on, which of the rows, and how many.
-
-    Rows 6, 7 and 8 of a ring of 8 are ``(6, 0, 2)`` and ``(0, 2, 1)``.
-    """
-    done = 0
-    while done < n:
-        slot = (first + done) % capacity
-        count = min(n - done, capacity - slot)
-        yield slot, done, count
-        done += count
 
 
 @dataclass(slots=True)

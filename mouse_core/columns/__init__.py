@@ -1,0 +1,1 @@
+"""Rows in memory: what a row is, and columns that hold rows."""

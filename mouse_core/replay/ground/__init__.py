@@ -1,1 +1,0 @@
-"""What all parts of a replay buffer stand on: the protocols, rows as they lie in memory, and saved states."""
