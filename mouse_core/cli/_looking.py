@@ -108,9 +108,10 @@ def _page(chosen: argparse.Namespace, report: Report) -> str:
 
 def _show_topics(source: str) -> bool:
     """Show which topics a robot's recording has; whether it is one."""
-    from mouse_core.formats.topics import is_recording, topics_in
+    from mouse_core.formats.opening import is_recording
+    from mouse_core.formats.robot_logs import topics_in
 
-    if not is_recording(source):
+    if not is_recording(Path(source)):
         return False
     rows = [
         (one.name, one.type, one.encoding, f"{one.messages:,}", f"{one.seconds:.3f}", f"{one.rate:.4g}")

@@ -24,7 +24,7 @@ import pyarrow as pa
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside
-from mouse_core.formats._files.npy import NpyRows
+from mouse_core.formats._files.npz import NpyRows
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
 from mouse_core.formats.columns.named import (

@@ -2,27 +2,280 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import inspect
+import lzma
 import os
 import re
+import tarfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
 
-from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.formats import _recognising as signs
-from mouse_core.formats._files.on_disk import is_there
+from mouse_core.errors import ConfigError, MouseError, SchemaError
+from mouse_core.files.reading import read_json_object
+from mouse_core.formats._files.h5 import H5File
+from mouse_core.formats._files.on_disk import BAG, DREAMERV3, MCAP, is_there, is_zarr, npz_names
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged
 from mouse_core.formats.ids import ID_SCHEMES, is_id, located
 from mouse_core.images.files import check_roots
 from mouse_core.remote.clients import is_url, open_client, public_url
 from mouse_core.spec import Alignment, check_alignment
 from mouse_core.store.disk.manifest import NAME, looks_like_store
+
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_MOST_JSON = 64 << 20
+_MOST_NAMES = 8
+_MOST_FOLDERS = 1000
+_MOST_HEADER = 1 << 16
+_EPISODE = re.compile(r"(?!\.).*\d{8}T\d{6}_\d+_\d+_-?\d+_-?[\d.]+\.np[yz]")
+_RELATION = re.compile(rb"^\s*@relation\s", re.IGNORECASE | re.MULTILINE)
+_RLLIB = re.compile(rb'\s*\{\s*"type"\s*:\s*"(SampleBatch|MultiAgentBatch)"')
+_TELLING = ("data", "_meta", "observations")
+_UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
+_ARCHIVES = (".tar", ".gz", ".tgz", ".xz", ".txz")
+
+
+def contents(path: Path) -> str:
+    """What lies at a path, in a few words, for whoever expected something else there."""
+    names = hdf5_names(path)
+    if names is None and not path.is_dir():
+        return f"a file of {path.stat().st_size:,} bytes"
+    kind = "a folder" if names is None else "an HDF5 file"
+    try:
+        found = (
+            sorted(file.name for file in path.iterdir())
+            if names is None
+            else sorted(name for name in names if "/" not in name)
+        )
+    except OSError as error:
+        return f"{kind} that cannot be read ({error.strerror})"
+    if not found:
+        return f"{kind} of nothing"
+    more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
+    return f"{kind} of {found[:_MOST_NAMES]}{more}"
+
+
+def is_lerobot(path: Path) -> bool:
+    """A folder with LeRobot's description."""
+    return (path / "meta" / "info.json").is_file()
+
+
+def is_minari(path: Path) -> bool:
+    """A folder of Minari, or the folder ``data`` in it."""
+    for folder in (path, path / "data"):
+        if (folder / "main_data.hdf5").is_file():
+            return True
+        described = _json(folder / "metadata.json")
+        if "data_format" in described or "minari_version" in described or "total_episodes" in described:
+            return True
+    return False
+
+
+def is_tfds(path: Path) -> bool:
+    """A folder of TFDS, or one above it that holds versions."""
+    if not path.is_dir():
+        return False
+    depths = ("", "*/", "*/*/", "*/*/*/")
+    described = (file for depth in depths for file in path.glob(f"{depth}features.json"))
+    return any((file.parent / "dataset_info.json").is_file() for file in islice(described, _MOST_FOLDERS))
+
+
+def is_memmap(path: Path) -> bool:
+    """A folder that ``TensorDict.memmap`` wrote, or a TorchRL buffer that holds one."""
+    return any(
+        "tensordict" in str(_json(folder / "meta.json").get("_type", ""))
+        or ((folder / "meta.json").is_file() and any(folder.glob("*.memmap")))
+        or (folder / "checkpoint.h5").is_file()
+        for folder in (path, path / "storage")
+    )
+
+
+def is_dopamine(path: Path) -> bool:
+    """A folder with Dopamine's checkpoints of its replay buffer, or one such file."""
+    folder = path / "replay_logs" if (path / "replay_logs").is_dir() else path
+    names = [path.name] if path.is_file() else [file.name for file in folder.glob("*.gz")] if folder.is_dir() else []
+    return any(re.fullmatch(r"(\$store\$_|add_count|invalid_range)\w*_ckpt\.\d+\.gz", name) for name in names)
+
+
+def is_roboset(path: Path) -> bool:
+    """A folder of HDF5 files of trials that RoboHive logged."""
+    first = min(path.glob("*.h5"), default=None) if path.is_dir() else None
+    return first is not None and is_roboset_file(hdf5_names(first) or ())
+
+
+def is_roboset_file(names: Sequence[str]) -> bool:
+    """Trials of RoboHive, by the names in an HDF5 file."""
+    return any(re.fullmatch(r"(Trial|Rollout)\d+", name) for name in names)
+
+
+def is_dreamerv3(path: Path) -> bool:
+    """A folder of pieces of DreamerV3's replay, or one of them, by their names."""
+    names = (file.name for file in islice(path.glob("*.npz"), _MOST_NAMES)) if path.is_dir() else [path.name]
+    return any(DREAMERV3.fullmatch(name) for name in names)
+
+
+def is_recording(path: Path) -> bool:
+    """An MCAP file or one of rosbag2, a bag of ROS 2, or a folder of such."""
+    if not path.is_dir():
+        return path.suffix in (".mcap", ".db3") or _begins(path, MCAP)
+    below = (one for one in islice(path.iterdir(), _MOST_FOLDERS) if not one.name.startswith("."))
+    return _is_bag(path) or any(one.suffix == ".mcap" or (one.is_dir() and _is_bag(one)) for one in below)
+
+
+def _is_bag(folder: Path) -> bool:
+    """Whether rosbag2 described what is in a folder, or files of it lie beside a description."""
+    if not (folder / BAG).is_file():
+        return False
+    if any(folder.glob("*.db3")):
+        return True
+    try:
+        with (folder / BAG).open("rb") as file:
+            return b"rosbag2_bagfile_information" in file.read(_MOST_HEADER)
+    except OSError:
+        return False
+
+
+def is_gen_dgrl(path: Path) -> bool:
+    """A folder or archive of Gen-DGRL's episodes, or one of them, by their names."""
+    if path.is_dir():
+        return any(_EPISODE.fullmatch(file.name) for file in islice(path.glob("*.np[yz]"), _MOST_NAMES))
+    if path.suffix not in _ARCHIVES or not path.is_file():
+        return bool(_EPISODE.fullmatch(path.name))
+    with (
+        suppress(OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error),
+        tarfile.open(path, "r|*") as archive,
+    ):
+        files = (member for member in islice(archive, _MOST_NAMES) if member.isfile())
+        return any(_EPISODE.fullmatch(PurePosixPath(member.name).name) for member in files)
+    return False
+
+
+def is_openml(path: Path) -> bool:
+    """A file of ARFF, or a folder of OpenML's client."""
+    if path.is_dir():
+        return (path / "description.xml").is_file() and any(path.glob("dataset*"))
+    if path.suffix not in (".arff", ".gz") or not path.is_file():
+        return False
+    with suppress(*_UNREADABLE), gzip.open(path) if _begins(path, b"\x1f\x8b") else path.open("rb") as file:
+        return _RELATION.search(file.read(_MOST_HEADER)) is not None
+    return False
+
+
+def is_rllib(path: Path) -> bool:
+    """A file whose first line is one of RLlib's, or a folder of such."""
+    if path.is_dir():
+        first = min(path.glob("*.json"), default=None)
+        return first is not None and first.is_file() and is_rllib(first)
+    if path.suffix not in (".json", ".jsonl") or not path.is_file():
+        return False
+    with suppress(OSError), path.open("rb") as stream:
+        return _RLLIB.match(stream.read(_MOST_HEADER)) is not None
+    return False
+
+
+def is_minari_file(names: Sequence[str]) -> bool:
+    """Minari, by the names in an HDF5 file."""
+    return any(re.fullmatch(r"episode_\d+", name) for name in names)
+
+
+def layout_of(names: Sequence[str]) -> str | None:
+    """The name of the layout that a tree of arrays has, by the names in it and below them; None: none that has one."""
+    tops = {name.split("/")[0] for name in names}
+    if any(re.fullmatch(r"data/demo_\d+", name) for name in names):
+        return "robomimic"
+    if "meta/episode_ends" in names and any(name.startswith("data/") for name in names):
+        return "diffusion_policy"
+    trajectory = {name.split("/")[1] for name in names if re.fullmatch(r"traj_\d+/.+", name)}
+    if "actions" in trajectory and "done" not in trajectory:
+        return "maniskill"
+    if {"_meta/obs", "_meta/act"} <= set(names):
+        return "tianshou"
+    if {"columns", "num_episodes"} <= tops and tops & {"observations_0", "observations_0_0"}:
+        return "d3rlpy"
+    if {"action", "reward"} <= tops:
+        if {"observation", "discount"} <= tops:
+            return "drqv2"
+        if "image" in tops and tops & {"discount", "is_terminal"}:
+            return "dreamer"
+    return "aloha" if "action" in tops and "observations/qpos" in names else None
+
+
+def names_of_arrays(path: Path) -> list[str]:
+    """What lies in a zarr group, an npz file, or the first such or HDF5 file of a folder, and in the groups of it."""
+    if is_zarr(path):
+        if path.is_dir():
+            return [f"{name}/{inner.name}" for name in ("data", "meta") for inner in path.glob(f"{name}/*")]
+        return list({"/".join(name.split("/")[:2]) for name in npz_names(path)})
+    if is_dreamerv3(path):  # whose arrays may be called as those of episodes are
+        return []
+    if not path.is_dir():
+        return [name.removesuffix(".npy") for name in npz_names(path)]
+    for pattern in ("*.hdf5", "*.h5", "*.npz"):
+        files = (file for file in path.glob(pattern) if file.name != "main_data.hdf5" and not file.name.startswith("."))
+        if (first := min(files, default=None)) is not None:
+            return hdf5_names(first) or names_of_arrays(first)
+    return []
+
+
+def is_ted_file(names: Sequence[str]) -> bool:
+    """What TensorDict writes, by the names in an HDF5 file."""
+    if layout_of(names) is not None:
+        return False
+    return "next" in names or any(re.fullmatch(r"traj_\d+", name) for name in names) or {"done", "shift"} <= set(names)
+
+
+def is_d4rl(names: Sequence[str]) -> bool:
+    """D4RL, by the names in an HDF5 file; one that cannot be looked into is taken for it, whose reader says why."""
+    return not names or bool({"observations", "actions", "rewards", "terminals"} & set(names))
+
+
+def is_ogbench(path: Path) -> bool:
+    """A file of ``numpy.savez``, and no episode of another library's."""
+    if layout_of(names_of_arrays(path)) is not None:
+        return False
+    return path.suffix == ".npz" or "observations.npy" in npz_names(path)
+
+
+def _json(file: Path) -> Mapping[str, Any]:
+    with suppress(MouseError):
+        return read_json_object(file, most_bytes=_MOST_JSON)
+    return {}
+
+
+def _begins(path: Path, magic: bytes) -> bool:
+    if not path.is_file():  # a pipe would be waited for
+        return False
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(magic)) == magic
+    except OSError:
+        return False
+
+
+def hdf5_names(path: Path) -> list[str] | None:
+    """What lies in an HDF5 file, and in groups of it that tell whose it is; None where it is no such file.
+
+    Nothing where it cannot be looked into.
+    """
+    if not path.is_file() or not (_begins(path, _HDF5) or path.suffix in (".h5", ".hdf5")):
+        return None
+    try:
+        # In a process of its own: the file may be damaged.
+        with H5File(path) as file:
+            names = file.names()
+            below = [name for name in names if name in _TELLING or name.startswith("traj_")][:2]
+            return names + [f"{name}/{inner}" for name in below for inner in file.names(f"/{name}")]
+    except (MouseError, ImportError):
+        return []
 
 
 @dataclass(frozen=True)
@@ -45,26 +298,26 @@ class _Format:
 
 
 def _of_layout(name: str, sign: str) -> _Format:
-    return _Format(name, sign, lambda _: False, layout=name)  # by signs.layout_of, for all of them at once
+    return _Format(name, sign, lambda _: False, layout=name)  # by layout_of, for all of them at once
 
 
 # In the order in which they are tried: what has a sign of its own comes before what only has a suffix.
 _FORMATS = (
     _Format("store", "manifest.json of a store that DatasetStore.open made", looks_like_store),
-    _Format("lerobot", "meta/info.json with a codebase_version", signs.is_lerobot),
-    _Format("minari", "main_data.hdf5, or metadata.json of Minari, below data/", signs.is_minari),
-    _Format("tfds", "features.json and dataset_info.json of TFDS (RLDS)", signs.is_tfds),
-    _Format("ted", "meta.json of a memory-mapped TensorDict", signs.is_memmap),
-    _Format("dopamine", "files $store$_action_ckpt.N.gz", signs.is_dopamine),
-    _Format("roboset", "a folder of HDF5 files with groups TrialN", signs.is_roboset, layout="roboset"),
-    _Format("topics", "MCAP files, or bags of ROS 2 (metadata.yaml, db3 files)", signs.is_recording),
-    _Format("dreamerv3", "npz files TIME-ID-FOLLOWING-LENGTH, pieces of DreamerV3's replay", signs.is_dreamerv3),
-    _Format("rllib", "JSON lines of RLlib, each a SampleBatch or MultiAgentBatch", signs.is_rllib),
-    _Format("gen_dgrl", "episodes DATE_NUMBER_LENGTH_SEED_RETURN.npz or .npy, also in a tar", signs.is_gen_dgrl),
-    _Format("openml", "an ARFF file, or a folder with description.xml and a dataset", signs.is_openml),
+    _Format("lerobot", "meta/info.json with a codebase_version", is_lerobot),
+    _Format("minari", "main_data.hdf5, or metadata.json of Minari, below data/", is_minari),
+    _Format("tfds", "features.json and dataset_info.json of TFDS (RLDS)", is_tfds),
+    _Format("ted", "meta.json of a memory-mapped TensorDict", is_memmap),
+    _Format("dopamine", "files $store$_action_ckpt.N.gz", is_dopamine),
+    _Format("roboset", "a folder of HDF5 files with groups TrialN", is_roboset, layout="roboset"),
+    _Format("robot_logs", "MCAP files, or bags of ROS 2 (metadata.yaml, db3 files)", is_recording),
+    _Format("dreamerv3", "npz files TIME-ID-FOLLOWING-LENGTH, pieces of DreamerV3's replay", is_dreamerv3),
+    _Format("rllib", "JSON lines of RLlib, each a SampleBatch or MultiAgentBatch", is_rllib),
+    _Format("gen_dgrl", "episodes DATE_NUMBER_LENGTH_SEED_RETURN.npz or .npy, also in a tar", is_gen_dgrl),
+    _Format("openml", "an ARFF file, or a folder with description.xml and a dataset", is_openml),
     _Format("rows", "Arrow or Parquet files, or a folder of save_to_disk", is_there),
-    _Format("roboset", "an HDF5 file with groups TrialN", signs.is_roboset_file, hdf5=True, layout="roboset"),
-    _Format("minari", "an HDF5 file with groups episode_N", signs.is_minari_file, hdf5=True),
+    _Format("roboset", "an HDF5 file with groups TrialN", is_roboset_file, hdf5=True, layout="roboset"),
+    _Format("minari", "an HDF5 file with groups episode_N", is_minari_file, hdf5=True),
     _of_layout("robomimic", "an HDF5 file with data/demo_N, or a folder of such"),
     _of_layout("maniskill", "an HDF5 file with traj_N/actions, or a folder of such"),
     _of_layout("diffusion_policy", "a zarr group with meta/episode_ends and data"),
@@ -73,9 +326,9 @@ _FORMATS = (
     _of_layout("tianshou", "an HDF5 file with _meta/obs and _meta/act"),
     _of_layout("d3rlpy", "an HDF5 file with columns, num_episodes and observations_0"),
     _of_layout("aloha", "a folder of HDF5 files with action and observations/qpos, or one of them"),
-    _Format("ted", "an HDF5 file with 'next', or with groups traj_N", signs.is_ted_file, hdf5=True),
-    _Format("d4rl", "an HDF5 file with observations and actions", signs.is_d4rl, hdf5=True, layout="d4rl"),
-    _Format("ogbench", "an npz file with observations and actions", signs.is_ogbench, layout="ogbench"),
+    _Format("ted", "an HDF5 file with 'next', or with groups traj_N", is_ted_file, hdf5=True),
+    _Format("d4rl", "an HDF5 file with observations and actions", is_d4rl, hdf5=True, layout="d4rl"),
+    _Format("ogbench", "an npz file with observations and actions", is_ogbench, layout="ogbench"),
 )
 
 
@@ -100,7 +353,7 @@ def open(
             "minari", "openml", "rllib", "rows" (datasets on disk, Arrow, Parquet), "store"
             (``DatasetStore.open``), "ted" or "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d3rlpy", "d4rl",
             "diffusion_policy", "dreamer", "drqv2", "maniskill", "ogbench", "robomimic", "roboset", "tianshou"); or a
-            ``layouts.TreeLayout``, of recordings of robots (MCAP, bags of ROS 2) a ``topics.TopicLayout``, its
+            ``layouts.TreeLayout``, of recordings of robots (MCAP, bags of ROS 2) a ``robot_logs.TopicLayout``, its
             arguments as a mapping, or a YAML file of these.
         final: "drop" or "mark", for formats that lack the observation that an episode ends in.
         splits: Names of the splits to read, where the format has some.
@@ -126,12 +379,12 @@ def open(
         check_alignment(alignment)
     if format is not None and (not isinstance(format, str) or format.endswith((".yaml", ".yml"))):
         root = place(path, None)[0]
-        module = "topics" if isinstance(root, Path) and signs.is_recording(root) else "layouts"
+        module = "robot_logs" if isinstance(root, Path) and is_recording(root) else "layouts"
         found = _Format(module, "a layout", bool, layout=format)
     else:
         root, format = place(path, format)
         found = _format_at(root, format, options)
-    module = found.name if found.layout is None or found.name == "topics" else "layouts"
+    module = found.name if found.layout is None or found.name == "robot_logs" else "layouts"
     options |= {} if found.layout is None else {"layout": found.layout}
     reader = getattr(importlib.import_module(f"mouse_core.formats.{module}"), f"read_{module}")
     takes = inspect.signature(reader).parameters
@@ -193,7 +446,7 @@ def _format_at(root: Any, name: str | None, options: Mapping[str, Any]) -> _Form
         )
     if found is None:
         raise ConfigError(
-            f"{root}: no format recognised in {signs.contents(root)}; looked for "
+            f"{root}: no format recognised in {contents(root)}; looked for "
             + "; ".join(f"{one.name}: {one.sign}" for one in _FORMATS)
         )
     return found
@@ -230,8 +483,8 @@ def _all_rows(stream: RowStream) -> Iterator[pa.RecordBatch]:
 
 
 def _recognised(root: Path) -> _Format | None:
-    names, beside = signs.hdf5_names(root), signs.names_of_arrays(root)
-    layout = signs.layout_of(names or beside)
+    names, beside = hdf5_names(root), names_of_arrays(root)
+    layout = layout_of(names or beside)
     found = [one for one in _FORMATS if not one.hdf5 and one.is_there(root)]
     found += [one for one in _FORMATS if one.hdf5 and names is not None and one.is_there(names)]
     found = [one for one in _FORMATS if layout is not None and one.layout == layout] + found

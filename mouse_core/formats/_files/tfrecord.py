@@ -10,7 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from mouse_core.files.reading import damaged, reading
-from mouse_core.formats._files.crc32c import masked_crc32c
+
+
+def masked_crc32c(data: Any) -> int:
+    """Return the CRC-32C of bytes as TFRecord stores it: rotated by 15 bits, plus a constant.
+
+    Raises:
+        ImportError: google-crc32c is not installed.
+    """
+    try:
+        from google_crc32c import value
+    except ImportError as error:
+        raise ImportError("TFRecord files need google-crc32c: pip install 'mouse-data[formats]'") from error
+    crc = int(value(bytes(data)))
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
 
 Records = Iterator[tuple[bytes, str]]
 """Records, and where each lies in its file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,13 +19,72 @@ from mouse_core._base.threads import THREADS
 from mouse_core.about.features import HUGGINGFACE, features_in
 from mouse_core.dtypes import RowError
 from mouse_core.errors import DataError
+from mouse_core.files.reading import damaged
 from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import to_arrow
 from mouse_core.formats.columns.values import read_values
 from mouse_core.formats.pictures.kept import PictureEncoding, Pictures, said_after
-from mouse_core.images.pixels import encode_jpeg, encode_png
+from mouse_core.images.pixels import check_image, encode_jpeg, encode_png
 from mouse_core.images.rows import fill_images
 from mouse_core.video.frames import VideoFiles
+
+
+class HeldImages:
+    """Image files, and numbers that stand for them while rows are laid out; 0 stands for none.
+
+    Args:
+        name: For messages.
+        shape: ``(H, W, C)`` that each must have.
+        dtype: Of pixels, uint8 or uint16.
+        behind: How many of the rows that were taken last are still asked for when others are taken.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, int, int], dtype: npt.DTypeLike, *, behind: int = 2) -> None:
+        self._name, self._shape, self._dtype, self._behind = name, shape, np.dtype(dtype), behind
+        self._held, self._first = pa.array([], IMAGE), 1
+
+    def add(
+        self, column: pa.Array, file: str | os.PathLike[str], called: Callable[[int], str]
+    ) -> npt.NDArray[np.int64]:
+        """Take the images of some rows, and give a number for each.
+
+        Args:
+            column: As a file has it: ``{bytes, path}``, or binary. Paths count for nothing: a dataset must not reach
+                outside of its folder.
+            file: For messages.
+            called: What messages call a row.
+
+        Raises:
+            DataError: One is not there, or is none of that shape, as far as its header says; names file and row.
+        """
+        for row, why in self.unreadable(column):
+            raise damaged(file, why, at=called(row))
+        encoded = _files(column)
+        made = pa.StructArray.from_arrays([encoded, pa.nulls(len(encoded), pa.string())], fields=list(IMAGE))
+        kept = self._held.slice(max(0, len(self._held) - self._behind))
+        self._first += len(self._held) - len(kept)
+        self._held = pa.concat_arrays([kept, made])
+        return self._first + len(kept) + np.arange(len(encoded))
+
+    def unreadable(self, column: pa.Array) -> Iterator[tuple[int, str]]:
+        """Rows whose image is not there, or none of the shape, as far as its header says, and why."""
+        for row, one in enumerate(_files(column)):
+            try:
+                value = {"bytes": memoryview(one.as_buffer() if one.is_valid else b"")}
+                check_image(value, self._shape, dtype=self._dtype)
+            except ValueError as error:
+                yield row, f"{self._name}: {error}"
+
+    def column_of(self, numbers: npt.NDArray[np.int64]) -> pa.StructArray:
+        """The images that some numbers stand for; nulls for 0."""
+        return self._held.take(pa.array(numbers - self._first, mask=numbers == 0))
+
+
+def _files(column: pa.Array) -> pa.Array:
+    """The image files of a column that has them, or ``{bytes, path}``."""
+    encoded = pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
+    return encoded.cast(pa.binary())
+
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 FRAME = pa.struct([("video", pa.int32()), ("frame", pa.int32())])

@@ -1,10 +1,11 @@
 """RLDS: episodes of steps as rows and as trajectories."""
 
-from mouse_core.formats.rlds._specs import Trajectory, to_tensor_specs
 from mouse_core.formats.rlds._trajectories import (
+    Trajectory,
     convert_rlds_to_trajectories,
     create_trajectory_data_spec,
     push_rlds_to_reverb,
+    to_tensor_specs,
 )
 from mouse_core.formats.rlds.reading import read_rlds, write_rlds
 

@@ -1,8 +1,7 @@
 """TED, the layout of TorchRL: memory-mapped folders, HDF5 and checkpoints, read and written without torch."""
 
 from mouse_core.formats.ted._checkpoints import read_checkpoint, write_checkpoint
-from mouse_core.formats.ted._layouts import Flat2TED, Nested2TED, TED2Flat, TED2Nested
-from mouse_core.formats.ted._splitting import H5Combine, H5Split
+from mouse_core.formats.ted._layouts import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
 from mouse_core.formats.ted._writing import write_ted
 from mouse_core.formats.ted.rows import read_ted
 

@@ -18,12 +18,8 @@ from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import import_h5py, leaves
 from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import nested
-from mouse_core.formats.ted._entries import Entries, FileEntries
-from mouse_core.formats.ted._layouts import DONE_KEYS, REWARD_KEYS, Flat2TED, TED2Flat, TED2Nested
-from mouse_core.formats.ted._opening import Trajectories, opened
-from mouse_core.formats.ted._reading import has_next
-from mouse_core.formats.ted._splitting import H5Combine, H5Split
-from mouse_core.formats.ted._tensordict import FolderWriter, Key
+from mouse_core.formats.ted._layouts import DONE_KEYS, REWARD_KEYS, Flat2TED, H5Combine, H5Split, TED2Flat, TED2Nested
+from mouse_core.formats.ted._reading import Entries, FileEntries, FolderWriter, Key, Trajectories, has_next, opened
 
 _LAYOUTS = ("ted", "flat", "nested", "h5")
 _ABOUT = ("shift", "is_full", "_storage_shape")

@@ -4,19 +4,367 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import SchemaError
-from mouse_core.formats.base import damaged
+from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
+from mouse_core.formats._files.h5 import H5File, leaves
 from mouse_core.formats.columns.blocks import rows_at_once
-from mouse_core.formats.ted._entries import Entries
 from mouse_core.formats.ted._layouts import observation_rows
-from mouse_core.formats.ted._tensordict import Key
+
+_MOST_JSON = 64 << 20
+_DEEPEST = 16
+_DTYPES = {
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64", "bfloat16"),
+}
+_KINDS = ("tensordict._td.TensorDict", "tensordict.tensordict.TensorDict", "tensordict._tensordict.TensorDict")
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MemmapArray:
+    """One entry: rows in a file, read when asked for.
+
+    Args:
+        file: The file.
+        dtype: Of the values; "bfloat16" is read as float32.
+        shape: ``[n, ...]``.
+    """
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+    def read(self, first: int, end: int) -> npt.NDArray[Any]:
+        """Rows ``first..end - 1``.
+
+        Raises:
+            DataError: The file has become shorter.
+        """
+        count = max(end - first, 0)
+        width = math.prod(self.shape[1:])
+        with reading(self.file):
+            values = np.fromfile(self.file, self.stored, count * width, offset=first * width * self.stored.itemsize)
+        if values.size != count * width:
+            raise damaged(self.file, f"expected rows up to {end}, found its end before")
+        return self._delivered(values).reshape(count, *self.shape[1:])
+
+    def read_lane(self, first: int, end: int, dimensions: int, lane: int) -> npt.NDArray[Any]:
+        """The same of one lane: rows are ``[..., *rest]`` with so many leading dimensions, of which all but the first
+        are lanes. Only the lane's values are read."""
+        if not math.prod(self.shape):
+            return self.read(first, end).reshape(end - first, -1, *self.shape[dimensions:])[:, 0]
+        with reading(self.file):
+            mapped: Any = np.memmap(self.file, self.stored, mode="r", shape=self.shape)
+            lanes = mapped.reshape(self.shape[0], -1, *self.shape[dimensions:])
+            return self._delivered(np.array(lanes[first:end, lane]))
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The dtype in the file."""
+        return np.dtype({"bfloat16": "uint16", "bool": "uint8"}.get(self.dtype, self.dtype)).newbyteorder("<")
+
+    def _delivered(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if self.dtype == "bool":
+            return np.asarray(values != 0)
+        if self.dtype == "bfloat16":
+            return np.asarray((values.astype(np.uint32) << 16).view(np.float32))
+        return values
+
+
+def read_folder(folder: Path) -> tuple[dict[Key, MemmapArray], dict[str, Any]]:
+    """The arrays of a folder by path, of a nested tensor its rows one after the other; and its values that are none.
+
+    Raises:
+        DataError: A description or file that is damaged or missing, or a file that is not as long as it should be.
+        ConfigError: A TensorDict of a kind that is not read.
+    """
+    arrays: dict[Key, MemmapArray] = {}
+    others: dict[str, Any] = {}
+    _collect(folder, folder, (), arrays, others)
+    return arrays, others
+
+
+def _collect(root: Path, folder: Path, path: Key, arrays: dict[Key, MemmapArray], others: dict[str, Any]) -> None:
+    """Put what a folder and those in it hold into ``arrays`` and ``others``."""
+    file = folder / "meta.json"
+    check_inside([file, *folder.glob("*.memmap")], root)
+    described = read_json_object(file, most_bytes=_MOST_JSON)
+    kind = str(described.get("_type", ""))
+    if "NonTensor" in kind:
+        if len(path) == 1:
+            # What is not JSON is a pickle, which is not opened: it can run code.
+            others[path[0]] = described.get("data")
+        return
+    if not any(name in kind for name in _KINDS):
+        raise ConfigError(f"{file}: expected a TensorDict, found {kind or 'no _type'}, which is not read")
+    if len(path) > _DEEPEST:
+        raise damaged(file, f"expected TensorDicts at most {_DEEPEST} deep")
+    for values in folder.glob("*.memmap"):
+        if not isinstance(described.get(values.name.removesuffix(".memmap").removesuffix(".shape")), Mapping):
+            raise damaged(file, f"expected what {values.name!r} holds, which lies beside, found nothing of it")
+    for name, entry in described.items():
+        if not isinstance(entry, Mapping):
+            continue
+        if os.path.basename(name) != name or name in ("", ".", ".."):
+            raise damaged(file, f"expected the name of an entry, found {name!r}")
+        if "type" in entry:
+            _collect(root, folder / name, (*path, name), arrays, others)
+        else:
+            arrays[*path, name] = _array(folder, name, entry)
+
+
+def _array(folder: Path, name: str, entry: Mapping[str, Any]) -> MemmapArray:
+    file = folder / "meta.json"
+    shape, dtype = _shape(entry.get("shape"), file), str(entry.get("dtype")).removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise damaged(file, f"expected one of {sorted(_DTYPES)}, found {entry.get('dtype')!r}")
+    if entry.get("is_nested"):
+        shape = _joined_shape(folder, name, shape)
+    return _sized(folder / f"{name}.memmap", dtype, shape)
+
+
+def _joined_shape(folder: Path, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a nested tensor's rows one after the other: of rows ``[2, 3]`` and ``[5, 3]`` it is ``[7, 3]``."""
+    rows, dimensions = (*shape, 0)[:2]
+    if not rows or not dimensions:
+        raise damaged(folder / "meta.json", f"{name}: expected the shape of its shapes, found {list(shape)}")
+    shapes = _sized(folder / f"{name}.shape.memmap", "int64", (rows, dimensions)).read(0, rows)
+    if (shapes < 0).any() or (shapes[:, 1:] != shapes[0, 1:]).any() or shapes[:, 0].astype(float).sum() > 2**48:
+        raise damaged(folder / f"{name}.shape.memmap", "expected rows that differ in their first dimension only")
+    return (int(shapes[:, 0].sum()), *shapes[0, 1:].tolist())
+
+
+def _sized(file: Path, dtype: str, shape: tuple[int, ...]) -> MemmapArray:
+    array = MemmapArray(file, dtype, shape)
+    size = math.prod(shape) * array.stored.itemsize
+    if size and not file.is_file():
+        raise damaged(file, "expected a file, found none")
+    if size and file.stat().st_size != size:
+        raise damaged(file, f"expected {size} bytes for {dtype} {list(shape)}, found {file.stat().st_size}")
+    return array
+
+
+def _shape(value: Any, file: Path) -> tuple[int, ...]:
+    good = isinstance(value, list) and len(value) <= 16
+    if not good or not all(type(size) is int and 0 <= size < 2**48 for size in value):
+        raise damaged(file, f"expected a shape, found {value!r:.100}")
+    return tuple(value)
+
+
+# ---------------------------------------------------------------------- writing
+
+
+class FolderWriter:
+    """Writes a folder, entry by entry, a piece at a time.
+
+    Args:
+        folder: An existing, empty folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._entries: dict[Key, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self._rows: dict[Key, int] = {}
+        self._lengths: dict[Key, list[int]] = {}
+        self._streams: dict[Key, Any] = {}
+
+    def append(self, path: Key, values: npt.NDArray[Any], *, row_ends: bool = False) -> None:
+        """Add rows to an entry; with ``row_ends`` they complete a row of a nested tensor."""
+        if path not in self._streams:
+            place = self._folder.joinpath(*path[:-1])
+            place.mkdir(parents=True, exist_ok=True)
+            self._streams[path] = (place / f"{path[-1]}.memmap").open("wb")
+            self._entries[path] = values.dtype, values.shape[1:]
+            self._rows[path] = 0
+        self._streams[path].write(np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False).data)
+        self._rows[path] += len(values)
+        if row_ends:
+            self._lengths.setdefault(path, []).append(self._rows[path] - sum(self._lengths.get(path, ())))
+
+    def finish(self, *, batch: tuple[int, ...], others: Mapping[str, Any], nested: bool = False) -> None:
+        """Write the descriptions."""
+        self.close()
+        folders: dict[Key, dict[str, Any]] = {(): {}}
+        for path, (dtype, shape) in self._entries.items():
+            for depth in range(1, len(path)):
+                folders.setdefault(path[: depth - 1], {})[path[depth - 1]] = {"type": "TensorDict"}
+                folders.setdefault(path[:depth], {})
+            whole = [self._rows[path], *shape]
+            if nested:
+                lengths = self._lengths.get(path, [])
+                rest = self._rows[path] - sum(lengths)
+                lengths = [*lengths, rest] if rest else lengths  # what came last has not ended
+                batch = (len(lengths),)
+                shapes = np.array([[length, *shape] for length in lengths], "<i8")
+                self._folder.joinpath(*path[:-1], f"{path[-1]}.shape.memmap").write_bytes(shapes.tobytes())
+                whole = list(shapes.shape)
+            entry = {"device": "cpu", "shape": whole, "dtype": f"torch.{dtype.name}", "is_nested": nested}
+            folders[path[:-1]][path[-1]] = entry
+        for name, value in others.items():
+            folders[()][name] = {"type": "NonTensorData"}
+            kind = "<class 'tensordict.tensorclass.NonTensorData'>"
+            self._describe((name,), {"_type": kind, "data": value, "_is_non_tensor": True, "_metadata": None})
+        for path, entries in folders.items():
+            about = {"shape": list(batch), "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
+            self._describe(path, {**entries, **about})
+
+    def close(self) -> None:
+        """Close the files."""
+        for stream in self._streams.values():
+            stream.close()
+
+    def _describe(self, path: Key, entries: Mapping[str, Any]) -> None:
+        place = self._folder.joinpath(*path)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "meta.json").write_text(json.dumps(entries), encoding="utf-8")
+
+
+class FolderEntries:
+    """A memory-mapped folder, or a TorchRL buffer's checkpoint that holds one.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        folder = path if (path / "meta.json").is_file() else path / "storage"
+        check_inside([folder / "meta.json"], path)
+        self._arrays, self.about = read_folder(folder)
+        self.shapes = {key: array.shape for key, array in self._arrays.items()}
+        # What TorchRL writes beside: how many places of the ring are used, and where its cursor stands.
+        places = {"len": folder / "storage_metadata.json", "cursor": folder.parent / "writer" / "metadata.json"}
+        for name, file in places.items():
+            if file.is_file():
+                self.about[f"_{name}"] = read_json_object(file).get(name)
+
+    def read(self, keys: Sequence[Key], first: int, end: int) -> list[npt.NDArray[Any]]:
+        """Rows ``first..end - 1`` of some entries."""
+        return [self._arrays[key].read(first, end) for key in keys]
+
+    def read_lane(
+        self, keys: Sequence[Key], first: int, end: int, dimensions: int, lane: int
+    ) -> list[npt.NDArray[Any]]:
+        """The same of one environment, ``dimensions`` being time and those over environments."""
+        return [self._arrays[key].read_lane(first, end, dimensions, lane) for key in keys]
+
+
+class FileEntries:
+    """A group of an HDF5 file.
+
+    Args:
+        file: The open file.
+        tree: What lies in the group; see ``H5File.trees``.
+        place: The group's path.
+    """
+
+    def __init__(self, file: H5File, tree: Mapping[str, Any], place: str) -> None:
+        self.name = file.path
+        self.shapes: dict[Key, tuple[int, ...]] = {}
+        self.about: dict[str, Any] = {}
+        self._file = file
+        self._place = place
+        for path, item in leaves(tree):
+            alone = len(path) == 1
+            if item["kind"] == "number" and item["shape"] and not (alone and path[0].startswith("_")):
+                self.shapes[path] = tuple(item["shape"])
+            elif item["kind"] == "number" and alone:
+                values = file.read([(f"{place}/{path[0]}", 0, 1 << 20)])[0]
+                self.about[path[0]] = values.reshape(item["shape"]).tolist()
+            elif item["kind"] != "text" or item["shape"]:
+                # Left out, it would be a column that vanished.
+                raise damaged(
+                    self.name,
+                    f"{'/'.join(path)}: expected numbers for every step, found {item['kind']} {item['shape']}",
+                )
+
+    def read(self, keys: Sequence[Key], first: int, end: int) -> list[npt.NDArray[Any]]:
+        """As ``FolderEntries``."""
+        return self._file.read([("/".join((self._place, *key)), first, end) for key in keys])
+
+    def read_lane(
+        self, keys: Sequence[Key], first: int, end: int, dimensions: int, lane: int
+    ) -> list[npt.NDArray[Any]]:
+        """As ``FolderEntries``. All environments are read, for a file of chunks is."""
+        return [
+            values.reshape(len(values), -1, *values.shape[dimensions:])[:, lane]
+            for values in self.read(keys, first, end)
+        ]
+
+
+Entries = FolderEntries | FileEntries
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """A file of the nested layout.
+
+    Args:
+        file: The open file.
+        names: Its trajectories' groups, in order.
+    """
+
+    file: H5File
+    names: Sequence[str]
+
+
+@contextmanager
+def opened(root: Path) -> Iterator[Entries | Trajectories]:
+    """What lies at a path, for as long as it is needed.
+
+    Args:
+        root: A folder of TensorDict, the checkpoint of a TorchRL buffer, or an HDF5 file.
+
+    Raises:
+        ConfigError: None of these.
+        SchemaError: Trajectories of another library.
+        DataError: It is damaged.
+    """
+    if not root.exists():
+        raise ConfigError(f"{root}: expected a file or folder, found none")
+    file = root
+    if root.is_dir() and not any((folder / "meta.json").is_file() for folder in (root, root / "storage")):
+        # The checkpoint of a TorchRL buffer may hold an HDF5 file instead.
+        candidates = (root / "storage" / "checkpoint.h5", root / "checkpoint.h5")
+        found = next((path for path in candidates if path.is_file()), None)
+        if found is None:
+            raise ConfigError(f"{root}: expected meta.json of a TensorDict, or checkpoint.h5, found neither")
+        file = found
+        check_inside([file], root)
+    if file.is_dir():
+        with reading(file):
+            entries = FolderEntries(file)
+        yield entries
+        return
+    with H5File(file) as opened_file:
+        names = [name for name in opened_file.names() if re.fullmatch(r"traj_\d+", name)]
+        if names:
+            _check_nested(file, opened_file.names(names[0]))
+            yield Trajectories(opened_file, sorted(names, key=lambda name: int(name[5:])))
+        else:
+            yield FileEntries(opened_file, opened_file.trees(["/"])[0], "")
+
+
+def _check_nested(file: Path, names: Sequence[str]) -> None:
+    """Raise SchemaError for trajectories in groups of the same names that ManiSkill wrote."""
+    if "actions" in names and "done" not in names:
+        raise SchemaError(
+            f"{file}: expected trajectories of TED, found those of ManiSkill ({', '.join(sorted(names)[:8])}), which "
+            "format='maniskill' (--format maniskill) reads"
+        )
+
 
 Arrays = dict[Key, npt.NDArray[Any]]
 _DONE = (("done",), ("terminated",), ("truncated",))

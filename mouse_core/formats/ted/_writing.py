@@ -17,7 +17,7 @@ from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import append_rows, import_h5py
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.values import read_values
-from mouse_core.formats.ted._tensordict import FolderWriter, Key
+from mouse_core.formats.ted._reading import FolderWriter, Key
 from mouse_core.images.pixels import decode_image
 from mouse_core.spec import check_list
 

@@ -20,10 +20,17 @@ from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.named import Columns, is_image, named_action, named_observation, schema_of, to_batches
 from mouse_core.formats.columns.transitions import TransitionRows, done_codes, transition_rows
-from mouse_core.formats.ted._entries import Entries, FileEntries
-from mouse_core.formats.ted._opening import Trajectories, opened
-from mouse_core.formats.ted._reading import StepBlock, has_next, pieces, trajectory
-from mouse_core.formats.ted._tensordict import Key
+from mouse_core.formats.ted._reading import (
+    Entries,
+    FileEntries,
+    Key,
+    StepBlock,
+    Trajectories,
+    has_next,
+    opened,
+    pieces,
+    trajectory,
+)
 
 _LOOKED_AT = 1024
 _TRAJECTORIES = 256

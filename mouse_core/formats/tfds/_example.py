@@ -24,20 +24,13 @@ _HEAD = 20
 
 
 def parse_example(data: bytes) -> dict[str, Feature]:
-    """All features of an Example, by name.
+    """Return all features of an Example, by name.
 
     Raises:
-        DataError: It is not one.
+        DataError: The bytes are no Example.
     """
-    found: dict[str, Feature] = {}
-    for number, value in _fields(data, 0, len(data)):
-        if number != 1:
-            raise DataError(f"expected an Example of features, found field {number} besides")
-        start, stop = _span(value, "an example's features")
-        for inner, entry in _fields(data, start, stop):
-            if inner == 1:
-                _entry(data, *_span(entry, "a feature"), found)
-    return found
+    places = feature_places(lambda begin, end: data[begin:end], len(data))
+    return {name: parse_feature(data, begin, end) for name, (begin, end) in places.items()}
 
 
 def feature_places(read: Read, length: int) -> dict[str, tuple[int, int]]:
@@ -76,9 +69,19 @@ def value_places(read: Read, start: int, stop: int) -> list[tuple[int, int]]:
     return found
 
 
-def parse_feature(data: bytes) -> Feature:
-    """A feature's values, from the bytes between its places."""
-    return _feature(data, 0, len(data))
+def parse_feature(data: bytes, start: int = 0, stop: int | None = None) -> Feature:
+    """Return the values of a feature, from its bytes ``start..stop - 1`` in ``data``; by default all of ``data``."""
+    stop = len(data) if stop is None else stop
+    for number, value in _fields(data, start, stop):
+        first, last = _span(value, "a list of values")
+        if number == 1:
+            items = [_span(item, "a byte string") for inner, item in _fields(data, first, last) if inner == 1]
+            return [data[begin:end] for begin, end in items]
+        if number == 2:
+            return _floats(data, first, last)
+        if number == 3:
+            return _integers(data, first, last)
+    return []
 
 
 def _messages(read: Read, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
@@ -102,31 +105,6 @@ def _name(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise DataError("expected a feature's name as UTF-8") from error
-
-
-def _entry(data: bytes, start: int, stop: int, found: dict[str, Feature]) -> None:
-    """One entry of the map from names to features."""
-    name, span = "", None
-    for number, value in _fields(data, start, stop):
-        if number == 1:
-            name = _name(data[slice(*_span(value, "a feature's name"))])
-        elif number == 2:
-            span = _span(value, "a feature's value")
-    if span is not None:
-        found[name] = _feature(data, *span)
-
-
-def _feature(data: bytes, start: int, stop: int) -> Feature:
-    for number, value in _fields(data, start, stop):
-        first, last = _span(value, "a list of values")
-        if number == 1:
-            items = [_span(item, "a byte string") for inner, item in _fields(data, first, last) if inner == 1]
-            return [data[begin:end] for begin, end in items]
-        if number == 2:
-            return _floats(data, first, last)
-        if number == 3:
-            return _integers(data, first, last)
-    return []
 
 
 def _floats(data: bytes, start: int, stop: int) -> npt.NDArray[np.float32]:

@@ -27,8 +27,8 @@ from mouse_core.about.dataset import About
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import replacing
-from mouse_core.formats._files.crc32c import masked_crc32c
 from mouse_core.formats._files.on_disk import kept_beside
+from mouse_core.formats._files.tfrecord import masked_crc32c
 from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import nested, to_batch, travels_with_action
 from mouse_core.formats.columns.steps import Stack

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats._files.crc32c import _update, crc32c, masked_crc32c
 from mouse_core.formats._files.tfrecord import array_records
 from mouse_core.formats.rlds import read_rlds
 from mouse_core.formats.tfds import read_tfds, write_tfds
@@ -216,20 +215,6 @@ def test_floats_that_tfds_rounds_are_noted(tmp_path: Path) -> None:
     stream = read_tfds(tmp_path / "x")
     assert "32-bit floats" in stream.notes[0]
     assert stream.to_table().column("metadata_wide")[0].as_py() == float(np.float32(0.1))
-
-
-def test_crc() -> None:
-    assert (crc32c(b"123456789"), crc32c(bytes(32)), crc32c(b"\xff" * 32)) == (0xE3069283, 0x8A9136AA, 0x62A8AB43)
-    random = np.random.default_rng(0)
-    for size in (0, 1, 8, 1499, 1500, 1501, 1563, 1564, 4096, 5000, 70_001):
-        data = random.integers(0, 256, size, np.uint8).tobytes()
-        # Also without a compiled package, which may be installed.
-        assert crc32c(data) == slow_crc(data) == _update(0xFFFFFFFF, np.frombuffer(data, np.uint8)) ^ 0xFFFFFFFF
-    assert masked_crc32c(b"abc") == masked(b"abc")
-    long = random.integers(0, 256, (1 << 20) + 77, np.uint8)
-    changed = long.copy()
-    changed[1 << 19] ^= 1
-    assert _update(0xFFFFFFFF, long) != _update(0xFFFFFFFF, changed)
 
 
 def test_examples_of_every_wire_form() -> None:

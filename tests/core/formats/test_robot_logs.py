@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, formats
 from mouse_core.cli import main
-from mouse_core.formats.topics import TopicLayout, read_topics, topics_in
+from mouse_core.formats.robot_logs import TopicLayout, read_robot_logs, topics_in
 from mouse_core.images import encode_png
 from mouse_core.testing import FormatConformance
 from tests.core.damaged_files import damaged_copies, read_all
@@ -84,7 +84,7 @@ def column(rows: Any, name: str) -> list[Any]:
 def test_a_tick_has_the_message_that_plain_python_finds(
     times: list[int], ticks: list[int], match: str, tolerance: float
 ) -> None:
-    from mouse_core.formats.topics._aligning import matched
+    from mouse_core.formats.robot_logs._aligning import matched
 
     found, away = matched(np.sort(times), np.array(ticks), match, tolerance)
     for tick, place, far in zip(ticks, found.tolist(), away.tolist(), strict=True):
@@ -263,7 +263,7 @@ def test_bags_are_what_the_mcap_file_is(bag: dict[str, Any], tmp_path: Path) -> 
 
 
 def test_common_messages_are_defined_as_ros_has_them() -> None:
-    from mouse_core.formats.topics._messages import COMMON, parse_definitions, plain_name
+    from mouse_core.formats.robot_logs._messages import COMMON, parse_definitions, plain_name
 
     kinds = {1: lambda what: what[0], 2: plain_name}
     for name in COMMON:
@@ -318,7 +318,7 @@ def read_plain(one: Any) -> Any:
 
 @pytest.mark.parametrize("little", [True, False])
 def test_messages_are_decoded_as_rosbags_encodes_them(little: bool) -> None:
-    from mouse_core.formats.topics._messages import COMMON, decoder
+    from mouse_core.formats.robot_logs._messages import COMMON, decoder
 
     rng = np.random.default_rng(0)
     for name in COMMON:
@@ -565,7 +565,7 @@ def test_layouts_in_yaml_and_on_the_command_line(tmp_path: Path, capsys: pytest.
     assert "sensor_msgs/msg/JointState" in shown
     assert "--format layout.yaml" in shown
     assert main(["inspect", str(path), "--format", str(layout)]) == 0
-    assert "(topics): 8 rows" in capsys.readouterr().out
+    assert "(robot_logs): 8 rows" in capsys.readouterr().out
     assert main(["convert", str(path), str(tmp_path / "rows"), "--format", str(layout)]) == 0
     assert formats.open(tmp_path / "rows").digest() == wanted.digest()
     with pytest.raises(
@@ -576,7 +576,7 @@ def test_layouts_in_yaml_and_on_the_command_line(tmp_path: Path, capsys: pytest.
     with pytest.raises(ConfigError, match=r"layout.yaml: missing 1 required keyword-only argument: 'tolerance'"):
         formats.open(path, format=layout)
     with pytest.raises(ConfigError, match="expected MCAP files or bags of ROS 2, found none"):
-        read_topics(tmp_path / "rows", layout=STATE | {"rate": 1})
+        read_robot_logs(tmp_path / "rows", layout=STATE | {"rate": 1})
 
 
 class TestTopics(FormatConformance):
@@ -590,7 +590,7 @@ class TestTopics(FormatConformance):
         return folder
 
     def read(self, path: Path, **options: Any) -> Any:
-        return read_topics(path, layout=STATE | {"clock": "/joints"}, **options)
+        return read_robot_logs(path, layout=STATE | {"clock": "/joints"}, **options)
 
 
 # ---------------------------------------------------------------------- damage
@@ -679,7 +679,7 @@ def test_the_crc_of_the_whole_is_compared(tmp_path: Path) -> None:
     ],
 )
 def test_hostile_definitions(text: str, found: str) -> None:
-    from mouse_core.formats.topics._messages import decoder
+    from mouse_core.formats.robot_logs._messages import decoder
 
     with pytest.raises(DataError, match=found):
         decoder("mine/Self", "cdr", "ros2msg", text)
@@ -696,7 +696,7 @@ def test_hostile_definitions(text: str, found: str) -> None:
     ],
 )
 def test_hostile_messages(data: bytes, found: str) -> None:
-    from mouse_core.formats.topics._messages import decoder
+    from mouse_core.formats.robot_logs._messages import decoder
 
     with pytest.raises(DataError, match=found):
         decoder("mine/Texts", "cdr", "ros2msg", "string[] texts\nstd_msgs/Bool[] flags")(data)

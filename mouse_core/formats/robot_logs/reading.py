@@ -27,16 +27,16 @@ from mouse_core.formats.columns.named import (
 )
 from mouse_core.formats.columns.transitions import one_later, placeholder, step_numbers
 from mouse_core.formats.layouts.layout import loaded
-from mouse_core.formats.topics._aligning import Aligned, Column, StepBlock
-from mouse_core.formats.topics.layout import TopicLayout
-from mouse_core.formats.topics.recordings import recordings_of, topics_in
+from mouse_core.formats.robot_logs._aligning import Aligned, Column, StepBlock
+from mouse_core.formats.robot_logs.layout import TopicLayout
+from mouse_core.formats.robot_logs.recordings import recordings_of, topics_in
 
-__all__ = ["read_topics"]
+__all__ = ["read_robot_logs"]
 
 _SHOWN = 12
 
 
-def read_topics(
+def read_robot_logs(
     path: str | os.PathLike[str],
     *,
     layout: TopicLayout | Mapping[str, Any] | str | os.PathLike[str] | None = None,
@@ -87,7 +87,7 @@ def read_topics(
 
     return RowStream(
         os.fspath(path),
-        "topics",
+        "robot_logs",
         schema,
         batches,
         episodes=len(first.runs) if len(recordings) == 1 else None,

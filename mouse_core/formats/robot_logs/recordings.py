@@ -13,10 +13,9 @@ from urllib.parse import quote
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, read_bytes, reading
-from mouse_core.formats import _recognising as signs
 from mouse_core.formats._files.on_disk import BAG as METADATA
 from mouse_core.formats.layouts._arrays import natural_key
-from mouse_core.formats.topics._mcap import Channel, Messages, mcap_messages, unpacked
+from mouse_core.formats.robot_logs._mcap import Channel, Messages, mcap_messages, unpacked
 
 SUFFIXES = (".mcap", ".db3")
 _MOST_BYTES, _MOST_VALUE = 4 << 20, 1 << 28
@@ -79,11 +78,6 @@ class Topic:
     def rate(self) -> float:
         """Messages per second; 0 for a single message."""
         return (self.messages - 1) / self.seconds if self.seconds else 0.0
-
-
-def is_recording(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is an MCAP file, a bag of ROS 2, or a folder of these, by names and first bytes. Never raises."""
-    return signs.is_recording(Path(path))
 
 
 def topics_in(path: str | os.PathLike[str]) -> list[Topic]:
