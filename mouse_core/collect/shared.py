@@ -96,7 +96,7 @@ class SharedStore:
             raise ConfigError(f"store: expected a DatasetStore that is written to, found {store!r:.80}")
         self.store = store
         self._lock = threading.Lock()
-        self._log = None if store.path is None else Log(Path(store.path) / CLIENTS, noted=True)
+        self._log = None if store.path is None else Log(Path(store.path) / CLIENTS)
         self._last = {} if self._log is None else _last_of(self._log, store.written)
         self._owed: list[_Write] = []  # what became of writes, and is not in the log yet
         self._tokens: dict[str, str] = {}  # of the client that has a name

@@ -1,16 +1,22 @@
-"""A file that records are appended to, and that is read when it is opened.
+"""Durable logs: records that are appended to a file, and that are read when the file is opened again.
 
-Every record has its length, its checksum and the checksum of these two before it, little-endian in 8, 4 and 4 bytes::
+Before each record stand its length, its checksum and the checksum of these two, little-endian in 8, 4 and 4 bytes::
 
     b"abc"  ->  03 00 00 00 00 00 00 00 | c2 41 24 35 | checksum of these 12 bytes | 61 62 63
 
-A crash can only leave the last record torn. It was never acknowledged, so it is dropped; damage before it is an error.
+A crash can tear only the last record. Nobody was told that this record is there, so the reader drops it. Damage before
+the last record raises DataError. There are two backings:
 
-Torn by a crash and cut later look the same. So a log may have a note beside it, ``<name>.size``, of how many bytes were
-acknowledged, which is lowered before the log gets shorter and raised after it got longer::
+- ``Log`` is a file that grows with each record. A file that a crash tore looks like a file that was cut later. So a
+  second file, ``<name>.size``, says how many bytes were acknowledged. Its number falls before the log gets shorter, and
+  rises after the log got longer::
 
-    append 20 bytes to 100   a crash here leaves 100..120 bytes, of which the note says 100: the rest is dropped
-    note 120                 119 bytes are damage from here on, and so is a log that is gone
+      append 20 bytes to 100   a crash here leaves 100..120 bytes; the note says 100, so the rest is dropped
+      note 120                 from here on 119 bytes are damage, and so is a log that is gone
+
+- ``MappedLog`` is mapped memory: appending a record costs no system call, 1 instead of 8 microseconds. The length of a
+  record is written last, as one word; a length of 0 is the end of the log. Only the process that made the log appends
+  to it. Another process reads it once that process has ended.
 """
 
 from __future__ import annotations
@@ -26,46 +32,91 @@ from typing import BinaryIO
 
 from mouse_core.errors import DataError
 from mouse_core.files.locking import Descriptor, this_boot
-from mouse_core.files.writing import beside, publish, remove, storing, sync_folders, write_all
+from mouse_core.files.mapped import mapped, open_file, origin, set_aside, sync_mapped
+from mouse_core.files.reading import damaged, reading
+from mouse_core.files.writing import beside, publish, remove, storing, sync_folders, write_at
 
 # Length of the record, its checksum, and the checksum of these two: a length that cannot be trusted would hide
 # everything behind it.
 _HEADER = struct.Struct("<QII")
 _BLOCK = 2**20
-# Of the note: how many bytes waited for the disk, how many were written, since which start of the machine these are not
-# lost with it, and a checksum.
+# Of the note: bytes that waited for the disk, bytes that were acknowledged, the boot in which they were, a checksum.
 _NOTE = struct.Struct("<QQQI")
+# Of a mapped log: the magic, the origin of the file, and the seed of the checksums.
+_MAPPED = struct.Struct("<8sQQ")
+_MAGIC = b"mouserec"
+_LEAST_BYTES = 1 << 14
+_ZEROS = bytes(8)
 
 
-def _frame(record: bytes) -> bytes:
-    length_and_sum = _HEADER.pack(len(record), zlib.crc32(record), 0)[:-4]
+def _frame(record: bytes, seed: int = 0) -> bytes:
+    length_and_sum = _HEADER.pack(len(record), zlib.crc32(record, seed), 0)[:-4]
     return length_and_sum + zlib.crc32(length_and_sum).to_bytes(4, "little") + record
 
 
-class Log(Descriptor):
-    """Records in the order they were appended. The folder has one writer at a time.
+def _records(
+    path: Path, file: BinaryIO, position: int = 0, *, seed: int = 0, is_mapped: bool = False
+) -> Iterator[tuple[int, bytes]]:
+    """Yield where each whole record begins, and the record, from byte ``position`` on.
 
     Args:
-        path: The file, made if it is not there.
-        visit: Is given each record that is there, and where it begins; None: all are in ``records``.
-        noted: Whether a note beside it tells how long it is, so that a log that was cut, or is gone, is found.
+        path: The file, for messages.
+        file: The file at ``position``.
+        position: Where a record begins.
+        seed: The seed of the checksums.
+        is_mapped: Whether a length of 0 is the end of the log, and older records may follow.
 
     Raises:
-        DataError: A record that is not what was written, or some are missing.
+        DataError: A record is damaged that is not the last one.
+    """
+    size = os.fstat(file.fileno()).st_size
+    while position + _HEADER.size <= size:
+        header = file.read(_HEADER.size)
+        length, checksum, header_sum = _HEADER.unpack(header)
+        if is_mapped and not length:
+            return
+        if zlib.crc32(header[:-4]) != header_sum:
+            if not any(header) and not any(map(any, iter(partial(file.read, _BLOCK), b""))):
+                return  # room that was made for a record and never filled
+            raise DataError(f"log {path}: expected a record at byte {position}, found damage")
+        end = position + _HEADER.size + length
+        if end > size:
+            return
+        record = file.read(length)
+        if zlib.crc32(record, seed) != checksum:
+            if end == size:
+                return
+            raise DataError(f"log {path}: expected the record at byte {position} as it was written, found damage")
+        yield position, record
+        position = end
+
+
+# ---------------------------------------------------------------------- a file that grows
+
+
+class Log(Descriptor):
+    """A log with one writer at a time, and any number of readers; see ``read_log`` and ``follow_log``.
+
+    Args:
+        path: The file, made if it is missing.
+        visit: Called with where each record begins, and the record; None: all records are in ``records``.
+
+    Raises:
+        DataError: A record is damaged, or acknowledged records are missing.
         StorageError: The file cannot be read or written.
     """
 
-    def __init__(self, path: Path, visit: Callable[[int, bytes], None] | None = None, *, noted: bool = False) -> None:
+    def __init__(self, path: Path, visit: Callable[[int, bytes], None] | None = None) -> None:
         self.path = path
         self._note, self._boot = Descriptor(), this_boot()
         self._synced = 0
         self.records: list[bytes] = []
         self.size = 0
-        self._named = False  # a process that made it may have died before its name was on the disk
+        self._is_named = False  # whether the name is known to be on the disk
         with storing(f"log {path}"):
             remove(beside(path))
-            acknowledged = _acknowledged(path) if noted else 0
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+            synced, acknowledged = _noted(path)
+            self._file = _open(path)
             try:
                 with path.open("rb") as file:
                     for begin, record in _records(path, file):
@@ -74,129 +125,122 @@ class Log(Descriptor):
                             self.records.append(record)
                         else:
                             visit(begin, record)
-                _refuse_missing(path, acknowledged, self.size)
+                _check_size(path, self.size, acknowledged)
                 if self.size < os.fstat(self._file).st_size:
                     os.ftruncate(self._file, self.size)
-                if noted:
-                    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
-                    self._note = Descriptor(os.open(note_path(path), flags, 0o644))
-                    self._synced = min(_noted(path)[0], self.size)
-                    self._say(self._synced, self.size)
+                self._note = Descriptor(_open(note_path(path)))
+                self._acknowledge(min(synced, self.size), self.size)
             except BaseException:
                 self.close()
                 raise
 
     def append(self, record: bytes, *, sync: bool) -> None:
-        """Add a record; after an error the log is as it was.
+        """Append a record; after an error the log is unchanged.
 
         Args:
-            record: What to add.
-            sync: Whether to wait until it is on the disk.
+            record: The record.
+            sync: Whether to wait until the record is on the disk.
 
         Raises:
-            StorageError: It cannot be written.
+            StorageError: The record cannot be written.
         """
         frame = _frame(record)
         with storing(f"log {self.path}"):
             try:
-                os.lseek(self._file, self.size, os.SEEK_SET)
-                write_all(self._file, frame)
+                write_at(self._file, frame, self.size)
                 if sync:
                     os.fsync(self._file)
-                    self._name()
+                    self._sync_name()
             except BaseException:
                 self.cut(self.size)
                 raise
         self.size += len(frame)
-        # It is in the log all the same where that cannot be noted.
+        # The record is in the log even if the note cannot be written.
         with suppress(OSError):
-            self._say(self.size if sync else self._synced, self.size)
+            self._acknowledge(self.size if sync else self._synced, self.size)
 
     def cut(self, size: int) -> None:
-        """Drop everything after the first ``size`` bytes.
-
-        Raises:
-            StorageError: That cannot be done; the log is as it was.
-        """
+        """Drop everything behind the first ``size`` bytes; after a StorageError the log is unchanged."""
         with storing(f"log {self.path}"):
-            self._say(min(self._synced, size), size)
+            self._acknowledge(min(self._synced, size), size)
             os.ftruncate(self._file, size)
         self.size = size
 
     def read(self, begin: int) -> bytes:
-        """The record that begins at a byte.
+        """Return the record that begins at byte ``begin``.
 
         Raises:
-            DataError: It is not what was written.
-            StorageError: It cannot be read.
+            DataError: The record is damaged.
+            StorageError: The file cannot be read.
         """
         with storing(f"log {self.path}"), self.path.open("rb") as file:
             file.seek(begin)
             for _, record in _records(self.path, file, begin):
                 return record
-        raise DataError(f"log {self.path}: expected a record at byte {begin}, found its end")
+        raise DataError(f"log {self.path}: expected a record at byte {begin}, found the end of the log")
 
     def rewrite(self, records: Iterable[bytes]) -> list[int]:
-        """Replace all records by these, at once; where each of them begins.
+        """Replace all records at once, and return where each new record begins.
 
         Args:
-            records: They, which may be made one by one of those that are there.
+            records: The new records, which may be made one by one from the old ones.
 
         Raises:
-            StorageError: They cannot be written; the log is as it was. That its name is on the disk the next ``append``
-                sees to, where it cannot be seen to now.
+            StorageError: The records cannot be written; the log is unchanged.
         """
         places, size, new = [], 0, beside(self.path)
         with storing(f"log {self.path}"):
-            file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o644)
+            file = _open(new, os.O_TRUNC)
             try:
                 for record in records:
                     frame = _frame(record)
-                    write_all(file, frame)
+                    write_at(file, frame, size)
                     places.append(size)
                     size += len(frame)
                 os.fsync(file)
-                self._say(0, 0)
+                self._acknowledge(0, 0)
                 publish([self.path])
             except BaseException:
                 os.close(file)
                 remove(new)
                 raise
-            # The name is the new file's from here on, whatever fails.
-            before, self._file, self.size, self._named = self._file, file, size, False
+            # From here on the name is that of the new file. If the name cannot be synced now, ``append`` syncs it.
+            before, self._file, self.size, self._is_named = self._file, file, size, False
             os.close(before)
             with suppress(OSError):
-                self._name()
-                self._say(size, size)
+                self._sync_name()
+                self._acknowledge(size, size)
         return places
 
-    def _say(self, synced: int, written: int) -> None:
-        """Note how many bytes were acknowledged."""
-        self._synced = synced
-        if self._note.file >= 0:
-            note = _NOTE.pack(synced, written, self._boot, 0)[:-4]
-            os.lseek(self._note.file, 0, os.SEEK_SET)
-            write_all(self._note.file, note + zlib.crc32(note).to_bytes(4, "little"))
-
     def close(self) -> None:
-        """Close the file; may be called twice."""
+        """Close the files; may be called twice."""
         self._note.close()
         super().close()
 
-    def _name(self) -> None:
-        """Wait until the file's name is on the disk."""
-        if not self._named:
+    def _acknowledge(self, synced: int, written: int) -> None:
+        """Note how many bytes are on the disk, and how many were written."""
+        self._synced = synced
+        if self._note.file >= 0:
+            note = _NOTE.pack(synced, written, self._boot, 0)[:-4]
+            write_at(self._note.file, note + zlib.crc32(note).to_bytes(4, "little"), 0)
+
+    def _sync_name(self) -> None:
+        if not self._is_named:
             sync_folders([self.path.parent])
-            self._named = True
+            self._is_named = True
+
+
+def _open(path: str | os.PathLike[str], flags: int = 0) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | flags, 0o644)
 
 
 def note_path(path: Path) -> Path:
-    """Where the note of a log lies."""
+    """Path of the note of a log."""
     return path.with_name(f"{path.name}.size")
 
 
 def _noted(path: Path) -> tuple[int, int]:
-    """How many bytes of a log waited for the disk, and how many were acknowledged; 0 where nothing is noted."""
+    """Return how many bytes of a log were synced, and how many were acknowledged; 0 without a whole note."""
     try:
         note = note_path(path).read_bytes()
     except FileNotFoundError:
@@ -207,72 +251,144 @@ def _noted(path: Path) -> tuple[int, int]:
     return synced, written if boot and boot == this_boot() else synced
 
 
-def _acknowledged(path: Path) -> int:
-    return _noted(path)[1]
-
-
-def _refuse_missing(path: Path, acknowledged: int, size: int) -> None:
-    """Raise DataError where a log has fewer bytes than were acknowledged."""
+def _check_size(path: Path, size: int, acknowledged: int) -> None:
+    """Raise DataError if a log has fewer bytes than were acknowledged."""
     if size < acknowledged:
         found = f"{size} whole ones" if path.exists() else "no file"
         raise DataError(
-            f"log {path}: expected {acknowledged} bytes, which were acknowledged, found {found}: records are missing. "
-            f"Put it back from a copy, or remove {note_path(path)} to go on with what is left"
+            f"log {path}: expected {acknowledged} acknowledged bytes, found {found}: records are missing. "
+            f"Restore the log from a copy, or remove {note_path(path)} to go on with the records that are left"
         )
 
 
 def read_log(path: Path) -> list[bytes]:
-    """The records of a log that someone else may be appending to.
-
-    Raises:
-        DataError: A record that is not what was written.
-        StorageError: The file cannot be read.
-    """
+    """Return the records of a log that another process may be appending to; errors as of ``follow_log``."""
     return follow_log(path)[0]
 
 
 def follow_log(path: Path, position: int = 0) -> tuple[list[bytes], int]:
-    """The whole records from a position on, and where the last of them ends; someone else may be appending.
+    """Return the whole records from a position on, and where the last one ends; another process may be appending.
 
     Args:
-        path: The file; there are no records where it is not there.
-        position: Where a record begins: 0, or what an earlier call returned.
+        path: The file; a missing file has no records.
+        position: Where a record begins: 0, or a position that an earlier call returned.
 
     Raises:
-        DataError: A record that is not what was written.
+        DataError: A record is damaged.
         StorageError: The file cannot be read.
     """
     with storing(f"log {path}"):
         while True:
-            acknowledged, records, end = _acknowledged(path), list[bytes](), position
+            acknowledged, records, end = _noted(path)[1], list[bytes](), position
             with suppress(FileNotFoundError), path.open("rb") as file:
                 file.seek(position)
                 for begin, record in _records(path, file, position):
                     records.append(record)
                     end = begin + _HEADER.size + len(record)
-            # Whoever makes it shorter notes that before.
-            if end >= acknowledged or acknowledged == _acknowledged(path):
-                _refuse_missing(path, acknowledged, end)
+            # A writer that makes the log shorter changes the note first.
+            if end >= acknowledged or acknowledged == _noted(path)[1]:
+                _check_size(path, end, acknowledged)
                 return records, end
 
 
-def _records(path: Path, file: BinaryIO, position: int = 0) -> Iterator[tuple[int, bytes]]:
-    """The whole records of a file that is read from byte ``position`` on, and where each begins."""
-    size = os.fstat(file.fileno()).st_size
-    while position + _HEADER.size <= size:
-        header = file.read(_HEADER.size)
-        length, checksum, header_sum = _HEADER.unpack(header)
-        if zlib.crc32(header[:-4]) != header_sum:
-            if not any(header) and not any(map(any, iter(partial(file.read, _BLOCK), b""))):
-                return  # room that was made for a record and never filled
-            raise DataError(f"log {path}: expected a record at byte {position}, found damage")
-        end = position + _HEADER.size + length
-        if end > size:
-            return
-        record = file.read(length)
-        if zlib.crc32(record) != checksum:
-            if end == size:
-                return
-            raise DataError(f"log {path}: expected the record at byte {position} as it was written, found damage")
-        yield position, record
-        position = end
+# ---------------------------------------------------------------------- mapped memory
+
+
+class MappedLog(Descriptor):
+    """A new log in mapped memory, which one process writes.
+
+    Behind a header of 24 bytes stand the records, and behind the last one a length of 0. The header has the magic, the
+    origin of the file (see ``origin``), and how often the log was cleared. That number is the seed of the checksums: so
+    a record from before a ``clear`` is never taken for a new one, even if a power cut keeps only some pages.
+
+    Args:
+        path: The file.
+
+    Raises:
+        StorageError: The file cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seed = 0
+        self._end = _MAPPED.size
+        with storing(f"log {path}"):
+            self._file = open_file(path, create=True)
+            try:
+                set_aside(self._file, _LEAST_BYTES)
+                self._bytes = _LEAST_BYTES
+                self._memory = mapped(self._file, _LEAST_BYTES, write=True)
+            except BaseException:
+                super().close()
+                os.unlink(path)
+                raise
+        self._memory[: _MAPPED.size] = _MAPPED.pack(_MAGIC, origin(self._file), 0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the log has no record."""
+        return self._end == _MAPPED.size
+
+    def append(self, record: bytes) -> None:
+        """Append a record.
+
+        Raises:
+            StorageError: The disk has no room for the record.
+        """
+        frame, begin = _frame(record, self._seed), self._end
+        end = begin + len(frame)
+        if end + 8 > self._bytes:
+            self._grow(end + 8)
+        memory = self._memory
+        memory[begin + 8 : end + 8] = frame[8:] + _ZEROS
+        memory[begin : begin + 8] = frame[:8]
+        self._end = end
+
+    def clear(self) -> None:
+        """Drop all records."""
+        self._end = _MAPPED.size
+        self._memory[self._end : self._end + 8] = _ZEROS
+        self._seed = (self._seed + 1) % (1 << 32)
+        self._memory[16:24] = self._seed.to_bytes(8, "little")
+
+    def sync(self) -> None:
+        """Wait until all records are on the disk; raises StorageError if they are not."""
+        with storing(f"log {self.path}"):
+            sync_mapped(self._file, self._memory)
+
+    def _grow(self, least: int) -> None:
+        size = max(2 * self._bytes, -(-least // _LEAST_BYTES) * _LEAST_BYTES)
+        with storing(f"log {self.path}"):
+            set_aside(self._file, size, begin=self._bytes)
+            memory = mapped(self._file, size, write=True)
+        self._memory.close()
+        self._memory, self._bytes = memory, size
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        if self._file >= 0:
+            self._memory.close()
+        super().close()
+
+
+def read_mapped_log(path: Path) -> list[bytes]:
+    """Return the records of a mapped log whose writer has ended.
+
+    Raises:
+        DataError: A record is damaged. After a restart of the machine a damaged record is the end of the log.
+    """
+    records: list[bytes] = []
+    with reading(path), path.open("rb") as file:
+        head = file.read(_MAPPED.size)
+        if len(head) < _MAPPED.size or not any(head):
+            return records  # the writer ended before it had written the header
+        magic, written, seed = _MAPPED.unpack(head)
+        if magic != _MAGIC:
+            raise damaged(path, f"expected a mapped log, found {magic!r}")
+        try:
+            for _, record in _records(path, file, _MAPPED.size, seed=seed, is_mapped=True):
+                records.append(record)
+        except DataError:
+            if written and written == origin(file.fileno()):
+                raise
+    return records

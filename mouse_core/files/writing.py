@@ -199,10 +199,18 @@ def _write_to(path: StrPath, content: bytes | memoryview) -> None:
 
 
 def write_all(file: int, content: bytes | memoryview) -> None:
-    """Write all of it at an open file's position."""
+    """Write all of ``content`` at the position of an open file."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(file, rest) :]
+
+
+def write_at(file: int, content: bytes, begin: int) -> None:
+    """Write all of ``content`` from byte ``begin`` of an open file on."""
+    rest = memoryview(content)
+    while rest:
+        written = os.pwrite(file, rest, begin)
+        rest, begin = rest[written:], begin + written
 
 
 # ---------------------------------------------------------------------- what is left over

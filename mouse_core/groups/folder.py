@@ -204,7 +204,7 @@ class LateStore:
             with storing(f"folder {late_folder(root, column)}"):
                 make_folder(late_folder(root, column), sync=sync)
             remove_leftovers(late_folder(root, column), only_writer=True)
-        self._log = Log(late_log(root), noted=True) if declared.late else None
+        self._log = Log(late_log(root)) if declared.late else None
         try:
             self.places = LatePlaces(root, declared, [] if self._log is None else self._log.records)
         except BaseException:

@@ -218,7 +218,7 @@ def open_index(root: Path) -> tuple[Index, Log]:
         DataError: The log or a file that it does not know is damaged.
         StorageError: The folder cannot be read.
     """
-    log = Log(index_path(root), noted=True)
+    log = Log(index_path(root))
     try:
         index, parts, batches, gone = _compare(root, log.records, clean=True)
         if parts:

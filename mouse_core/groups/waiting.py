@@ -226,7 +226,7 @@ class Waiting:
                     self.groups.setdefault(rollout.key, WaitingGroup(time)).rollouts.append(own)
                     kept.put([rollout])
 
-        self._log = Log(root / STATE / "waiting.log", found, noted=True)
+        self._log = Log(root / STATE / "waiting.log", found)
 
     @property
     def count(self) -> int:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from mouse_core.errors import DataError
-from mouse_core.files.mapped_log import MappedRecords, read_mapped_records
+from mouse_core.files.log import MappedLog, read_mapped_log
 from mouse_core.files.reading import reading
 from mouse_core.files.writing import make_folder, remove, storing, sync_folders
 from mouse_core.record._columns import Row
@@ -193,7 +193,7 @@ class Running:
         self.name = os.urandom(6).hex()
         self._keeps_all, self._sync = keeps_all, sync
         self._process = os.getpid()
-        self._files: list[MappedRecords] = []
+        self._files: list[MappedLog] = []
         self._rows = 0  # in the file that is written to
         self._encoded = RowEncoder().encoded
         _alive.add(self)
@@ -227,7 +227,7 @@ class Running:
 
     def _begin(self) -> None:
         make_folder(self._folder, sync=self._sync)
-        self._files += [MappedRecords(self._folder / f"{self.name}{ending}") for ending in _ENDINGS]
+        self._files += [MappedLog(self._folder / f"{self.name}{ending}") for ending in _ENDINGS]
         if self._sync:
             sync_folders([self._folder])
 
@@ -257,7 +257,7 @@ class Running:
         _alive.discard(self)
 
 
-def _remove_empty(files: list[MappedRecords], process: int) -> None:
+def _remove_empty(files: list[MappedLog], process: int) -> None:
     """Close files, and remove those without rows."""
     for file in files:
         file.close()
@@ -306,7 +306,7 @@ class LeftOver:
         """Now the last ``count`` rows go into the store, the first as row ``number``; who dies then knows it."""
         if self.waited:
             remove(self.note)
-            note = MappedRecords(self.note)
+            note = MappedLog(self.note)
             note.append(_NUMBER.pack(_GOES) + _GOING.pack(number, len(self.waited) - count, count))
             note.close()
 
@@ -338,7 +338,7 @@ def left_over(path: str) -> Iterator[LeftOver]:
         waited: list[Row] = []
         going = (0, 0, 0)
         for file in files:
-            for record in read_mapped_records(file):
+            for record in read_mapped_log(file):
                 with reading(file):
                     (number,) = _NUMBER.unpack_from(record)
                     if number == _GOES:

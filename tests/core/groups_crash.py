@@ -23,7 +23,7 @@ from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, open
 from tests.core.groups_cases import group, rollout
 from tests.core.killing import killed_at
 
-STEPS = ("write", "replace", "fsync", "unlink", "ftruncate", "mkdir", "open")
+STEPS = ("write", "pwrite", "replace", "fsync", "unlink", "ftruncate", "mkdir", "open")
 
 
 def script() -> Iterator[tuple[str, Any]]:

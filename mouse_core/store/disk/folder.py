@@ -283,7 +283,7 @@ class WrittenFolder:
             return
         record = json.dumps({"opened": rows}).encode()
         try:
-            log = Log(self.path / CLIENTS, noted=True)
+            log = Log(self.path / CLIENTS)
             try:
                 if log.records[-1:] != [record]:
                     log.append(record, sync=True)

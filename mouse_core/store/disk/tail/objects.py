@@ -19,6 +19,7 @@ import pyarrow as pa
 from mouse_core.errors import DataError
 from mouse_core.files.locking import Descriptor
 from mouse_core.files.mapped import open_file
+from mouse_core.files.writing import write_at
 from mouse_core.store._tail.columns import ObjectExtent
 from mouse_core.store._tail.values import TailColumn
 
@@ -47,10 +48,7 @@ class ObjectsFile(Descriptor):
 
     def write(self, content: bytes, at: int) -> None:
         """Write some values where they belong; raises OSError if not all can be."""
-        rest = memoryview(content)
-        while rest:
-            written = os.pwrite(self._file, rest, at)
-            rest, at = rest[written:], at + written
+        write_at(self._file, content, at)
 
     def read(self, begin: int, end: int) -> bytes:
         """The bytes from one place to another; raises DataError where the file is shorter."""
