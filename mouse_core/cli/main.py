@@ -86,7 +86,7 @@ def run_verify(chosen: argparse.Namespace) -> int:
     """Say whether recorded data of any format are what was written, and which file is damaged.
 
     examples:
-      mouse verify recordings                           written by mouse convert: every file has its SHA-256 noted
+      mouse verify recordings                           written by mouse convert: every file has its checksum noted
       mouse verify halfcheetah.hdf5 --final drop --digest 5f0c...
       mouse verify recordings --strict                  status 1 where there is nothing to compare with, for scripts
       mouse verify runs/collect                         the folder of a DatasetStore.open, also while it is written

@@ -2,9 +2,9 @@
 
 A file has three parts:
 
-- a head: 8 magic bytes, then the length of the description (8 bytes) and its CRC-32 (4 bytes), both little-endian;
+- a head: 8 magic bytes, then the length of the description (8 bytes) and its checksum (8 bytes), both little-endian;
 - the bytes of each array, at a multiple of 64;
-- the description, JSON: the tree, and for each array its dtype, shape, position, length and CRC-32.
+- the description, JSON: the tree, and for each array its dtype, shape, position, length and checksum.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import zlib
 from collections.abc import Iterator, Mapping
 from math import prod
 from os import PathLike
@@ -24,11 +23,12 @@ import numpy.typing as npt
 
 from mouse_core._base.checks import UNREADABLE
 from mouse_core.dtypes import dtype_name, named_dtype
-from mouse_core.errors import StateError, StorageError
+from mouse_core.errors import DataError, StateError, StorageError
+from mouse_core.files.checksum import RunningChecksum, check, checksum
 from mouse_core.files.writing import remove_leftovers, replacing, storing
 
 _MAGIC = b"MOUSERB1"
-_HEAD = struct.Struct("<8sQI")
+_HEAD = struct.Struct("<8sQQ")
 _ALIGNMENT = 64
 _PIECE = 1 << 22
 _NAME = "replay.mouse"
@@ -66,15 +66,15 @@ def _write(file: BinaryIO, state: Mapping[str, Any]) -> None:
     position = _HEAD.size
     for array in arrays:
         position += file.write(b"\0" * (-position % _ALIGNMENT))
-        begin, crc = position, 0
+        begin, running = position, RunningChecksum()
         for piece in _pieces(array):
             position += file.write(piece)
-            crc = zlib.crc32(piece, crc)
-        entries.append([dtype_name(array.dtype), list(array.shape), begin, position - begin, crc])
+            running.update(piece)
+        entries.append([dtype_name(array.dtype), list(array.shape), begin, position - begin, running.intdigest()])
     text = json.dumps({"state": tree, "arrays": entries}, allow_nan=True).encode()
     file.write(text)
     file.seek(0)
-    file.write(_HEAD.pack(_MAGIC, len(text), zlib.crc32(text)))
+    file.write(_HEAD.pack(_MAGIC, len(text), checksum(text)))
 
 
 def _pieces(array: npt.NDArray[Any]) -> Iterator[memoryview]:
@@ -121,16 +121,12 @@ def _read(file: BinaryIO, source: Path) -> dict[str, Any]:
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size or head[:8] != _MAGIC:
         raise StateError(f"checkpoint {source}: expected a checkpoint, found another file")
-    _, length, crc = _HEAD.unpack(head)
+    _, length, expected = _HEAD.unpack(head)
     if length > size - _HEAD.size:
         raise StateError(f"checkpoint {source}: expected a description of {length} bytes, found a file of {size}")
     file.seek(size - length)
     text = file.read(length)
-    if zlib.crc32(text) != crc:
-        raise StateError(
-            f"checkpoint {source}: expected a description with the CRC-32 {crc}, found {zlib.crc32(text)}: the file is "
-            "damaged or cut"
-        )
+    _check(source, "its description", expected, checksum(text))
     description = json.loads(text)
     arrays = [_array(file, source, number, *entry) for number, entry in enumerate(description["arrays"])]
     state = _restored(description["state"], arrays)
@@ -140,7 +136,7 @@ def _read(file: BinaryIO, source: Path) -> dict[str, Any]:
 
 
 def _array(
-    file: BinaryIO, source: Path, number: int, dtype: str, shape: list[int], begin: int, nbytes: int, crc: int
+    file: BinaryIO, source: Path, number: int, dtype: str, shape: list[int], begin: int, nbytes: int, expected: int
 ) -> npt.NDArray[Any]:
     kind, end = named_dtype(dtype), os.fstat(file.fileno()).st_size
     # Check untrusted sizes before allocating memory.
@@ -157,17 +153,22 @@ def _array(
     array = np.empty(shape, kind)
     flat = array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
     file.seek(begin)
-    actual = 0
+    running = RunningChecksum()
     for start in range(0, nbytes, _PIECE):
         piece = flat[start : start + _PIECE]
         if file.readinto(piece.data) != len(piece):  # type: ignore[attr-defined]
             raise StateError(f"checkpoint {source}: expected {nbytes} bytes of array {number}, found fewer")
-        actual = zlib.crc32(piece.data, actual)
-    if actual != crc:
-        raise StateError(
-            f"checkpoint {source}: expected array {number} with the CRC-32 {crc}, found {actual}: it is damaged"
-        )
+        running.update(piece.data)
+    _check(source, f"array {number}", expected, running.intdigest())
     return array
+
+
+def _check(source: Path, unit: str, expected: int, found: int) -> None:
+    """Raise StateError unless a unit has the checksum that was written."""
+    try:
+        check(f"checkpoint {source}", unit, expected, found)
+    except DataError as error:
+        raise StateError(str(error)) from None
 
 
 def _restored(value: Mapping[str, Any], arrays: list[npt.NDArray[Any]]) -> Any:

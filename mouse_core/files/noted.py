@@ -3,16 +3,16 @@
 It stands in ``state.json`` beside what ``datasets`` keeps there, which passes over it::
 
     "_mouse": {"rows": 603, "digest": "...",
-               "files": {NAME: {"rows": 603, "bytes": 30416, "sha256": "...", "schema": "..."}},
-               "sha256": "..."}
+               "files": {NAME: {"rows": 603, "bytes": 30416, "digest": "...", "schema": "..."}},
+               "own_digest": "..."}
 
-The SHA-256 of all bytes is compared by ``verify``. The one of an Arrow file's schema is compared whenever the file is
+The digest of all bytes is compared by ``verify``. The one of an Arrow file's schema is compared whenever the file is
 opened: under another schema the same bytes are other values.
 
 A Parquet file that is written here carries it in itself, between its last page and its footer, where no reader looks
 and what rewrites the file does not take it along::
 
-    mouse_data file SHA256 footer SHA256 mouse_data
+    mouse_data file DIGEST footer DIGEST mouse_data
 
 The first is of the whole file apart from these bytes, the second of all that stands behind them: the footer, its length
 and the magic number.
@@ -20,26 +20,32 @@ and the magic number.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.checksum import (
+    DIGEST_DIGITS,
+    check,
+    digest,
+    file_digest,
+    json_with_digest,
+    read_json_with_digest,
+)
 from mouse_core.files.reading import damaged, read_json_object, reading
 from mouse_core.files.writing import write_file
 
 _STATE, _INFO, _KEY = "state.json", "dataset_info.json", "_mouse"
-_PIECE = 8 << 20
 # What stands before the metadata of a message of Arrow's, and how large a schema is at most.
 _PREFIX_BYTES, _MOST_SCHEMA = 8, 64 << 20
 _SEAL = b"mouse_data file %b footer %b mouse_data\n"
-_SEAL_FORM = re.compile(rb"mouse_data file ([0-9a-f]{64}) footer ([0-9a-f]{64}) mouse_data\n")
-_SEAL_BYTES = len(_SEAL) - 4 + 128
+_SEAL_FORM = re.compile(rb"mouse_data file ([0-9a-f]{32}) footer ([0-9a-f]{32}) mouse_data\n")
+_SEAL_BYTES = len(_SEAL) - 4 + 2 * DIGEST_DIGITS
 # A flip may hit one of the two, but then not the other.
 _SEAL_ENDS = (b"mouse_data file ", b" mouse_data\n")
 _MAGIC = b"PAR1"
@@ -51,13 +57,13 @@ class NotedFile:
 
     Args:
         bytes: Its size.
-        sha256: Of its bytes.
+        digest: Of its bytes.
         rows: How many it holds; None where it is a description.
-        schema: The SHA-256 of the schema that an Arrow file begins with; see ``schema_sha256``.
+        schema: Digest of the schema that an Arrow file begins with; see ``schema_digest``.
     """
 
     bytes: int
-    sha256: str
+    digest: str
     rows: int | None = None
     schema: str | None = None
 
@@ -70,13 +76,13 @@ class Noted:
         rows: In all files.
         digest: Of all rows; see ``rows_digest``. None where it was not known.
         files: By name.
-        sha256: Of the description in which this stands, apart from itself.
+        own_digest: Of the description in which this stands, apart from itself.
     """
 
     rows: int
     digest: str | None
     files: Mapping[str, NotedFile]
-    sha256: str
+    own_digest: str
 
 
 def note(folder: Path, rows: Mapping[str, int], digest: str | None) -> None:
@@ -91,7 +97,7 @@ def note(folder: Path, rows: Mapping[str, int], digest: str | None) -> None:
     files = {name: {"rows": count, **_measured(folder / name)} for name, count in sizes.items()}
     state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
     state[_KEY] = {"rows": sum(rows.values()), "digest": digest, "files": files}
-    state[_KEY]["sha256"] = _own_digest(state)
+    state[_KEY]["own_digest"] = _own_digest(state)
     (folder / _STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
 
 
@@ -121,22 +127,22 @@ def noted_in(state: Mapping[str, Any], where: str | Path) -> Noted | None:
             if type(file.bytes) is not int or type(file.rows) not in (int, type(None)):
                 raise DataError(f"expected numbers of bytes and rows, found {file!r:.200}")
         digest = None if found["digest"] is None else str(found["digest"])
-        return Noted(int(found["rows"]), digest, files, str(found["sha256"]))
+        return Noted(int(found["rows"]), digest, files, str(found["own_digest"]))
 
 
-def schema_sha256(content: bytes) -> str:
-    """The SHA-256 of the message that an Arrow stream begins with: a mark, the schema's length and the schema.
+def schema_digest(content: bytes) -> str:
+    """The digest of the message that an Arrow stream begins with: a mark, the schema's length and the schema.
 
     Args:
         content: The beginning of the stream, with the whole message.
     """
-    return hashlib.sha256(content[: _PREFIX_BYTES + int.from_bytes(content[4:_PREFIX_BYTES], "little")]).hexdigest()
+    return digest(content[: _PREFIX_BYTES + int.from_bytes(content[4:_PREFIX_BYTES], "little")])
 
 
 def _schema_in(file: Path) -> str:
     with file.open("rb") as stream:
         begin = stream.read(_PREFIX_BYTES)
-        return schema_sha256(begin + stream.read(min(int.from_bytes(begin[4:], "little"), _MOST_SCHEMA)))
+        return schema_digest(begin + stream.read(min(int.from_bytes(begin[4:], "little"), _MOST_SCHEMA)))
 
 
 def check_schemas(files: Iterable[Path]) -> None:
@@ -157,7 +163,7 @@ def check_schemas(files: Iterable[Path]) -> None:
 def check_schema(file: Any, known: str | None, found: str) -> None:
     """Raise DataError unless the digest of a file's schema is the one that is noted, where one is."""
     if known is not None and known != found:
-        raise damaged(file, f"expected a schema with the SHA-256 {known} as was written, found {found}")
+        raise damaged(file, f"expected a schema with the checksum {known} as was written, found {found}")
 
 
 def check_counts(rows: Mapping[Path, int]) -> None:
@@ -197,7 +203,7 @@ def check_bytes(folder: Path, about: Noted, advance: Callable[[int], None]) -> l
         What is wrong, a sentence a file.
     """
     wrong = []
-    if _own_digest(read_json_object(folder / _STATE)) != about.sha256:
+    if _own_digest(read_json_object(folder / _STATE)) != about.own_digest:
         wrong.append(f"{folder / _STATE}: expected what was written there, found something else")
     for name, known in about.files.items():
         file = folder / name
@@ -207,8 +213,8 @@ def check_bytes(folder: Path, about: Noted, advance: Callable[[int], None]) -> l
         found = _measured(file, advance)
         if found["bytes"] != known.bytes:
             wrong.append(f"{file}: expected {known.bytes} bytes, found {found['bytes']}")
-        elif found["sha256"] != known.sha256:
-            wrong.append(f"{file}: expected the SHA-256 {known.sha256}, found {found['sha256']}")
+        elif found["digest"] != known.digest:
+            wrong.append(f"{file}: expected the checksum {known.digest}, found {found['digest']}")
     return wrong
 
 
@@ -221,20 +227,15 @@ def write_note(file: Path, said: Mapping[str, Any], *, sync: bool = True) -> Non
     Raises:
         StorageError: It cannot be written.
     """
-    write_file(file, json.dumps({**said, "sha256": _sha256_of(said)}, indent=1).encode(), sync=sync)
+    write_file(file, json_with_digest(said, indent=1), sync=sync)
 
 
 def read_note(file: Path) -> dict[str, Any]:
     """What ``write_note`` wrote; nothing where there is none, or where it is damaged: it is to be found out again."""
     try:
-        said = dict(read_json_object(file))
+        return read_json_with_digest(file)
     except (DataError, ConfigError):
         return {}
-    return said if said.pop("sha256", None) == _sha256_of(said) else {}
-
-
-def _sha256_of(said: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 # ---------------------------------------------------------------------- Parquet
@@ -251,9 +252,9 @@ def seal(file: Path) -> None:
     with file.open("r+b") as stream:
         stream.seek(begins)
         tail = stream.read()
-        whole = _digest_of(stream, begins, tail, lambda count: None)
+        whole = file_digest(stream, begins, tail)
         stream.seek(begins)
-        stream.write(_SEAL % (whole, hashlib.sha256(tail).hexdigest().encode()) + tail)
+        stream.write(_SEAL % (whole.encode(), digest(tail).encode()) + tail)
 
 
 def check_seal(file: Path, advance: Callable[[int], None] | None = None) -> bool:
@@ -280,13 +281,9 @@ def check_seal(file: Path, advance: Callable[[int], None] | None = None) -> bool
         match = _SEAL_FORM.fullmatch(found)
         if match is None:
             raise damaged(file, "expected the checksums that were written into it, found something else")
-        footer = hashlib.sha256(tail).hexdigest().encode()
-        if footer != match[2]:
-            raise damaged(file, f"expected a footer with the SHA-256 {match[2].decode()}, found {footer.decode()}")
+        check(file, "the footer", match[2].decode(), digest(tail))
         if advance is not None:
-            whole = _digest_of(stream, begins - _SEAL_BYTES, tail, advance)
-            if whole != match[1]:
-                raise damaged(file, f"expected the SHA-256 {match[1].decode()}, found {whole.decode()}")
+            check(file, "the file", match[1].decode(), file_digest(stream, begins - _SEAL_BYTES, tail, advance))
     return True
 
 
@@ -302,24 +299,13 @@ def _footer_begins(file: Path) -> int | None:
     return begins if last[4:] == _MAGIC and begins >= len(_MAGIC) else None
 
 
-def _digest_of(stream: IO[bytes], end: int, tail: bytes, advance: Callable[[int], None]) -> bytes:
-    """The SHA-256 of a file up to ``end``, and ``tail`` behind it."""
-    whole = hashlib.sha256()
-    stream.seek(0)
-    while piece := stream.read(min(_PIECE, end - stream.tell())):
-        whole.update(piece)
-        advance(len(piece))
-    whole.update(tail)
-    return whole.hexdigest().encode()
-
-
 def _measured(file: Path, advance: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
     with file.open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
-        found = {"bytes": size, "sha256": _digest_of(stream, size, b"", advance).decode()}
+        found = {"bytes": size, "digest": file_digest(stream, advance=advance)}
     return found | ({"schema": _schema_in(file)} if file.suffix == ".arrow" else {})
 
 
 def _own_digest(state: Mapping[str, Any]) -> str:
-    about = {name: value for name, value in state[_KEY].items() if name != "sha256"}
-    return hashlib.sha256(json.dumps({**state, _KEY: about}, sort_keys=True).encode()).hexdigest()
+    about = {name: value for name, value in state[_KEY].items() if name != "own_digest"}
+    return digest(json.dumps({**state, _KEY: about}, sort_keys=True).encode())

@@ -62,7 +62,7 @@ def verify(
 ) -> Verified:
     """Read recorded data of any format to the end, and compare them with what was noted when they were written.
 
-    ``convert`` and ``RowStream.write`` note the SHA-256 of every file, of Parquet files in themselves: these are
+    ``convert`` and ``RowStream.write`` note the checksum of every file, of Parquet files in themselves: these are
     compared without looking into the files. All else is read through, so that whatever the format itself keeps is
     compared; images that rows name by path are read with it, and count in the digest as ``convert`` has it. Of the
     folder of a ``DatasetStore.open``, which may be written meanwhile, every file is held against its checksums.
@@ -144,7 +144,7 @@ def _by_files(stream: RowStream, known: dict[Path, Noted], *, some: bool) -> tup
     if not known or set(known) != {file.parent for file in _files(stream)}:
         return "", None
     digest = next(iter(known.values())).digest if len(known) == 1 and not some else None
-    return "every file has the SHA-256 that was noted when it was written", digest
+    return "every file has the checksum that was noted when it was written", digest
 
 
 def _check_files(root: Path, known: dict[Path, Noted], progress: bool) -> set[Path]:
@@ -193,7 +193,7 @@ def _kept_by_format(stream: RowStream, sealed: set[Path]) -> tuple[str, str]:
     """What the format itself keeps, and the reader has compared; and what it does not cover."""
     if stream.format == "parquet":
         if sealed.issuperset(_files(stream)):
-            return "every file has the SHA-256 that was written into it", ""
+            return "every file has the checksum that was written into it", ""
         compared = "a CRC-32 for every page" if all(map(has_checksums, _files(stream))) else ""
     else:
         compared = _KEPT.get(stream.format, "")

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.checksum import digest
 from mouse_core.files.writing import remove_leftovers, storing, write_file
 from mouse_core.groups.arrow import ROLLOUTS, rollout_schema, stored, table_to_rollouts
 from mouse_core.groups.columns import NO_COLUMNS, Columns, RolloutColumn
@@ -304,9 +305,8 @@ def digest_of(content: bytes | memoryview) -> uuid.UUID:
 
     The checksums of pages leave out what describes the pages.
     """
-    digest = int.from_bytes(hashlib.sha256(content).digest()[:16], "big")
-    digest = digest & ~(0xF << 76) | 8 << 76
-    return uuid.UUID(int=digest & ~(0x3 << 62) | 2 << 62)
+    number = int(digest(content), 16) & ~(0xF << 76) | 8 << 76
+    return uuid.UUID(int=number & ~(0x3 << 62) | 2 << 62)
 
 
 def _promised(path: Path) -> uuid.UUID | None:

@@ -119,7 +119,7 @@ class Store(ABC):
         """Write the rows to a folder that ``datasets.load_from_disk`` and ``formats.open`` open.
 
         The folder appears when all of it is on the disk, so that neither a kill nor a power cut leaves a part of it.
-        The SHA-256 of every file is noted, for ``mouse verify``. Nothing that is there is written over, as others may
+        The digest of every file is noted, for ``mouse verify``. Nothing that is there is written over, as others may
         have it mapped: rows that come later go to another folder, or to a ``DatasetStore.open``. Videos that rows name
         frames of lie in it, too: linked, or copied where they cannot be.
 

@@ -34,8 +34,8 @@ import pyarrow as pa
 
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.about import About
+from mouse_core.files.checksum import page_checksums
 from mouse_core.prefetch.report import counters_of
-from mouse_core.remote.mirror.sums import sums_of
 from mouse_core.sampling import Blocks
 from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.manifest import Manifest, Sealed, bare_schema, new_identity, write_manifest
@@ -74,7 +74,7 @@ def make(folder: Path, layout: str, rows: int) -> None:
 def note_sums(folder: Path, sealed: Sealed) -> None:
     """Lay the digests of a segment's pages beside it, as an upload does."""
     content = (folder / sealed.name).read_bytes()
-    (folder / name_of_sums(sealed)).write_bytes(sums_as_bytes(sums_of(content), sealed))
+    (folder / name_of_sums(sealed)).write_bytes(sums_as_bytes(page_checksums([content]), sealed))
 
 
 def columns(draw: np.random.Generator, begin: int, count: int) -> dict[str, Any]:

@@ -64,14 +64,14 @@ def test_a_changed_byte_is_seen_by_verify(tmp_path: Path) -> None:
     example_store(50).save(tmp_path / "saved")
     found = verify(tmp_path / "saved")
     assert (found.rows, found.digest) == (50, None)
-    assert found.compared == "every file has the SHA-256 that was noted when it was written"
+    assert found.compared == "every file has the checksum that was noted when it was written"
     digest = formats.open(tmp_path / "saved").digest()
     assert verify(tmp_path / "saved", digest=digest).digest == digest
     (file,) = (tmp_path / "saved").glob("*.arrow")
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    with pytest.raises(DataError, match=f"{file}: expected the SHA-256"):
+    with pytest.raises(DataError, match=f"{file}: expected the checksum"):
         verify(tmp_path / "saved")
     state = json.loads((tmp_path / "saved" / "state.json").read_text())
     assert state["_mouse"]["rows"] == 50

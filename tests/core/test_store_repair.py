@@ -84,7 +84,7 @@ def test_what_is_whole_is_kept_without_the_rest_of_a_broken_episode(
     assert hurt.exists()
     assert main(["repair", str(folder)]) == 0
     out = capsys.readouterr().out
-    assert re.search(rf"{hurt}: expected the digest .*: its 30 rows are dropped\n.*70 rows are whole", out)
+    assert re.search(rf"{hurt}: expected the checksum .*: its 30 rows are dropped\n.*70 rows are whole", out)
     with DatasetStore.open(folder) as store:
         assert [row["number"] for row in store[:]] == [*range(40), *range(70, 100)]
         assert store.episodes.column("length").to_pylist() == [7] * 5 + [5] + [7] * 4 + [2]

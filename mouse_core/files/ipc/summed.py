@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import xxhash
 
 from mouse_core.errors import DataError
+from mouse_core.files.checksum import check, checksum, digest
 from mouse_core.files.ipc.batches import PREFIX_BYTES, Footer, read_footer, read_message
 from mouse_core.files.reading import damaged
 
@@ -55,7 +55,7 @@ def write_summed(path: Path, batch: pa.RecordBatch, rows: int) -> tuple[int, str
             del footer
         stream.seek(begin)
         stream.write(sums + known)
-    return stride, xxhash.xxh3_128_hexdigest(mark + sums + known)
+    return stride, digest(mark + sums + known)
 
 
 def _footer(view: memoryview) -> Footer:
@@ -65,7 +65,7 @@ def _footer(view: memoryview) -> Footer:
 def _sums(view: memoryview, footer: Footer) -> bytes:
     """The checksums of a file without any."""
     edges = pairwise(_edges(footer))
-    return np.array([xxhash.xxh3_64_intdigest(view[begin:end]) for begin, end in edges], _SUMS).tobytes()
+    return np.array([checksum(view[begin:end]) for begin, end in edges], _SUMS).tobytes()
 
 
 def _edges(footer: Footer) -> list[int]:
@@ -101,15 +101,14 @@ class SummedFile:
         schema: Its columns.
         rows: How many rows there are.
         batch_rows: How many a record batch has; the last may have fewer.
-        digest: Of what stands behind the last record batch, xxh3 with 128 bits, 32 hexadecimal digits. None: nothing is
-            held against its checksum.
+        expected: Digest of the bytes behind the last record batch. None: no checksum is compared.
 
     Raises:
         DataError: It is not the file that was written.
     """
 
     def __init__(
-        self, path: Path, memory: mmap.mmap, schema: pa.Schema, rows: int, batch_rows: int, digest: str | None
+        self, path: Path, memory: mmap.mmap, schema: pa.Schema, rows: int, batch_rows: int, expected: str | None
     ) -> None:
         self.path, self._schema, self.rows, self.batch_rows = path, schema, rows, batch_rows
         self._memory, buffer = memory, pa.py_buffer(memory)
@@ -126,13 +125,11 @@ class SummedFile:
             raise DataError(f"expected checksums of {count} record batches, found no room for them")
         self._sums = np.frombuffer(buffer, _SUMS, count + 1, sums)
         # A byte for each record batch: 1 if it was held against its checksum, or is not to be.
-        self._seen: npt.NDArray[np.uint8] = np.full(count, digest is None, np.uint8)
-        if digest is not None:
-            found = xxhash.xxh3_128_hexdigest(self.read(end, buffer.size))
-            if found != digest:
-                raise DataError(f"expected the digest {digest} behind the rows, found {found}; it is damaged")
+        self._seen: npt.NDArray[np.uint8] = np.full(count, expected is None, np.uint8)
+        if expected is not None:
+            check(path, "the table of checksums behind the rows", expected, digest(self.read(end, buffer.size)))
             self._check(0, 0, int(self.footer.begins[0]))
-        if digest is None:  # what is held against a checksum is asked for as a whole record batch
+        else:  # what is held against a checksum is asked for as a whole record batch
             self._advise("MADV_NORMAL", 0, len(memory))
 
     def _advise(self, advice: str, begin: int, end: int) -> None:
@@ -198,13 +195,8 @@ class SummedFile:
         self.check(np.arange(len(self)))
 
     def _check(self, number: int, begin: int, end: int) -> None:
-        found = xxhash.xxh3_64_intdigest(self.read(begin, end))
-        if found != self._sums[number]:
-            what = f"record batch {number - 1}" if number else "the schema"
-            raise damaged(
-                self.path,
-                f"expected the checksum {int(self._sums[number]):016x}, found {found:016x}; {what} is damaged",
-            )
+        unit = f"record batch {number - 1}" if number else "the schema"
+        check(self.path, unit, self._sums[number], checksum(self.read(begin, end)))
 
     def batch(self, number: int) -> pa.RecordBatch:
         """A record batch, over the memory that it lies in.

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from mouse_core.errors import ClosedError, DataError, MouseError, StorageError
+from mouse_core.files.checksum import PageChecksums
 from mouse_core.remote.mirror.counters import Counters
 from mouse_core.remote.mirror.keeping import Keeper, Limits, longer
 from mouse_core.remote.mirror.objects import Runs
 from mouse_core.remote.mirror.pace import Pace
 from mouse_core.remote.mirror.shared.pages import Int64s, joined, pages_of, pieces
-from mouse_core.remote.mirror.sums import Sums
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 # What came damaged is asked for so often, as it may have been damaged on the way.
@@ -40,7 +40,7 @@ class Getter:
     def __init__(self, limits: Limits, counters: Counters, pause: Callable[[], Callable[[float], bool] | None]) -> None:
         self._limits, self._counters, self._pause = limits, counters, pause
 
-    def get(self, wanted: Runs) -> tuple[list[memoryview], Sums]:
+    def get(self, wanted: Runs) -> tuple[list[memoryview], PageChecksums]:
         """The bytes of some runs of pages, and the pages' digests, held against those that are known.
 
         Raises:

@@ -16,13 +16,13 @@ import numpy.typing as npt
 
 from mouse_core._base.memory import sparse_zeros
 from mouse_core.errors import StorageError
+from mouse_core.files.checksum import PAGE, PageChecksums, page_checksums
 from mouse_core.remote.mirror.counters import Counters
 from mouse_core.remote.mirror.objects import Known, Placed, Runs
-from mouse_core.remote.mirror.shared.pages import ALL_PAGES, PAGE, PAGES, Int64s, masks_of, pages_of
+from mouse_core.remote.mirror.shared.pages import ALL_PAGES, PAGES, Int64s, masks_of, pages_of
 from mouse_core.remote.mirror.shared.sharers import Sharer
 from mouse_core.remote.mirror.shared.sparse import SparseFile, is_full
 from mouse_core.remote.mirror.shared.table import Table, same_pages
-from mouse_core.remote.mirror.sums import Sums, sums_of
 
 Fail = Literal["raise", "retry"]
 Full = Literal["shrink", "raise"]
@@ -171,7 +171,9 @@ class Keeper:
 
     # ------------------------------------------------------------------ bytes
 
-    def store(self, held: Int64s, masks: Int64s, came: Runs, contents: Sequence[memoryview], digests: Sums) -> None:
+    def store(
+        self, held: Int64s, masks: Int64s, came: Runs, contents: Sequence[memoryview], digests: PageChecksums
+    ) -> None:
         """Write what came into its place, as far as its blocks are claimed, and say that it is there.
 
         Args:
@@ -266,7 +268,7 @@ class Keeper:
             for page, check in enumerate(checks, block * PAGES):
                 if state >> page % PAGES & 1:
                     content = memory[page * PAGE : min((page + 1) * PAGE, placed.end)]
-                    if int(sums_of(content, page - placed.page)[0]) ^ placed.salt != check:
+                    if int(page_checksums([content], [page - placed.page])[0]) ^ placed.salt != check:
                         return int(self.table.state[block]) & ALL_PAGES == 0
         self._verified[block] = state
         return True

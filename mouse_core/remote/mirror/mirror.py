@@ -16,15 +16,15 @@ import numpy as np
 from mouse_core._base.checks import is_whole
 from mouse_core._base.locks import ProcessLock, forks
 from mouse_core.errors import ConfigError, StorageError
+from mouse_core.files.checksum import PAGE
 from mouse_core.files.writing import make_folder
 from mouse_core.remote.client import ObjectClient, ObjectInfo
 from mouse_core.remote.mirror.keeping import Fail, Full, Limits
-from mouse_core.remote.mirror.objects import Known, Placed, Places, key_of
+from mouse_core.remote.mirror.objects import Known, PageSums, Placed, Places, key_of
 from mouse_core.remote.mirror.process import Process
-from mouse_core.remote.mirror.shared.pages import BLOCK, PAGE, Int64s, ascending, pages_of, pieces, touched
+from mouse_core.remote.mirror.shared.pages import BLOCK, Int64s, ascending, pages_of, pieces, touched
 from mouse_core.remote.mirror.shared.sparse import SparseFile, address_of
 from mouse_core.remote.mirror.shared.table import Table, folder_of, same_pages
-from mouse_core.remote.mirror.sums import PageSums
 
 # What is copied at once of what is read privately.
 _PIECE = 8 << 20

@@ -7,21 +7,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
-import xxhash
 
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
+from mouse_core.files.checksum import PAGE, PageChecksums, checksum, digest, page_checksums
 from mouse_core.files.locking import Descriptor
 from mouse_core.files.mapped import open_file
 from mouse_core.files.writing import write_all
 from mouse_core.remote.client import ObjectClient, ObjectInfo
-from mouse_core.remote.mirror.shared.pages import BLOCK, PAGE, PAGES, Int64s, pages_of, runs
-from mouse_core.remote.mirror.sums import PageSums, Sums, sums_of_all
+from mouse_core.remote.mirror.shared.pages import BLOCK, PAGES, Int64s, pages_of, runs
 
 # More pages than any mirror has.
 _APART = 1 << 40
+
+
+class PageSums(Protocol):
+    """Knows the digests of an object's pages, or finds them; pickles. Several threads may call it at once."""
+
+    def __call__(self) -> PageChecksums:
+        """The digests, as ``page_checksums`` returns them.
+
+        Raises:
+            DataError: The object is not what was written.
+            StorageError: It was not reached.
+        """
+        ...
+
+    def find(self, others: Sequence[Any]) -> None:
+        """Find those of others, which are of its own kind, with requests at once as far as that is possible.
+
+        Raises:
+            StorageError: They were not reached.
+        """
+        ...
+
+    def named(self, message: str) -> str:
+        """A message that names the object."""
+        ...
 
 
 @dataclass(eq=False)
@@ -53,7 +78,7 @@ class Placed:
         """The page of the mirror at which it begins."""
         return self.begin // PAGE
 
-    def known_sums(self) -> Sums | None:
+    def known_sums(self) -> PageChecksums | None:
         """The digests of its pages, where they are to be known; raises as ``PageSums``."""
         return None if self.sums is None else self.sums()
 
@@ -106,12 +131,12 @@ class Runs:
         pages: Int64s = np.repeat(self.firsts - self.bounds[:-1], self.counts) + np.arange(self.bounds[-1])
         return pages
 
-    def digests(self, contents: Sequence[memoryview]) -> Sums:
-        """The digests of all their pages, whose bytes came, as ``sums_of`` says, uint32 ``[m]``."""
+    def digests(self, contents: Sequence[memoryview]) -> PageChecksums:
+        """The digests of all their pages, whose bytes came, as ``page_checksums`` returns them, uint32 ``[m]``."""
         begins = np.array([one.page for one in self.objects])[self.whose]
-        return sums_of_all(contents, (self.firsts - begins).tolist())
+        return page_checksums(contents, (self.firsts - begins).tolist())
 
-    def salts(self) -> Sums:
+    def salts(self) -> PageChecksums:
         """Of each page its object's ``salt``, uint32 ``[m]``."""
         return np.repeat(np.array([one.salt for one in self.objects], np.uint32)[self.whose], self.counts)
 
@@ -128,7 +153,7 @@ class Runs:
         for placed in self.objects:
             placed.known_sums()
 
-    def wrong(self, digests: Sums) -> DataError | None:
+    def wrong(self, digests: PageChecksums) -> DataError | None:
         """What is wrong with pages that came, by their digests and those that are known; None: nothing."""
         pages = self.pages()
         for placed, mine in zip(self.objects, self._parts(), strict=True):
@@ -199,18 +224,18 @@ class Places(Descriptor):
 def key_of(url: str, info: ObjectInfo, *, verified: bool = False) -> int:
     """What stands for an object's content, in 128 bits; what is held against digests lies apart from what is not."""
     said = [url, info.path, info.version, str(info.size), *(["verified"] if verified else [])]
-    return xxhash.xxh3_128_intdigest("\0".join(said).encode())
+    return int(digest("\0".join(said).encode()), 16)
 
 
 def _line(key: int, begin: int, blocks: int) -> bytes:
     said = f"{key:032x} {begin:x} {blocks:x}"
-    return f"{said} {xxhash.xxh3_64_hexdigest(said.encode())}\n".encode()
+    return f"{said} {checksum(said.encode()):016x}\n".encode()
 
 
 def _parsed(line: bytes) -> tuple[int, int, int] | None:
     """The numbers of a line; None where it is not whole."""
     said, _, check = line.rstrip(b"\n").rpartition(b" ")
-    if not line.endswith(b"\n") or xxhash.xxh3_64_hexdigest(said).encode() != check:
+    if not line.endswith(b"\n") or f"{checksum(said):016x}".encode() != check:
         return None
     key, begin, blocks = (int(number, 16) for number in said.split())
     return key, begin, blocks

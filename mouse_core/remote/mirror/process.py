@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from mouse_core._base.locks import forks
+from mouse_core.files.checksum import PAGE
 from mouse_core.remote.mirror.counters import Counters
 from mouse_core.remote.mirror.fetching import Fetcher
 from mouse_core.remote.mirror.keeping import Keeper, Limits
 from mouse_core.remote.mirror.objects import Known
 from mouse_core.remote.mirror.pace import Pace
-from mouse_core.remote.mirror.shared.pages import BLOCK, PAGE, PAGES, Int64s, pages_of, touched
+from mouse_core.remote.mirror.shared.pages import BLOCK, PAGES, Int64s, pages_of, touched
 from mouse_core.remote.mirror.shared.sharers import Sharer
 from mouse_core.remote.mirror.shared.sparse import SparseFile
 from mouse_core.remote.mirror.shared.table import Table

@@ -1,9 +1,9 @@
 """The manifest of a store's folder: which files its rows lie in, in which order, and what is known of them.
 
 It is one JSON file that is replaced, never edited, so whoever reads it sees one state of the store. It begins with the
-SHA-256 of its own text, in which 64 zeros stand in the place of the digest::
+digest of its own text, as ``files.checksum.json_with_digest`` writes it::
 
-    {"sha256": "5f0c...", "mouse_store": {"format": 1, "about": {...}, "schemas": [...], "segments": {...}, ...}}
+    {"digest": "5f0c...", "mouse_store": {"format": 1, "about": {...}, "schemas": [...], "segments": {...}, ...}}
 
 What is known of segments stands in lists, an entry a segment, so that ten thousand of them are read in 20 ms::
 
@@ -13,7 +13,6 @@ What is known of segments stands in lists, an entry a segment, so that ten thous
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ from mouse_core._base.identity import common_start
 from mouse_core._base.memo import memo
 from mouse_core.about.dataset import About
 from mouse_core.errors import DataError, StorageError
+from mouse_core.files.checksum import check_json, has_json_digest, json_with_digest
 from mouse_core.files.reading import MOST_JSON, damaged, reading
 from mouse_core.files.writing import write_file
 
@@ -45,8 +45,6 @@ FORMAT = 1
 """The version of the form."""
 
 _KEY = "mouse_store"
-_HEAD = b'{"sha256": "'
-_UNKNOWN = b"0" * 64
 _LISTS = ("number", "rows", "bytes", "digest", "schema", "appended", "batch_rows", "stride", "load")
 # A longer manifest than others of our files: a million segments.
 MOST_BYTES = 8 * MOST_JSON
@@ -60,8 +58,8 @@ class Sealed(NamedTuple):
         number: Which its name has; those of a store only grow, and none is used for two files.
         rows: How many it holds.
         bytes: The size of the file.
-        digest: Of the file's bytes, xxh3 with 128 bits, as 32 hexadecimal digits; of a file of many record batches, of
-            what stands behind them, checksums of each among it; see ``files.ipc.summed``.
+        digest: Of the file's bytes; of a file of many record batches, of the bytes behind them, which hold a checksum
+            of each; see ``files.ipc.summed``.
         schema: Which of the manifest's schemas it has.
         appended: Whether its rows were appended to the store, and are not those of a dataset.
         nulls: Columns that have no value at all in it.
@@ -188,8 +186,7 @@ class Manifest:
             "next_number": self.next_number,
             "identity": self.identity,
         }
-        text = _HEAD + _UNKNOWN + b'", ' + json.dumps({_KEY: said}, allow_nan=False).encode()[1:] + b"\n"
-        return text.replace(_UNKNOWN, hashlib.sha256(text).hexdigest().encode(), 1)
+        return json_with_digest({_KEY: said})
 
 
 def bare_schema(schema: pa.Schema) -> pa.Schema:
@@ -216,10 +213,10 @@ def is_store(folder: Path) -> bool:
         return False
     try:
         with (folder / NAME).open("rb") as stream:
-            head = stream.read(len(_HEAD) + 64 + 32)
+            head = stream.read(128)
     except OSError:
         return False
-    return head.startswith(_HEAD) and _KEY.encode() in head
+    return has_json_digest(head) and _KEY.encode() in head
 
 
 def looks_like_store(folder: Path) -> bool:
@@ -251,9 +248,6 @@ def parse_manifest(file: Path, text: bytes, before: Manifest | None = None) -> M
 
 def _checked(file: Path, text: bytes) -> dict[str, Any]:
     """What the file says, if its digest is right and its version is known."""
-    begin, end = len(_HEAD), len(_HEAD) + len(_UNKNOWN)
-    wanted = hashlib.sha256(text[:begin] + _UNKNOWN + text[end:]).hexdigest()
-    found = text[begin:end].decode(errors="replace")
     try:
         whole = json.loads(text)
         said = whole[_KEY]
@@ -265,11 +259,9 @@ def _checked(file: Path, text: bytes) -> dict[str, Any]:
         raise damaged(
             file, f"expected version {FORMAT} at most, found version {version}, which a newer mouse-data wrote"
         )
-    if not text.startswith(_HEAD) or found != wanted or type(version) is not int or version < 1:
-        raise damaged(
-            file,
-            f"expected the SHA-256 {wanted} of what it says, found {found!r:.80}; it is damaged; {copied(file.parent)}",
-        )
+    check_json(file, text, copied(file.parent))
+    if type(version) is not int or version < 1:
+        raise damaged(file, f"expected version {FORMAT}, found {version!r:.80}")
     return dict(said)
 
 

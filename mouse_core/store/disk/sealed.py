@@ -23,6 +23,7 @@ from mouse_core._arrow.windows import Int64s
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
+from mouse_core.files.checksum import check, digest
 from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.files.writing import remove, storing, sync_files, sync_folders
 from mouse_core.store._segments import Segment
@@ -45,13 +46,6 @@ LAYOUTS = ("columns", "windows")
 _KEPT = 64
 # A record batch of the layout "windows" has so many bytes, about, as far as so many rows are enough, and not too many.
 _BATCH_BYTES, _FEWEST_ROWS, _MOST_ROWS = 1 << 15, 128, 256
-
-
-def digest_of(memory: Any) -> str:
-    """The digest of some bytes, 32 hexadecimal digits; 64 MB take 3 ms where they are in memory."""
-    import xxhash  # which comes with datasets
-
-    return xxhash.xxh3_128_hexdigest(memory)
 
 
 def write_segment(folder: Path, number: int, table: pa.Table, layout: str) -> tuple[Sealed, pa.Schema]:
@@ -91,12 +85,12 @@ def _write(path: Path, batch: pa.RecordBatch, sealed: Sealed) -> Sealed:
     if sealed.batch_rows:
         from mouse_core.files.ipc.summed import write_summed  # loaded where it is used
 
-        stride, digest = write_summed(path, batch, sealed.batch_rows)
-        return sealed._replace(bytes=os.path.getsize(path), digest=digest, stride=stride)
+        stride, written = write_summed(path, batch, sealed.batch_rows)
+        return sealed._replace(bytes=os.path.getsize(path), digest=written, stride=stride)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-        return sealed._replace(bytes=len(memory), digest=digest_of(memory))
+        return sealed._replace(bytes=len(memory), digest=digest(memory))
 
 
 def _rows_of_batch(batch: pa.RecordBatch) -> int:
@@ -214,16 +208,16 @@ class SealedFile:
         from mouse_core.files.ipc.summed import SummedFile  # loaded where it is used
 
         sealed = self.sealed
-        digest = sealed.digest if self.verify else None
-        file = SummedFile(self.path, memory, self.schema, sealed.rows, sealed.batch_rows, digest)
+        expected = sealed.digest if self.verify else None
+        file = SummedFile(self.path, memory, self.schema, sealed.rows, sealed.batch_rows, expected)
         file.check_stride(sealed.stride)
         return file
 
     def _whole(self, buffer: pa.Buffer) -> pa.Table:
         """The rows of a file of one record batch."""
         sealed = self.sealed
-        if self.verify and digest_of(buffer) != sealed.digest:
-            raise damaged(self.path, f"expected the digest {sealed.digest}, found {digest_of(buffer)}; it is damaged")
+        if self.verify:
+            check(self.path, "the file", sealed.digest, digest(buffer))
         reader = pa.ipc.open_file(buffer)
         if reader.num_record_batches != 1:
             raise DataError(f"expected one record batch, found {reader.num_record_batches}")

@@ -15,19 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core.errors import ChangedError, DataError, StorageError
+from mouse_core.files.checksum import PAGE, PageChecksums, check, digest, page_checksums, with_digest, without_digest
 from mouse_core.files.ipc.summed import SummedFile
 from mouse_core.files.writing import make_folder, write_file
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.remote.clients import Reaching, open_client
-from mouse_core.remote.mirror.shared.pages import PAGE
-from mouse_core.remote.mirror.sums import Sums, sums_of
 from mouse_core.store.disk.manifest import Sealed
-from mouse_core.store.disk.sealed import digest_of
 from mouse_core.store.remote.asking import Range
 
 if TYPE_CHECKING:
@@ -37,7 +34,7 @@ if TYPE_CHECKING:
 
 # Of a segment that is read as a whole, so much is asked for at a time.
 _PIECE = 64 << 20
-_MARK, _CHECK_BYTES = b"mousesum", 16
+_MARK = b"mousesum"
 # Digests of so many segments stay in memory: some 64 MB.
 _MOST_KNOWN = 1024
 
@@ -130,9 +127,9 @@ class KnownSums:
         self.client, self.folder = client, folder
         self.one_at_a_time = ProcessLock()
         """Held by who reads a whole segment, which takes its bytes of memory."""
-        self._lock, self._known = ProcessLock(), OrderedDict[tuple[str, str], Sums]()
+        self._lock, self._known = ProcessLock(), OrderedDict[tuple[str, str], PageChecksums]()
 
-    def known(self, sealed: Sealed, sums: Sums | None = None) -> Sums | None:
+    def known(self, sealed: Sealed, sums: PageChecksums | None = None) -> PageChecksums | None:
         """Those of a segment, or ``sums`` from now on; None where they are not known any more."""
         key = sealed.name, sealed.digest
         with self._lock:
@@ -161,7 +158,7 @@ class FileSums:
         self._known, self._info, self._sealed = known, info, sealed
         self._lock = ProcessLock()
 
-    def __call__(self) -> Sums:
+    def __call__(self) -> PageChecksums:
         """See ``PageSums``."""
         found = self._known.known(self._sealed)
         if found is None:
@@ -200,9 +197,9 @@ class FileSums:
     def _file(self) -> Path:
         """Where the cache has them."""
         said = [self._known.client.url, self._info.path, self._info.version, str(self._info.size)]
-        return self._known.folder / "sums-1" / xxhash.xxh3_128_hexdigest("\0".join(said).encode())
+        return self._known.folder / "sums-1" / digest("\0".join(said).encode())
 
-    def _here(self) -> Sums | None:
+    def _here(self) -> PageChecksums | None:
         """Those that are known, or that the cache has."""
         found = self._known.known(self._sealed)
         if found is None:
@@ -212,7 +209,7 @@ class FileSums:
                 return None
         return found if found is None else self._known.known(self._sealed, found)
 
-    def _keep(self, sums: Sums) -> None:
+    def _keep(self, sums: PageChecksums) -> None:
         self._known.known(self._sealed, sums)
         try:
             make_folder(self._file.parent, sync=False)
@@ -220,7 +217,7 @@ class FileSums:
         except StorageError:
             pass  # they are found again
 
-    def _beside(self, several: Sequence[FileSums]) -> list[Sums | None]:
+    def _beside(self, several: Sequence[FileSums]) -> list[PageChecksums | None]:
         """Those that were sent with some segments; None: there are none, or they are damaged or another file's."""
         wanted = [(name_of_sums(one._sealed), 0, size_of_sums(one._sealed)) for one in several]
         try:
@@ -229,7 +226,7 @@ class FileSums:
             return [None] * len(several)
         return [sums_in(content, one._sealed) for one, content in zip(several, contents, strict=True)]
 
-    def _read(self) -> Sums:
+    def _read(self) -> PageChecksums:
         with self._known.one_at_a_time:
             try:
                 content = checked_content(self._known.client, self._info, self._sealed)
@@ -239,7 +236,7 @@ class FileSums:
                 content = checked_content(
                     self._known.client, self._info, self._sealed
                 )  # it may be whole but for the way
-            return sums_of(content)
+            return page_checksums([content])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FileSums, (self._known, self._info, self._sealed)
@@ -252,21 +249,20 @@ def name_of_sums(sealed: Sealed) -> str:
 
 def size_of_sums(sealed: Sealed) -> int:
     """How many bytes it has."""
-    return len(_MARK) + len(sealed.digest) + 4 * -(-sealed.bytes // PAGE) + _CHECK_BYTES
+    return len(with_digest(_MARK + sealed.digest.encode())) + 4 * -(-sealed.bytes // PAGE)
 
 
-def sums_as_bytes(sums: Sums, sealed: Sealed) -> bytes:
+def sums_as_bytes(sums: PageChecksums, sealed: Sealed) -> bytes:
     """What ``sums_in`` takes: whose digests they are, they, and the digest of both."""
-    content = _MARK + sealed.digest.encode() + sums.astype("<u4").tobytes()
-    return content + xxhash.xxh3_128_digest(content)
+    return with_digest(_MARK + sealed.digest.encode() + sums.astype("<u4").tobytes())
 
 
-def sums_in(content: bytes | memoryview, sealed: Sealed) -> Sums | None:
+def sums_in(content: bytes | memoryview, sealed: Sealed) -> PageChecksums | None:
     """The digests of a segment's pages; None where they are damaged, or another's."""
-    said, check = bytes(content[:-_CHECK_BYTES]), content[-_CHECK_BYTES:]
-    head = _MARK + sealed.digest.encode()
-    whole = len(content) == size_of_sums(sealed) and xxhash.xxh3_128_digest(said) == check
-    return np.frombuffer(said, "<u4", offset=len(head)) if whole and said.startswith(head) else None
+    bare, head = without_digest(content), _MARK + sealed.digest.encode()
+    if bare is None or len(content) != size_of_sums(sealed) or not bare.startswith(head):
+        return None
+    return np.frombuffer(bare, "<u4", offset=len(head))
 
 
 def checked_content(client: FolderClient, info: ObjectInfo, sealed: Sealed) -> mmap.mmap:
@@ -288,8 +284,8 @@ def checked_content(client: FolderClient, info: ObjectInfo, sealed: Sealed) -> m
         # Of which no record batch is made.
         file = SummedFile(addressed(where), memory, pa.schema([]), sealed.rows, sealed.batch_rows, sealed.digest)
         file.check_all()
-    elif digest_of(memory) != sealed.digest:
-        raise DataError(f"{where}: expected the digest {sealed.digest}, found {digest_of(memory)}; it is damaged")
+    else:
+        check(where, "the file", sealed.digest, digest(memory))
     return memory
 
 

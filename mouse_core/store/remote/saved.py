@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.windows import Int64s
 from mouse_core.about.dataset import About, joined, read_about
 from mouse_core.errors import ConfigError, DataError, SchemaError, StorageError
+from mouse_core.files.checksum import digest, with_digest, without_digest
 from mouse_core.files.ipc.batches import Message
-from mouse_core.files.noted import check_schema, noted_in, schema_sha256
+from mouse_core.files.noted import check_schema, noted_in, schema_digest
 from mouse_core.files.reading import MOST_JSON
 from mouse_core.files.writing import make_folder, write_file
 from mouse_core.remote.client import ObjectInfo
@@ -55,7 +55,7 @@ class SavedRows(ReadOnlyRows):
         budget: Of the memory for dense copies.
         infos: The Arrow files, streams all of them, in their order, as they are now.
         said: What is said of each beside what its schema says.
-        schemas: The SHA-256 of the schema of each, as far as it was noted when the file was written.
+        schemas: The digest of the schema of each, as far as it was noted when the file was written.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SavedRows(ReadOnlyRows):
         abouts = []
         for info, index in zip(infos, found, strict=True):
             where = place.client.shown(info.path)
-            check_schema(where, schemas.get(info.path), index.sha256)
+            check_schema(where, schemas.get(info.path), index.schema_digest)
             if not bare_schema(index.schema).equals(schema):
                 raise SchemaError(
                     f"{where}: expected the columns of {infos[0].path}, {schema.names}, found {index.schema.names}"
@@ -170,30 +170,30 @@ class Index:
 
     Args:
         schema: Its columns.
-        sha256: Of the message that has them; see ``files.noted.schema_sha256``.
+        schema_digest: Of the message that has them; see ``files.noted.schema_digest``.
         begins: At which byte each begins, int64 ``[n]``.
         rows: How many rows each has, int64 ``[n]``.
     """
 
-    def __init__(self, schema: pa.Schema, sha256: str, begins: Int64s, rows: Int64s) -> None:
-        self.schema, self.sha256, self.begins, self.rows = schema, sha256, begins, rows
+    def __init__(self, schema: pa.Schema, schema_digest: str, begins: Int64s, rows: Int64s) -> None:
+        self.schema, self.schema_digest, self.begins, self.rows = schema, schema_digest, begins, rows
 
     def to_bytes(self) -> bytes:
         """What ``of_bytes`` takes."""
         file = io.BytesIO()
         schema = np.frombuffer(self.schema.serialize(), np.uint8)
-        np.savez(file, schema=schema, sha256=self.sha256, begins=self.begins, rows=self.rows)
-        content = file.getvalue()
-        return xxhash.xxh3_128_digest(content) + content
+        np.savez(file, schema=schema, schema_digest=self.schema_digest, begins=self.begins, rows=self.rows)
+        return with_digest(file.getvalue())
 
     @classmethod
     def of_bytes(cls, content: bytes) -> Index | None:
         """An index that was kept; None where it is damaged."""
-        if xxhash.xxh3_128_digest(content[16:]) != content[:16]:
+        bare = without_digest(content)
+        if bare is None:
             return None
-        with np.load(io.BytesIO(content[16:]), allow_pickle=False) as found:
+        with np.load(io.BytesIO(bare), allow_pickle=False) as found:
             schema = pa.ipc.read_schema(pa.py_buffer(found["schema"].tobytes()))
-            return cls(schema, str(found["sha256"]), found["begins"], found["rows"])
+            return cls(schema, str(found["schema_digest"]), found["begins"], found["rows"])
 
 
 def indexes(place: Place, infos: Sequence[ObjectInfo]) -> list[Index]:
@@ -218,7 +218,7 @@ def indexes(place: Place, infos: Sequence[ObjectInfo]) -> list[Index]:
 
 def _file_of(folder: Path, place: Place, info: ObjectInfo) -> Path:
     said = "\0".join([place.client.url, info.path, info.version, str(info.size)])
-    return folder / f"{xxhash.xxh3_128_hexdigest(said.encode())}.npz"
+    return folder / f"{digest(said.encode())}.npz"
 
 
 def _kept(file: Path) -> Index | None:
@@ -247,7 +247,9 @@ def _named(where: str, reader: Asking[Index]) -> Asking[Index]:
 
 def _index_of(number: int, size: int) -> Asking[Index]:
     """The index of a stream."""
-    schema, sha256, first = yield from read_with(number, 0, min(size, _SCHEMA_BYTES), lambda read: _schema(read, size))
+    schema, of_schema, first = yield from read_with(
+        number, 0, min(size, _SCHEMA_BYTES), lambda read: _schema(read, size)
+    )
     places = yield from _places(number, first, size)
     stops = [*places[1:], size]
     parts = yield from together([_lying(number, *ends, size) for ends in zip(places, stops, strict=True)])
@@ -259,7 +261,7 @@ def _index_of(number: int, size: int) -> Asking[Index]:
             raise part
         begins.append(part[0])
         rows.append(part[1])
-    return Index(schema, sha256, np.concatenate(begins), np.concatenate(rows))
+    return Index(schema, of_schema, np.concatenate(begins), np.concatenate(rows))
 
 
 def _places(number: int, first: int, size: int) -> Asking[list[int]]:
@@ -331,7 +333,7 @@ def _maybe(number: int, begin: int, size: int, guess: int) -> Asking[Message | D
 
 
 def _schema(read: Any, size: int) -> tuple[pa.Schema, str, int]:
-    """The schema that a stream begins with, the SHA-256 of its message, and where that ends."""
+    """The schema that a stream begins with, the digest of its message, and where that ends."""
     head = bytes(read(0, 8))
     length = int.from_bytes(head[4:8], "little")
     if head[:4] != b"\xff\xff\xff\xff" or not 0 < length < size:
@@ -345,4 +347,4 @@ def _schema(read: Any, size: int) -> tuple[pa.Schema, str, int]:
             schema = pa.ipc.read_schema(content)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"expected a schema of Arrow, found a damaged one: {error}") from error
-    return schema, schema_sha256(content), 8 + length
+    return schema, schema_digest(content), 8 + length

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from mouse_core._base.progress import progress_bar
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.checksum import page_checksums
 from mouse_core.remote.clients import Reaching, open_client
 from mouse_core.remote.clients.failing import MissingObject
-from mouse_core.remote.mirror.sums import sums_of
 from mouse_core.store.disk.checking import Checked
 from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.manifest import MOST_BYTES, NAME, Manifest, Sealed, parse_manifest
@@ -201,7 +201,12 @@ def _send_sums(client: FolderClient, folder: Path, manifest: Manifest, new: Sequ
         found = []
         for sealed in wanted[at : at + _SUMS_TOGETHER]:
             _check(folder, manifest, sealed)
-            found.append((name_of_sums(sealed), sums_as_bytes(sums_of((folder / sealed.name).read_bytes()), sealed)))
+            found.append(
+                (
+                    name_of_sums(sealed),
+                    sums_as_bytes(page_checksums([(folder / sealed.name).read_bytes()]), sealed),
+                )
+            )
         client.put_all(found)
 
 

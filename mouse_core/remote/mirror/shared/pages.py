@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.files.checksum import PAGE
 from mouse_core.readahead.backing import ragged
 
 Int64s = npt.NDArray[np.int64]
 
-PAGE = 4096
 PAGES = 16
 BLOCK = PAGE * PAGES
 ALL_PAGES = (1 << PAGES) - 1

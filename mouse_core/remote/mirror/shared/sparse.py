@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from mouse_core.files.checksum import PAGE
 from mouse_core.files.locking import Descriptor
 from mouse_core.files.mapped import open_file
-from mouse_core.remote.mirror.shared.pages import PAGE, Int64s
+from mouse_core.remote.mirror.shared.pages import Int64s
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MACOS_PUNCH = 99
