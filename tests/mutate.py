@@ -1,0 +1,207 @@
+"""Plant faults in copies of the core, one at a time, and count how many the default lane finds.
+
+``python -m tests.mutate --seed 1 --count 60`` draws statements of the modules in ``TARGETS`` by a seed, changes one
+expression of each (a comparison, a sign, a number, a condition, a call that is left out), and runs the tests of the
+default lane on a copy of the checkout: first the files that name the module, then all others, until one fails. A
+mutation that survives is printed with its line; either a test is missing, or the change alters no behaviour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# Modules and rooms for log, checksum, episode index, columns, pipeline and sampler.
+TARGETS = (
+    "mouse_core/files",
+    "mouse_core/store/disk",
+    "mouse_core/store/_tail",
+    "mouse_core/store/_episodes",
+    "mouse_core/replay/_episodes",
+    "mouse_core/batches",
+    "mouse_core/sampling",
+)
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.FloorDiv: ast.Mult,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
+}
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One changed expression: the file, the line, the source before and after."""
+
+    path: str
+    line: int
+    before: str
+    after: str
+    source: str
+
+
+def mutated(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the changed forms of one expression or statement; none if it has none."""
+    changed: ast.AST
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
+        changed = copy.deepcopy(node)
+        changed.ops[0] = COMPARISONS[type(node.ops[0])]()
+        yield changed
+    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        changed = copy.deepcopy(node)
+        changed.op = OPERATORS[type(node.op)]()
+        yield changed
+    elif isinstance(node, ast.BoolOp):
+        changed = copy.deepcopy(node)
+        changed.op = ast.And() if isinstance(node.op, ast.Or) else ast.Or()
+        yield changed
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield node.operand
+    elif isinstance(node, ast.Constant) and type(node.value) in (int, bool):
+        yield ast.Constant(not node.value if isinstance(node.value, bool) else node.value + 1)
+    elif isinstance(node, ast.IfExp):
+        yield ast.IfExp(node.test, node.orelse, node.body)
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield ast.Pass()  # a call for its effect, left out
+
+
+def mutations(path: Path) -> list[Mutation]:
+    """Return every mutation of a module, in the order of its lines."""
+    source = path.read_text(encoding="utf-8")
+    lines = source.encode().splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+    found = []
+    for node in _evaluated(ast.parse(source)):
+        for changed in mutated(node):
+            begin = starts[node.lineno - 1] + node.col_offset
+            end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+            before, after = source.encode()[begin:end].decode(), ast.unparse(changed)
+            after = after if isinstance(changed, ast.Pass) else f"({after})"
+            new = (source.encode()[:begin] + after.encode() + source.encode()[end:]).decode()
+            try:
+                compile(new, str(path), "exec")
+            except SyntaxError:
+                continue
+            found.append(Mutation(str(path.relative_to(ROOT)), node.lineno, before, after, new))
+    return found
+
+
+def _evaluated(tree: ast.AST) -> Iterator[ast.expr | ast.Expr]:
+    """Yield the expressions of a tree that are evaluated, and calls for their effect; no annotation, no decorator."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.expr | ast.Expr):
+            yield node
+        for name, value in ast.iter_fields(node):
+            if name in ("annotation", "returns", "decorator_list") or isinstance(node, ast.JoinedStr | ast.Raise):
+                continue
+            waiting += [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, ast.AST)]
+
+
+def drawn(seed: int, count: int, targets: tuple[str, ...] = TARGETS) -> list[Mutation]:
+    """Return ``count`` mutations on different lines, each line as likely."""
+    places = [ROOT / target for target in targets]
+    paths = sorted(
+        path
+        for target in targets
+        for path in ([ROOT / target] if target.endswith(".py") else (ROOT / target).rglob("*.py"))
+    )
+    by_line: dict[tuple[str, int], list[Mutation]] = {}
+    for path in paths:
+        for one in mutations(path):
+            by_line.setdefault((one.path, one.line), []).append(one)
+    chance = random.Random(seed)
+    return [chance.choice(by_line[place]) for place in chance.sample(sorted(by_line), min(count, len(by_line)))]
+
+
+def _tests_of(path: str) -> list[str]:
+    """Return the test files that name a module or its room, those that name the module first."""
+    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    names = [module, module.rpartition(".")[0], ".".join(module.split(".")[:2])]
+    ranked = []
+    for file in sorted((ROOT / "tests/core").rglob("test_*.py")):
+        text = file.read_text(encoding="utf-8")
+        rank = next((number for number, name in enumerate(names) if name in text), None)
+        if rank is not None:
+            ranked.append((rank, str(file.relative_to(ROOT))))
+    return [file for _, file in sorted(ranked)]
+
+
+def killer_of(one: Mutation, *, workers: int) -> str | None:
+    """Return the test that fails with a mutation, ``"import"`` or ``"time"``; None if all pass."""
+    with tempfile.TemporaryDirectory(prefix="mouse-mutation-") as folder:
+        copy_of = Path(folder) / "checkout"
+        kept_out = shutil.ignore_patterns(".git", ".venv*", "out", "site", ".*_cache", "__pycache__", ".hypothesis")
+        shutil.copytree(ROOT, copy_of, ignore=kept_out)
+        (copy_of / one.path).write_text(one.source, encoding="utf-8")
+        environment = os.environ | {"PYTHONPATH": f"{copy_of}{os.pathsep}{copy_of / 'adapters'}", "CI": "true"}
+        lane = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
+        several = ["-n", str(workers), "--dist", "worksteal"] if workers > 1 else []
+        for command in ([*lane, *_tests_of(one.path)], [*lane, *several, "tests"]):
+            try:
+                ran = subprocess.run(
+                    command, cwd=copy_of, env=environment, capture_output=True, text=True, timeout=1200, check=False
+                )
+            except subprocess.TimeoutExpired:
+                return "time"
+            if ran.returncode not in (0, 5):
+                failed = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+                return failed[0].partition(" - ")[0] if failed else "import"
+    return None
+
+
+def main() -> int:
+    """Run the command; the exit status is the number of survivors."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0, help="from which the statements are drawn")
+    parser.add_argument("--count", type=int, default=60, help="number of mutations")
+    parser.add_argument("--jobs", type=int, default=2, help="mutations that are tried at the same time")
+    parser.add_argument("--only", help="try mutations of paths with this text alone")
+    parser.add_argument("--list", action="store_true", help="print the mutations and run nothing")
+    options = parser.parse_args()
+    chosen = [one for one in drawn(options.seed, options.count) if options.only is None or options.only in one.path]
+    survivors = 0
+    with ThreadPoolExecutor(options.jobs) as pool:
+        killers = [None] * len(chosen) if options.list else pool.map(lambda one: killer_of(one, workers=1), chosen)
+        for number, (one, killer) in enumerate(zip(chosen, killers, strict=True)):
+            verdict = "" if options.list else f"killed by {killer}" if killer else "SURVIVED"
+            print(f"{number:3} {one.path}:{one.line}: {one.before!r:.70} -> {one.after!r:.70} {verdict}", flush=True)
+            survivors += not options.list and killer is None
+    if not options.list:
+        print(f"{len(chosen) - survivors} of {len(chosen)} killed")
+    return survivors
+
+
+if __name__ == "__main__":
+    sys.exit(main())
