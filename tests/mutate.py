@@ -132,11 +132,7 @@ def _evaluated(tree: ast.AST) -> Iterator[ast.expr | ast.Expr]:
 def drawn(seed: int, count: int, targets: tuple[str, ...] = TARGETS) -> list[Mutation]:
     """Return ``count`` mutations on different lines, each line as likely."""
     places = [ROOT / target for target in targets]
-    paths = sorted(
-        path
-        for target in targets
-        for path in ([ROOT / target] if target.endswith(".py") else (ROOT / target).rglob("*.py"))
-    )
+    paths = sorted(path for place in places for path in ([place] if place.suffix else place.rglob("*.py")))
     by_line: dict[tuple[str, int], list[Mutation]] = {}
     for path in paths:
         for one in mutations(path):
