@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.columns.memory import ring_pieces
+from mouse_core.columns.memory import Refs, RowMemory, blocks_of, ring_pieces
 from mouse_core.columns.schema import RowSchema, checked, whole
-from mouse_core.errors import MissingFieldError
-from mouse_core.files.locking import FileLock
+from mouse_core.errors import ConfigError, MissingFieldError, StateError, StorageError
+from mouse_core.files.locking import FileLock, this_boot
+from mouse_core.files.writing import remove_leftovers, storing, sync_files, sync_folders, write_file
 from mouse_core.replay.protocols import FieldKey, Slots
-from mouse_core.replay.storages._mapped import files as on_disk
-from mouse_core.replay.storages._mapped.begins import checked as checked_begins
-from mouse_core.replay.storages._mapped.rows import MappedRows, Sync, write_journal
+from mouse_core.replay.storages._begins import Begins
+from mouse_core.replay.storages._begins import checked as checked_begins
+from mouse_core.replay.storages._mapped import (
+    Counters,
+    Head,
+    MappedValues,
+    RowSums,
+    lengthen,
+    map_file,
+    read_journal,
+    read_schema,
+    row_files,
+    values_file,
+    write_journal,
+)
 from mouse_core.replay.storages.ring import check_ndim, check_put, check_slots, rows_state, slot_error, state_rows
 from mouse_core.spec import Alignment, check_alignment, check_count, check_list
 
+Sync = Literal["none", "flush", "append"]
+# How much longer files become at least, and how many places there are beyond the capacity at most.
+_GROWTH, _SPARE_BYTES, _SPARE_ROWS = 1 << 16, 1 << 20, 1024
 
-class MemmapStorage(MappedRows):
+
+class MemmapStorage:
     """Rows as nested dicts or tuples of arrays in mapped files, of which several processes may write and read.
 
     The processes take turns: a row is whole or not there, also where a writer is killed in the middle of a write. Rows
@@ -75,10 +95,31 @@ class MemmapStorage(MappedRows):
         sync: Sync = "none",
     ) -> None:
         capacity = None if capacity is None else check_count("capacity", capacity)
-        self._ndim = check_ndim(ndim)
         outgoing = None if alignment is None else int(check_alignment(alignment) == "outgoing")
-        self._ragged = check_list("ragged", ragged)
-        super().__init__(Path(path).absolute(), capacity, self._ndim, outgoing, sync)
+        self._ndim, self._ragged, self._sync = check_ndim(ndim), check_list("ragged", ragged), sync
+        if sync not in get_args(Sync):
+            raise ConfigError(f"sync: expected one of {list(get_args(Sync))}, found {sync!r:.80}")
+        self.path = path = Path(path).absolute()
+        self._values, self._sums, self._begins = MappedValues(path), RowSums(), Begins(path / "begins")
+        self._schema: RowSchema | None = None
+        self._memory: RowMemory | None = None
+        self._mapped: tuple[int, int] | None = None  # generation and rows of the memory
+        with storing(f"folder {path}"):
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(path / "lock")
+            with self._lock:
+                self._head = Head(path / "head", capacity, self._ndim, outgoing)
+        with self._lock:
+            if not self._head.is_of_this_boot and not self._head.closed:
+                self._recover()
+            now = self._catch_up()
+            self._head.boot = this_boot()
+            self._remove_others(now)
+            places = self._places(self._slots, now)
+            self._sums.watch(places[self._numbers(places, now) < now.summed], self._num_places(now))
+
+    def __len__(self) -> int:
+        return min(self._head.written, self.capacity)
 
     def __repr__(self) -> str:
         return f"MemmapStorage({len(self)} of {self.capacity} rows, {str(self.path)!r}, ndim={self._ndim})"
@@ -86,6 +127,11 @@ class MemmapStorage(MappedRows):
     def __reduce__(self) -> tuple[Any, ...]:
         sizes = (self._head.capacity, str(self.path), self._ndim)
         return partial(MemmapStorage, *sizes, alignment=self.alignment, ragged=self._ragged, sync=self._sync), ()
+
+    @property
+    def capacity(self) -> int:
+        """How many rows it can hold; in whole time steps as soon as the environments are known."""
+        return self._head.capacity - self._head.capacity % self.num_envs
 
     @property
     def ndim(self) -> int:
@@ -129,13 +175,13 @@ class MemmapStorage(MappedRows):
     def nbytes(self) -> int:
         """Bytes of the rows' files."""
         now = self._head.now()
-        files = on_disk.row_files(self.path, now.generation, self._schema)
-        return sum(file.stat().st_size for file in files) + now.room
+        blocks = [] if self._schema is None else blocks_of(self._schema)
+        return now.allocated * sum(block.raw.itemsize for block in blocks) + now.room
 
     @property
     def synced(self) -> int:
         """Of all the rows written, how many are known to be on the disk; by whichever process."""
-        return self._head.synced
+        return min(self._head.synced, self._head.written)
 
     def stats(self) -> dict[str, Any]:
         """``size``, ``capacity``, ``written`` and ``nbytes`` as the attributes; ``sync``; of the rows written, how many
@@ -158,7 +204,7 @@ class MemmapStorage(MappedRows):
             if not n and self._schema is None:
                 return 0, 0
             memory, now = self._reserve(schema, arrays, n, now)
-            first, done, places = now.written, 0, self.capacity + now.spare
+            first, done, places = now.written, 0, self._num_places(now)
             while done < n:
                 # As many as there are places that no row in use has: of 4 rows and 2 places more, in which rows 0 to 5
                 # were written, rows 2 to 5 are in use; two more rows go to the places 0 and 1, a third waits for them.
@@ -193,10 +239,10 @@ class MemmapStorage(MappedRows):
             if self._sync == "none":
                 self._commit(now)
                 return
-            self._to_disk(now)
+            self._sync_rows(now)
             self._commit(now)
             self._head.synced = now.written
-            self._head_to_disk()
+            self._sync_head()
 
     def check(self, rows: Any) -> None:
         """Raise what ``append(rows)`` would, and write nothing."""
@@ -221,7 +267,7 @@ class MemmapStorage(MappedRows):
             write_journal(self.path, self._places(slots, now), rows, sync=self._sync != "none")
             self._head.journal = True
             if self._sync != "none":
-                self._head_to_disk()
+                self._sync_head()
             self._apply_journal()
             self._written()
 
@@ -276,7 +322,7 @@ class MemmapStorage(MappedRows):
         with self._lock:
             now = self._catch_up()
             places = self._places(self._slots, now)
-            self._sums.watch(places, self.capacity + now.spare)
+            self._sums.watch(places, self._num_places(now))
             if self._memory is not None:
                 self._checked(places, now)
 
@@ -316,12 +362,262 @@ class MemmapStorage(MappedRows):
             self.flush()
             now = self._catch_up()
             if self._schema is not None:
-                now = replace(now, allocated=min(now.written, self.capacity + now.spare))
+                now = replace(now, allocated=min(now.written, self._num_places(now)))
                 self._head.commit(now)
-                on_disk.cut(self.path, self._schema, now)
+                for file, size in self._files(self._schema, now).items():
+                    with suppress(OSError), open(file, "r+b") as opened:
+                        opened.truncate(size)
                 if self._sync != "none":
-                    self._to_disk(now)
+                    self._sync_rows(now)
                     self._head.closed = True
-                    self._head_to_disk()
+                    self._sync_head()
             self._memory, self._mapped = None, None
             self._values.forget()
+
+    # ---------------------------------------------------------------------- the state of the folder
+
+    def _catch_up(self) -> Counters:
+        """Catch up with the other processes, and with one that died while it changed rows."""
+        now = self._head.now()
+        if self._schema is None:
+            self._schema = read_schema(self.path, self._head.capacity, now)
+        if self._schema is not None:
+            self._map(now, self._schema)
+        if self._head.making:
+            self._remove_others(now)
+        if self._head.journal:
+            self._apply_journal()
+        return now
+
+    def _writing(self) -> Counters:
+        """Catch up, before rows are written."""
+        if self._head.closed:
+            self._head.closed = False
+            self._sync_head()
+        return self._catch_up()
+
+    def _recover(self) -> None:
+        """After a restart of the machine, keep the rows that reached the disk, up to the last one with a checksum."""
+        before = self._head.now()
+        schema = read_schema(self.path, self._head.capacity, before)
+        if schema is None:
+            return
+        # What the restart cut off becomes zeros.
+        for file, size in self._files(schema, before).items():
+            lengthen(file, size)
+        try:
+            now = self._catch_up()
+        except StateError:
+            if not self._head.journal:
+                raise
+            self._head.journal = False  # it did not reach the disk: rows that were being changed have wrong checksums
+            now = self._catch_up()
+        numbers = np.arange(max(0, now.written - self.capacity), now.summed)
+        places = numbers % self._num_places(now)
+        self._values.at(now)
+        (wrong,) = np.nonzero(self._sums.wrong(places, numbers).any(axis=1))
+        # Behind the last wrong one: those before it may have been overwritten by rows that did not reach the disk.
+        kept = places[wrong[-1] + 1 if len(wrong) else 0 :]
+        gone = len(self) - len(kept)
+        if gone:
+            columns = self._memory.saved(kept, self._values.at(now)) if self._memory is not None else []
+            self._replace(now, schema, columns, len(kept), now.changes + 1)
+            self._begins.forget(schema, 0)
+            warnings.warn(
+                f"{self.path}: the machine was restarted before {gone} of {gone + len(kept)} rows were on the disk; "
+                "they are gone (see sync= and flush())",
+                UserWarning,
+                stacklevel=4,
+            )
+            self._memory, self._mapped = None, None
+
+    def _map(self, now: Counters, schema: RowSchema) -> RowMemory:
+        """The memory of the rows' files as long as they are now."""
+        length = (now.generation, now.allocated)
+        if self._memory is None or self._mapped != length:
+            *files, sums_file = row_files(self.path, schema, now.generation).items()
+            self._memory = RowMemory.allocate(
+                schema, now.allocated, lambda number, nbytes: map_file(files[number][0], nbytes)
+            )
+            sums = map_file(sums_file[0], now.allocated * sums_file[1]).view(np.uint64)
+            names = [file for file, _ in files]
+            self._sums.at(names, self._memory, self._values, sums.reshape(now.allocated, sums_file[1] // 8))
+            self._mapped = length
+        return self._memory
+
+    def _files(self, schema: RowSchema, now: Counters) -> dict[Path, int]:
+        """The files of the rows that are there, and how long each is."""
+        files = {file: now.allocated * size for file, size in row_files(self.path, schema, now.generation).items()}
+        return {**files, values_file(self.path, now.generation, now.room): now.room} if now.room else files
+
+    def _remove_others(self, now: Counters) -> None:
+        """Remove the files of rows that do not count, and what writers that died left; the lock keeps others away."""
+        remove_leftovers(self.path, ["head", "schema", "journal"], only_writer=True)
+        kept = (f"rows-{now.generation}-", f"sums-{now.generation}", f"values-{now.generation}-{now.room}")
+        for path in self.path.iterdir():
+            name = path.name
+            if name.startswith(("rows-", "sums-", "values-")) and name not in kept and not name.startswith(kept[0]):
+                with suppress(OSError):
+                    path.unlink()
+        self._head.making = False
+
+    def _sync_rows(self, now: Counters) -> None:
+        """Wait until the rows are on the disk, not yet the head that says so."""
+        assert self._schema is not None
+        with storing(f"rows in {self.path}"):
+            sync_files([*self._files(self._schema, now)])
+            sync_folders([self.path])
+
+    def _sync_head(self) -> None:
+        with storing(f"{self.path / 'head'}"):
+            sync_files([self.path / "head"])
+
+    def _commit(self, now: Counters) -> None:
+        before = self._head.now()
+        has_moved = (before.generation, before.room) != (now.generation, now.room)
+        if has_moved and self._sync != "none":
+            self._sync_rows(now)
+        self._head.commit(now)
+        if has_moved:
+            self._remove_others(now)
+        self._head.making = False
+
+    def _with_sums(self, now: Counters) -> Counters:
+        """Give all rows checksums; the counters then."""
+        numbers = np.arange(max(now.summed, now.written - self.capacity), now.written)
+        self._values.at(now)
+        self._sums.make(numbers % self._num_places(now), numbers)
+        return replace(now, summed=now.written)
+
+    def _apply_journal(self) -> None:
+        """Change rows in place as the journal says; doing so again changes nothing more."""
+        now = self._head.now()
+        places, rows = read_journal(self.path, self._memory, now.allocated)
+        assert self._memory is not None
+        self._memory.put(places, rows)
+        numbers = self._numbers(places, now)
+        self._values.at(now)
+        self._sums.make(places[numbers < now.summed], numbers[numbers < now.summed])
+        if self._sync != "none":
+            self._sync_rows(now)
+        self._head.commit(replace(now, changes=now.changes + 1))
+        self._head.journal = False
+        with suppress(OSError):
+            (self.path / "journal").unlink()
+
+    # ---------------------------------------------------------------------- room for rows
+
+    def _reserve(self, schema: RowSchema, arrays: list[Any], n: int, now: Counters) -> tuple[RowMemory, Counters]:
+        """Mapped files with room for ``n`` rows more, and the counters then; StorageError: no room on the disk."""
+        now = self._lengthened(schema, now, now.written + n)
+        self._save_schema(schema)
+        self._map(now, schema)
+        if schema.varying:
+            now = self._compact(schema, now)
+            self._head.making = True
+            now = self._values.with_room(schema, arrays, now, self._refs)
+        return self._map(now, schema), now
+
+    def _lengthened(self, schema: RowSchema, now: Counters, rows: int) -> Counters:
+        """Make the files long enough for ``rows`` rows, as far as there are places; the counters then."""
+        files, capacity = row_files(self.path, schema, now.generation), schema.whole_steps(self._head.capacity)
+        if not now.spare:
+            row = sum(block.raw.itemsize for block in blocks_of(schema))
+            steps = -(-min(capacity, _SPARE_ROWS, max(1, _SPARE_BYTES // row)) // schema.num_envs)
+            now = replace(now, spare=steps * schema.num_envs)
+        rows = min(rows, capacity + now.spare)
+        if rows <= now.allocated:
+            return now
+        least = now.allocated + max(now.allocated // 8, _GROWTH // sum(files.values()))
+        rows = min(max(rows, least), capacity + now.spare)
+        for file, size in files.items():
+            lengthen(file, rows * size)
+        return replace(now, allocated=rows)
+
+    def _save_schema(self, schema: RowSchema) -> None:
+        if self._schema is None:
+            write_file(self.path / "schema", json.dumps(schema.to_json()).encode(), only_writer=True)
+            self._schema = schema
+
+    def _compact(self, schema: RowSchema, now: Counters) -> Counters:
+        """Write all rows anew where most bytes of the values' ring are of overwritten rows; the counters then."""
+        if schema.varying and self._values.at(now).is_sparse(self._refs):
+            self._look_at_begins(now)
+            self._replace(now, schema, self._columns(now), now.written, now.changes)
+            now = self._catch_up()
+        return now
+
+    def _replace(self, now: Counters, schema: RowSchema, arrays: list[Any], written: int, changes: int) -> None:
+        """Write rows to new files, and count these from then on."""
+        self._head.making = True
+        later = Counters(written, changes, 0, now.generation + 1, now.spare)
+        try:
+            later = self._lengthened(schema, later, written)
+            rows, later = self._values.kept(schema, arrays, later, list)
+            self._save_schema(schema)
+        except StorageError:
+            self._remove_others(now)
+            raise
+        slots = np.arange(len(arrays[0]), dtype=np.int64)
+        self._map(later, schema).put(self._places(slots, later), rows)
+        self._commit(self._with_sums(later))
+        self._sums.watch(slots[:0], 0)
+
+    # ---------------------------------------------------------------------- places of rows
+
+    @property
+    def _slots(self) -> Slots:
+        """All slots in use."""
+        return np.arange(len(self), dtype=np.int64)
+
+    def _num_places(self, now: Counters) -> int:
+        return self.capacity + now.spare
+
+    def _places(self, slots: Slots, now: Counters) -> Slots:
+        """Where in the files the rows in ``slots`` lie."""
+        if now.written <= self.capacity:
+            return slots
+        newest = now.written - 1
+        return (newest - (newest - slots) % self.capacity) % self._num_places(now)
+
+    def _numbers(self, places: Slots, now: Counters) -> Slots:
+        """Which rows lie at some places: of 4 rows and 2 places more, with 9 rows written, place 1 has row 7."""
+        newest = now.written - 1
+        return newest - (newest - places) % self._num_places(now)
+
+    def _checked(self, places: Slots, now: Counters) -> Slots:
+        """The places, if the rows there are what was written."""
+        self._values.at(now)
+        self._sums.check(places, lambda some: self._numbers(some, now), now.summed)
+        return places
+
+    def _columns(self, now: Counters) -> list[Any]:
+        if self._memory is None:
+            return []
+        return self._memory.saved(self._checked(self._places(self._slots, now), now), self._values.at(now))
+
+    def _refs(self) -> list[Refs]:
+        """Where the values lie that differ in length, of the rows in use."""
+        if self._memory is None or self._schema is None:
+            return []
+        places = self._places(self._slots, self._head.now())
+        return [self._memory.by_key[key][places] for key in self._schema.varying]
+
+    # ---------------------------------------------------------------------- where the oldest episodes began
+
+    def _look_at_begins(self, now: Counters) -> None:
+        """Take note of what rows say of episodes that are no longer in use, before others are written over them."""
+        assert self._schema is not None
+        if now.written > self.capacity:
+            self._begins.look(self._schema, self._steps_to_oldest(now), partial(self._read_steps, now))
+
+    def _steps_to_oldest(self, now: Counters) -> range:
+        """The steps that lie in the files, up to the oldest that is in use."""
+        first = max(0, now.written - self._num_places(now))
+        return range(first // self.num_envs, max(0, now.written - self.capacity) // self.num_envs + 1)
+
+    def _read_steps(self, now: Counters, key: FieldKey, first: int, last: int) -> npt.NDArray[Any]:
+        assert self._memory is not None
+        places = np.arange(first * self.num_envs, (last + 1) * self.num_envs) % self._num_places(now)
+        values: npt.NDArray[Any] = self._memory.by_key[key][places].reshape(-1, self.num_envs)
+        return values

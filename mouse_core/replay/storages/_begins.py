@@ -21,7 +21,7 @@ import numpy.typing as npt
 from mouse_core.columns.schema import RowSchema
 from mouse_core.errors import StateError
 from mouse_core.nested import FieldKey
-from mouse_core.replay.storages._mapped.mapping import lengthen, map_file
+from mouse_core.replay.storages._mapped import lengthen, map_file
 
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[FieldKey, int, int], npt.NDArray[Any]]
