@@ -520,7 +520,7 @@ class MemmapStorage:
 
     def _lengthened(self, schema: RowSchema, now: Counters, rows: int) -> Counters:
         """Make the files long enough for ``rows`` rows, as far as there are places; the counters then."""
-        files, capacity = row_files(self.path, schema, now.generation), schema.whole_steps(self._head.capacity)
+        capacity = schema.whole_steps(self._head.capacity)
         if not now.spare:
             row = sum(block.raw.itemsize for block in blocks_of(schema))
             steps = -(-min(capacity, _SPARE_ROWS, max(1, _SPARE_BYTES // row)) // schema.num_envs)
@@ -528,6 +528,7 @@ class MemmapStorage:
         rows = min(rows, capacity + now.spare)
         if rows <= now.allocated:
             return now
+        files = row_files(self.path, schema, now.generation)
         least = now.allocated + max(now.allocated // 8, _GROWTH // sum(files.values()))
         rows = min(max(rows, least), capacity + now.spare)
         for file, size in files.items():
