@@ -27,7 +27,7 @@ KNOWN_TO_STUDIES = {"mouse_jax", "mouse_torch"}
 FLOORS = [
     {"errors"},
     {"_base", "dtypes", "randomness", "ranks"},
-    {"files", "nested"},
+    {"episodes", "files", "nested"},
     {"spec"},
     {"digest", "readahead"},
     {"about", "images", "remote"},

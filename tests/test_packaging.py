@@ -259,7 +259,6 @@ KNOW_PRIVATE = {
     "core/formats/test_robot_logs.py": "messages in every order of bytes, and definitions that no writer takes",
     "core/test_hub_shards.py": "memory is measured while a shard is written",
     "core/test_orders.py": "limits of what is kept are made small, so that they are met",
-    "core/test_replay_episodes.py": "an index is held against a list of rows that no buffer keeps",
     "core/test_where_rows_lie.py": "how often a chunk is looked up is not seen in a batch",
 }
 

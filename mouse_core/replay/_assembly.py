@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.dtypes import RowError, is_number, namespace, number_kind, to_numpy
+from mouse_core.episodes import EpisodeIndex
 from mouse_core.errors import DataError, MissingFieldError, RowIndexError, SchemaError
 from mouse_core.nested import (
     as_array,
@@ -27,7 +28,6 @@ from mouse_core.nested import (
 from mouse_core.replay.base import Collate
 from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage
 from mouse_core.replay.transforms._fields import GATHERED
-from mouse_core.sampling.episode_table import EpisodeTable
 
 OWN = "traj_id"
 """The one field of a draw that rows may have themselves."""
@@ -68,7 +68,7 @@ def assemble(rows: Any, draw: Draw, collate: Collate | None) -> dict[str, Any]:
 
 
 def rows_behind(
-    index: Slots, storage: Storage, steps: int, episodes: Sequence[EpisodeTable] = ()
+    index: Slots, storage: Storage, steps: int, episodes: Sequence[EpisodeIndex] = ()
 ) -> tuple[Slots, npt.NDArray[np.bool_]]:
     """The slots of rows and of the ``steps`` rows behind each in its stream.
 
@@ -80,7 +80,7 @@ def rows_behind(
         index: Slots that were drawn, int64 ``[batch]``.
         storage: Its rows.
         steps: How many rows behind each.
-        episodes: Tables of the episodes; a row behind another counts only if each table has both in one episode.
+        episodes: Indexes of the episodes; a row behind another counts only if each index has both in one episode.
 
     Returns:
         Slots, int64 ``[batch, 1 + steps]``, and which of them count, bool of the same shape. Beyond the newest row its
@@ -91,10 +91,9 @@ def rows_behind(
     age = (written - 1 - index) % capacity
     offset = np.minimum(np.arange(steps + 1) * stride, age[:, None] // stride * stride)
     known = np.arange(steps + 1) * stride <= age[:, None]
-    for table in episodes:
-        place, env = np.divmod(index, stride)
-        step = table.begin + (place - table.begin) % table.steps
-        _, end, _ = table.episode_of(env, step)
+    for one in episodes:
+        step, env = one.steps_of(index)
+        _, end, _ = one.episode_of(step, env)
         known &= np.arange(steps + 1) < (end - step)[:, None]
     return (index[:, None] + offset) % capacity, known
 

@@ -17,13 +17,14 @@ from mouse_core.batches.source import BatchSource
 from mouse_core.columns.memory import ring_slots
 from mouse_core.digest.values import host_array
 from mouse_core.dtypes import to_numpy
+from mouse_core.episodes import EpisodeIndex, Windows
 from mouse_core.errors import ConfigError, DataError, ForkError, MissingFieldError, SchemaError, StateError
 from mouse_core.nested import find, flatten
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay._assembly import check_names, names_added, rows_behind, shown
-from mouse_core.replay._episodes.index import EpisodeIndex
 from mouse_core.replay.generations import Generations, alike
 from mouse_core.replay.protocols import Draw, FieldKey, Sampler, Slots, Storage, Write, Writer
+from mouse_core.replay.samplers.episodes import StorageEpisodes
 from mouse_core.replay.samplers.slices import SliceSampler
 from mouse_core.replay.samplers.uniform import RandomSampler
 from mouse_core.replay.samplers.weighing import priorities_like
@@ -32,7 +33,6 @@ from mouse_core.replay.storages.ring import check_part
 from mouse_core.replay.transforms.returns import NStep, ReturnsToGo
 from mouse_core.replay.transforms.stored.hindsight import HindsightRelabel
 from mouse_core.replay.writers import ImmutableWriter, RoundRobinWriter, check_rows, check_writer
-from mouse_core.sampling.episode_table import EpisodeTable, Windows
 from mouse_core.sampling.plan import MASK
 from mouse_core.store.snapshot import Snapshot
 
@@ -272,7 +272,7 @@ class _PaddedSlices(_Slices):
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
         """See ``PaddedSampler.lengths``."""
         episodes = self._sampler.episodes.settled(self._storage)
-        _, ends, _ = episodes.episode_of(np.zeros(len(starts), np.int64), starts)
+        _, ends, _ = episodes.episode_of(starts)
         lengths: Int64s = np.minimum(ends - starts, self.sequence_length)
         return lengths
 
@@ -314,11 +314,11 @@ class BufferCore:
         self.masks = "mask" in self._reserved or self._reach > 0
         # The episodes of the rows, where a transform needs other rows of them and the sampler does not know them.
         self._looks = self._gather is not None or self._reach > 0
-        self._own_episodes = EpisodeIndex(done=transform.done) if self._looks else None
+        self._own_episodes = StorageEpisodes(done=transform.done) if self._looks else None
         ring = storage.writable and storage.lock() is None and not hasattr(storage, "batch")
         if ring and not hasattr(self.sampler, "episodes"):
             # A sampler of slices that comes later asks where the oldest episodes of the ring began.
-            self._own_episodes = self._own_episodes or EpisodeIndex(warns=False)
+            self._own_episodes = self._own_episodes or StorageEpisodes(warns=False)
         if self._own_episodes is not None and self._own_episodes.is_like(self._of_sampler):
             self._own_episodes = None
         self._watchers = Watchers(transform, storage)
@@ -361,9 +361,9 @@ class BufferCore:
         """The episodes that the sampler keeps, if it does."""
         return getattr(self.sampler, "episodes", None)
 
-    def _episodes_around(self) -> list[EpisodeTable]:
+    def _episodes_around(self) -> list[EpisodeIndex]:
         """The episodes that rows behind a drawn one must lie in; none where no field says where episodes end."""
-        indexes = [index for index in (self._own_episodes, self._of_sampler) if isinstance(index, EpisodeIndex)]
+        indexes = [index for index in (self._own_episodes, self._of_sampler) if isinstance(index, StorageEpisodes)]
         try:
             return [index.settled(self.storage) for index in indexes]
         except MissingFieldError:  # the transform raises it too, if it needs to know
@@ -526,7 +526,7 @@ class BufferCore:
 
         lost = Write(np.zeros(count, np.int64), self._told, read)
         for index in (self._of_sampler, self._own_episodes):
-            if isinstance(index, EpisodeIndex):
+            if isinstance(index, StorageEpisodes):
                 index.wrote(self.storage, lost)
         self._own_told += count
 
@@ -609,7 +609,7 @@ class BufferCore:
         before._tell_own()
         mine = self._of_sampler
         for index in (before._own_episodes, before._of_sampler):
-            if isinstance(mine, EpisodeIndex) and isinstance(index, EpisodeIndex) and not same_sampler:
+            if isinstance(mine, StorageEpisodes) and isinstance(index, StorageEpisodes) and not same_sampler:
                 mine.go_on(index, self.storage)
 
     @property
@@ -624,7 +624,7 @@ class BufferCore:
         """All there is; arrays may be views."""
         self.sync()
         index = self._of_sampler
-        if hasattr(self.storage, "oldest_begins") and len(self.storage) and isinstance(index, EpisodeIndex):
+        if hasattr(self.storage, "oldest_begins") and len(self.storage) and isinstance(index, StorageEpisodes):
             with suppress(SchemaError):  # what only this storage knows of episodes goes with the state
                 index.settled(self.storage)
         return {

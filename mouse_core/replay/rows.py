@@ -17,11 +17,11 @@ from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.nested import flatten, is_varying, map_tree, opened
 from mouse_core.replay._assembly import named_time, patched, priorities_in, row_of, slots_of, time_first
-from mouse_core.replay._episodes.index import EpisodeIndex, begins, find_keys, marks_of
 from mouse_core.replay._parts import BufferCore
 from mouse_core.replay.base import BaseBuffer
 from mouse_core.replay.generations import alike
 from mouse_core.replay.protocols import EPISODE, FieldKey, Slots, Storage
+from mouse_core.replay.samplers.episodes import StorageEpisodes, find_fields, marks_of
 from mouse_core.spec import Alignment
 
 if TYPE_CHECKING:
@@ -406,11 +406,11 @@ def _steps_of_episodes(storage: Storage, slots: Slots) -> Slots | None:
         slots: All slots of each stream in order, ``[env, time]``, or ``[time]`` of one.
     """
     try:
-        table = EpisodeIndex().settled(storage)
+        table = StorageEpisodes().settled(storage)
     except MissingFieldError:
         return None
     steps = np.tile(np.arange(table.begin, table.end), table.num_envs)
-    begin, _, _ = table.episode_of(np.repeat(np.arange(table.num_envs), slots.shape[-1]), steps)
+    begin, _, _ = table.episode_of(steps, np.repeat(np.arange(table.num_envs), slots.shape[-1]))
     found: Slots = steps - np.maximum(begin, table.begin)
     return found
 
@@ -429,7 +429,7 @@ def _hides_begins(storage: Any) -> bool:
     if not len(starts):
         return False
     try:
-        marks = marks_of(find_keys(read, None, ()), read, 1)
+        marks = marks_of(find_fields(read, None, ()), read, 1)
     except MissingFieldError:
         return True
-    return not begins(marks.ends, marks.ids, None)[1::2].all()
+    return not marks.begins(None)[1::2].all()

@@ -45,7 +45,7 @@ class Anchors:
     def of(cls, windows: Windows, snapshot: Snapshot) -> Anchors:
         """The anchors of located windows."""
         table, length, starts = episodes_of(snapshot), windows.length, windows.rows
-        begin, end, _ = table.episode_of(np.zeros(len(starts), np.int64), starts)
+        begin, end, _ = table.episode_of(starts)
         if length == 1 and windows.lengths is None:
             return cls(starts, begin, end, None, snapshot.num_rows)
         steps = np.arange(length)
@@ -58,7 +58,7 @@ class Anchors:
         # Windows of the stream may go on in the next episode.
         (across,) = np.nonzero(row >= end)
         if len(across):
-            begin[across], end[across], _ = table.episode_of(np.zeros(len(across), np.int64), row[across])
+            begin[across], end[across], _ = table.episode_of(row[across])
         return cls(row, begin, end, there, snapshot.num_rows)
 
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.episodes import ragged
 from mouse_core.randomness import Key, Order, Orders, Purpose
-from mouse_core.sampling.episode_table import ragged
 from mouse_core.sampling.plan import Blocks, Stretches
 from mouse_core.sampling.windows import (
     SECTION,

@@ -9,10 +9,10 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.episodes import EpisodeIndex, WindowRule, WindowView
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.sampling.episode_table import EpisodeTable, WindowView
-from mouse_core.sampling.plan import Blocks, ReadsBlocks, Sampling, Stretches, WindowRule, WindowSampler
+from mouse_core.sampling.plan import Blocks, ReadsBlocks, Sampling, Stretches, WindowSampler
 from mouse_core.sampling.windows import CyclicWindows, LastWindows, RandomWindows, SequentialWindows, remembered
 from mouse_core.spec import check_count
 from mouse_core.store.snapshot import Snapshot
@@ -139,7 +139,7 @@ class EpisodeWindows:
         """See ``PaddedSampler.lengths``."""
         if self.pad is False:
             return np.full(len(starts), self.sequence_length)
-        _, ends, _ = self._table(snapshot).episode_of(np.zeros(len(starts), np.int64), starts)
+        _, ends, _ = self._table(snapshot).episode_of(starts)
         lengths: Int64s = np.minimum(ends - starts, self.sequence_length)
         return lengths
 
@@ -178,12 +178,12 @@ class EpisodeWindows:
         """What stays the same in all the rows that a window may lie in; None: the episode."""
         return None
 
-    def _table(self, snapshot: Snapshot) -> EpisodeTable:
+    def _table(self, snapshot: Snapshot) -> EpisodeIndex:
         if self._stretch is None:
             return episodes_of(snapshot)
         key = ("stretches", self._stretch)
         return remembered(
-            snapshot, key, lambda: EpisodeTable.of_begins(snapshot.stretch_starts(key[1]), snapshot.num_rows)
+            snapshot, key, lambda: EpisodeIndex.of_begins(snapshot.stretch_starts(key[1]), snapshot.num_rows)
         )
 
     def _rule(self, *, tiled: bool) -> WindowRule:
@@ -288,9 +288,9 @@ def window_sampler(
     return samplers[sampling]
 
 
-def episodes_of(snapshot: Snapshot) -> EpisodeTable:
+def episodes_of(snapshot: Snapshot) -> EpisodeIndex:
     """The episodes of a snapshot, one stream of steps; looked up once."""
-    return remembered(snapshot, "episodes", lambda: EpisodeTable.of_begins(snapshot.episode_starts, snapshot.num_rows))
+    return remembered(snapshot, "episodes", lambda: EpisodeIndex.of_begins(snapshot.episode_starts, snapshot.num_rows))
 
 
 @dataclass(frozen=True)

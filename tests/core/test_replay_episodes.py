@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DatasetStore
+from mouse_core.episodes import EpisodeIndex, WindowRule
 from mouse_core.replay import (
     ArrayStorage,
     HindsightRelabel,
@@ -18,9 +19,6 @@ from mouse_core.replay import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
-from mouse_core.replay._episodes.ring import EpisodeRing
-from mouse_core.sampling.episode_table import EpisodeTable
-from mouse_core.sampling.plan import WindowRule
 
 
 class Rows:
@@ -88,7 +86,7 @@ def rules(draw: st.DrawFn) -> WindowRule:
     return WindowRule(length, draw(side), draw(side), draw(st.booleans()), tiled, every=draw(st.integers(1, 6)))
 
 
-def check(episodes: EpisodeTable, rows: Rows, rule: WindowRule) -> None:
+def check(episodes: EpisodeIndex, rows: Rows, rule: WindowRule) -> None:
     expected = rows.windows(rule)
     view = episodes.view(rule)
     assert view.count == len(expected)
@@ -98,7 +96,7 @@ def check(episodes: EpisodeTable, rows: Rows, rule: WindowRule) -> None:
     if not (rule.left or rule.tiled):
         for env in range(rows.num_envs):
             steps = np.arange(rows.begin, rows.end)
-            whole, end, _ = episodes.episode_of(np.full(len(steps), env), steps)
+            whole, end, _ = episodes.episode_of(steps, env)
             begin = np.maximum(whole, rows.begin)
             begins = steps[rule.begins(steps - begin, end - begin, begin - whole)]
             assert begins.tolist() == [start for its_env, start, _, _ in expected if its_env == env]
@@ -129,7 +127,7 @@ def check(episodes: EpisodeTable, rows: Rows, rule: WindowRule) -> None:
 def test_it_knows_what_looking_at_all_rows_would_find(
     data: st.DataObject, num_envs: int, steps: int, mode: str
 ) -> None:
-    rows, episodes = Rows(num_envs, steps), EpisodeRing(num_envs, steps)
+    rows, episodes = Rows(num_envs, steps), EpisodeIndex(num_envs, steps)
     bits = st.integers(0, 2**32 - 1)
     for _ in range(data.draw(st.integers(1, 8))):
         rng = np.random.default_rng(data.draw(bits))
@@ -164,7 +162,7 @@ def test_it_knows_what_looking_at_all_rows_would_find(
             for step, end, traj_id in zip(chosen.tolist(), ends.tolist(), ids.tolist(), strict=True):
                 rows.rows[env][step] = [mode != "id" and end, None if mode == "end" else traj_id]
         else:
-            episodes = EpisodeRing.of_state(episodes.state())
+            episodes = EpisodeIndex.of_state(episodes.state())
         check(episodes, rows, data.draw(rules()))
 
 

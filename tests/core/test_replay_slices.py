@@ -501,23 +501,6 @@ def test_an_episode_ends_where_its_number_changes_also_without_done(
             assert ((np.diff(batch["row"], axis=1) == 1) | ~there[:, 1:]).all()
 
 
-def test_a_state_saved_when_numbers_did_not_count_is_looked_at_again() -> None:
-    def made() -> ReplayBuffer:
-        return ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=5), batch_size=100)
-
-    rows = {"x": np.arange(20), "traj": np.arange(20) // 10, "done": np.zeros(20, bool)}
-    buffer = made()
-    buffer.extend(rows)
-    state = buffer.state_dict()
-    kept = state["sampler"]["state"]
-    for name, values in (("counts", [1]), ("begins", [0]), ("ids", [0])):
-        kept[name] = np.array(values)
-    again = made()
-    again.load_state_dict(state)
-    traj = again.sample()["traj"]
-    assert (traj == traj[:, :1]).all()
-
-
 @pytest.mark.parametrize("how", ["extend", "one by one", "reset"])
 def test_fields_that_contradict_each_other_are_named(how: str) -> None:
     def sampled(rows: dict[str, Any], **options: Any) -> Any:

@@ -24,10 +24,10 @@ from mouse_core import (
     PrefetchBatchifier,
     StateError,
 )
+from mouse_core.episodes import SortedSearch
 from mouse_core.errors import StoreWarning
 from mouse_core.replay import NextView, ReplayBuffer
 from mouse_core.sampling import EpisodeWindows, PaddedSampler
-from mouse_core.sampling.episode_table import SortedSearch
 from tests.core.statistics import check_frequencies
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
-from mouse_core.replay._episodes.index import EpisodeIndex
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.device.options import Order, Slices
 from mouse_core.replay.protocols import Sampler
 from mouse_core.replay.samplers.by_age import ConsumingSampler
+from mouse_core.replay.samplers.episodes import StorageEpisodes
 from mouse_core.replay.samplers.priorities import PrioritizedSampler
 from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
 from mouse_core.replay.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
@@ -133,12 +133,12 @@ def lost_in(buffer: ReplayBuffer, slices: Slices | None, num_envs: int) -> Int64
     """
     if slices is None or slices.period == 1 or not len(buffer):
         return np.zeros(num_envs, np.int64)
-    index = EpisodeIndex(slices.traj_key, slices.end_key, slices.truncated_key)
+    index = StorageEpisodes(slices.traj_key, slices.end_key, slices.truncated_key)
     known = getattr(buffer.sampler, "episodes", None)
-    if isinstance(known, EpisodeIndex):
+    if isinstance(known, StorageEpisodes):
         index.go_on(known, buffer.storage)
     episodes = index.settled(buffer.storage)
-    begin, _, _ = episodes.episode_of(np.arange(num_envs), np.full(num_envs, episodes.begin))
+    begin, _, _ = episodes.episode_of(np.full(num_envs, episodes.begin), np.arange(num_envs))
     lost, most = episodes.begin - begin, slices.sequence_length + 1
     kept: Int64s = np.where(lost < most, lost, most + (lost - most) % slices.period)
     return kept

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.episodes import EpisodeIndex, Windows
 from mouse_core.errors import ConfigError, StateError
 from mouse_core.randomness import Key
-from mouse_core.replay._episodes.index import STATE, EpisodeIndex
-from mouse_core.replay._episodes.ring import EpisodeRing
 from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage, Write
 from mouse_core.replay.samplers._common import check_state
+from mouse_core.replay.samplers.episodes import STATE, StorageEpisodes
 from mouse_core.replay.samplers.priorities import (
     Beta,
     PrioritizedSampler,
@@ -23,7 +23,6 @@ from mouse_core.replay.samplers.priorities import (
     importance_weights,
 )
 from mouse_core.replay.samplers.slices import SliceSampling, Span, no_window
-from mouse_core.sampling.episode_table import Windows
 
 Int64s = npt.NDArray[np.int64]
 
@@ -133,9 +132,8 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         if not tree.total and not episodes.view(rule).count:
             raise no_window(episodes, rule, self.episodes.coming_back(storage))
         slots = draw_slots(tree, batch_size, key)
-        step, env = np.divmod(slots, episodes.num_envs)
-        step = episodes.begin + (step - episodes.begin) % episodes.steps
-        begin, end, traj_id = episodes.episode_of(env, step)
+        step, env = episodes.steps_of(slots)
+        begin, end, traj_id = episodes.episode_of(step, env)
         windows = Windows(env, step, np.maximum(begin, episodes.begin), end, traj_id)
         draw = self.draw_of(windows, episodes, storage)
         weights = importance_weights(tree, slots, beta)
@@ -166,7 +164,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
 
     # ------------------------------------------------------------------ where slices begin
 
-    def _settle_starting(self, storage: Storage, episodes: EpisodeRing) -> SumTree:
+    def _settle_starting(self, storage: Storage, episodes: EpisodeIndex) -> SumTree:
         """The tree of the weights of all rows at which slices begin."""
         num_envs, rule = episodes.num_envs, self._rule
         first = self._seen
@@ -197,15 +195,15 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         self._seen = episodes.end
         return self._starting
 
-    def _mark_begins(self, episodes: EpisodeRing, begin: int, end: int) -> None:
+    def _mark_begins(self, episodes: EpisodeIndex, begin: int, end: int) -> None:
         """Mark which of the time steps ``begin .. end - 1`` slices begin at."""
         num_envs = episodes.num_envs
         steps = np.repeat(np.arange(begin, end), num_envs)
         envs = np.tile(np.arange(num_envs), end - begin)
-        first, behind, _ = episodes.episode_of(envs, steps)
+        first, behind, _ = episodes.episode_of(steps, envs)
         there = np.maximum(first, episodes.begin)
         found = self._rule.begins(steps - there, behind - there, there - first)
-        self._begins[steps % episodes.steps * num_envs + envs] = found
+        self._begins[episodes.slots_of(steps, envs)] = found
 
     # ------------------------------------------------------------------ state
 
@@ -224,7 +222,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
             raise StateError(f"sampler: expected a dict, found {state!r:.80}")
         own = {name: value for name, value in state.items() if not str(name).startswith("rows.")}
         values = check_state(own, {"config": self._shown()}, dict.fromkeys(STATE, "iu"), self)
-        index = EpisodeIndex(*self.episodes.keys)
+        index = StorageEpisodes(*self.episodes.keys)
         index.load(values)
         PrioritizedSampler.load_state_dict(self, {name[5:]: value for name, value in state.items() if name not in own})
         self.episodes = index

@@ -9,14 +9,13 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.episodes import EpisodeIndex, WindowRule, Windows
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
-from mouse_core.replay._episodes.index import STATE, EpisodeIndex, of_turns
 from mouse_core.replay.protocols import Draw, FieldKey, Storage, Write
 from mouse_core.replay.samplers._common import Epochs, check_state
-from mouse_core.sampling.episode_table import EpisodeTable, Windows
+from mouse_core.replay.samplers.episodes import STATE, StorageEpisodes, of_turns
 from mouse_core.sampling.episodes import Weighting
-from mouse_core.sampling.plan import WindowRule
 from mouse_core.spec import check_count
 
 Span = bool | int | tuple[bool | int, bool | int]
@@ -71,7 +70,7 @@ class SliceSampling:
         strict = self._strict and pad is False
         # Which slices an episode has.
         self._rule = WindowRule(length, left, right, strict, tiled, every=check_count("period", period))
-        self.episodes = EpisodeIndex(*keys)
+        self.episodes = StorageEpisodes(*keys)
 
     @property
     def sequence_length(self) -> int:
@@ -115,7 +114,7 @@ class SliceSampling:
         size = f"sequence_length={self.sequence_length}, strict_length={self._strict}, pad={self._pad}{span}"
         return f"{size}, {self.episodes.shown()}"
 
-    def draw_of(self, windows: Windows, episodes: EpisodeTable, storage: Storage) -> Draw:
+    def draw_of(self, windows: Windows, episodes: EpisodeIndex, storage: Storage) -> Draw:
         """The rows of some windows, with a warning where there is none that has all its steps for a bad reason.
 
         In a ring of 100 time steps an episode of the steps 295 to 304 lies in the slots 95 to 99 and 0 to 4. A window
@@ -163,7 +162,7 @@ class SliceSampling:
         return mask
 
 
-def no_window(episodes: EpisodeTable, rule: WindowRule, again: FieldKey | None) -> ConfigError:
+def no_window(episodes: EpisodeIndex, rule: WindowRule, again: FieldKey | None) -> ConfigError:
     """What to raise where no episode has a window; ``again`` is the field whose numbers of trajectories come back."""
     longest, hint = episodes.longest(), "pad=True takes shorter ones" if again is None else of_turns(again)
     if longest >= rule.length or not rule.strict:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from mouse_core._base.checks import is_whole
 from mouse_core.dtypes import convert, named_dtype, namespace
+from mouse_core.episodes import EpisodeIndex
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.nested import find, path_of
 from mouse_core.randomness import Key
@@ -26,7 +27,6 @@ from mouse_core.replay.transforms._fields import (
     removed,
     replaced,
 )
-from mouse_core.sampling.episode_table import EpisodeTable
 from mouse_core.spec import check_count
 
 Array = Any
@@ -91,7 +91,7 @@ class CatFrames:
         vars(self).update(keys=at_the_root(check_keys(keys, where="CatFrames")), frames=frames, axis=axis, pad=pad)
         vars(self).update(zip(("done", "mask"), check_keys((done, mask), where="CatFrames"), strict=True))
 
-    def gather(self, storage: Storage, index: Slots, episodes: EpisodeTable, key: Key) -> dict[str, Any]:
+    def gather(self, storage: Storage, index: Slots, episodes: EpisodeIndex, key: Key) -> dict[str, Any]:
         """The frames before drawn rows, or before the first ones of slices; see ``Transform``.
 
         Returns:
@@ -99,16 +99,14 @@ class CatFrames:
         """
         if self.frames == 1:
             return {}
-        slots = index.reshape(len(index), -1)
-        place, env = np.divmod(slots, episodes.num_envs)
-        step = episodes.begin + (place - episodes.begin) % episodes.steps
+        step, env = episodes.steps_of(index.reshape(len(index), -1))
         if not (np.diff(step, axis=1) > 1).any():  # what lies before the others is in the slice
             step, env = step[:, :1], env[:, :1]
-        begin = episodes.episode_of(env.reshape(-1), step.reshape(-1))[0].reshape(*step.shape, 1)
+        begin = episodes.episode_of(step, env)[0][..., None]
         begin = np.maximum(begin, episodes.begin)
         # Of an episode that began with step 10, the 3 frames before step 12 are those of the steps 10, 10 and 11.
         wanted = step[..., None] - np.arange(self.frames - 1, 0, -1)
-        rows = np.maximum(wanted, begin) % episodes.steps * episodes.num_envs + env[..., None]
+        rows = episodes.slots_of(np.maximum(wanted, begin), env[..., None])
         found = {}
         for name in self.keys:
             values = storage.read(name, rows)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.dtypes import namespace
+from mouse_core.episodes import EpisodeIndex
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.nested import find, key_of, path_of
 from mouse_core.randomness import Key
@@ -30,7 +31,6 @@ from mouse_core.replay.transforms._fields import (
     replaced,
 )
 from mouse_core.replay.transforms.next_view import NextView
-from mouse_core.sampling.episode_table import EpisodeTable
 from mouse_core.spec import Alignment, check_alignment, check_count, check_unit
 
 Array = Any
@@ -113,7 +113,7 @@ class HindsightRelabel:
         check_alignment(self.takes)
         check_keys((self.goal, self.achieved, self.reward, self.done, self.mask), where="HindsightRelabel")
 
-    def gather(self, storage: Storage, index: Slots, episodes: EpisodeTable, key: Key) -> dict[str, Any]:
+    def gather(self, storage: Storage, index: Slots, episodes: EpisodeIndex, key: Key) -> dict[str, Any]:
         """Goals for drawn rows, and which rows are to get theirs; see ``Transform``.
 
         Returns:
@@ -130,9 +130,8 @@ class HindsightRelabel:
         # Slices of arrived rows have a transition less than rows.
         cut = index.ndim == 2 and storage.alignment == "arrived" and index.shape[1] > 1
         slots = slots[:, :-1] if cut else slots
-        place, env = np.divmod(slots, episodes.num_envs)
-        step = episodes.begin + (place - episodes.begin) % episodes.steps
-        begin, end, _ = (found.reshape(step.shape) for found in episodes.episode_of(env.reshape(-1), step.reshape(-1)))
+        step, env = episodes.steps_of(slots)
+        begin, end, _ = episodes.episode_of(step, env)
         # Of an episode of the steps 10 to 14 step 12 may have its goal from 12 on, up to 14; where what it achieved
         # stands in the row behind it, up to 13, whose row is 14. Slots are those steps again, round by round.
         first, last = step, end - 1 - behind
@@ -146,8 +145,8 @@ class HindsightRelabel:
         uniform = key.uniform(2 * step.size).reshape(2, *step.shape)
         there = last >= step
         pick = np.where(there, self._pick(first, last, uniform[1]) + behind, step)
-        rows = pick % episodes.steps * episodes.num_envs + env
-        goals, drawn = storage.read(key_of(source), rows), (uniform[0] < self.ratio) & there
+        goals = storage.read(key_of(source), episodes.slots_of(pick, env))
+        drawn = (uniform[0] < self.ratio) & there
         if cut:
             goals, drawn, left = (np.concatenate([part, part[:, -1:]], axis=1) for part in (goals, drawn, left))
         return dict(zip(GATHERED, (goals, drawn, left), strict=True))

@@ -1,35 +1,32 @@
-"""Keeping the episodes of a storage: which fields say where they end, and what of a write matters."""
+"""The episodes of a storage: the fields that say where they end, and the index that follows its writes."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core.columns.memory import ring_pieces, ring_slots
+from mouse_core.episodes import Bools, EpisodeIndex, Int64s, step_begins
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError, StateError
 from mouse_core.nested import as_text, key_of, path_of
-from mouse_core.replay._episodes.ring import EpisodeRing
 from mouse_core.replay.protocols import END_KEYS, EPISODE, TRAJ_KEYS, FieldKey, Storage, Write
-from mouse_core.sampling.episode_table import Bools, Int64s
 
 Read = Callable[[FieldKey], npt.NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """Which fields say where episodes end.
+class EpisodeFields(NamedTuple):
+    """The fields that say where episodes end.
 
-    Args:
-        ends: Those that are not 0 in an episode's last row.
-        ids: The one that numbers trajectories, if there is one.
-        numbers: Whether ``ids`` are the numbers of episodes; otherwise they only say where one ends.
-        other_ends, other_ids: Fields that were found beside those that were named: they decide nothing, and where they
-            say that an episode ends, the others should.
+    Attributes:
+        ends: The fields that are not 0 in an episode's last row.
+        ids: The field that numbers trajectories, if there is one.
+        numbers: Whether ``ids`` are the numbers of episodes; otherwise they only say where an episode ends.
+        other_ends, other_ids: Fields that are there beside those that the caller named. They decide nothing; a warning
+            says where they end an episode and the named ones do not.
     """
 
     ends: tuple[FieldKey, ...]
@@ -40,7 +37,7 @@ class Keys:
 
     @property
     def cuts(self) -> bool:
-        """Whether trajectories' numbers say where an episode ends, and are not its number."""
+        """Whether ``ids`` say where an episode ends, and are not its number."""
         return self.ids is not None and not self.numbers
 
     @property
@@ -49,28 +46,38 @@ class Keys:
         return bool(self.other_ends) or self.other_ids is not None
 
 
-@dataclass(slots=True)
-class EpisodeKeys:
-    """What the fields of some rows say, ``[n, E]`` each; None where there is no such field."""
+class Marks(NamedTuple):
+    """The values of the fields that say where episodes end, ``[n, E]`` each; None where there is no such field."""
 
     ends: Bools | None
     ids: npt.NDArray[Any] | None
-    other_ends: Bools | None
-    other_ids: npt.NDArray[Any] | None
+    other_ends: Bools | None = None
+    other_ids: npt.NDArray[Any] | None = None
 
-    def last(self) -> EpisodeKeys:
-        """Of the last time step alone."""
-        parts = (self.ends, self.ids, self.other_ends, self.other_ids)
-        return EpisodeKeys(*[None if part is None else part[-1:].copy() for part in parts])
+    def last(self) -> Marks:
+        """The marks of the last time step."""
+        return Marks(*[None if values is None else values[-1:].copy() for values in self])
+
+    def others(self) -> Marks:
+        """The marks of the fields that decide nothing."""
+        return Marks(self.other_ends, self.other_ids)
+
+    def begins(self, before: Marks | None) -> Bools:
+        """Whether each step begins an episode, ``[n, E]``; ``before`` are the marks of the time step before them."""
+        end = None if before is None or before.ends is None or self.ends is None else before.ends[-1]
+        identity = None if before is None or before.ids is None else before.ids[-1]
+        return step_begins(self.ends, self.ids, end, identity)
 
 
-def find_keys(read: Read, traj_key: FieldKey | None, end_keys: tuple[FieldKey, ...], done: FieldKey = "done") -> Keys:
-    """Which fields say where episodes end: those that are named, or else all that are there.
+def find_fields(
+    read: Read, traj_key: FieldKey | None, end_keys: tuple[FieldKey, ...], done: FieldKey = "done"
+) -> EpisodeFields:
+    """The fields that say where episodes end: those that the caller names, or else all that are there.
 
     Args:
-        read: Gives their values.
-        traj_key, end_keys: Those that are named.
-        done: What stands where ``"done"`` does in ``END_KEYS``; "terminated" and "truncated" stand beside it.
+        read: Returns a field's values.
+        traj_key, end_keys: The named fields.
+        done: The field that stands for ``"done"`` in ``END_KEYS``; "terminated" and "truncated" stand beside it.
 
     Raises:
         MissingFieldError: None is named, and none is there.
@@ -80,14 +87,13 @@ def find_keys(read: Read, traj_key: FieldKey | None, end_keys: tuple[FieldKey, .
     usable = next((key for key in there if _numbers_trajectories(read(key))), None)
     if end_keys or traj_key is not None:
         others = tuple(key for key in ends if key not in end_keys)
-        return Keys(end_keys, traj_key, True, others, usable if traj_key is None else None)
+        return EpisodeFields(end_keys, traj_key, True, others, usable if traj_key is None else None)
     if usable == EPISODE:  # the store knows what its codes of done mean
-        ends = tuple(key for key in ends if key != "done")
-        return Keys(ends, usable, False)
+        return EpisodeFields(tuple(key for key in ends if key != "done"), usable, False)
     if ends:
-        return Keys(ends, usable, False)
+        return EpisodeFields(ends, usable, False)
     if there:
-        return Keys((), there[0], True)
+        return EpisodeFields((), there[0], True)
     names = [key for group in (*END_KEYS, TRAJ_KEYS) for key in group if key != EPISODE]
     raise MissingFieldError(
         f"slices: expected end_key=, truncated_key= or traj_key=, or one of the fields {names}; found none"
@@ -104,23 +110,17 @@ def _ends_there(read: Read, done: FieldKey) -> tuple[FieldKey, ...]:
     return next(filter(None, found), ())
 
 
-def contradiction(keys: Keys, marks: EpisodeKeys, before: EpisodeKeys | None) -> tuple[int, str] | None:
-    """The first of some rows at which fields contradict each other about the begin of an episode, and how.
-
-    Args:
-        keys: The fields.
-        marks: What they say of these rows.
-        before: And of the time step before, if that is known.
-    """
-    if keys.others:
-        other = None if before is None else EpisodeKeys(before.other_ends, before.other_ids, None, None)
-        missed = begins(marks.other_ends, marks.other_ids, other) & ~begins(marks.ends, marks.ids, before)
-        names = [*keys.other_ends, *([] if keys.other_ids is None else [keys.other_ids])]
+def _contradiction(fields: EpisodeFields, marks: Marks, before: Marks | None) -> tuple[int, str] | None:
+    """The first step at which fields contradict each other about the begin of an episode, and how they do."""
+    if fields.others:
+        other = None if before is None else before.others()
+        missed = marks.others().begins(other) & ~marks.begins(before)
+        names = [*fields.other_ends, *([] if fields.other_ids is None else [fields.other_ids])]
         text = "which end_key= and traj_key= do not name: slices go across. Without them all of these fields count"
-    elif keys.cuts and marks.ends is not None:
-        missed = begins(marks.ends, None, before) & ~begins(None, marks.ids, before)
-        names = [*keys.ends]
-        text = f"and {keys.ids!r} goes on: both are taken to end episodes. end_key= or traj_key= names one of them"
+    elif fields.cuts and marks.ends is not None:
+        missed = Marks(marks.ends, None).begins(before) & ~Marks(None, marks.ids).begins(before)
+        names = [*fields.ends]
+        text = f"and {fields.ids!r} goes on: both are taken to end episodes. end_key= or traj_key= names one of them"
     else:
         return None
     names = ["the store" if name == EPISODE else name for name in names]
@@ -135,41 +135,21 @@ def _has(read: Read, key: FieldKey) -> bool:
     return True
 
 
-def marks_of(keys: Keys, read: Read, num_envs: int) -> EpisodeKeys:
-    """What the fields of some rows say."""
+def marks_of(fields: EpisodeFields, read: Read, num_envs: int) -> Marks:
+    """The values of the fields in some rows."""
+
+    def ends(keys: tuple[FieldKey, ...]) -> Bools | None:
+        flags = [_one_a_row(key, read(key)) != 0 for key in keys]
+        return np.logical_or.reduce(flags).reshape(-1, num_envs) if flags else None
 
     def ids(key: FieldKey | None) -> npt.NDArray[Any] | None:
         return None if key is None else _one_a_row(key, read(key), "biufUS").reshape(-1, num_envs)
 
-    ends, other_ends = (_flags(names, read, num_envs) for names in (keys.ends, keys.other_ends))
-    return EpisodeKeys(ends, ids(keys.ids), other_ends, ids(keys.other_ids))
-
-
-def _flags(names: tuple[FieldKey, ...], read: Read, num_envs: int) -> Bools | None:
-    found: Bools | None = None
-    for key in names:
-        flags = _one_a_row(key, read(key)) != 0
-        found = flags if found is None else found | flags
-    return None if found is None else found.reshape(-1, num_envs)
-
-
-def begins(ends: Bools | None, ids: npt.NDArray[Any] | None, before: EpisodeKeys | None) -> Bools:
-    """Whether steps begin an episode by these marks, ``[n, E]``; of the first, by what was ``before``."""
-    there = ids if ends is None else ends
-    found = np.zeros((1, 1) if there is None else there.shape, np.bool_)
-    if ends is not None:
-        found[1:] = ends[:-1]
-        if before is not None and before.ends is not None:
-            found[0] = before.ends[-1]
-    if ids is not None:
-        found[1:] |= ids[1:] != ids[:-1]
-        if before is not None and before.ids is not None:
-            found[0] |= ids[0] != before.ids[-1]
-    return found
+    return Marks(ends(fields.ends), ids(fields.ids), ends(fields.other_ends), ids(fields.other_ids))
 
 
 def _numbers_trajectories(values: npt.NDArray[Any]) -> bool:
-    """Whether a field that nobody named has one integer, or one text, for every row."""
+    """Whether a field that the caller did not name has one integer, or one text, for every row."""
     values = as_text(np.asarray(values))
     if values.size != len(values) or values.dtype.kind not in "iufUS":
         return False
@@ -180,18 +160,16 @@ def _one_a_row(key: FieldKey, values: npt.NDArray[Any], kinds: str = "biuf") -> 
     values = as_text(np.asarray(values))
     if values.dtype.kind not in kinds:
         raise SchemaError(f"slices: {key!r}: expected numbers, found {values.dtype}")
-    if values.ndim != 1:
-        if values.size != len(values):
-            raise SchemaError(
-                f"episodes: {key!r}: expected one value a row, found rows of shape {list(values.shape[1:])}; rows that "
-                "are whole trajectories have no rows beside them to look at: RandomTimeCrop, BurnIn and ReturnsToGo "
-                "take them, all else takes rows that are single steps"
-            )
-        values = values.reshape(-1)
-    return values
+    if values.size != len(values):
+        raise SchemaError(
+            f"episodes: {key!r}: expected one value a row, found rows of shape {list(values.shape[1:])}; rows that "
+            "are whole trajectories have no rows beside them to look at: RandomTimeCrop, BurnIn and ReturnsToGo "
+            "take them, all else takes rows that are single steps"
+        )
+    return values.reshape(-1)
 
 
-def as_ids(key: FieldKey | None, values: npt.NDArray[Any]) -> Int64s:
+def _as_ids(key: FieldKey | None, values: npt.NDArray[Any]) -> Int64s:
     if values.dtype.kind not in "biuf":
         raise SchemaError(f"slices: {key!r}: expected numbers, found {values.dtype}")
     ids: Int64s = values.astype(np.int64)
@@ -204,7 +182,7 @@ def as_ids(key: FieldKey | None, values: npt.NDArray[Any]) -> Int64s:
 _SCANNED = 1 << 20
 
 
-class EpisodeIndex:
+class StorageEpisodes:
     """The episodes of a storage under a ring, kept up to date write by write.
 
     Args:
@@ -231,17 +209,16 @@ class EpisodeIndex:
     ) -> None:
         self._done = done
         self.keys = (traj_key, end_key, truncated_key)
-        self._found: Keys | None = None
-        self._episodes: EpisodeRing | None = None
+        self._found: EpisodeFields | None = None
+        self._episodes: EpisodeIndex | None = None
         self._is_whole = False
-        self._before: EpisodeKeys | None = None  # the last time step known, if it must be
-        self._is_loaded = False
+        self._before: Marks | None = None  # the last time step known, if it must be
         self._has_warned = not warns
         self._rows_looked_at = 0  # for environments that take turns
 
     def is_like(self, other: object) -> bool:
         """Whether another index finds the same episodes in the same rows."""
-        return isinstance(other, EpisodeIndex) and (self.keys, self._done) == (other.keys, other._done)
+        return isinstance(other, StorageEpisodes) and (self.keys, self._done) == (other.keys, other._done)
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Take note of a write, in time proportional to its rows."""
@@ -253,14 +230,14 @@ class EpisodeIndex:
                 self._change(storage, write)
                 return
             if episodes is None and not write.first:
-                episodes = self._episodes = EpisodeRing(storage.num_envs, storage.capacity // storage.num_envs)
+                episodes = self._episodes = EpisodeIndex(storage.num_envs, storage.capacity // storage.num_envs)
             if episodes is None or write.first != episodes.end * episodes.num_envs:
                 self._is_whole = False  # rows came and went that nobody spoke of
                 return
-            keys = self._keys(write.read)
-            if self._before is None and (keys.cuts or keys.others):
-                self._before = self._read_before(storage, write.first, keys)
-            self._extend(episodes, keys, marks_of(keys, write.read, episodes.num_envs))
+            fields = self._fields(write.read)
+            if self._before is None and (fields.cuts or fields.others):
+                self._before = self._read_before(storage, write.first, fields)
+            self._extend(episodes, fields, marks_of(fields, write.read, episodes.num_envs))
         except SchemaError:
             # The rows are written, and this is no time to complain: the next draw looks again.
             self._is_whole = False
@@ -273,9 +250,9 @@ class EpisodeIndex:
     def reset(self, storage: Storage) -> None:
         """All rows may be others: look at them at the next draw."""
         self._episodes, self._is_whole, self._found = None, not len(storage), None
-        self._before, self._is_loaded = None, False
+        self._before = None
 
-    def settled(self, storage: Storage) -> EpisodeRing:
+    def settled(self, storage: Storage) -> EpisodeIndex:
         """The episodes of the rows there are.
 
         Raises:
@@ -289,27 +266,19 @@ class EpisodeIndex:
         if not self._is_whole or episodes is None or episodes.end * episodes.num_envs != storage.written:
             episodes = self._scan(storage)
             self._episodes, self._is_whole = episodes, True
-        elif self._is_loaded:
-            keys = self._keys(lambda key: storage.read(key, slice(0, len(storage))))
-            if keys.cuts:
-                # A state that was saved when ids did not count is right only if they say the same.
-                scanned = self._scan(storage)
-                if not _same(scanned, episodes):
-                    episodes = self._episodes = scanned
-        self._is_loaded = False
         return episodes
 
     def coming_back(self, storage: Storage) -> FieldKey | None:
         """The field whose numbers of trajectories come back behind others, as where environments take turns in rows."""
-        keys, episodes = self._found, self._episodes
-        if keys is None or keys.ids is None or episodes is None or storage.ndim != 1:
+        fields, episodes = self._found, self._episodes
+        if fields is None or fields.ids is None or episodes is None or storage.ndim != 1:
             return None
-        ids = marks_of(keys, lambda key: storage.read(key, slice(0, len(storage))), 1).ids
+        ids = marks_of(fields, lambda key: storage.read(key, slice(0, len(storage))), 1).ids
         if ids is None:
             return None
         ids = np.roll(ids[:, 0], -(episodes.begin % episodes.steps) if len(storage) == episodes.steps else 0)
         heads = ids[np.concatenate([[True], ids[1:] != ids[:-1]])]
-        return keys.ids if len(np.unique(heads)) < len(heads) else None
+        return fields.ids if len(np.unique(heads)) < len(heads) else None
 
     def warn_of_turns(self, storage: Storage) -> None:
         """Warn where slices are all too short because environments take turns in rows.
@@ -332,45 +301,45 @@ class EpisodeIndex:
 
     # ------------------------------------------------------------------ reading
 
-    def _extend(self, episodes: EpisodeRing, keys: Keys, marks: EpisodeKeys) -> None:
+    def _extend(self, episodes: EpisodeIndex, fields: EpisodeFields, marks: Marks) -> None:
         """Add the time steps behind the last."""
         before = self._before
-        if keys.cuts or keys.others:
+        if fields.cuts or fields.others:
             self._before = marks.last()
-            found = None if self._has_warned else contradiction(keys, marks, before)
+            found = None if self._has_warned else _contradiction(fields, marks, before)
             if found is not None:
                 self._has_warned = True
                 row = episodes.end * episodes.num_envs + found[0]
                 warnings.warn(f"slices: an episode begins with row {row} {found[1]}", UserWarning, stacklevel=2)
         ends, ids = marks.ends, marks.ids
-        if ids is not None and not keys.numbers:
-            new = begins(None, ids, before)
+        if ids is not None and not fields.numbers:
+            new = Marks(None, ids).begins(before)
             episodes.cut(new[0])
             ends = np.zeros(ids.shape, np.bool_) if ends is None else ends.copy()
             ends[:-1] |= new[1:]
             ids = None
-        episodes.extend(ends, None if ids is None else as_ids(keys.ids, ids))
+        episodes.extend(ends, None if ids is None else _as_ids(fields.ids, ids))
 
-    def _keys(self, read: Read) -> Keys:
+    def _fields(self, read: Read) -> EpisodeFields:
         if self._found is None:
             traj_key, *given = self.keys
-            self._found = find_keys(read, traj_key, tuple(key for key in given if key is not None), self._done)
+            self._found = find_fields(read, traj_key, tuple(key for key in given if key is not None), self._done)
         return self._found
 
-    def _scan(self, storage: Storage) -> EpisodeRing:
+    def _scan(self, storage: Storage) -> EpisodeIndex:
         num_envs = storage.num_envs
         steps, alive, end = storage.capacity // num_envs, len(storage) // num_envs, storage.written // num_envs
         known = self._episodes
         next_ids = known.next_ids if known is not None and known.num_envs == num_envs else None
-        episodes = EpisodeRing(num_envs, steps, first=end - alive, next_ids=next_ids)
+        episodes = EpisodeIndex(num_envs, steps, first=end - alive, next_ids=next_ids)
         self._found = self._before = None
         step, chunk = end - alive, max(1, _SCANNED // num_envs)
         while step < end:
             begin, _, n = next(ring_pieces(step, min(end - step, chunk), steps))
             slots = slice(begin * num_envs, (begin + n) * num_envs)
             read: Read = lambda key, slots=slots: storage.read(key, slots)  # type: ignore[misc] # noqa: E731
-            keys = self._keys(read)
-            self._extend(episodes, keys, marks_of(keys, read, num_envs))
+            fields = self._fields(read)
+            self._extend(episodes, fields, marks_of(fields, read, num_envs))
             step += n
         ask, found = getattr(storage, "oldest_begins", None), self._found
         begins: Int64s | None = None if ask is None or found is None else ask(found.ends, found.ids)
@@ -378,28 +347,30 @@ class EpisodeIndex:
             episodes.begin_earlier(np.minimum(begins, episodes.begin))
         return episodes
 
-    def go_on(self, other: EpisodeIndex, storage: Storage) -> None:
+    def go_on(self, other: StorageEpisodes, storage: Storage) -> None:
         """Know where the oldest episodes began if another index of the same rows does, which is up to date."""
         if not other._is_whole or other._episodes is None:
             return
         try:
-            # An index that a state was loaded into finds its fields when it is asked.
             begins, mine = other.settled(storage), self.settled(storage)
+            # An index that a state was loaded into has not looked for its fields.
+            theirs, fields = (
+                index._fields(lambda key: storage.read(key, slice(0, len(storage)))) for index in (other, self)
+            )
         except (ConfigError, SchemaError):  # the next draw raises it
             return
-        keys, theirs = self._found, other._found
-        alike = keys is not None and theirs is not None and (keys.ends, keys.ids) == (theirs.ends, theirs.ids)
+        alike = (fields.ends, fields.ids) == (theirs.ends, theirs.ids)
         if alike and mine.begin > 0:
             envs = np.arange(mine.num_envs)
-            mine.begin_earlier(begins.episode_of(envs, np.full(len(envs), mine.begin))[0])
+            mine.begin_earlier(begins.episode_of(np.full(len(envs), mine.begin), envs)[0])
 
-    def _read_before(self, storage: Storage, first: int, keys: Keys) -> EpisodeKeys | None:
+    def _read_before(self, storage: Storage, first: int, fields: EpisodeFields) -> Marks | None:
         """The time step before row ``first``, if it is still there."""
         num_envs = storage.num_envs
         if first < num_envs or storage.written - (first - num_envs) > storage.capacity:
             return None
         slots = ring_slots(first - num_envs, num_envs, storage.capacity)
-        return marks_of(keys, lambda key: storage.read(key, slots), num_envs)
+        return marks_of(fields, lambda key: storage.read(key, slots), num_envs)
 
     def _change(self, storage: Storage, write: Write) -> None:
         """Rows that exist were written anew."""
@@ -408,24 +379,22 @@ class EpisodeIndex:
         if episodes is None:
             self._is_whole = False
             return
-        num_envs = episodes.num_envs
-        keys = self._keys(write.read)
-        marks = marks_of(keys, write.read, 1)
+        fields = self._fields(write.read)
+        marks = marks_of(fields, write.read, 1)
         ends, ids = marks.ends, marks.ids
-        if ids is not None and (ends is not None or keys.cuts):
+        if ids is not None and (ends is not None or fields.cuts):
             self._is_whole = False  # whether an id or an end made a boundary is not known
             return
         # Of a slot that comes twice the last row counts.
         slots, last = np.unique(write.slots[::-1], return_index=True)
         last = len(write.slots) - 1 - last
-        step, env = np.divmod(slots, num_envs)
-        step = episodes.begin + (step - episodes.begin) % episodes.steps
+        step, env = episodes.steps_of(slots)
         order = np.lexsort((step, env))
         env, step, last = env[order], step[order], last[order]
         for number in np.unique(env).tolist():
             mine = env == number
             if ids is not None:
-                episodes.change_ids(number, step[mine], as_ids(keys.ids, ids)[last[mine], 0])
+                episodes.change_ids(number, step[mine], _as_ids(fields.ids, ids)[last[mine], 0])
             elif ends is not None:
                 episodes.change_ends(number, step[mine], ends[last[mine], 0])
 
@@ -448,14 +417,14 @@ class EpisodeIndex:
         whole = len(state["steps"]) > 0
         try:
             if whole:
-                episodes: EpisodeRing | None = EpisodeRing.of_state(state)
+                episodes: EpisodeIndex | None = EpisodeIndex.of_state(state)
             else:
                 ids = state["next_ids"].astype(np.int64)
-                episodes = EpisodeRing(len(ids), 1, next_ids=ids) if len(ids) else None
+                episodes = EpisodeIndex(len(ids), 1, next_ids=ids) if len(ids) else None
         except (ValueError, IndexError) as error:
             raise StateError(f"sampler: {error}") from error
         self._episodes, self._is_whole, self._found = episodes, whole, None
-        self._before, self._is_loaded = None, whole
+        self._before = None
 
 
 STATE = ("steps", "counts", "begins", "ids", "ended", "next_ids")
@@ -468,10 +437,3 @@ def of_turns(key: FieldKey) -> str:
         f"numbers of {key!r} come back behind others: rows of several environments? A storage with ndim=2 takes "
         "[time, env], each environment a stream of its own"
     )
-
-
-def _same(one: EpisodeRing, two: EpisodeRing) -> bool:
-    """Whether the episodes of the rows there are begin and end alike."""
-    first, second = one.state(), two.state()
-    begins, others = (np.maximum(state["begins"], one.begin) for state in (first, second))
-    return np.array_equal(first["counts"], second["counts"]) and np.array_equal(begins, others)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from mouse_core.errors import ConfigError
-from mouse_core.replay._episodes.index import EpisodeIndex
 from mouse_core.replay.protocols import FieldKey, Slots
+from mouse_core.replay.samplers.episodes import StorageEpisodes
 from mouse_core.replay.transforms._fields import check_keys, replaced
 
 
@@ -62,18 +62,14 @@ def query(
     with buffer._lock, buffer._shared():
         if not len(storage):
             return []
-        episodes = list(_episodes(storage, EpisodeIndex(traj_key, end_key)))
-        return [index for index in episodes if predicate is None or predicate(_rows(buffer, index, keys))]
-
-
-def _episodes(storage: Any, known: EpisodeIndex) -> Iterator[Slots]:
-    """The slots of each episode there is."""
-    table = known.settled(storage)
-    steps = np.arange(table.begin, table.end, dtype=np.int64)
-    for env in range(table.num_envs):
-        begins, _, _ = table.episode_of(np.full(len(steps), env), steps)
-        for part in np.split(steps, np.flatnonzero(np.diff(begins)) + 1):
-            yield part % table.steps * table.num_envs + env
+        index = StorageEpisodes(traj_key, end_key).settled(storage)
+        steps = np.arange(index.begin, index.end, dtype=np.int64)
+        slots = []
+        for env in range(index.num_envs):
+            begins, _, _ = index.episode_of(steps, env)
+            runs = np.split(steps, np.flatnonzero(np.diff(begins)) + 1)
+            slots += [index.slots_of(run, env) for run in runs]
+        return [episode for episode in slots if predicate is None or predicate(_rows(buffer, episode, keys))]
 
 
 def _rows(buffer: Any, index: Slots, keys: Sequence[FieldKey] | None) -> Any:

@@ -1,0 +1,635 @@
+"""Episode index: where episodes begin and end in streams of time steps, and which windows lie in them.
+
+A store has one stream, which never changes. A replay buffer has one stream for each environment; its ring overwrites
+the oldest steps as new ones come. Both ask the same ``EpisodeIndex``, which is told of episodes as rows come in and
+never looks for them among the rows.
+
+A ``WindowRule`` says how many windows an episode of a number of steps has. A ``WindowView`` numbers the windows of all
+episodes, so that a sampler draws from ``0 .. count - 1`` and a search in sorted numbers finds the window of a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+SPAN = 1 << 40
+"""Steps of environment e have the numbers ``e * SPAN .. (e + 1) * SPAN - 1``, so that the sorted begins of all
+environments are one sorted array. More steps than this are a million a second for twelve days."""
+
+_VIEWS_KEPT = 4
+
+
+def step_begins(
+    ends: Bools | None, ids: npt.NDArray[Any] | None = None, end_before: Any = None, id_before: Any = None
+) -> Bools:
+    """Whether each step begins an episode: the step before it ends one, or has another id.
+
+    Steps that end their episodes by False, True, False begin them by False, False, True; with a step before them that
+    ends an episode, by True, False, True. Ids 4, 4, 7 begin episodes by False, False, True.
+
+    Args:
+        ends: Whether a step is its episode's last, ``[n, ...]``.
+        ids: The id of each step's episode, ``[n, ...]``.
+        end_before, id_before: Those of the step before the first one, ``[...]``; None: not known.
+
+    Returns:
+        Bool ``[n, ...]``.
+    """
+    shown = ids if ends is None else ends
+    found = np.zeros((1, 1) if shown is None else shown.shape, np.bool_)
+    if ends is not None:
+        found[1:] = ends[:-1]
+    if end_before is not None:
+        found[0] = end_before
+    if ids is not None:
+        found[1:] |= ids[1:] != ids[:-1]
+        if id_before is not None:
+            found[0] |= ids[0] != id_before
+    return found
+
+
+@dataclass(frozen=True)
+class WindowRule:
+    """Which windows an episode has.
+
+    Of windows of 3 steps an episode of 5 has three, which begin at its steps 0, 1 and 2; with ``right=1`` also one that
+    begins at 3 and whose last step is not there; ``tiled`` it has one, at 0, and if not ``strict`` a second, at 3.
+
+    Args:
+        length: Steps in a window, L.
+        left: How many of its steps may lie before the episode.
+        right: How many of its steps may lie behind the episode.
+        strict: Whether episodes of fewer than L steps have none; otherwise their windows are as long as they are.
+        tiled: Whether windows lie side by side from the episode's first step on, instead of beginning anywhere.
+        before, behind: How many steps at an episode's beginning and end are in no window. The 5 of above with
+            ``before=1`` are as an episode of 4: windows of 3 steps begin at 1 and 2.
+        every: Of all these windows only each so-many-th, from the first on: with 2, those that begin at 0 and 2. Of an
+            episode that has lost its first steps those that it had before; where windows may be shorter and none fits
+            any more, the one that begins at the first of these steps that is there.
+    """
+
+    length: int
+    left: int = 0
+    right: int = 0
+    strict: bool = True
+    tiled: bool = False
+    before: int = 0
+    behind: int = 0
+    every: int = 1
+
+    def count(self, steps: Int64s, lost: Int64s | int = 0) -> Int64s:
+        """Windows of episodes of so many steps behind ``lost`` that are gone, int64 of the same shape."""
+        if self.before or self.behind:
+            steps = np.maximum(steps - (self.before + self.behind), 0)
+        if self.tiled:
+            tiles: Int64s = steps // self.length if self.strict else -(-steps // self.length)
+            return tiles
+        places = self._places(steps)
+        if self.every == 1:
+            return places
+        skipped = self._skipped(steps, lost)
+        counts: Int64s = np.maximum(-((skipped - places) // self.every), 0)
+        if self.strict:
+            return counts
+        # Where no window fits any more, the one that begins at the first step that counts, if that is there.
+        return np.maximum(counts, skipped - self._lead(steps) < steps)
+
+    def _places(self, steps: Int64s) -> Int64s:
+        """Where windows would begin if all did."""
+        size = np.minimum(steps, self.length)
+        counts = steps - size + 1
+        if self.left or self.right:
+            counts += np.minimum(self.left, size - 1) + np.minimum(self.right, size - 1)
+        places: Int64s = np.where(steps >= (self.length if self.strict else 1), counts, 0)
+        return places
+
+    def _lead(self, steps: Int64s) -> Int64s:
+        """How many of these places lie before the episode."""
+        lead: Int64s = np.minimum(self.left, np.minimum(steps, self.length) - 1)
+        return lead
+
+    def _skipped(self, steps: Int64s, lost: Int64s | int) -> Int64s:
+        """How many of these places come before the first that counts."""
+        return -(self._lead(steps + lost) + lost - self._lead(steps)) % self.every
+
+    def has_any(self, steps: Int64s, lost: Int64s | int = 0) -> Int64s:
+        """1 where episodes of so many steps have a window, else 0."""
+        return (self.count(steps, lost) > 0).astype(np.int64)
+
+    def starts(self, begin: Int64s, end: Int64s, number: Int64s, lost: Int64s | int = 0) -> Int64s:
+        """The first step of window ``number`` of the episode ``begin .. end - 1``; with ``left`` maybe before it."""
+        steps = end - begin - (self.before + self.behind)
+        if self.tiled:
+            number = number * self.length
+        elif self.every > 1:
+            number = number * self.every + self._skipped(steps, lost)
+        if self.left:
+            number = number - self._lead(steps)
+        return begin + self.before + number
+
+    def begins(self, number: Int64s, steps: Int64s, lost: Int64s) -> Bools:
+        """Whether a window begins at step ``number`` of such an episode; without ``left``."""
+        places = self._places(steps)
+        found: Bools = number < places
+        if self.every > 1:
+            skipped = self._skipped(steps, lost)
+            found &= (number - skipped) % self.every == 0
+            if not self.strict:
+                found |= (skipped >= places) & (number == skipped)
+        return found
+
+
+class Windows(NamedTuple):
+    """Windows within episodes.
+
+    Attributes:
+        env: The environment of each, int64 ``[n]``.
+        start: Its first step, which may lie before the episode.
+        begin, end: The first step of the episode that still exists, and the one behind its last.
+        traj_id: The episode's id.
+    """
+
+    env: Int64s
+    start: Int64s
+    begin: Int64s
+    end: Int64s
+    traj_id: Int64s
+
+
+class EpisodeIndex:
+    """The episodes in streams of time steps, of some environments side by side.
+
+    Every environment is a stream of steps ``0, 1, 2, ...`` of which the newest ``steps`` exist. An episode is a run of
+    steps from its begin up to the next begin. A table ``[environments, columns]`` holds the begins of the episodes that
+    are alive, each row of it sorted. ``extend`` adds the episodes that begin in new steps; those that are overwritten
+    drop out of the table when it needs room.
+
+    Step t of environment e lies in slot ``t % steps * num_envs + e`` of a storage: in a ring of 100 steps and 2
+    environments, step 298 of environment 1 lies in slot 98 * 2 + 1 = 197.
+
+    Args:
+        num_envs: Environments, E.
+        steps: Time steps that exist at most.
+        first: The number of the first step.
+        next_ids: The next id of every environment where episodes are numbered, int64 ``[E]``; by default
+            ``0 .. E - 1``. Episodes of environment e have the ids e, e + E, e + 2 * E, ...
+
+    Attributes:
+        end: The number of the next step.
+        next_ids: As above.
+        changes: How often begins of episodes changed otherwise than by ``extend``.
+    """
+
+    def __init__(self, num_envs: int, steps: int, *, first: int = 0, next_ids: Int64s | None = None) -> None:
+        self.num_envs = num_envs
+        self.steps = steps
+        self.end = first
+        self.changes = 0
+        self._base = first
+        self._envs = np.arange(num_envs, dtype=np.int64)
+        self._envs_twice = np.tile(self._envs, 2)
+        self._spans = self._envs * SPAN
+        self._room = 16
+        self._begins = self._unfilled()
+        self._ids = np.zeros((num_envs, self._room), np.int64)
+        self._counts = np.zeros(num_envs, np.int64)
+        self._views: dict[WindowRule, WindowView] = {}
+        self._search: SortedSearch | None = None  # where no step comes any more
+        # Whether the last step of an environment ended its episode: the next one begins with its next step.
+        self._ended = np.ones(num_envs, np.bool_)
+        self.next_ids = self._envs.copy() if next_ids is None else next_ids.copy()
+
+    @classmethod
+    def of_begins(cls, begins: Int64s, end: int) -> EpisodeIndex:
+        """The index of one stream of ``end`` steps, all of which exist.
+
+        Args:
+            begins: The steps at which episodes begin, int64 ``[n]``, ascending, 0 first.
+            end: How many steps, at least 1.
+        """
+        index = cls(1, end)
+        index._room = len(begins)
+        index._begins, index._ids = begins[None].copy(), np.arange(len(begins))[None]
+        index._counts, index.end = np.array([len(begins)]), end
+        index._search = SortedSearch(begins, end)
+        return index
+
+    def _unfilled(self) -> Int64s:
+        """A table in which nothing is filled in: larger than any number of its environment."""
+        return np.repeat((self._spans + (SPAN - 1))[:, None], self._room, axis=1)
+
+    # ------------------------------------------------------------------ reading
+
+    @property
+    def begin(self) -> int:
+        """The oldest time step there is."""
+        return max(self.end - self.steps, self._base)
+
+    def view(self, rule: WindowRule) -> WindowView:
+        """The windows there are, as long as nothing but new steps comes."""
+        view = self._views.get(rule)
+        if view is None:
+            if len(self._views) >= _VIEWS_KEPT:
+                self._views.pop(next(iter(self._views)))
+            view = self._views[rule] = WindowView(self, rule)
+        return view
+
+    def longest(self) -> int:
+        """Steps of the longest episode there is; looks at all of them."""
+        first = self._oldest()
+        envs, columns = ragged(self._counts - first)
+        begin, end, _ = self._there(envs, columns + first[envs])
+        return int((end - begin).max(initial=0))
+
+    def episode_of(self, step: Int64s, env: Int64s | int = 0) -> tuple[Int64s, Int64s, Int64s]:
+        """Begin, also where it is overwritten, end and id of the episodes of steps that exist, each of their shape."""
+        column = self._search.find(step) if self._search is not None else self._column(step, env)
+        return *self._bounds(env, column), self._ids[env, column]
+
+    def steps_of(self, slots: Int64s) -> tuple[Int64s, Int64s]:
+        """The steps that lie in slots of a storage, and their environments, each of their shape."""
+        place, env = (slots, np.zeros_like(slots)) if self.num_envs == 1 else np.divmod(slots, self.num_envs)
+        return self.begin + (place - self.begin) % self.steps, env
+
+    def slots_of(self, step: Int64s, env: Int64s | int) -> Int64s:
+        """The slots of a storage in which steps lie."""
+        slots: Int64s = step % self.steps * self.num_envs + env
+        return slots
+
+    def _column(self, step: Int64s, env: Int64s | int) -> Int64s:
+        at: Any = 0 if self.num_envs == 1 else env
+        place = self._begins.reshape(-1).searchsorted(self._spans[at] + step, side="right")
+        column: Int64s = place - 1 - at * self._room
+        return column
+
+    def _oldest(self) -> Int64s:
+        """The column of the oldest episode alive of every environment, int64 ``[E]``."""
+        found = self._begins.reshape(-1).searchsorted(self._spans + self.begin, side="right")
+        first: Int64s = np.maximum(found - 1 - self._envs * self._room, 0)
+        return first
+
+    def _bounds(self, env: Int64s | int, column: Int64s) -> tuple[Int64s, Int64s]:
+        """First step, which may be gone, and the one behind the last, of some episodes."""
+        at: Any = 0 if self.num_envs == 1 else env
+        flat, place, spans = self._begins.reshape(-1), at * self._room + column, self._spans[at]
+        begin = flat[place] - spans
+        after = flat.take(place + 1, mode="clip") - spans
+        end = np.where(column + 1 == self._counts[at], self.end, after)
+        return begin, end
+
+    def _there(self, env: Int64s, column: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Of some episodes the first step that there is, the one behind the last, and how many before it are gone."""
+        begin, end = self._bounds(env, column)
+        first = np.maximum(begin, self.begin)
+        return first, end, first - begin
+
+    # ------------------------------------------------------------------ writing
+
+    def extend(self, ends: Bools | None, ids: Int64s | None) -> None:
+        """Add time steps.
+
+        Args:
+            ends: Whether a step is its episode's last, ``[n, E]``; None: none is.
+            ids: The id of each step's episode, ``[n, E]``: another one begins where it changes. None: episodes are
+                numbered.
+        """
+        n = len(ends) if ends is not None else len(ids) if ids is not None else 0
+        if not n:
+            return
+        if n == 1 and self.num_envs == 1:
+            self._extend_by_one(ends is not None and bool(ends[0, 0]), None if ids is None else int(ids[0, 0]))
+            return
+        new = step_begins(ends, ids, self._ended, None if ids is None else self._ids[self._envs, self._counts - 1])
+        envs, steps = np.nonzero(new.T)
+        if len(envs):
+            # How many begins of the same environment come before this one.
+            counts = np.bincount(envs, minlength=self.num_envs)
+            rank = np.arange(len(envs)) - (np.cumsum(counts) - counts)[envs]
+            self._make_room(int((self._counts + counts).max()), counts)
+            columns = self._counts[envs] + rank
+            self._begins[envs, columns] = self._spans[envs] + self.end + steps
+            if ids is None:
+                self._ids[envs, columns] = self.next_ids[envs] + rank * self.num_envs
+                self.next_ids += counts * self.num_envs
+            else:
+                self._ids[envs, columns] = ids[steps, envs]
+            self._counts += counts
+        self._ended = np.zeros(self.num_envs, np.bool_) if ends is None else ends[-1].copy()
+        self.end += n
+
+    def begin_earlier(self, begins: Int64s) -> None:
+        """The oldest episodes began with these steps, ``[E]``, which are overwritten."""
+        self._begins[self._envs, self._oldest()] = begins + self._spans
+        self._base = min(self._base, int(begins.min()))
+
+    def cut(self, envs: Bools) -> None:
+        """An episode begins with the next step of these environments, ``[E]``."""
+        self._ended = self._ended | envs
+
+    def _extend_by_one(self, end: bool, traj_id: int | None) -> None:
+        count = self._counts.item(0)
+        if self._ended.item(0) or (traj_id is not None and self._ids.item(0, count - 1) != traj_id):
+            if count == self._room:
+                self._make_room(count + 1, np.ones(1, np.int64))
+                count = self._counts.item(0)
+            if traj_id is None:
+                traj_id = self.next_ids.item(0)
+                self.next_ids[0] = traj_id + 1
+            self._begins[0, count] = self.end
+            self._ids[0, count] = traj_id
+            self._counts[0] = count + 1
+        self._ended[0] = end
+        self.end += 1
+
+    def _make_room(self, wanted: int, more: Int64s) -> None:
+        """Drop dead episodes, and widen the table where that leaves it more than half full."""
+        if wanted <= self._room:
+            return
+        first = self._oldest()
+        alive = self._counts - first
+        while 2 * int((alive + more).max()) > self._room:
+            self._room *= 2
+        begins, ids = self._begins, self._ids
+        self._begins, self._ids = self._unfilled(), np.zeros((self.num_envs, self._room), np.int64)
+        envs, columns = ragged(alive)
+        self._begins[envs, columns] = begins[envs, columns + first[envs]]
+        self._ids[envs, columns] = ids[envs, columns + first[envs]]
+        self._counts = alive
+        self._views.clear()
+
+    def change_ends(self, env: int, steps: Int64s, ends: Bools) -> None:
+        """Steps that exist end their episodes from now on, or do not; for episodes that are numbered.
+
+        Args:
+            env: Their environment.
+            steps: Which, ascending, each once.
+            ends: Whether they do, ``[n]``.
+        """
+        first, begins, ids = self._alive(env)
+        inside = steps + 1 < self.end
+        cuts = np.union1d(begins, steps[inside] + 1)
+        known = np.isin(cuts, begins)
+        kept = known.copy()
+        kept[cuts.searchsorted(steps[inside] + 1)] = ends[inside]
+        if not inside[-1]:
+            self._ended[env] = ends[-1]
+        ids = ids[begins.searchsorted(cuts, side="right") - 1]
+        new = kept & ~known
+        ids[new] = self.next_ids[env] + self.num_envs * np.arange(int(new.sum()))
+        self.next_ids[env] += self.num_envs * int(new.sum())
+        self._replace(env, first, cuts[kept], ids[kept])
+
+    def change_ids(self, env: int, steps: Int64s, ids: Int64s) -> None:
+        """Steps that exist belong to other episodes from now on, ``ids`` ``[n]``; for episodes that have ids alone."""
+        first, begins, known = self._alive(env)
+        # Cut out every changed step, give it its id, and join neighbours of one id.
+        cuts = np.union1d(begins, np.concatenate([steps, steps + 1]))
+        cuts = cuts[(cuts >= begins[0]) & (cuts < self.end)]
+        cut_ids = known[begins.searchsorted(cuts, side="right") - 1]
+        cut_ids[cuts.searchsorted(steps)] = ids
+        kept = np.concatenate([[True], cut_ids[1:] != cut_ids[:-1]])
+        self._replace(env, first, cuts[kept], cut_ids[kept])
+
+    def _alive(self, env: int) -> tuple[int, Int64s, Int64s]:
+        """Column of the first episode alive, and the begins and ids of all of them."""
+        first, count = int(self._oldest()[env]), int(self._counts[env])
+        return first, self._begins[env, first:count] - self._spans[env], self._ids[env, first:count]
+
+    def _replace(self, env: int, first: int, begins: Int64s, ids: Int64s) -> None:
+        count = int(self._counts[env])
+        if np.array_equal(begins + self._spans[env], self._begins[env, first:count]):
+            self._ids[env, first:count] = ids
+            return
+        more = np.zeros(self.num_envs, np.int64)
+        more[env] = max(len(begins) - (count - first), 0)
+        self._make_room(int((self._counts + more).max()), more)
+        self._begins[env] = self._spans[env] + SPAN - 1
+        self._begins[env, : len(begins)] = begins + self._spans[env]
+        self._ids[env, : len(ids)] = ids
+        self._counts[env] = len(begins)
+        self._views.clear()
+        self.changes += 1
+
+    # ------------------------------------------------------------------ state
+
+    def state(self) -> dict[str, Int64s]:
+        """All there is to know, as long as there are episodes: arrays ``[n]``."""
+        first = self._oldest()
+        envs, columns = ragged(self._counts - first)
+        columns += first[envs]
+        return {
+            "steps": np.array([self.num_envs, self.steps, self._base, self.end]),
+            "counts": self._counts - first,
+            "begins": self._begins[envs, columns] - self._spans[envs],
+            "ids": self._ids[envs, columns],
+            "ended": self._ended.astype(np.int64),
+            "next_ids": self.next_ids.copy(),
+        }
+
+    @staticmethod
+    def of_state(state: Mapping[str, Int64s]) -> EpisodeIndex:
+        """The episodes that ``state`` was taken from.
+
+        Raises:
+            ValueError: Arrays that do not fit each other.
+        """
+        num_envs, steps, base, end = state["steps"].tolist()
+        counts, begins = state["counts"], state["begins"]
+        if not (num_envs >= 1 and steps >= 1 and 0 <= base <= end < SPAN):
+            raise ValueError(f"expected a ring of steps, found {state['steps'].tolist()}")
+        if any(len(state[name]) != num_envs for name in ("counts", "ended", "next_ids")) or counts.min() < 0:
+            raise ValueError(f"expected numbers for {num_envs} environments")
+        if not len(begins) == len(state["ids"]) == counts.sum():
+            raise ValueError(
+                f"expected {counts.sum()} episodes, found {len(begins)} begins and {len(state['ids'])} ids"
+            )
+        made = EpisodeIndex(num_envs, steps, first=base, next_ids=state["next_ids"].astype(np.int64))
+        envs, columns = ragged(counts)
+        same = envs[1:] == envs[:-1]
+        if len(begins) and (begins.min() < base or begins.max() >= end or (np.diff(begins)[same] <= 0).any()):
+            raise ValueError("expected begins that ascend within the ring")
+        if (counts > 0).any() != (end > base) or (
+            len(begins) and (begins[columns == 0] > max(end - steps, base)).any()
+        ):
+            raise ValueError("expected episodes for all steps there are")
+        made._make_room(int(counts.max()), counts)
+        made._begins[envs, columns] = begins + made._spans[envs]
+        made._ids[envs, columns] = state["ids"]
+        made._counts, made._ended, made.end = counts.astype(np.int64), state["ended"] != 0, end
+        return made
+
+
+class WindowView:
+    """The windows of one rule, numbered: one environment after another, episode by episode.
+
+    Args:
+        table: Where the episodes are.
+        rule: Which windows they have.
+    """
+
+    def __init__(self, table: EpisodeIndex, rule: WindowRule) -> None:
+        self.rule = rule
+        self._table = table
+        self._windows = _RunningCounts(table, rule.count)
+        self._episodes = _RunningCounts(table, rule.has_any)
+
+    @property
+    def count(self) -> int:
+        """How many windows there are."""
+        return self._windows.total
+
+    @property
+    def episode_count(self) -> int:
+        """How many episodes have windows."""
+        return self._episodes.total
+
+    def at(self, ranks: Int64s) -> Windows:
+        """The windows of these ranks, int64 ``[n]`` in ``0 .. count - 1``."""
+        env, column, number = self._windows.find(ranks)
+        return self._made(env, column, self._table._there(env, column), number)
+
+    def in_episodes(self, ranks: Int64s, uniform: npt.NDArray[np.float64]) -> Windows:
+        """A window of each of the episodes of these ranks.
+
+        Args:
+            ranks: Int64 ``[n]`` in ``0 .. episode_count - 1``.
+            uniform: Which of its windows, float64 ``[n]`` in ``[0, 1)``.
+        """
+        env, column, _ = self._episodes.find(ranks)
+        begin, end, lost = there = self._table._there(env, column)
+        counts = self.rule.count(end - begin, lost)
+        number = np.minimum((uniform * counts).astype(np.int64), counts - 1)
+        return self._made(env, column, there, number)
+
+    def _made(self, env: Int64s, column: Int64s, there: tuple[Int64s, Int64s, Int64s], number: Int64s) -> Windows:
+        begin, end, lost = there
+        return Windows(env, self.rule.starts(begin, end, number, lost), begin, end, self._table._ids[env, column])
+
+
+class _RunningCounts:
+    """How many windows (or episodes that have one) lie before each episode, and which episode a rank falls in.
+
+    What an episode has is counted once, when it has ended. But the head of the oldest may be overwritten and the newest
+    still grows: what these two have is counted anew whenever steps have come.
+
+    Episodes of 5, 4 and 3 steps have 3, 2 and 1 windows of 3 steps, so before them lie 0, 3 and 5. Two steps of the
+    first are overwritten, and 2 of its windows with them: rank r is number r + 2 of all there ever were. So rank 0 is
+    number 2, which lies in the first episode (0 <= 2 < 3), of whose windows that are left it is number 2 - 0 - 2 = 0;
+    and rank 1 is number 3, in the second (3 <= 3 < 5), of which it is window 3 - 3 = 0.
+
+    Args:
+        table: Where the episodes are.
+        count: How many there are in episodes of so many steps, of which others are lost.
+    """
+
+    def __init__(self, table: EpisodeIndex, count: Callable[..., Int64s]) -> None:
+        self._table = table
+        self._count = count
+        self._at = -1  # the end of the streams when all was counted
+        self._closed = np.zeros(table.num_envs, np.int64)  # how many episodes have ended and are counted
+        # What lies before each episode, up to the first that is not counted; shifted as the begins are.
+        self._before = table._unfilled()
+        self._before[:, 0] = table._spans
+        # The end of each environment's share of all ranks; and of every environment the place of the oldest episode in
+        # the flat table, what is gone of it, and what leads from a rank to the number among all there ever were.
+        self._ends = self._oldest = self._gone = self._shift = self._closed
+        self._search: SortedSearch | None = None
+
+    @property
+    def total(self) -> int:
+        """How many there are now."""
+        self._settle()
+        return int(self._ends[-1])
+
+    def find(self, ranks: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Environment, column and number within the episode of these ranks among all there are."""
+        self._settle()
+        alone = self._table.num_envs == 1
+        env: Int64s = np.zeros(len(ranks), np.int64) if alone else self._ends.searchsorted(ranks, side="right")
+        at: Any = 0 if alone else env
+        number = ranks + self._shift[at]
+        flat = self._before.reshape(-1)
+        place = flat.searchsorted(number, side="right") - 1 if self._search is None else self._search.find(number)
+        number -= flat[place]
+        number -= np.where(place == self._oldest[at], self._gone[at], 0)
+        return env, place - at * self._table._room, number
+
+    def _settle(self) -> None:
+        table = self._table
+        if self._at == table.end:
+            return
+        newest = table._counts - 1
+        self._add_ended(newest)
+        oldest, envs = table._oldest(), table._envs
+        begin, end, lost = table._there(table._envs_twice, np.concatenate([oldest, newest]))
+        of_oldest, of_newest = self._count(end - begin, lost).reshape(2, -1)
+        self._oldest = envs * table._room + oldest
+        flat, several = self._before.reshape(-1), newest > oldest
+        before, behind = flat[self._oldest], flat[self._oldest + several]
+        there = of_oldest + several * (flat[self._oldest + newest - oldest] - behind + of_newest)
+        self._ends = np.cumsum(there)
+        self._gone = several * (behind - before - of_oldest)
+        self._shift = before + self._gone - self._ends + there
+        if table._search is not None:
+            self._search = SortedSearch(flat[: int(newest[0]) + 1], int(there[0]))
+        self._at = table.end
+
+    def _add_ended(self, newest: Int64s) -> None:
+        """Count the episodes before the newest that are not counted yet."""
+        table, more = self._table, newest - self._closed
+        if not more.any():
+            return
+        if table.num_envs == 1:
+            first, last = int(self._closed[0]), int(newest[0])
+            counts = self._count(np.diff(table._begins[0, first : last + 1]))
+            self._before[0, first + 1 : last + 1] = self._before[0, first] + np.cumsum(counts)
+        else:
+            envs, columns = ragged(more)
+            columns += self._closed[envs]
+            begin, end = table._bounds(envs, columns)
+            running = np.concatenate([[0], np.cumsum(self._count(end - begin))])
+            first_of = (np.cumsum(more) - more)[envs]
+            self._before[envs, columns + 1] = self._before[envs, self._closed[envs]] + running[1:] - running[first_of]
+        self._closed = newest
+
+
+def ragged(counts: Int64s) -> tuple[Int64s, Int64s]:
+    """Pairs ``(e, 0 .. counts[e] - 1)`` in order: of ``[2, 0, 1]`` it is ``(0, 0), (0, 1), (2, 0)``."""
+    envs = np.repeat(np.arange(len(counts)), counts)
+    return envs, np.arange(len(envs)) - (np.cumsum(counts) - counts)[envs]
+
+
+class SortedSearch:
+    """Finds for many numbers at once the last of some sorted ones that is not larger, several times as fast as halving.
+
+    The numbers 0, 3, 5 of 12 have one in 4: in buckets of 2 the last that is not larger than 0, 2, 4, 6, 8, 10 is
+    number 0, 0, 1, 2, 2, 2 of them. For 5, in the bucket of 4, it is at least number 1, and as number 2 is not larger
+    than 5 either, number 2.
+
+    Args:
+        numbers: Int64 ``[n]``, ascending, 0 first.
+        end: What is looked for is smaller, and not negative.
+    """
+
+    def __init__(self, numbers: Int64s, end: int) -> None:
+        self._shift = max(0, (end // len(numbers)).bit_length() - 2)
+        bucket = np.arange(0, max(end, 1), 1 << self._shift)
+        self._first = np.searchsorted(numbers, bucket, side="right") - 1
+        self._next = np.append(numbers[1:], np.iinfo(np.int64).max)
+
+    def find(self, numbers: Int64s) -> Int64s:
+        """Which it is of each, int64 ``[n]``."""
+        found: Int64s = self._first[numbers >> self._shift]
+        (behind,) = np.nonzero(self._next[found] <= numbers)
+        while len(behind):
+            found[behind] += 1
+            behind = behind[self._next[found[behind]] <= numbers[behind]]
+        return found
