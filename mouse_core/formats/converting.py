@@ -39,7 +39,7 @@ from mouse_core.formats.pictures.encoding import encoded_stream
 from mouse_core.formats.pictures.kept import PictureEncoding, Pictures, by_column, pictures_of
 from mouse_core.formats.sources import in_place
 from mouse_core.store.disk.manifest import Manifest, Sealed, new_identity, write_manifest
-from mouse_core.store.disk.sealed import LAYOUTS, MOST_BYTES, one_batch, write_segment
+from mouse_core.store.disk.segments import LAYOUTS, MOST_BYTES, one_batch, write_segment
 from mouse_core.store.evidence import FirstRows
 from mouse_core.video.frames import carry_videos
 

@@ -17,8 +17,7 @@ from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.windows import Stretches, cut_at_stretches
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
-from mouse_core.store._picked import are_too_short
-from mouse_core.store._segments import Segment
+from mouse_core.store._segments import Segment, are_too_short
 from mouse_core.store.fields import SnapshotConfig
 from mouse_core.store.snapshot import Snapshot
 

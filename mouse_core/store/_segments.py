@@ -17,14 +17,74 @@ from mouse_core._arrow.column import Column, ColumnPart, Growth
 from mouse_core._arrow.column_types import Reading, column_type
 from mouse_core._arrow.dense_copies import IRREGULAR
 from mouse_core._arrow.gathering import gather
-from mouse_core._arrow.windows import Stretches, Windows
+from mouse_core._arrow.windows import Stretches, Windows, cut_at_stretches
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
 
-if TYPE_CHECKING:  # loaded where rows are appended, or lie elsewhere
+if TYPE_CHECKING:
     from mouse_core.readahead.backing import RemoteMemory
     from mouse_core.store._tail.columns import ColumnExtent
     from mouse_core.store._tail.rows import Extent
+
+_LOOKED_AT = 1 << 16
+# Runs of rows are kept, in 24 bytes each, where they are so long on average and not more than these.
+_SHORTEST_RUNS, _MOST_RUNS = 4, 1 << 21
+
+
+def are_too_short(runs: int, rows: int) -> bool:
+    """Whether so many runs of so many rows are kept row by row instead."""
+    return runs > _MOST_RUNS or _SHORTEST_RUNS * runs > rows + _LOOKED_AT
+
+
+def runs_of(numbers: pa.ChunkedArray, rows: int, chunk_starts: npt.NDArray[np.int64]) -> Stretches | None:
+    """Stretches of rows whose numbers follow each other, each in one chunk; None where they are in no such order.
+
+    Args:
+        numbers: Into a table of so many ``rows``.
+        rows: How many those are.
+        chunk_starts: The first row of every chunk of the table, and the end.
+    """
+    try:
+        numbers.validate()
+    except pa.ArrowException:
+        return None  # whoever reads the rows is told
+    starts, firsts, known, last = [], [], 0, -2
+    for begin in range(0, len(numbers), _LOOKED_AT):
+        found = numbers.slice(begin, _LOOKED_AT).to_numpy()
+        if found.dtype.kind not in "iu" or found.max() >= rows or found.min() < 0:
+            return None
+        found = found.astype(np.int64)
+        (new,) = np.nonzero(np.diff(found, prepend=last) != 1)
+        known += len(new)
+        if are_too_short(known, begin + len(found)):
+            return None
+        starts.append(new + begin)
+        firsts.append(found[new])
+        last = int(found[-1])
+    begins = np.concatenate([*starts, [len(numbers)]])
+    chunks = Stretches(chunk_starts)
+    chunk, row, size, _ = cut_at_stretches(chunks, np.concatenate(firsts), np.diff(begins))
+    return Stretches(np.concatenate([[0], np.cumsum(size)]), chunk, row, chunks.longest)
+
+
+def first_picked(column: pa.ChunkedArray, numbers: pa.ChunkedArray) -> int | None:
+    """The first of some rows of a column whose value is not null; None where all are.
+
+    Raises:
+        DataError: Row numbers that cannot be read.
+    """
+    if not column.null_count:
+        return 0
+    there = np.asarray(column.is_valid())
+    try:
+        numbers.validate()
+    except pa.ArrowException as error:
+        raise DataError(f"dataset: expected readable indices, found damaged data: {error}") from error
+    for first in range(0, len(numbers), _LOOKED_AT):
+        (found,) = np.nonzero(there[numbers.slice(first, _LOOKED_AT).to_numpy()])
+        if len(found):
+            return first + int(found[0])
+    return None
 
 
 class Segment:
@@ -204,7 +264,6 @@ class Segment:
         """
         if self.indices is None:
             return None
-        from mouse_core.store._picked import runs_of  # loaded where rows have numbers
 
         return runs_of(self.indices.column(0), self.table.num_rows, self.chunk_starts)
 
@@ -264,7 +323,6 @@ class Segment:
                     return row + int(np.argmin(chunk.is_null()))
                 row += len(chunk)
             return None
-        from mouse_core.store._picked import first_picked
 
         assert self.indices is not None  # as rows are picked
         return first_picked(column, self.indices.column(0))

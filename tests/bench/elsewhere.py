@@ -39,7 +39,7 @@ from mouse_core.prefetch.report import counters_of
 from mouse_core.sampling import Blocks
 from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.manifest import Manifest, Sealed, bare_schema, new_identity, write_manifest
-from mouse_core.store.disk.sealed import write_segment
+from mouse_core.store.disk.segments import write_segment
 from mouse_core.store.remote.objects import name_of_sums, sums_as_bytes
 from tests.bench import streams
 from tests.bench.client import alone, ranges_asked

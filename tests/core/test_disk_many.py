@@ -56,7 +56,7 @@ def test_growing_over_many_files_gives_the_batches_of_the_same_rows_in_memory(
     """Rows are sealed, put together and dropped between one look and the next; sources take over what they know."""
     monkeypatch.setattr("mouse_core.store.disk.segments.FEWEST", 2)
     for limit in ("_FEWEST_ROWS", "_MOST_ROWS"):
-        monkeypatch.setattr(f"mouse_core.store.disk.sealed.{limit}", 16)
+        monkeypatch.setattr(f"mouse_core.store.disk.segments.{limit}", 16)
     if not merges:
         monkeypatch.setattr("mouse_core.store.disk.writing.small_run", lambda *_: range(0))
     options: dict[str, Any] = {"seed": 5, "fields": ["reward", "obs_image" if kind == "mixed" else "obs_continuous"]}

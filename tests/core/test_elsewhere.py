@@ -26,9 +26,9 @@ from mouse_core.formats.verifying import verify
 from mouse_core.remote import Reaching
 from mouse_core.store.derived import DerivedStore, Previous
 from mouse_core.store.remote import upload
+from mouse_core.store.remote.files import ElsewhereSegment
 from mouse_core.store.remote.objects import Place
 from mouse_core.store.remote.saved import indexes
-from mouse_core.store.remote.segment import ElsewhereSegment
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
 from tests.core.mirror_cases import is_left
 from tests.core.object_server import Fault, ObjectServer

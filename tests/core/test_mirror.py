@@ -18,8 +18,8 @@ from mouse_core.remote.mirror import Mirror, cache_folder
 from mouse_core.remote.mirror.fetching import Fetcher
 from mouse_core.remote.mirror.mirror import _Map
 from mouse_core.remote.mirror.pace import Pace
-from mouse_core.remote.mirror.shared.pages import bits, masks_of, pages_of, touched
-from mouse_core.remote.mirror.shared.table import Table
+from mouse_core.remote.mirror.pages import bits, masks_of, pages_of, touched
+from mouse_core.remote.mirror.table import Table
 from tests.core.mirror_cases import Objects, ask, places, ranges, read_batches
 from tests.waiting import wait_until
 

@@ -14,7 +14,7 @@ import pytest
 
 from mouse_core.errors import StorageError
 from mouse_core.remote.mirror import Mirror
-from mouse_core.remote.mirror.shared.sparse import SparseFile
+from mouse_core.remote.mirror.table import SparseFile
 from tests.core.mirror_cases import Objects, read_batches
 
 SPAWN = multiprocessing.get_context("spawn")

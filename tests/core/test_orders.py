@@ -18,7 +18,7 @@ from mouse_core.batches import _options as _source_options
 from mouse_core.batches import _planner
 from mouse_core.batches._planner import Planner
 from mouse_core.sampling import WindowSampler
-from mouse_core.store import _picked
+from mouse_core.store import _segments
 from mouse_core.store.snapshot import Snapshot
 from tests.core.oracle import assert_same, field_arrays, windows
 from tests.core.test_batches import configurations
@@ -74,7 +74,7 @@ def test_any_order_gives_what_the_oracle_says(
         with (
             patch.object(_planner, "_KEPT_BYTES", kept),
             patch.object(_source_options, "planned_windows", lambda *_: most),
-            patch.multiple(_picked, _MOST_RUNS=runs, _LOOKED_AT=16),
+            patch.multiple(_segments, _MOST_RUNS=runs, _LOOKED_AT=16),
         ):
             source = BatchSource(built.store, epoch_start=begin, shard=shard, **options)
             arrays = field_arrays(built.rows, widths=world.widths, custom=CUSTOM_RULES)

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from mouse_core import ConfigError, DataError, DatasetStore, PrefetchBatchifier
 from mouse_core.errors import StateError
 from mouse_core.store.disk import writing as sealing_module
-from mouse_core.store.disk.leases import Lease, Leases
+from mouse_core.store.disk.folder import Lease, Leases
 from mouse_core.store.disk.manifest import Manifest, Sealed, parse_manifest
-from mouse_core.store.disk.sealed import SealedFile
-from mouse_core.store.disk.upkeep import ALL, Limits, small_run
+from mouse_core.store.disk.segments import SealedFile
+from mouse_core.store.disk.writing import ALL, Limits, small_run
 from tests.core.disk_cases import check_batches, leftovers, numbers_in, rows_of, table_of
 
 

@@ -30,7 +30,7 @@ from mouse_core._arrow.column import _FEW as FEW
 from mouse_core._arrow.column import Column
 from mouse_core._arrow.windows import Stretches, Windows, distinct
 from mouse_core._base.memory import sparse_zeros
-from mouse_core.store import _picked, _segments
+from mouse_core.store import _segments
 from tests.core.worlds import numbered
 
 ROWS = 40  # of a record batch
@@ -229,11 +229,11 @@ def test_runs_of_row_numbers_are_the_row_numbers(data: st.DataObject, looked_at:
     numbers = [row for first, count in stretches for row in range(first, min(first + count, rows))]
     values = pa.chunked_array([pa.array(np.arange(a, b)) for a, b in pairwise(edges.tolist())])
     segment = _segments.Segment(pa.table({"n": values}), pa.table({"indices": pa.array(numbers, pa.uint64())}))
-    with patch.multiple(_picked, _LOOKED_AT=looked_at, _MOST_RUNS=most):
+    with patch.multiple(_segments, _LOOKED_AT=looked_at, _MOST_RUNS=most):
         runs = segment.runs
     joined = 1 + sum(after != before + 1 for before, after in pairwise(numbers))
     if runs is None:
-        assert joined > most or _picked._SHORTEST_RUNS * joined > looked_at
+        assert joined > most or _segments._SHORTEST_RUNS * joined > looked_at
         return
     assert joined <= most
     chunk, row = runs.located(found := runs.find(every := np.arange(len(numbers))), every - runs.starts[found])

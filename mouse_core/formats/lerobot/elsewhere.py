@@ -27,15 +27,13 @@ from mouse_core.formats.lerobot._frames import INDEX, Frames
 from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, read_description
 from mouse_core.formats.pictures.changing import HeldImages
 from mouse_core.remote.client import ObjectInfo
-from mouse_core.remote.clients.failing import MissingObject
+from mouse_core.remote.clients.objects import MissingObject
 from mouse_core.store.disk.manifest import Manifest
 from mouse_core.store.disk.reading import settled
-from mouse_core.store.remote.asking import Range
-from mouse_core.store.remote.files import ArrowFile
-from mouse_core.store.remote.objects import Objects, Place
+from mouse_core.store.remote.files import ArrowFile, ElsewhereSegment
+from mouse_core.store.remote.objects import Objects, Place, Range
 from mouse_core.store.remote.parquet import DecodedFiles, ObjectStream, ParquetObjects
 from mouse_core.store.remote.rows import ReadOnlyRows, infos_of
-from mouse_core.store.remote.segment import ElsewhereSegment
 
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient

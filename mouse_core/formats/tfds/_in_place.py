@@ -40,11 +40,9 @@ from mouse_core.images.pixels import encode_png
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.store.disk.manifest import Manifest
 from mouse_core.store.disk.reading import settled
-from mouse_core.store.remote.asking import Asking
-from mouse_core.store.remote.files import ArrowFile
+from mouse_core.store.remote.files import ArrowFile, Asking, ElsewhereSegment
 from mouse_core.store.remote.parquet import DecodedFiles
 from mouse_core.store.remote.rows import ReadOnlyRows
-from mouse_core.store.remote.segment import ElsewhereSegment
 
 STEPS = "steps/"
 _ABOUT_NUMBERS = 64

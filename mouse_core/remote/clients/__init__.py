@@ -1,7 +1,45 @@
 """Clients of object storage, web servers and the Hub."""
 
-from mouse_core.remote.clients.opening import is_url, open_client
-from mouse_core.remote.clients.options import StorageOptions, public_url
-from mouse_core.remote.clients.reaching import Reaching
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mouse_core.errors import ConfigError
+from mouse_core.remote.clients.options import Reaching, StorageOptions, is_url, public_url, without_secrets
+
+if TYPE_CHECKING:
+    from mouse_core.remote.clients.objects import FolderClient
 
 __all__ = ["Reaching", "StorageOptions", "is_url", "open_client", "public_url"]
+
+SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file")
+"""What obstore reads; "hf" is looked up at the Hub first."""
+
+
+def open_client(url: str, storage_options: Mapping[str, Any] | None = None) -> FolderClient:
+    """A client of the objects below an address; none is asked for yet.
+
+    Args:
+        url: ``s3://bucket/runs``, ``gs://``, ``az://``, ``https://``, ``file:///``, or ``hf://datasets/name/of/it``,
+            with ``@revision`` behind the name for another one than the newest.
+        storage_options: What obstore's store of that kind is told, beside what it finds in the environment:
+            ``{"aws_endpoint": ..., "client_options": {...}}``; of the Hub: "token".
+
+    Raises:
+        ConfigError: No such address, or options that its client does not know.
+        ImportError: The client is not installed; the message says what to install.
+    """
+    if not is_url(url):
+        raise ConfigError(f"expected an address as s3://bucket/folder, found {without_secrets(str(url))!r:.200}")
+    scheme = url.split("://")[0].lower()
+    options = storage_options if isinstance(storage_options, StorageOptions) else StorageOptions(storage_options)
+    if scheme == "hf":
+        from mouse_core.remote.clients.hub import HubClient
+
+        return HubClient(url, options)
+    if scheme not in SCHEMES:
+        raise ConfigError(f"{without_secrets(url)}: expected one of {[*SCHEMES, 'hf']} before ://, found {scheme!r}")
+    from mouse_core.remote.clients.objects import FolderClient
+
+    return FolderClient(url, options)

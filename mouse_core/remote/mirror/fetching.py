@@ -17,11 +17,10 @@ import numpy as np
 
 from mouse_core.errors import ClosedError, DataError, MouseError, StorageError
 from mouse_core.files.checksum import PageChecksums
-from mouse_core.remote.mirror.counters import Counters
-from mouse_core.remote.mirror.keeping import Keeper, Limits, longer
+from mouse_core.remote.mirror.keeping import Counters, Keeper, Limits, longer
 from mouse_core.remote.mirror.objects import Runs
 from mouse_core.remote.mirror.pace import Pace
-from mouse_core.remote.mirror.shared.pages import Int64s, joined, pages_of, pieces
+from mouse_core.remote.mirror.pages import Int64s, joined, pages_of, pieces
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 # What came damaged is asked for so often, as it may have been damaged on the way.

@@ -1,6 +1,4 @@
-"""What a process keeps in a mirror: it claims blocks, has room made for them, writes what came, and looks whether what
-others wrote is what they wrote.
-"""
+"""What one process does with a mirror's bytes: count, claim blocks, make room, write, verify what others wrote."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import mmap
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -17,12 +15,49 @@ import numpy.typing as npt
 from mouse_core._base.memory import sparse_zeros
 from mouse_core.errors import StorageError
 from mouse_core.files.checksum import PAGE, PageChecksums, page_checksums
-from mouse_core.remote.mirror.counters import Counters
 from mouse_core.remote.mirror.objects import Known, Placed, Runs
-from mouse_core.remote.mirror.shared.pages import ALL_PAGES, PAGES, Int64s, masks_of, pages_of
-from mouse_core.remote.mirror.shared.sharers import Sharer
-from mouse_core.remote.mirror.shared.sparse import SparseFile, is_full
-from mouse_core.remote.mirror.shared.table import Table, same_pages
+from mouse_core.remote.mirror.pages import ALL_PAGES, PAGES, Int64s, masks_of, pages_of
+from mouse_core.remote.mirror.table import Sharer, SparseFile, Table, is_full, same_pages
+
+
+@dataclass
+class Counters:
+    """Sums since the mirror was opened here; bytes are those of whole pages.
+
+    Args:
+        read: Bytes that were waited for, there or not.
+        fetched: Bytes that came over the network.
+        wanted: Those of them that somebody here had asked for.
+        evicted: Bytes let go of for others.
+        requests: Ranges asked for.
+        retries: Requests that failed, and were made again.
+        damaged: How often bytes were not what had been written: of a block in the cache, or of a request.
+        waits: How often something was not there when it was to be read.
+        seconds: Seconds that were waited for it.
+    """
+
+    read: int = 0
+    fetched: int = 0
+    wanted: int = 0
+    evicted: int = 0
+    requests: int = 0
+    retries: int = 0
+    damaged: int = 0
+    waits: int = 0
+    seconds: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, **more: float) -> None:
+        """Add to some of them."""
+        with self._lock:
+            for name, value in more.items():
+                setattr(self, name, getattr(self, name) + value)
+
+    def said(self) -> dict[str, float]:
+        """All of them by name."""
+        with self._lock:
+            return {name: value for name, value in vars(self).items() if name[0] != "_"}
+
 
 Fail = Literal["raise", "retry"]
 Full = Literal["shrink", "raise"]

@@ -18,7 +18,7 @@ from mouse_core.files.locking import Descriptor
 from mouse_core.files.mapped import open_file
 from mouse_core.files.writing import write_all
 from mouse_core.remote.client import ObjectClient, ObjectInfo
-from mouse_core.remote.mirror.shared.pages import BLOCK, PAGES, Int64s, pages_of, runs
+from mouse_core.remote.mirror.pages import BLOCK, PAGES, Int64s, pages_of, runs
 
 # More pages than any mirror has.
 _APART = 1 << 40

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mouse_core.remote.mirror.shared.pages import Int64s
+from mouse_core.remote.mirror.pages import Int64s
 
 # Asked for and not read; of a loader that was given up they are never read.
 _MOST, _MOST_PAGES = 4096, 1 << 18

@@ -11,7 +11,7 @@ from mouse_core.errors import ConfigError
 from mouse_core.remote.clients import Reaching, is_url
 from mouse_core.remote.clients.options import without_secrets
 from mouse_core.store.disk.manifest import NAME, looks_like_store
-from mouse_core.store.disk.upkeep import Limits
+from mouse_core.store.disk.writing import Limits
 
 
 def opened(

@@ -1,6 +1,8 @@
 """Fields that are computed from others, once a snapshot: returns, times, what came before, how episodes end."""
 
 from mouse_core.store.derived.fields import (
+    Derivation,
+    EpisodeRows,
     IsFirst,
     IsLast,
     NStepDiscount,
@@ -11,10 +13,9 @@ from mouse_core.store.derived.fields import (
     TimeFromStart,
     TimeToEnd,
     Truncated,
+    discounted_sums,
 )
-from mouse_core.store.derived.rows import Derivation, EpisodeRows
 from mouse_core.store.derived.store import DerivedStore
-from mouse_core.store.derived.sums import discounted_sums
 
 __all__ = [
     "Derivation",

@@ -1,21 +1,320 @@
-"""The fields that are computed most: returns and what belongs to them, times, the action before, ends of episodes.
+"""Computed fields (returns, times, the previous action, ends of episodes), and the rows that they are computed from.
 
-But for two, which say so, they are about the observation of a row: it has the same value in either alignment.
+But for ``Terminated`` and ``Truncated``, they belong to the observation of a row: the value is the same in
+either alignment.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import pairwise
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.spec import FieldSpec, Spec, check_count, check_unit
-from mouse_core.store.derived.rows import EpisodeRows, known_field
-from mouse_core.store.derived.sums import discounted_sums, sums_of_next
+from mouse_core._base.memo import memo
+from mouse_core.errors import MissingFieldError
+from mouse_core.spec import Alignment, FieldSpec, Spec, check_count, check_unit, codes_called
+from mouse_core.store.snapshot import Snapshot
+
+Floats = npt.NDArray[np.float64]
+
+# Episodes are cut into pieces of so many rows, which are summed beside each other.
+_PIECE = 32
+
+
+def discounted_sums(values: Floats, lengths: npt.NDArray[np.int64], discount: float) -> Floats:
+    """x_t = values_t + discount x_{t+1} within each episode, with nothing behind its last row.
+
+    Rows of an episode depend on each other, rows of two do not. So each episode is cut into pieces of 32 rows, and all
+    pieces are summed backward beside each other, in 31 steps. What is missing then is what comes behind a piece: it is
+    the same kind of sum, of the pieces' first rows and with a discount of 32 steps, and found in the same way.
+
+    With pieces of 2 rows, values 1, 2, 4, 8, 16 of one episode and a discount of 0.5: the pieces 1 2 | 4 8 | 16 give
+    2 2 | 8 8 | 16. Their first rows 2, 8, 16 with a discount of 0.25 give 5, 12, 16. Behind the first piece come 12, a
+    quarter and a half of which are added to it, behind the second 16: 5 8 | 12 16 | 16.
+
+    What an episode's rows become does not depend on the other episodes, not even in the last bit, and takes about as
+    long as ``numpy.cumsum``.
+
+    Args:
+        values: float64 ``[n]``, episode after episode.
+        lengths: The rows of each episode, from 1, int64 ``[e]``, ``n`` in all.
+        discount: Of one step.
+
+    Returns:
+        float64 ``[n]``.
+
+    Example:
+        >>> import numpy as np
+        >>> discounted_sums(np.array([1.0, 2.0, 4.0, 8.0]), np.array([3, 1]), 0.5)
+        array([3., 4., 4., 8.])
+    """
+    if len(values) == len(lengths) or discount == 0.0:
+        return values  # without a product: nothing times infinity is no number
+    rows = min(_PIECE, int(lengths.max()))
+    pieces = -(-lengths // rows)
+    last_piece = np.cumsum(pieces) - 1
+    filled = np.full(int(pieces.sum()), rows)
+    filled[last_piece] = lengths - (pieces - 1) * rows
+    is_there = np.arange(rows) < filled[:, None]
+    # Pieces lie one behind the other, shorter ones filled up with nothing; sums run over columns of all pieces.
+    summed = np.zeros((rows, len(filled)))
+    if len(values) == summed.size:
+        summed[:] = values.reshape(-1, rows).T
+    else:
+        summed.T[is_there] = values
+    for row in range(rows - 2, -1, -1):
+        summed[row] += discount * summed[row + 1]
+    if len(filled) > len(lengths):
+        from_first_rows = discounted_sums(summed[0].copy(), pieces, discount**rows)
+        behind = np.append(from_first_rows[1:], 0.0)
+        behind[last_piece] = 0.0
+        steps_to_behind = np.arange(rows, 0, -1.0)
+        summed += discount ** steps_to_behind[:, None] * behind
+    found: Floats = summed.T.reshape(-1) if len(values) == summed.size else summed.T[is_there]
+    return found
+
+
+def sums_of_next(values: Floats, behind: npt.NDArray[np.int64], n: int, discount: float) -> Floats:
+    """The sum of ``discount**k * values[t + k]`` over the next ``n`` rows, ``k`` from 0, within each episode.
+
+    Sums of 2 rows are made of those of 1, sums of 4 of those of 2, and so on; the next 5 rows are the next one and the
+    4 behind it. So 1,000 rows take 10 steps, and nothing is subtracted: what comes behind the next ``n`` rows does not
+    show, not even an infinite one.
+
+    With values 1, 2, 4, 8, 16 of one episode, 3 rows and a discount of 1: sums of 2 rows are 3, 6, 12, 24, 16, and of 3
+    they are 1 + 6, 2 + 12, 4 + 24, 8 + 16, 16.
+
+    Args:
+        values: float64 ``[n]``, episode after episode.
+        behind: How many rows of its episode come behind each row, int64 ``[n]``.
+        n: How many rows, at least 1.
+        discount: Of one step.
+
+    Returns:
+        float64 ``[n]``.
+
+    Example:
+        >>> import numpy as np
+        >>> sums_of_next(np.array([1.0, 2.0, 4.0, 8.0]), np.array([2, 1, 0, 0]), 2, 0.5)
+        array([2., 4., 4., 8.])
+    """
+    if discount == 0.0:
+        return values  # without a product: nothing times infinity is no number
+    left = min(n, int(behind.max(initial=0)) + 1)
+    total, summed, rows, done = np.zeros(len(values)), values, 1, 0
+    while left:
+        if left & 1:
+            (there,) = np.nonzero(behind >= done)
+            total[there] += discount**done * summed[there + done]
+            done += rows
+        left >>= 1
+        if left:
+            (there,) = np.nonzero(behind >= rows)
+            longer = summed.copy()
+            longer[there] += discount**rows * summed[there + rows]
+            summed, rows = longer, 2 * rows
+    return total
+
 
 Array = npt.NDArray[Any]
+Int64s = npt.NDArray[np.int64]
+
+# Where codes have no labels.
+_CODES = {"terminal": (1,), "truncated": (2,)}
+# What is read of a snapshot at a time.
+_LENGTH = 4096
+
+
+class Derivation(Protocol):
+    """How a field is computed from others: a pure function of whole episodes.
+
+    Its ``repr`` stands for it in fingerprints, as that of a frozen dataclass does; where it has none of its own, or one
+    that leaves values of arrays out, class and attributes do. What an episode's rows become must
+    not depend on other episodes: rows are given some episodes at a time, and when a store grows only those anew that
+    may have changed. Where the field belongs to transitions, as ``done`` does, and not to observations, an attribute
+    ``transition`` says so; ``windows=`` of sources goes by it.
+    """
+
+    def spec(self, name: str, rows: Spec) -> FieldSpec:
+        """The field: the dtype it is delivered in, the one it is kept in (``stored_dtype``) and the shape of a step.
+
+        Args:
+            name: What it is to be called.
+            rows: The fields that there are.
+
+        Raises:
+            MissingFieldError: One is missing that it is computed from.
+        """
+        ...
+
+    def compute(self, rows: EpisodeRows) -> Array:
+        """Its values, ``[n, *shape]``, for rows of some whole episodes."""
+        ...
+
+
+class EpisodeRows:
+    """Rows of some whole episodes, one behind the other, as a ``Derivation`` is given them.
+
+    An episode that is not finished yet ends with the last row that there is.
+
+    Args:
+        snapshot: What they are read from.
+        begin: The first row in it.
+        lengths: How many rows each episode has, int64 ``[e]``.
+    """
+
+    def __init__(self, snapshot: Snapshot, begin: int, lengths: Int64s) -> None:
+        self._snapshot, self._begin = snapshot, begin
+        self.lengths = lengths
+        self.num_rows = int(lengths.sum())
+        self.fields_read: set[str] = set()
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    @property
+    def alignment(self) -> Alignment:
+        """Which transition a row's action, reward and done belong to."""
+        return self._snapshot.alignment
+
+    @memo
+    def first_rows(self) -> Int64s:
+        """The first row of each episode, int64 ``[e]``."""
+        found: Int64s = self.last_rows - self.lengths + 1
+        return found
+
+    @memo
+    def last_rows(self) -> Int64s:
+        """The last row of each episode, int64 ``[e]``."""
+        return np.cumsum(self.lengths) - 1
+
+    @memo
+    def time(self) -> Int64s:
+        """How many rows of its episode come before each row, int64 ``[n]``."""
+        return np.arange(self.num_rows) - np.repeat(self.first_rows, self.lengths)
+
+    @memo
+    def steps_left(self) -> Int64s:
+        """How many transitions follow each row's observation, int64 ``[n]``.
+
+        The last row of an "arrived" episode holds the observation it ended with, which no transition leaves. That of an
+        "outgoing" one holds the observation that the last transition leaves.
+        """
+        left: Int64s = np.repeat(self.last_rows, self.lengths) - np.arange(self.num_rows)
+        if self.alignment == "outgoing":
+            left += 1
+        return left
+
+    @memo
+    def is_terminal(self) -> npt.NDArray[np.bool_]:
+        """Whether each episode ended in a terminal state, bool ``[e]``: not where it was cut short or broken off."""
+        return self.done_is("terminal")[self.last_rows]
+
+    def done_is(self, word: str) -> npt.NDArray[np.bool_]:
+        """Whether each row's ``done`` is a code whose label has a word in it, bool ``[n]``: "terminal", "truncated"."""
+        codes = codes_called(self._snapshot.config.fields["done"], word) or _CODES[word]
+        done = self.values("done")
+        return done == codes[0] if len(codes) == 1 else np.isin(done, codes)
+
+    def values(self, field: str, dtype: npt.DTypeLike | None = None) -> Array:
+        """A field's values, ``[n, *shape]``, row by row.
+
+        Args:
+            field: Its name.
+            dtype: What to give; by default what batches have.
+
+        Raises:
+            MissingFieldError: There is no such field.
+            DataError: A value that it does not allow.
+        """
+        reader = self._snapshot.readers.get(field)
+        self.fields_read.add(field)
+        if reader is None:
+            known = list(self._snapshot.readers)
+            raise MissingFieldError(f"derived fields: expected a field {field!r} to compute from, found {known}")
+        found = np.empty((self.num_rows, *reader.spec.shape), reader.spec.dtype if dtype is None else dtype)
+        whole = self.num_rows // _LENGTH * _LENGTH
+        for begin, end, length in ((0, whole, _LENGTH), (whole, self.num_rows, self.num_rows - whole)):
+            if begin < end:
+                windows = self._snapshot.locate(np.arange(begin, end, length) + self._begin, length).part(0)
+                out = found[begin:end].reshape(-1, length, *reader.spec.shape)
+                reader.read(windows, found.dtype, out)
+        return found
+
+    def leaving(self, field: str, dtype: npt.DTypeLike | None = None) -> Array:
+        """Of each row's observation what belongs to the transition that leaves it: its action, reward, done.
+
+        0 where none does, which is so in the last row of an "arrived" episode. Of a field of observations, what the row
+        has itself.
+
+        Args:
+            field, dtype: As in ``values``.
+        """
+        values = self.values(field, dtype)
+        if not self._is_arrived(field):
+            return values
+        following = np.zeros_like(values)
+        following[:-1] = values[1:]
+        following[self.last_rows] = 0
+        return following
+
+    def arriving(self, field: str, dtype: npt.DTypeLike | None = None) -> Array:
+        """Of each row's observation what belongs to the transition that led to it: its action, reward, done.
+
+        0 where none did, which is so in the first row of an episode. Of a field of observations, what the row before
+        has.
+
+        Args:
+            field, dtype: As in ``values``.
+        """
+        values = self.values(field, dtype)
+        if not self._is_arrived(field):
+            before = np.zeros_like(values)
+            before[1:] = values[:-1]
+            values = before
+        values[self.first_rows] = 0
+        return values
+
+    def _is_arrived(self, field: str) -> bool:
+        """Whether a row's value belongs to the transition that led to the row's observation."""
+        return self.alignment == "arrived" and self._snapshot.config.fields[field].is_of_transition
+
+
+def digest_of(snapshot: Snapshot, field: str, begins: Int64s) -> str:
+    """A digest of a field's values in all rows, as they are stored; "" of where episodes begin.
+
+    Args:
+        snapshot: The rows.
+        field: Its name.
+        begins: Rows at which what is read at a time begins, and the end, int64 ``[n]``.
+    """
+    import xxhash
+
+    if not field:
+        return str(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(snapshot.episode_starts).view(np.uint8).data))
+    if field not in snapshot.readers:
+        raise MissingFieldError(f"derived fields: expected a field {field!r}, found {list(snapshot.readers)}")
+    reader = snapshot.readers[field]
+    dtype = reader.stored_dtype(reader.spec.dtype)
+    digest = xxhash.xxh3_128(f"{dtype.str} {reader.spec.shape}".encode())
+    for begin, end in pairwise(begins.tolist()):
+        values = EpisodeRows(snapshot, begin, np.array([end - begin])).values(field, dtype)
+        digest.update(values.reshape(-1).view(np.uint8).data)
+    return str(digest.hexdigest())
+
+
+def known_field(rows: Spec, name: str, what: str) -> FieldSpec:
+    """The field of that name.
+
+    Raises:
+        MissingFieldError: There is none.
+    """
+    if name not in rows:
+        raise MissingFieldError(f"{what}: expected a field {name!r} to compute from, found {list(rows)}")
+    return rows[name]
 
 
 def _number(name: str, dtype: str, stored: str = "") -> FieldSpec:

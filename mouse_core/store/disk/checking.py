@@ -30,7 +30,7 @@ from mouse_core.store.disk.manifest import (
     new_identity,
     parse_manifest,
 )
-from mouse_core.store.disk.sealed import SealedFile, write_segment
+from mouse_core.store.disk.segments import SealedFile, write_segment
 from mouse_core.store.disk.tail import TailFile, TailReader
 from mouse_core.store.snapshot import Snapshot
 

@@ -17,11 +17,9 @@ from mouse_core.spec import check_alignment
 from mouse_core.store._intake import StoreBackend
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
-from mouse_core.store.disk.folder import ReadFolder, repairable
-from mouse_core.store.disk.leases import Lease, Shared
+from mouse_core.store.disk.folder import Lease, ReadFolder, Shared, repairable
 from mouse_core.store.disk.manifest import Manifest, Sealed
-from mouse_core.store.disk.sealed import SealedFile
-from mouse_core.store.disk.segments import SealedSegment, SealedSegments, TailSegment, together
+from mouse_core.store.disk.segments import SealedFile, SealedSegment, SealedSegments, TailSegment, together
 from mouse_core.store.disk.tail import TailReader
 
 

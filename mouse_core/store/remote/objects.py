@@ -11,7 +11,7 @@ import mmap
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,6 @@ from mouse_core.files.writing import make_folder, write_file
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.remote.clients import Reaching, open_client
 from mouse_core.store.disk.manifest import Sealed
-from mouse_core.store.remote.asking import Range
 
 if TYPE_CHECKING:
     from mouse_core.readahead.backing import RemoteMemory
@@ -37,6 +36,14 @@ _PIECE = 64 << 20
 _MARK = b"mousesum"
 # Digests of so many segments stay in memory: some 64 MB.
 _MOST_KNOWN = 1024
+
+
+class Range(NamedTuple):
+    """Some bytes of an object: its number among those of a dataset, the first byte, and the one behind the last."""
+
+    object: int
+    begin: int
+    end: int
 
 
 class Place:

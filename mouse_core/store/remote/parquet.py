@@ -24,11 +24,9 @@ from mouse_core.remote.client import ObjectInfo
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store.disk.manifest import Manifest, bare_schema
 from mouse_core.store.disk.reading import settled
-from mouse_core.store.remote.asking import Asking, Range
-from mouse_core.store.remote.files import ArrowFile, Files
-from mouse_core.store.remote.objects import Objects, Place
+from mouse_core.store.remote.files import ArrowFile, Asking, ElsewhereSegment, Files
+from mouse_core.store.remote.objects import Objects, Place, Range
 from mouse_core.store.remote.rows import ReadOnlyRows
-from mouse_core.store.remote.segment import ElsewhereSegment
 
 if TYPE_CHECKING:
     from mouse_core.readahead.backing import RemoteMemory

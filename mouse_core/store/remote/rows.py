@@ -19,9 +19,8 @@ from mouse_core.store._intake import StoreBackend
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store.disk.manifest import MOST_BYTES, NAME, Manifest, Sealed, check_identity, parse_manifest
 from mouse_core.store.disk.reading import Refusing, settled
-from mouse_core.store.remote.files import ArrowFile, Files
+from mouse_core.store.remote.files import ArrowFile, ElsewhereSegment, Files
 from mouse_core.store.remote.objects import FileSums, Place, addressed, name_of_sums
-from mouse_core.store.remote.segment import ElsewhereSegment
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ def read_manifest(client: FolderClient, known: str = "") -> tuple[bytes | None, 
         ConfigError: There is none.
         StorageError: It was not reached.
     """
-    from mouse_core.remote.clients.failing import MissingObject
+    from mouse_core.remote.clients.objects import MissingObject
 
     try:
         if known and client.head(NAME).version == known:

@@ -25,11 +25,18 @@ from mouse_core.remote.client import ObjectInfo
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store.disk.manifest import Manifest, bare_schema
 from mouse_core.store.disk.reading import settled
-from mouse_core.store.remote.asking import Asking, Range, run, together
-from mouse_core.store.remote.files import ArrowFile, Files, message_at, read_with
-from mouse_core.store.remote.objects import Place
+from mouse_core.store.remote.files import (
+    ArrowFile,
+    Asking,
+    ElsewhereSegment,
+    Files,
+    message_at,
+    read_with,
+    run,
+    together,
+)
+from mouse_core.store.remote.objects import Place, Range
 from mouse_core.store.remote.rows import ReadOnlyRows
-from mouse_core.store.remote.segment import ElsewhereSegment
 
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient
@@ -147,7 +154,7 @@ def _plain(names: Any, where: str) -> list[str]:
 
 
 def _json(client: FolderClient, path: str) -> dict[str, Any] | None:
-    from mouse_core.remote.clients.failing import MissingObject
+    from mouse_core.remote.clients.objects import MissingObject
 
     try:
         content, _ = client.read(path, most_bytes=MOST_JSON)

@@ -15,11 +15,11 @@ from mouse_core._base.progress import progress_bar
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import page_checksums
 from mouse_core.remote.clients import Reaching, open_client
-from mouse_core.remote.clients.failing import MissingObject
+from mouse_core.remote.clients.objects import MissingObject
 from mouse_core.store.disk.checking import Checked
 from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.manifest import MOST_BYTES, NAME, Manifest, Sealed, parse_manifest
-from mouse_core.store.disk.sealed import SealedFile
+from mouse_core.store.disk.segments import SealedFile
 from mouse_core.store.remote.objects import Place, addressed, checked_content, name_of_sums, sums_as_bytes
 from mouse_core.store.remote.parquet import parquet_among
 from mouse_core.store.remote.rows import infos_of

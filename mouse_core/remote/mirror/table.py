@@ -1,15 +1,23 @@
-"""What is in a mirror, block by block, in a file that all who share it have mapped.
+"""What processes that share a mirror have in common: their numbers, a sparse file of bytes, and a table of its blocks.
 
-Rows are changed under a lock, and read without one: each word is written at once. Whoever fetches a block claims it,
-writes the bytes, and then says here that they are there; whoever is killed in between leaves a claim, which is void
-when its process has ended.
+Rows of the table are changed under a lock and read without one: each word is written at once. A process that fetches a
+block claims it, writes the bytes, and then marks the pages as there. A process that is killed in between leaves a
+claim, which is void as its number is free.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import mmap
 import os
+import random
+import struct
+import sys
+import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,9 +25,179 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.files.locking import Descriptor, FileLock
+from mouse_core.files.checksum import PAGE
+from mouse_core.files.locking import Descriptor, FileLock, is_at, lock
 from mouse_core.files.mapped import fence, mapped, open_file, set_aside
-from mouse_core.remote.mirror.shared.pages import ALL_PAGES, BLOCK, PAGES, Int64s, bits, by_block
+from mouse_core.remote.mirror.pages import ALL_PAGES, BLOCK, PAGES, Int64s, bits, by_block
+
+# For so long what was found of another process is taken to hold.
+_SECONDS = 0.05
+
+
+class Sharer(Descriptor):
+    """A process that shares a mirror, by a locked file whose name is its number.
+
+    A forked child lets go of its parent's: it would keep the lock of a parent that ended.
+
+    Args:
+        folder: Where the files of all sharers are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._looked: dict[int, float] = {}
+        folder.mkdir(exist_ok=True)
+        while True:
+            self.number = random.SystemRandom().getrandbits(62) + 1
+            self._path = folder / f"{self.number:x}"
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+            lock(self._file, wait=True)
+            if is_at(self._path, self._file):  # nobody took it for one that was left behind
+                break
+            self.close()
+        _MINE.add(self)
+
+    def lives(self, number: int) -> bool:
+        """Whether the process with a number has not ended; what it left is removed otherwise."""
+        if number == self.number:
+            return True
+        now = time.monotonic()
+        if now - self._looked.get(number, -_SECONDS) < _SECONDS:
+            return True
+        path = self._folder / f"{number:x}"
+        try:
+            file = os.open(path, os.O_RDWR)
+        except OSError:
+            self._looked.pop(number, None)
+            return False
+        try:
+            if lock(file, wait=False) is False:
+                self._looked[number] = now
+                return True
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(file)
+        self._looked.pop(number, None)
+        return False
+
+    def remove_dead(self) -> None:
+        """Remove what processes left that were killed."""
+        for path in self._folder.iterdir():
+            with suppress(ValueError):
+                self.lives(int(path.name, 16))
+
+    def leave(self) -> None:
+        """Be a sharer no more."""
+        if self._file >= 0:
+            with suppress(OSError):
+                self._path.unlink()
+            self.close()
+
+
+_MINE: weakref.WeakSet[Sharer] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for sharer in list(_MINE):
+        sharer.close()
+    _MINE.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MACOS_PUNCH = 99
+# Give room back, and keep the size.
+_LINUX_PUNCH = 3
+
+
+class SparseFile(Descriptor):
+    """A file with holes.
+
+    Args:
+        path: The file, made if it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_file(path, create=not path.exists())
+
+    @property
+    def size(self) -> int:
+        """Bytes from its beginning to its end, holes among them."""
+        return os.fstat(self._file).st_size
+
+    def lengthen(self, size: int) -> None:
+        """Make it so long; what is new is one hole."""
+        os.ftruncate(self._file, max(size, self.size))
+
+    def map(self) -> mmap.mmap:
+        """All of it as memory, which sees what is written later; nothing is read ahead."""
+        # Written to by nobody, but the system lets go of parts of writable maps only.
+        memory = mmap.mmap(self._file, self.size)
+        if hasattr(memory, "madvise"):
+            with suppress(OSError):
+                memory.madvise(mmap.MADV_RANDOM)
+        return memory
+
+    def write(self, parts: list[tuple[memoryview, int]]) -> None:
+        """Write some bytes, each at a place; what was written is taken out of the list.
+
+        Raises:
+            OSError: There is no room.
+        """
+        while parts:
+            content, begin = parts.pop()
+            try:
+                written = os.pwrite(self._file, content, begin)
+            except OSError:
+                parts.append((content, begin))
+                raise
+            if written < len(content):
+                parts.append((content[written:], begin + written))
+
+    def empty(self, pages: Int64s) -> None:
+        """Give back the room of some pages (ascending, int64 ``[n]``), where the system can; they are zeros then."""
+        if not len(pages):
+            return
+        heads = np.concatenate([[0], np.flatnonzero(np.diff(pages) > 1) + 1])
+        behind = np.concatenate([heads[1:], [len(pages)]])
+        for first, last in zip(pages[heads].tolist(), pages[behind - 1].tolist(), strict=True):
+            self._punch(first * PAGE, (last + 1 - first) * PAGE)
+
+    def _punch(self, begin: int, size: int) -> None:
+        # Where the system cannot, the room is used when the page comes again.
+        if sys.platform == "linux":
+            if (punch := _fallocate()) is not None:
+                # Memory's own advice takes no parts of pages, which are longer than these on some machines.
+                punch(self._file, _LINUX_PUNCH, begin, size)
+        elif sys.platform == "darwin":
+            import fcntl
+
+            with suppress(OSError):
+                fcntl.fcntl(self._file, _MACOS_PUNCH, struct.pack("IIqq", 0, 0, begin, size))
+
+
+@cache
+def _fallocate() -> Any:
+    """The system's call that sets room aside and gives it back; None where there is none."""
+    library = ctypes.CDLL(None)
+    found = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
+    if found is not None:
+        found.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return found
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a file could not be written for lack of room."""
+    return error.errno in _FULL
+
+
+def address_of(memory: mmap.mmap) -> int:
+    """Where mapped memory begins."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
 
 FORMAT = 1
 _MAGIC = int.from_bytes(b"mousepg1", "little")
