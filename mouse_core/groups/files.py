@@ -19,7 +19,7 @@ import pyarrow as pa
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import digest
 from mouse_core.files.writing import remove_leftovers, storing, write_file
-from mouse_core.groups.arrow import ROLLOUTS, rollout_schema, stored, table_to_rollouts
+from mouse_core.groups.arrow import rollout_schema, stored, table_to_rollouts
 from mouse_core.groups.columns import NO_COLUMNS, Columns, RolloutColumn
 from mouse_core.groups.records import GroupKey, RolloutRecord, earned_of, nbytes_of
 
@@ -330,7 +330,7 @@ def read_part(path: Path) -> bytes:
 
 def read_table(
     path: Path,
-    schema: pa.Schema,
+    schema: pa.Schema | None,
     content: bytes | None = None,
     columns: Sequence[str] | None = None,
     declared: Columns = NO_COLUMNS,
@@ -339,10 +339,10 @@ def read_table(
 
     Args:
         path: The file.
-        schema: The columns it must have; of ``ROLLOUTS`` those of metadata may be missing.
+        schema: The columns that it must have; None: those of rollouts.
         content: The file's content, if it has been read.
         columns: Only these.
-        declared: Columns that rollouts may have beside those of ``ROLLOUTS``.
+        declared: The declared columns of rollouts.
 
     Raises:
         DataError: The file is not what was written.
@@ -354,14 +354,14 @@ def read_table(
     try:
         with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
             table = file.read(columns, use_threads=False)
-        expected = rollout_schema(table.schema, declared) if schema is ROLLOUTS else schema
+        expected = rollout_schema(table.schema, declared) if schema is None else schema
         if columns is not None:
             expected = pa.schema([field for field in expected if field.name in columns])
         if not table.schema.equals(expected):
             # Other tools may have written it anew, with the same columns.
             table = table.select(expected.names).cast(expected)
         table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"part file {path}: expected it as it was written, found damage: {error}") from error
     return table
 
@@ -390,7 +390,7 @@ def _read_unknown(path: Path, declared: Columns) -> pa.Table:
     """The columns of a file of groups that parts do not have."""
     # If the name promises the content, it is that which the part was made of. Else all of it could have been replaced.
     unknown = [*_UNKNOWN, *(column.name for column in stored(declared, "example"))]
-    return read_table(path, ROLLOUTS, columns=unknown if _promised(path) else None, declared=declared)
+    return read_table(path, None, columns=unknown if _promised(path) else None, declared=declared)
 
 
 def _rows_of(table: pa.Table, part: GroupFile, path: Path) -> pa.Table:
@@ -437,7 +437,7 @@ def find_parts(path: Path, declared: Columns = NO_COLUMNS) -> list[GroupFile]:
         StorageError: It cannot be read.
     """
     content = read_part(path)
-    table = read_table(path, ROLLOUTS, content=content, declared=declared)
+    table = read_table(path, None, content=content, declared=declared)
     try:
         rollouts = table_to_rollouts(table, declared=declared)
     except (pa.ArrowException, DataError) as error:

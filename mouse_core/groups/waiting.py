@@ -30,7 +30,7 @@ from mouse_core.files.writing import (
     sync_folders,
     write_partial,
 )
-from mouse_core.groups.arrow import rollouts_to_table, rollouts_with, split_rows, table_to_rollouts
+from mouse_core.groups.arrow import rollouts_to_table, rollouts_with, table_to_rollouts, without_empty
 from mouse_core.groups.columns import NO_COLUMNS, Columns
 from mouse_core.groups.files import (
     DECLARED,
@@ -511,8 +511,8 @@ def _files(
         cuts = list(accumulate(map(len, together), initial=0))
         ends = list(accumulate(map(len, loaded), initial=0))
         rows = rollouts_to_table(list(chain.from_iterable(loaded)), declared)
-        tables = split_rows(rows, [ends[cut] for cut in cuts], declared)
-        for file, table, (begin, end) in zip(together, tables, pairwise(cuts), strict=True):
+        for file, (begin, end) in zip(together, pairwise(cuts), strict=True):
+            table = without_empty(rows.slice(ends[begin], ends[end] - ends[begin]), declared)
             yield _File([place for place, _ in file], loaded[begin:end], table)
 
 

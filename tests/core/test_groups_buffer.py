@@ -395,7 +395,7 @@ def test_files_with_columns_for_metadata_that_no_rollout_has(make: Make) -> None
     table = pq.read_table(path)
     path.unlink()
     lose_index(buffer.root_path)
-    rows = [{**row, "metadata": []} for row in table.to_pylist()]
+    rows = [{**row, "metadata": None} for row in table.to_pylist()]
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path.with_name("part-1.parquet"))
     assert list(make().rollouts()) == [replace(item, metadata={}) for item in full]
 
