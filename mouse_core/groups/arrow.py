@@ -210,7 +210,7 @@ def _column_of(field: pa.Field, objects: Sequence[Any], declared: Columns) -> pa
     if name == "turns":
         fields = list(kind.value_type)
         turns = _columns_of(list(chain.from_iterable(values)), fields, declared)
-        return _nested(kind, list(map(len, values)), pa.StructArray.from_arrays(turns, fields=fields))
+        return nested(kind, list(map(len, values)), pa.StructArray.from_arrays(turns, fields=fields))
     if name == "metadata":
         values = [json.dumps(_to_json(one), ensure_ascii=False) if one else None for one in values]
     elif name == "replica_id":
@@ -218,7 +218,8 @@ def _column_of(field: pa.Field, objects: Sequence[Any], declared: Columns) -> pa
     return lists_of(kind, values) if pa.types.is_list(kind) else pa.array(values, kind)
 
 
-def _nested(kind: pa.DataType, lengths: Sequence[int], values: pa.Array, missing: Any = None) -> pa.Array:
+def nested(kind: pa.DataType, lengths: Sequence[int], values: pa.Array, missing: Any = None) -> pa.Array:
+    """Return lists of type ``kind`` and these lengths, of values that lie behind each other."""
     ends = np.cumsum([0, *lengths])
     if ends[-1] > np.iinfo(np.int32).max:
         raise DataError(f"rollouts: expected fewer than 2**31 values at once, found {ends[-1]}")
@@ -230,7 +231,7 @@ def lists_of(kind: pa.DataType, arrays: Sequence[npt.NDArray[Any] | None]) -> pa
     there = [array.reshape(-1) for array in arrays if array is not None]
     values = pa.array(np.concatenate(there) if there else [], kind.value_type)
     missing = pa.array([array is None for array in arrays]) if len(there) < len(arrays) else None
-    return _nested(kind, [0 if array is None else array.size for array in arrays], values, missing)
+    return nested(kind, [0 if array is None else array.size for array in arrays], values, missing)
 
 
 def _declared_array(
@@ -253,7 +254,7 @@ def without_empty(rows: pa.RecordBatch, declared: Columns = NO_COLUMNS) -> pa.Ta
     schema = rollouts_with(declared, frozenset(absent))
     fields = list(schema.field("turns").type.value_type)
     inner = pa.StructArray.from_arrays([arrays[f"turns.{field.name}"] for field in fields], fields=fields)
-    arrays["turns"] = _nested(schema.field("turns").type, np.diff(bounds).tolist(), inner)
+    arrays["turns"] = nested(schema.field("turns").type, np.diff(bounds).tolist(), inner)
     return pa.Table.from_arrays([arrays[name] for name in schema.names], schema=schema)
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mouse_core.errors import DataError
 from mouse_core.groups.index import StoredBatch
 from mouse_core.groups.records import RLExample, RolloutRecord
-from mouse_core.groups.stored import StoredGroup, Wanted, read_ahead, read_wanted
+from mouse_core.groups.stored import StoredGroup, read_ahead, read_wanted
 
 
 class BatchMaker(Protocol):
@@ -154,14 +154,14 @@ class Making:
         self._feed_coming()
         while self._ready:
             together = list(islice(self._ready, _TOGETHER))
-            for rollouts in read_wanted([Wanted(group, range(len(group.uids))) for group in together]):
+            for rollouts in read_wanted([(group, range(len(group.uids)), ()) for group in together]):
                 self._feed(self._ready.popleft(), rollouts)
 
     def _feed(self, group: StoredGroup, rollouts: Iterable[RolloutRecord]) -> None:
         """Give the maker the rollouts of a group; from here on they are its own."""
         self._coming.extend(rollout for rollout in rollouts if rollout.rollout_uid not in group.given_up)
-        if group.kept is not None:
-            group.kept.drop(group.uids)
+        if group.cache is not None:
+            group.cache.drop(group.uids)
         self._feed_coming()
 
     def _feed_coming(self) -> None:

@@ -30,9 +30,9 @@ from mouse_core.groups.files import BATCHES, STATE, check_codec, declare
 from mouse_core.groups.folder import Folder
 from mouse_core.groups.late import Awaited
 from mouse_core.groups.records import RLExample, RolloutRecord, uids_of, with_columns
-from mouse_core.groups.stored import Chosen, Range, StoredRollouts, select_rollouts
+from mouse_core.groups.stored import Range, StoredRollouts, select_rollouts
 from mouse_core.groups.versions import version_name
-from mouse_core.groups.waiting import Rules
+from mouse_core.groups.waiting import SealingRules
 from mouse_core.spec import check_count
 
 
@@ -87,8 +87,9 @@ class StoredInBuffer:
         """The rollouts sealed so far; see ``open_rollouts``."""
         with self._lock:
             parts = list(self._folder.parts)
-        chosen = Chosen(since, until, tokens, rewards)
-        return select_rollouts(self._root, parts, environment, policy_version, example_id, chosen)
+        return select_rollouts(
+            self._root, parts, environment, policy_version, example_id, since, until, tokens, rewards
+        )
 
     def rollout(self, rollout_uid: str) -> RolloutRecord:
         """A rollout, sealed or waiting, with the late columns that it has; only the file of its group is read.
@@ -132,7 +133,7 @@ class StoredInBuffer:
             DataError: Its file is damaged.
             StorageError: It cannot be read.
         """
-        return self._folder.batches.read(batch_id)
+        return self._folder.batches.read_batch(batch_id)
 
     def batch_metadata(self, batch_id: str) -> dict[str, Any]:
         """What the batch maker said of a stored batch.
@@ -140,7 +141,7 @@ class StoredInBuffer:
         Raises:
             MissingFieldError, DataError, StorageError: As ``read_batch``.
         """
-        return self._folder.batches.metadata(batch_id)
+        return self._folder.batches.batch_metadata(batch_id)
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
         """How many versions older than the newest the examples of a batch were when it was made, ``[B]``; NaN: unknown.
@@ -152,7 +153,7 @@ class StoredInBuffer:
         Raises:
             MissingFieldError, DataError, StorageError: As ``read_batch``.
         """
-        return self._folder.batches.staleness(batch_id)
+        return self._folder.batches.batch_staleness(batch_id)
 
 
 # Who waits looks so often whether the buffer is still the folder's: whoever takes it over can wake nobody here.
@@ -359,7 +360,7 @@ class RolloutBuffer(StoredInBuffer):
         sync: bool = True,
         digest: bool = False,
     ) -> None:
-        rules = Rules.checked(group_size, min_group_size, seal_timeout, capacity)
+        rules = SealingRules(group_size, min_group_size, seal_timeout, capacity)
         check_codec(compression)
         self._root = Path(root_path)
         self._making = None if batch_maker is None else Making(batch_maker)

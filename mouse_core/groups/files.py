@@ -1,4 +1,12 @@
-"""Parquet files of groups or of one batch: encoding, and reading what is certain to be what was written."""
+"""The files of a rollout buffer's folder: Parquet files of groups, batches and late columns, and the declared columns.
+
+The name of a Parquet file is a digest of its content, and every page has a checksum, so damage is found::
+
+    <environment>/part-<uuid>.parquet            groups of one environment
+    batches/batch_<uuid>_<seconds>.parquet       one batch
+    .late/<column>/late-<uuid>.parquet           values of a late column
+    .state/                                      logs, the owner of the folder, and columns.json
+"""
 
 from __future__ import annotations
 
@@ -6,7 +14,8 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain, groupby, pairwise
@@ -18,7 +27,7 @@ import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import digest
-from mouse_core.files.writing import remove_leftovers, storing, write_file
+from mouse_core.files.writing import publish, remove, remove_leftovers, storing, sync_folders, write_file
 from mouse_core.groups.arrow import rollout_schema, stored, table_to_rollouts
 from mouse_core.groups.columns import NO_COLUMNS, Columns, RolloutColumn
 from mouse_core.groups.records import GroupKey, RolloutRecord, earned_of, nbytes_of
@@ -54,52 +63,47 @@ _NOTE = "columns.json"
 
 
 def read_declared(root: Path) -> Columns:
-    """The columns that were declared for a buffer's folder; none where there is no note.
+    """Return the columns that are declared for a buffer's folder; none where ``columns.json`` is not there.
 
     Raises:
-        DataError: The note is damaged, or a newer release wrote it.
+        DataError: The file is damaged, or a newer release wrote it.
         StorageError: It cannot be read.
     """
-    path = note_of(root)
+    path = root / STATE / _NOTE
     with storing(f"columns {path}"):
         try:
-            said = path.read_bytes()
+            text = path.read_bytes()
         except FileNotFoundError:
             return NO_COLUMNS
-    return Columns.from_json(said, f"columns {path}")
+    return Columns.from_json(text, f"columns {path}")
 
 
-def note_of(root: Path) -> Path:
-    """Where it is noted which columns a folder has."""
-    return root / STATE / _NOTE
-
-
-def refuse_missing(root: Path, declared: Columns, noted: Columns, count: int = 0) -> None:
-    """Raise DataError where a folder has columns that the note does not say.
+def refuse_missing(root: Path, declared: Columns, indexed: Columns, count: int = 0) -> None:
+    """Raise DataError where a folder has columns that ``columns.json`` does not have.
 
     Args:
         root: The folder.
-        declared: The columns that the note says.
-        noted: Those that the index says, where it has some.
-        count: How many some rollouts may have.
+        declared: The columns of ``columns.json``.
+        indexed: The columns in the index.
+        count: How many columns some rollouts may have.
     """
-    missing = [f"{column}" for name, column in noted.items() if declared.get(name) != column]
+    missing = [f"{column}" for name, column in indexed.items() if declared.get(name) != column]
     if missing or len(declared) < count:
         known = ", ".join(missing) if missing else f"{count} columns"
         raise DataError(
-            f"columns {note_of(root)}: expected {known}, as they were declared for this folder, found "
+            f"columns {root / STATE / _NOTE}: expected {known}, as they were declared for this folder, found "
             f"{list(declared)}. Put the file back from a copy, or remove what is left of it and open the folder with a "
             "RolloutBuffer whose columns= are those that were declared"
         )
 
 
 def declare(root: Path, columns: Iterable[RolloutColumn] | None, *, sync: bool) -> Columns:
-    """Note which columns a folder has, and which they are then; None: those that it has. For the folder's one writer.
+    """Add ``columns`` to those of a folder, and return all of them. Only the folder's one writer may call this.
 
     Raises:
-        ConfigError: Something else than columns, one that the folder has otherwise, or a new late one without a fill
-            where groups are sealed, which do not wait for it; nothing is changed.
-        DataError: The note is damaged, or a newer release wrote it.
+        ConfigError: Something else than columns, a column that the folder has otherwise, or a new late column without
+            a fill where groups are sealed, which do not wait for it; nothing is changed.
+        DataError: ``columns.json`` is damaged, or a newer release wrote it.
         StorageError: It cannot be read or written.
     """
     remove_leftovers(root / STATE, [_NOTE], only_writer=True)
@@ -109,42 +113,38 @@ def declare(root: Path, columns: Iterable[RolloutColumn] | None, *, sync: bool) 
     if isinstance(columns, RolloutColumn | str):
         raise ConfigError(f"columns: expected a list of RolloutColumn, found {columns!r}")
     wanted = there.with_more(Columns(columns))
-    if wanted != there:
-        _refuse_unfilled(root, [column for column in wanted.late if column.name not in there])
-        write_file(root / STATE / _NOTE, wanted.to_json().encode(), sync=sync)
-    return wanted
-
-
-def _refuse_unfilled(root: Path, late: Sequence[RolloutColumn]) -> None:
-    """Raise ConfigError where groups that are sealed would get values of late columns that nobody gave or chose."""
-    unfilled = [column.name for column in late if column.fill is None and column.name != "reward"]
+    if wanted == there:
+        return wanted
+    unfilled = [one.name for one in wanted.late if one.name not in (*there, "reward") and one.fill is None]
     with storing(f"folder {root}"):
         if unfilled and next(root.glob("[!.]*/part-*.parquet"), None) is not None:
             raise ConfigError(
                 f"columns: expected a fill for the late column {unfilled[0]!r}, as groups of the folder are sealed and "
                 "do not wait for it, found none; fill=float('nan') shows where no value came"
             )
+    write_file(root / STATE / _NOTE, wanted.to_json().encode(), sync=sync)
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFile:
-    """What is known of a group without opening its file.
+    """What is known of a sealed group without opening its file.
 
     Args:
         key: The group.
         name: The file's name, in the folder of its environment.
         number: How many groups were sealed before it.
-        uids: Of its rollouts.
-        created: When they were, in seconds since 1970.
-        rewards: What they earned; None: that comes later.
-        tokens: How many each has, over all turns.
-        turns: How many each has.
-        declared: How many columns had been declared when it was sealed; the late ones of them are what it waits for.
+        uids: The rollouts' uids.
+        created: When each rollout was created, in seconds since 1970.
+        rewards: The rollouts' rewards; None: a reward that comes later.
+        tokens: Tokens of each rollout, over all turns.
+        turns: Turns of each rollout.
+        declared: How many columns were declared when it was sealed; it waits for the late ones among these.
         nbytes: About how much memory its rollouts take.
-        untrained: Which of them have no token that belongs into the loss, by their places.
-        earned: What the turns of each earned, as ``earned_of`` says it; empty where no turn has a reward.
-        columns: What the rollouts have of columns of one number per example, as JSON: by name one for each, null where
-            a rollout has none; empty where none has any.
+        untrained: The places of rollouts without a token in the loss.
+        earned: Fingerprints of the rewards of each rollout's turns, as of ``earned_of``; empty where no turn has one.
+        columns: Values of the columns of one number per example, as JSON: by name a list with null where a rollout has
+            none; empty where no rollout has any.
         first: How many rollouts of other groups stand before its own in the file.
     """
 
@@ -164,25 +164,25 @@ class GroupFile:
     first: int = 0
 
     def column(self, name: str) -> list[float | None]:
-        """What the rollouts have of a column that came with them, one for each."""
+        """Return the values of a column that came with the rollouts, None where a rollout has none."""
         found: dict[str, list[float | None]] = json.loads(self.columns) if self.columns else {}
         return found.get(name, [None] * len(self.uids))
 
     @property
     def place(self) -> str:
-        """Where the group is, in the buffer's folder: it tells the group from all others, also of the same key."""
+        """The group's uid: its file in the buffer's folder, and its place there."""
         place = f"{folder_name(self.key.environment)}/{self.name}"
         return f"{place}#{self.first}" if self.first else place
 
     def path(self, root: Path) -> Path:
-        """Where the file is."""
+        """Return the path of the file."""
         return root / folder_name(self.key.environment) / self.name
 
 
 def part_of(
     rollouts: Sequence[RolloutRecord], *, name: str = "", number: int = 0, declared: int = 0, first: int = 0
 ) -> GroupFile:
-    """What is to be known of a group, from its rollouts; the rest as in ``GroupFile``."""
+    """Return what is known of a group of these rollouts; the other arguments are as in ``GroupFile``."""
     sizes = [[len(turn.tokens) for turn in rollout.turns] for rollout in rollouts]
     trained = [sum([len(turn.tokens) for turn in rollout.turns if turn.is_trained]) for rollout in rollouts]
     earned = tuple(map(earned_of, rollouts))
@@ -204,54 +204,42 @@ def part_of(
     )
 
 
-def parts_of(
-    groups: Sequence[Sequence[RolloutRecord]], *, name: str, numbers: Sequence[int], declared: int
-) -> list[GroupFile]:
-    """What is to be known of the groups that a file has, one after the other."""
-    firsts = accumulate(map(len, groups), initial=0)
-    given = zip(groups, numbers, firsts, strict=False)
-    return [part_of(own, name=name, number=n, declared=declared, first=first) for own, n, first in given]
-
-
 def _numbers_of(rollouts: Sequence[RolloutRecord]) -> str:
     names = {name for rollout in rollouts for name, value in rollout.columns.items() if not value.ndim}
     each = {name: [rollout.columns.get(name) for rollout in rollouts] for name in sorted(names)}
-    if not each:
-        return ""
-    return json.dumps({name: [None if one is None else one.item() for one in own] for name, own in each.items()})
+    numbers = {name: [None if one is None else one.item() for one in own] for name, own in each.items()}
+    return json.dumps(numbers) if numbers else ""
 
 
-PLACES = b"mouse_group_number"
-"""In a file of groups how many were sealed before each."""
+# ---------------------------------------------------------------------- Parquet
 
-ROWS = b"mouse_group_rollouts"
-"""In a file of groups how many rollouts each has."""
-
-DECLARED = b"mouse_group_columns"
-"""In a file of groups how many columns had been declared when these were sealed, if any."""
+# Metadata of a file of groups: how many groups were sealed before each, how many rollouts each has, and how many
+# columns were declared when the groups were sealed.
+_PLACES, _ROWS, _DECLARED = b"mouse_group_number", b"mouse_group_rollouts", b"mouse_group_columns"
 
 _NUMBERS = frozenset({"tokens", "logprobs", "advantage", "generator_log_probs"})
-_LARGE = _NUMBERS | {"message", "loss_mask", "text", "data"}
-CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
-"""How pages can be compressed."""
+_SHORT = frozenset({*GroupKey._fields, "rollout_uid", "role", "reward", "created", "replica_id"})
+_CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 
 
 def check_codec(compression: str) -> str:
     """Return ``compression`` if pages can be compressed so, else raise ConfigError."""
-    if compression not in CODECS or (compression != "none" and not pa.Codec.is_available(compression)):
-        raise ConfigError(f"compression: expected one of {list(CODECS)}, found {compression!r}")
+    if compression not in _CODECS or (compression != "none" and not pa.Codec.is_available(compression)):
+        raise ConfigError(f"compression: expected one of {list(_CODECS)}, found {compression!r}")
     return compression
 
 
-def writing_options(schema: pa.Schema, compression: str, declared: Columns = NO_COLUMNS) -> dict[str, Any]:
-    """How a file of these columns is written, some of which were declared.
+def encode_part(rows: pa.Table, compression: str, metadata: Mapping[bytes, bytes]) -> tuple[uuid.UUID, memoryview]:
+    """Return rows as the content of a Parquet file, with a checksum on every page, and the digest of the content.
 
     A file has few rows: dictionaries, statistics, and compressing what is short, would cost more than they save. The
     first bytes of numbers beside each other, then the second ones, and so on, are smaller and faster to compress.
     """
-    columns = _columns(schema)
-    large = [path for path, name in columns.items() if name in _LARGE or name in declared]
-    return {
+    import pyarrow.parquet as pq
+
+    columns = {path: name for field in rows.schema for path, name in _paths(field, field.name, field.name)}
+    large = [path for path, name in columns.items() if name not in _SHORT]
+    options: dict[str, Any] = {
         "compression": dict.fromkeys(large, compression),
         "use_dictionary": False,
         "use_byte_stream_split": [path for path in large if columns[path] in _NUMBERS],
@@ -260,48 +248,27 @@ def writing_options(schema: pa.Schema, compression: str, declared: Columns = NO_
         "write_statistics": False,
         "store_schema": False,
     }
-
-
-def encode_table(
-    rows: pa.Table, options: Mapping[str, Any], metadata: Mapping[bytes, bytes] | None = None
-) -> memoryview:
-    """Rows as the content of a Parquet file, with a checksum on every page.
-
-    Args:
-        rows: What is in it.
-        options: As ``writing_options`` says.
-        metadata: What else is to be known of it.
-    """
-    import pyarrow.parquet as pq
-
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, rows.schema, **options) as writer:
         writer.write_table(rows)
-        if metadata:
-            writer.add_key_value_metadata(metadata)
-    return memoryview(sink.getvalue())
+        writer.add_key_value_metadata(metadata)
+    content = memoryview(sink.getvalue())
+    return _digest_of(content), content
 
 
-def _columns(schema: pa.Schema) -> dict[str, str]:
-    """The columns of a file by their paths: the name of the innermost field that has one of its own."""
-    found: dict[str, str] = {}
-
-    def visit(field: pa.Field, path: str, name: str) -> None:
-        if pa.types.is_list(field.type):
-            visit(field.type.value_field, f"{path}.list.element", name)
-        elif pa.types.is_struct(field.type):
-            for inner in field.type:
-                visit(inner, f"{path}.{inner.name}", inner.name)
-        else:
-            found[path] = name
-
-    for field in schema:
-        visit(field, field.name, field.name)
-    return found
+def _paths(field: pa.Field, path: str, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the path of each column of a file, and the name of the innermost field that has one of its own."""
+    if pa.types.is_list(field.type):
+        yield from _paths(field.type.value_field, f"{path}.list.element", name)
+    elif pa.types.is_struct(field.type):
+        for inner in field.type:
+            yield from _paths(inner, f"{path}.{inner.name}", inner.name)
+    else:
+        yield path, name
 
 
-def digest_of(content: bytes | memoryview) -> uuid.UUID:
-    """A UUID of version 8 (RFC 9562) made of the content; in the file's name it tells whether the file is damaged.
+def _digest_of(content: bytes | memoryview) -> uuid.UUID:
+    """Return a UUID of version 8 (RFC 9562) made of the content; a file's name has it, so that damage is found.
 
     The checksums of pages leave out what describes the pages.
     """
@@ -310,7 +277,7 @@ def digest_of(content: bytes | memoryview) -> uuid.UUID:
 
 
 def _promised(path: Path) -> uuid.UUID | None:
-    """The digest that a file's name promises, if it does."""
+    """The digest in a file's name, if the name has one."""
     try:
         found = uuid.UUID(path.stem.replace("_", "-").partition("-")[2][:36])
     except ValueError:
@@ -318,56 +285,93 @@ def _promised(path: Path) -> uuid.UUID | None:
     return found if found.version == 8 else None
 
 
-def read_part(path: Path) -> bytes:
-    """The content of a file; DataError: its name promises another one; StorageError: it cannot be read."""
-    with storing(f"part file {path}"):
-        content = path.read_bytes()
-    promised = _promised(path)
-    if promised is not None and digest_of(content) != promised:
-        raise DataError(f"part file {path}: expected it as it was written, found damage: its digest is another")
-    return content
+def _damaged(path: Path, error: object) -> DataError:
+    return DataError(f"part file {path}: expected it as it was written, found damage: {error}")
 
 
-def read_table(
+def read_part(
     path: Path,
-    schema: pa.Schema | None,
-    content: bytes | None = None,
+    expected: Callable[[pa.Schema, Mapping[bytes, bytes]], pa.Schema],
     columns: Sequence[str] | None = None,
-    declared: Columns = NO_COLUMNS,
-) -> pa.Table:
-    """A file's rows.
+    *,
+    whole: bool = True,
+) -> tuple[pa.Table, Mapping[bytes, bytes]]:
+    """Read the rows and the metadata of a file.
 
     Args:
         path: The file.
-        schema: The columns that it must have; None: those of rollouts.
-        content: The file's content, if it has been read.
-        columns: Only these.
-        declared: The declared columns of rollouts.
+        expected: From the columns that the file has, and its metadata, to the columns that it must have.
+        columns: The columns to read; None: all.
+        whole: Whether to read the whole file, and to compare its digest with the one in its name.
 
     Raises:
-        DataError: The file is not what was written.
-        StorageError: It cannot be read.
+        DataError: The file is damaged; the message names it.
+        StorageError: The file cannot be read.
     """
     import pyarrow.parquet as pq
 
-    content = read_part(path) if content is None else content
+    with storing(f"part file {path}"):
+        content = path.read_bytes() if whole else b""
+        source = pa.BufferReader(content) if whole else pa.OSFile(str(path))
+    if whole and _promised(path) not in (None, _digest_of(content)):
+        raise _damaged(path, "its digest is another")
     try:
-        with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
-            table = file.read(columns, use_threads=False)
-        expected = rollout_schema(table.schema, declared) if schema is None else schema
+        with source, pq.ParquetFile(source, page_checksum_verification=True) as file:
+            table, metadata = file.read(columns, use_threads=False), dict(file.metadata.metadata or {})
+        schema = expected(table.schema, metadata)
         if columns is not None:
-            expected = pa.schema([field for field in expected if field.name in columns])
-        if not table.schema.equals(expected):
+            schema = pa.schema([field for field in schema if field.name in columns])
+        if not table.schema.equals(schema):
             # Other tools may have written it anew, with the same columns.
-            table = table.select(expected.names).cast(expected)
+            table = table.select(schema.names).cast(schema)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"part file {path}: expected it as it was written, found damage: {error}") from error
-    return table
+        raise _damaged(path, error) from error
+    return table, metadata
+
+
+def read_metadata(path: Path) -> Mapping[bytes, bytes]:
+    """Return the metadata of a file; errors as those of ``read_part``."""
+    return read_part(path, lambda found, metadata: found, [])[1]
+
+
+# ---------------------------------------------------------------------- files of groups
+
+
+def encode_groups(
+    groups: Sequence[Sequence[RolloutRecord]],
+    rows: pa.Table,
+    compression: str,
+    *,
+    numbers: Sequence[int],
+    declared: int,
+) -> tuple[list[GroupFile], memoryview]:
+    """Return what is known of the groups of a file, and the content of the file.
+
+    Args:
+        groups: The rollouts of each group.
+        rows: All of them, as Arrow.
+        compression: The codec of pages.
+        numbers: How many groups were sealed before each.
+        declared: How many columns were declared.
+    """
+    metadata = {_PLACES: " ".join(map(str, numbers)).encode(), _ROWS: " ".join(map(str, map(len, groups))).encode()}
+    if declared:
+        metadata[_DECLARED] = str(declared).encode()
+    name, content = encode_part(rows, compression, metadata)
+    return _parts_of(groups, f"part-{name}.parquet", numbers, declared), content
+
+
+def _parts_of(
+    groups: Sequence[Sequence[RolloutRecord]], name: str, numbers: Sequence[int], declared: int
+) -> list[GroupFile]:
+    firsts = accumulate(map(len, groups), initial=0)
+    given = zip(groups, numbers, firsts, strict=False)
+    return [part_of(own, name=name, number=n, declared=declared, first=first) for own, n, first in given]
 
 
 def read_groups(parts: Sequence[GroupFile], root: Path) -> list[list[RolloutRecord]]:
-    """The rollouts of some groups, of each in the order they have in its file. Their arrays share memory.
+    """Return the rollouts of some groups, of each in the order they have in its file. Their arrays share memory.
 
     Raises:
         DataError: A file is not what was written; the message names it.
@@ -376,38 +380,30 @@ def read_groups(parts: Sequence[GroupFile], root: Path) -> list[list[RolloutReco
     paths = [part.path(root) for part in parts]
     declared = read_declared(root)
     files = {path: _read_unknown(path, declared) for path in dict.fromkeys(paths)}
-    tables = [_rows_of(files[path], part, path) for part, path in zip(parts, paths, strict=True)]
+    tables = []
+    for part, path in zip(parts, paths, strict=True):
+        tables.append(files[path].slice(part.first, len(part.uids)))
+        if len(tables[-1]) < len(part.uids):
+            raise _damaged(path, f"{len(tables[-1])} rollouts from {part.first} on, of {len(part.uids)}")
     try:
         # Most of the time goes into calls, and one for all columns of several groups is as long as one of a group.
         whole = table_to_rollouts(pa.concat_tables(tables).combine_chunks(), _known(parts), declared)
     except (pa.ArrowException, DataError):
-        return [_rollouts_of(*item, declared) for item in zip(tables, parts, paths, strict=True)]
-    ends = accumulate((table.num_rows for table in tables), initial=0)
+        groups = zip(tables, parts, paths, strict=True)
+        return [_rollouts_of(table, path, declared, _known([part])) for table, part, path in groups]
+    ends = accumulate(map(len, tables), initial=0)
     return [whole[begin:end] for begin, end in pairwise(ends)]
 
 
 def _read_unknown(path: Path, declared: Columns) -> pa.Table:
-    """The columns of a file of groups that parts do not have."""
+    """Return the columns of a file of groups that ``GroupFile`` does not have."""
+    unknown = ["turns", "replica_id", "metadata", *(column.name for column in stored(declared, "example"))]
     # If the name promises the content, it is that which the part was made of. Else all of it could have been replaced.
-    unknown = [*_UNKNOWN, *(column.name for column in stored(declared, "example"))]
-    return read_table(path, None, columns=unknown if _promised(path) else None, declared=declared)
-
-
-def _rows_of(table: pa.Table, part: GroupFile, path: Path) -> pa.Table:
-    """The rows of a group, of those of its file."""
-    rows = table.slice(part.first, len(part.uids))
-    if rows.num_rows < len(part.uids):
-        raise DataError(
-            f"part file {path}: expected {len(part.uids)} rollouts from {part.first} on, found {rows.num_rows}"
-        )
-    return rows
-
-
-_UNKNOWN = ["turns", "replica_id", "metadata"]
+    return read_part(path, lambda found, _: rollout_schema(found, declared), unknown if _promised(path) else None)[0]
 
 
 def _known(parts: Sequence[GroupFile]) -> dict[str, list[Any]]:
-    """The columns that parts have."""
+    """Return the columns that ``GroupFile`` has."""
     columns: dict[str, list[Any]] = {
         name: [value for part in parts for value in [part.key[place]] * len(part.uids)]
         for place, name in enumerate(GroupKey._fields)
@@ -418,57 +414,63 @@ def _known(parts: Sequence[GroupFile]) -> dict[str, list[Any]]:
     return columns
 
 
-def _rollouts_of(table: pa.Table, part: GroupFile, path: Path, declared: Columns) -> list[RolloutRecord]:
+def _rollouts_of(
+    table: pa.Table, path: Path, declared: Columns, known: Mapping[str, list[Any]] | None = None
+) -> list[RolloutRecord]:
     try:
-        return table_to_rollouts(table, _known([part]), declared)
+        return table_to_rollouts(table, known, declared)
     except (pa.ArrowException, DataError) as error:
         raise DataError(f"part file {path}: expected rollouts, found: {error}") from error
 
 
 def find_parts(path: Path, declared: Columns = NO_COLUMNS) -> list[GroupFile]:
-    """What is to be known of the groups in a file, from the file.
-
-    Args:
-        path: The file.
-        declared: Columns that its rollouts may have beside those of all.
+    """Return what is known of the groups in a file, from the file.
 
     Raises:
         DataError: The file is not one of groups.
         StorageError: It cannot be read.
     """
-    content = read_part(path)
-    table = read_table(path, None, content=content, declared=declared)
-    try:
-        rollouts = table_to_rollouts(table, declared=declared)
-    except (pa.ArrowException, DataError) as error:
-        raise DataError(f"part file {path}: expected rollouts, found: {error}") from error
-    noted = read_metadata(path, content)
-    numbers, sizes = ([int(one) for one in noted.get(name, b"").split()] for name in (PLACES, ROWS))
+    table, metadata = read_part(path, lambda found, _: rollout_schema(found, declared))
+    rollouts = _rollouts_of(table, path, declared)
+    numbers, sizes = ([int(one) for one in metadata.get(name, b"").split()] for name in (_PLACES, _ROWS))
     if sum(sizes) != len(rollouts):  # another tool wrote it
         sizes = [len(list(own)) for _, own in groupby(rollouts, attrgetter("key"))]
     if len(numbers) != len(sizes):
         numbers = (numbers or [0])[:1] * len(sizes)
-    found = [rollouts[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
-    if any(len({rollout.key for rollout in own}) != 1 for own in found):
+    groups = [rollouts[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
+    if any(len({rollout.key for rollout in group}) != 1 for group in groups):
         raise DataError(f"part file {path}: expected rollouts group by group, {sizes} of each, found others")
-    return parts_of(found, name=path.name, numbers=numbers, declared=int(noted.get(DECLARED, b"0")))
+    return _parts_of(groups, path.name, numbers, int(metadata.get(_DECLARED, b"0")))
 
 
-def read_metadata(path: Path, content: bytes | None = None) -> dict[bytes, bytes]:
-    """What was written with a file's rows.
+# ---------------------------------------------------------------------- writing
+
+
+@contextmanager
+def writing_files(root: Path, folders: Sequence[str], *, sync: bool) -> Iterator[list[str]]:
+    """Publish files when the block ends, all of them or none.
+
+    The block writes each file with ``write_partial``, syncs it if need be, and appends its path to the list.
 
     Args:
-        path: The file.
-        content: The file's content, if it has been read.
+        root: The buffer's folder, for messages.
+        folders: The folders of the files, which have one writer; after an error nothing is left over in them.
+        sync: Whether the names of the files must be on the disk.
 
     Raises:
-        DataError: The file is not what was written.
-        StorageError: It cannot be read.
+        StorageError: The files cannot be written; none of them is there.
     """
-    import pyarrow.parquet as pq
-
-    content = read_part(path) if content is None else content
-    try:
-        return dict(pq.read_metadata(pa.BufferReader(content)).metadata or {})
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"part file {path}: expected it as it was written, found damage: {error}") from error
+    paths: list[str] = []
+    with storing(f"files in {root}"):
+        try:
+            yield paths
+            # From here on the values are stored: readers see the files, and a restart finds them.
+            publish(paths)
+            if sync:
+                sync_folders(folders)
+        except BaseException:
+            for path in paths:
+                remove(path)
+            for folder in folders:
+                remove_leftovers(folder, only_writer=True)
+            raise

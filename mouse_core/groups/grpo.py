@@ -27,7 +27,7 @@ from mouse_core.groups.records import (
 )
 from mouse_core.groups.retention import HeldRollouts, Retention, functions, name_of, weights_of
 from mouse_core.groups.scoring import Advantage, BatchAdvantage, Rloo, are_equal, checked_worth, compared
-from mouse_core.groups.stored import StoredGroup, Wanted, read_wanted
+from mouse_core.groups.stored import StoredGroup, read_wanted
 from mouse_core.groups.versions import Versions, version_name, version_order
 from mouse_core.randomness import Key, Purpose, as_exponential, check_seed
 from mouse_core.spec import check_count
@@ -106,7 +106,7 @@ class GroupSlice:
             return self._numbers[column.name]
         late = column.late and self.group is not None
         values: Sequence[Any] = (
-            self.group.late.values(column.name, self.part.uids)  # type: ignore[union-attr]
+            [self.group.late.value(column.name, uid) for uid in self.part.uids]  # type: ignore[union-attr]
             if late
             else self.part.column(column.name)
         )
@@ -128,9 +128,9 @@ class GroupSlice:
     def forget(self, places: Sequence[int] | None = None) -> None:
         """Let go of some in memory, or of all."""
         self.record = None
-        if self.group is not None and self.group.kept is not None:
+        if self.group is not None and self.group.cache is not None:
             uids = self.part.uids
-            self.group.kept.drop(uids if places is None else [uids[place] for place in places])
+            self.group.cache.drop(uids if places is None else [uids[place] for place in places])
 
 
 class NumbersOfRows(Mapping[str, npt.NDArray[Any]]):
@@ -1151,11 +1151,11 @@ def _records(pieces: Sequence[GroupSlice], places: Sequence[int]) -> list[Rollou
         if piece.group is not None:
             rows.setdefault(piece, []).append(row)
     found: list[Any] = [piece.record for piece in pieces]
-    wanted = []
+    wanted: list[Any] = []
     for piece, own in rows.items():
         chosen = [places[row] for row in own]
         others = [place for place in piece.present if place not in chosen]
-        wanted.append(Wanted(piece.group, chosen, others))  # type: ignore[arg-type]
+        wanted.append((piece.group, chosen, others))
     for own, records in zip(rows.values(), read_wanted(wanted), strict=True):
         for row, record in zip(own, records, strict=True):
             found[row] = record

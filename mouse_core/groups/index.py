@@ -1,4 +1,9 @@
-"""Stored batches: files, and the ledger of the rollouts they used."""
+"""The index of a rollout buffer's folder: sealed groups, and the batches and the rollouts that they used.
+
+The index is a log that is read when a folder is opened. It saves opening all files, remembers the order in which they
+came, and keeps the uids that batches used when old batch files are deleted. Files that it does not know are read and
+added to it. It alone knows the told policy versions, and which rollouts were given up.
+"""
 
 from __future__ import annotations
 
@@ -30,56 +35,52 @@ from mouse_core.groups.files import (
     BATCHES,
     STATE,
     GroupFile,
-    digest_of,
-    encode_table,
+    encode_part,
     find_parts,
     folder_name,
     read_declared,
     read_metadata,
     read_part,
-    read_table,
     refuse_missing,
-    writing_options,
 )
 from mouse_core.groups.records import GroupKey, RLExample
 from mouse_core.groups.versions import Versions
 
-USED = b"mouse_batch_rollouts"
-"""In a batch's file the uids of the rollouts it has used, where its examples do not say."""
-
 _UIDS = pa.list_(pa.string())
-_PARTS = pa.schema(
-    {
-        "environment": pa.string(),
-        "example_id": pa.string(),
-        "policy_version": pa.string(),
-        "name": pa.string(),
-        "number": pa.int64(),
-        "uids": _UIDS,
-        "created": pa.list_(pa.float64()),
-        "rewards": pa.list_(pa.float64()),
-        "tokens": pa.list_(pa.int64()),
-        "turns": pa.list_(pa.int64()),
-        "declared": pa.int64(),
-        "nbytes": pa.int64(),
-        "untrained": pa.list_(pa.int64()),
-        "earned": pa.list_(pa.int64()),
-        "columns": pa.string(),
-        "first": pa.int64(),
-    }
-)
-_GIVEN_UP = pa.schema({"uid": pa.string()})
-_READY = pa.schema({"place": pa.string()})
-_STORED = pa.schema({"name": pa.string(), "uids": _UIDS})
+_NUMBERS = pa.list_(pa.int64())
+# The columns of each kind of record.
+_RECORDS = {
+    "groups": pa.schema(
+        {
+            **dict.fromkeys(GroupKey._fields, pa.string()),
+            "name": pa.string(),
+            "number": pa.int64(),
+            "uids": _UIDS,
+            "created": pa.list_(pa.float64()),
+            "rewards": pa.list_(pa.float64()),
+            "tokens": _NUMBERS,
+            "turns": _NUMBERS,
+            "declared": pa.int64(),
+            "nbytes": pa.int64(),
+            "untrained": _NUMBERS,
+            "earned": _NUMBERS,
+            "columns": pa.string(),
+            "first": pa.int64(),
+        }
+    ),
+    "batches": pa.schema({"name": pa.string(), "uids": _UIDS}),
+    "told": pa.schema({"version": pa.string(), "sealed": pa.int64()}),
+    "declared": pa.schema({"json": pa.string()}),
+    **{kind: pa.schema({"name": pa.string()}) for kind in ("ready", "given_up", "gone")},
+}
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBatch:
+class StoredBatch(NamedTuple):
     """A batch that was stored.
 
     Args:
         name: The name of its file.
-        uids: Of the rollouts it used.
+        uids: The uids of the rollouts that it used.
     """
 
     name: str
@@ -91,61 +92,8 @@ class StoredBatch:
         return self.name.split("_")[1]
 
 
-def encode_parts(parts: Sequence[GroupFile]) -> bytes:
-    """A record of the log that says that groups were sealed."""
-    columns: list[Sequence[Any]] = [*zip(*(part.key for part in parts), strict=True)]
-    columns += [[getattr(part, name) for part in parts] for name in _PARTS.names[3:]]
-    return b"D" + _encoded(columns, _PARTS)
-
-
-def encode_ready(parts: Sequence[GroupFile]) -> bytes:
-    """A record of the log that says that groups have all they waited for, in this order."""
-    return b"R" + _encoded([[part.place for part in parts]], _READY)
-
-
-def encode_batches(batches: Sequence[StoredBatch]) -> bytes:
-    """A record of the log that says that batches were stored."""
-    return b"B" + _encoded([[batch.name for batch in batches], [batch.uids for batch in batches]], _STORED)
-
-
-def encode_version(version: str, sealed: int) -> bytes:
-    """A record of the log that says which version is the latest, and how many groups were sealed before."""
-    return b"W" + sealed.to_bytes(8, "little") + version.encode()
-
-
-def encode_declared(declared: Columns) -> bytes:
-    """A record of the log that says which columns the folder has."""
-    return b"N" + declared.to_json().encode()
-
-
-def encode_gone(names: Sequence[str]) -> bytes:
-    """A record of the log that says which files of groups are known to be gone."""
-    return b"X" + _encoded([names], _READY)
-
-
-def encode_given_up(uids: Sequence[str]) -> bytes:
-    """A record of the log that says which rollouts were given up."""
-    return b"U" + _encoded([uids], _GIVEN_UP)
-
-
-def _encoded(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> bytes:
-    arrays = [pa.array(values, kind) for values, kind in zip(columns, schema.types, strict=True)]
-    return bytes(pa.RecordBatch.from_arrays(arrays, schema=schema).serialize())
-
-
-def _columns(record: bytes, schema: pa.Schema) -> list[list[Any]]:
-    rows = pa.ipc.read_record_batch(pa.py_buffer(record[1:]), schema)
-    return [_tuples(column) if pa.types.is_list(column.type) else column.to_pylist() for column in rows.columns]
-
-
-def _tuples(lists: pa.Array) -> list[Any]:
-    """Lists as tuples. Arrow makes Python objects of one flat array several times as fast as of many short ones."""
-    values = tuple(lists.flatten().to_pylist())
-    return [values[begin:end] for begin, end in pairwise(accumulate(lists.value_lengths().to_pylist(), initial=0))]
-
-
-class Told(NamedTuple):
-    """A version that was said to be the latest.
+class ToldVersion(NamedTuple):
+    """A policy version that ``set_policy_version`` named as the latest.
 
     Args:
         version: The version.
@@ -160,59 +108,98 @@ class Told(NamedTuple):
 
 @dataclass
 class Index:
-    """What is noted of a folder.
+    """The content of the index.
 
     Args:
-        parts: The groups whose files are there, in the order they were sealed.
-        batches: In the order they were stored, those included whose files were deleted.
-        ready: Places of the files of groups that had waited for columns and have them, in the order they became ready.
-        told: The versions that were said to be the latest, in order.
-        given_up: Uids of rollouts that nobody waits for any more.
-        declared: The folder's columns.
-        gone: The files of groups that are known to be gone.
+        parts: The groups whose files are there, in the order in which they were sealed.
+        batches: The batches in the order in which they were stored, also those whose files were deleted.
+        ready: Uids of groups that waited for columns and have them, in the order in which they became ready.
+        told: The told versions, in order.
+        given_up: Uids of rollouts that were given up.
+        declared: The declared columns.
+        gone: Files of groups that are known to be gone.
     """
 
     parts: list[GroupFile] = field(default_factory=list)
     batches: list[StoredBatch] = field(default_factory=list)
     ready: list[str] = field(default_factory=list)
-    told: list[Told] = field(default_factory=list)
+    told: list[ToldVersion] = field(default_factory=list)
     given_up: set[str] = field(default_factory=set)
     declared: Columns = NO_COLUMNS
     gone: set[str] = field(default_factory=set)
 
 
+# ---------------------------------------------------------------------- records
+
+
+def _encode(kind: str, *columns: Sequence[Any]) -> bytes:
+    schema = _RECORDS[kind]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    return kind.encode() + b"\n" + bytes(pa.RecordBatch.from_arrays(arrays, schema=schema).serialize())
+
+
+def encode_parts(parts: Sequence[GroupFile]) -> bytes:
+    """Return a record that says that groups were sealed."""
+    names = _RECORDS["groups"].names[len(GroupKey._fields) :]
+    keys = zip(*(part.key for part in parts), strict=True)
+    return _encode("groups", *keys, *([getattr(part, name) for part in parts] for name in names))
+
+
+def encode_batches(batches: Sequence[StoredBatch]) -> bytes:
+    """Return a record that says that batches were stored."""
+    return _encode("batches", *zip(*batches, strict=True))
+
+
+def encode_told(version: str, sealed: int) -> bytes:
+    """Return a record that says which version is the latest, and how many groups were sealed before."""
+    return _encode("told", [version], [sealed])
+
+
+def encode_names(kind: str, names: Sequence[str]) -> bytes:
+    """Return a record of groups that are "ready", rollouts that are "given_up", or files that are "gone"."""
+    return _encode(kind, names)
+
+
 def _decode(records: Sequence[bytes]) -> Index:
     index = Index()
     for record in records:
-        kind = record[:1]
-        if kind == b"D":
-            environments, examples, versions, *others = _columns(record, _PARTS)
-            index.parts += map(GroupFile, map(GroupKey, environments, examples, versions), *others)
-        elif kind == b"R":
-            index.ready += _columns(record, _READY)[0]
-        elif kind == b"B":
-            index.batches += map(StoredBatch, *_columns(record, _STORED))
-        elif kind == b"W":
-            sealed = int.from_bytes(record[1:9], "little")
-            index.told.append(Told(record[9:].decode(), sealed, len(index.batches)))
-        elif kind == b"N":
-            index.declared = Columns.from_json(record[1:], "index")
-        elif kind == b"X":
-            index.gone.update(_columns(record, _READY)[0])
-        elif kind == b"U":
-            index.given_up.update(_columns(record, _GIVEN_UP)[0])
+        kind, _, body = record.partition(b"\n")
+        schema = _RECORDS.get(kind.decode(errors="replace"))
+        if schema is None:
+            raise DataError(f"index: expected a record of one of {list(_RECORDS)}, found {kind!r:.80}")
+        rows = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
+        columns = [_tuples(one) if pa.types.is_list(one.type) else one.to_pylist() for one in rows.columns]
+        if kind == b"groups":
+            index.parts += map(GroupFile, map(GroupKey, *columns[:3]), *columns[3:])
+        elif kind == b"batches":
+            index.batches += map(StoredBatch, *columns)
+        elif kind == b"told":
+            index.told += [ToldVersion(columns[0][0], columns[1][0], len(index.batches))]
+        elif kind == b"declared":
+            index.declared = Columns.from_json(columns[0][0], "index")
+        elif kind == b"ready":
+            index.ready += columns[0]
         else:
-            raise DataError(f"index: expected a record of groups or of batches, found one of kind {kind!r}")
+            (index.given_up if kind == b"given_up" else index.gone).update(columns[0])
     return index
 
 
+def _tuples(lists: pa.Array) -> list[Any]:
+    """Return lists as tuples. Arrow converts one flat array several times as fast as many short ones."""
+    values = tuple(lists.flatten().to_pylist())
+    return [values[begin:end] for begin, end in pairwise(accumulate(lists.value_lengths().to_pylist(), initial=0))]
+
+
+# ---------------------------------------------------------------------- log and files
+
+
 def index_path(root: Path) -> Path:
-    """Where the log is."""
+    """Return the path of the log."""
     return root / STATE / "index.log"
 
 
 def open_index(root: Path) -> tuple[Index, Log]:
-    """What a folder holds, and the log to go on with. Only the folder's one writer may call this.
+    """Return the index of a folder, and the log to go on with. Only the folder's one writer may call this.
 
     Raises:
         DataError: The log or a file that it does not know is damaged.
@@ -226,9 +213,9 @@ def open_index(root: Path) -> tuple[Index, Log]:
         if batches:
             log.append(encode_batches(batches), sync=True)
         if gone:
-            log.append(encode_gone(gone), sync=False)
+            log.append(encode_names("gone", gone), sync=False)
         if (declared := read_declared(root)) != index.declared:
-            log.append(encode_declared(declared), sync=True)
+            log.append(_encode("declared", [declared.to_json()]), sync=True)
     except BaseException:
         log.close()
         raise
@@ -237,7 +224,7 @@ def open_index(root: Path) -> tuple[Index, Log]:
 
 
 def read_index(root: Path) -> Index:
-    """What a folder holds now; nothing is changed, and another process may be writing.
+    """Return the index of a folder as it is now; nothing is changed, and another process may be writing.
 
     Raises:
         DataError, StorageError: As ``open_index``.
@@ -245,22 +232,10 @@ def read_index(root: Path) -> Index:
     return _compare(root, read_log(index_path(root)), clean=False)[0]
 
 
-def follow_batches(root: Path, position: int = 0) -> tuple[Index, int]:
-    """The batches and versions that were noted in a folder's log from a position on, and where to read on.
-
-    Nothing is changed. Only what is in the log has its number for good.
-
-    Raises:
-        DataError, StorageError: As ``open_index``.
-    """
-    records, position = follow_log(index_path(root), position)
-    return _decode([record for record in records if record[:1] in b"BVW"]), position
-
-
 def _compare(
     root: Path, records: Sequence[bytes], *, clean: bool
 ) -> tuple[Index, list[GroupFile], list[StoredBatch], list[str]]:
-    """The index that agrees with the files; the groups and batches that the log did not know; which files are gone."""
+    """Return the index that agrees with the files, the groups and batches that the log did not know, and files gone."""
     index = _decode(records)
     declared = read_declared(root)
     refuse_missing(root, declared, index.declared, max((part.declared for part in index.parts), default=0))
@@ -271,9 +246,10 @@ def _compare(
     by_place = {(folder_name(part.key.environment), part.name, part.first): part for part in index.parts}
     parts = [part for place, part in by_place.items() if place[:2] in there]
     unknown = sorted(there.difference(place[:2] for place in by_place))
-    find = partial(find_parts, declared=declared)
     with ThreadPoolExecutor(THREADS) as pool:
-        groups = in_order(pool, find, [root / folder / name for folder, name in unknown])
+        groups = in_order(
+            pool, partial(find_parts, declared=declared), [root / folder / name for folder, name in unknown]
+        )
         found = sorted(chain.from_iterable(groups), key=lambda part: (part.number, part.name, part.first))
     refuse_missing(root, declared, NO_COLUMNS, max((part.declared for part in found), default=0))
     gone = sorted({"/".join(place[:2]) for place in by_place if place[:2] not in there} - index.gone)
@@ -286,29 +262,17 @@ def _compare(
         )
     # What was written last before a crash may be in a file and not yet in the log.
     parts = sorted([*parts, *found], key=lambda part: part.number) if found else parts
-    names = {batch.name for batch in index.batches}
+    known = {batch.name for batch in index.batches}
     new = [
         StoredBatch(name, _used(root / BATCHES / name))
-        for name in sorted(stored, key=_stored_at)
-        if name.startswith("batch_") and name not in names
+        for name in sorted(stored, key=lambda name: (name.rpartition("_")[2].zfill(40), name))
+        if name.startswith("batch_") and name not in known
     ]
     return replace(index, parts=parts, batches=[*index.batches, *new]), found, new, gone
 
 
-def _used(path: Path) -> tuple[str, ...]:
-    """The uids of the rollouts that a batch has used, from its file."""
-    content = read_part(path)
-    examples = read_table(path, EXAMPLES, content).column("rollout_uid").to_pylist()
-    noted = read_metadata(path, content).get(USED)
-    return tuple(json.loads(noted) if noted else filter(None, examples))
-
-
-def _stored_at(name: str) -> tuple[str, str]:
-    return name.rpartition("_")[2].zfill(40), name
-
-
 def _files(root: Path, *, clean: bool) -> dict[str, list[str]]:
-    """Names of the Parquet files by folder; what was never finished is removed if ``clean``."""
+    """Return the names of the Parquet files by folder; ``clean`` removes what was never finished."""
     found: dict[str, list[str]] = {}
     with os.scandir(root) as entries:
         folders = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
@@ -322,43 +286,147 @@ def _files(root: Path, *, clean: bool) -> dict[str, list[str]]:
     return found
 
 
-_METADATA, _COLUMNS = b"mouse_batch_metadata", b"mouse_batch_columns"
-_STALENESS = b"mouse_batch_staleness"
-_DIGEST, _BATCHES = b"mouse_batches_digest", "batches"
-# Two batches may be of the same rollouts and are two batches all the same.
-_TIME = b"mouse_batch_time"
+# ---------------------------------------------------------------------- batches
+
+# Metadata of a batch's file. Two batches may be of the same rollouts and are two batches all the same: hence the time.
+_METADATA, _COLUMNS, _TIME = b"mouse_batch_metadata", b"mouse_batch_columns", b"mouse_batch_time"
+_STALENESS, _DIGEST = b"mouse_batch_staleness", b"mouse_batches_digest"
+# The uids of the rollouts that a batch used, where its examples do not say.
+_USED = b"mouse_batch_rollouts"
+
+
+def _used(path: Path) -> tuple[str, ...]:
+    """Return the uids of the rollouts that a batch used, from its file."""
+    rows, metadata = read_part(path, lambda found, _: EXAMPLES, ["rollout_uid"])
+    return tuple(json.loads(metadata[_USED]) if _USED in metadata else filter(None, rows.column(0).to_pylist()))
 
 
 class BatchFiles:
-    """The batches of a folder. Its one writer sees to it that only one thread at a time stores one.
+    """The stored batches of a folder.
 
     Args:
         root: The buffer's folder.
-        stored: Those there are, in order; new ones are added to the list.
-        told: The versions that were said to be the latest, in order; others add new ones to the list.
-        log: Where new ones are noted.
-        compression: Of the pages.
-        sync: Whether to wait until all is on the disk.
-        digest: Digests a batch with its number, where a digest of all is to run along; each file has that of the ones
-            up to it.
+        stored: The batches, in order; ``store`` appends to the list.
+        told: The told versions, in order; others may append to the list.
+    """
+
+    def __init__(self, root: Path, stored: list[StoredBatch], told: list[ToldVersion]) -> None:
+        self._root, self.stored, self.told = root, stored, told
+
+    def batch_at(self, index: int) -> str | None:
+        """Return the id of the batch with this number; None while there is none."""
+        return self.stored[index].batch_id if index < len(self.stored) else None
+
+    def read_batch(self, batch_id: str) -> list[RLExample]:
+        """Return a batch.
+
+        Raises:
+            MissingFieldError: There is no such batch.
+            DataError: Its file is damaged.
+            StorageError: It cannot be read.
+        """
+        return _read_examples(self._find(batch_id)[1])
+
+    def batch_metadata(self, batch_id: str) -> dict[str, Any]:
+        """Return what the batch maker said of a batch; errors as those of ``read_batch``."""
+        found: dict[str, Any] = json.loads(read_metadata(self._find(batch_id)[1]).get(_METADATA, b"{}"))
+        return found
+
+    def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
+        """Return how many versions older than the newest each example was when the batch was made; NaN: not known.
+
+        Where a trainer has gone back behind an example's version since, it is how many versions the example and the
+        newest are apart along both lines: see ``Versions.parted``. Errors are those of ``read_batch``.
+        """
+        number, path = self._find(batch_id)
+        behind = np.array(json.loads(read_metadata(path)[_STALENESS]), np.float64)
+        told = [one.version for one in list(self.told) if one.batches > number]
+        if told:
+            versions = Versions(told)
+            versions.tell(told[-1])
+            for place, example in enumerate(_read_examples(path)):
+                apart = versions.parted(example.policy_version, told) if example.policy_version else None
+                behind[place] = behind[place] if apart is None else apart
+        return behind
+
+    def _find(self, batch_id: str) -> tuple[int, Path]:
+        """Return the number of a batch, and its file."""
+        stored = list(self.stored)
+        for number in range(len(stored) - 1, -1, -1):
+            if stored[number].batch_id == batch_id:
+                return number, self._root / BATCHES / stored[number].name
+        raise MissingFieldError(f"batch: expected the id of one of {len(stored)} stored batches, found {batch_id!r}")
+
+
+def _read_examples(path: Path) -> list[RLExample]:
+    def declared(metadata: Mapping[bytes, bytes]) -> Columns:
+        return Columns.from_json(metadata[_COLUMNS], f"batch {path}") if _COLUMNS in metadata else NO_COLUMNS
+
+    rows, metadata = read_part(path, lambda found, metadata: examples_with(declared(metadata)))
+    return table_to_examples(rows, declared(metadata))
+
+
+class FolderBatches(BatchFiles):
+    """The stored batches of a folder that another process owns; nothing in it is changed.
+
+    Args:
+        root: The folder, which need not be there yet.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, [], [])
+        self._position = 0
+
+    def __repr__(self) -> str:
+        return f"the folder {str(self._root)!r}, which has {len(self.stored)}"
+
+    def batch_at(self, index: int) -> str | None:
+        """Return the id of the batch with this number; None while it is not in the log."""
+        if index >= len(self.stored):
+            self._follow()
+        return super().batch_at(index)
+
+    def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
+        """See ``BatchFiles``."""
+        self._follow()  # a trainer may have gone back since
+        return super().batch_staleness(batch_id)
+
+    def _follow(self) -> None:
+        """Read on in the log. Only a batch that is in the log has its number for good."""
+        records, self._position = follow_log(index_path(self._root), self._position)
+        new = _decode([record for record in records if record.startswith((b"batches\n", b"told\n"))])
+        self.told += [one._replace(batches=one.batches + len(self.stored)) for one in new.told]
+        self.stored += new.batches
+
+
+class BatchStore(BatchFiles):
+    """The stored batches of a folder, for its one writer, of which one thread at a time stores a batch.
+
+    Args:
+        root, stored, told: As in ``BatchFiles``.
+        log: The log of the index.
+        compression: The codec of pages.
+        sync: Whether to wait for the disk.
+        digest_of: The digest of a batch with its number; None: no digest runs along.
+
+    Attributes:
+        digest: The sum of the digests of all batches, which each file has as it was then.
     """
 
     def __init__(
         self,
         root: Path,
         stored: list[StoredBatch],
-        told: list[Told],
+        told: list[ToldVersion],
         log: Log,
         *,
         compression: str,
         sync: bool,
-        digest: Callable[[int, Sequence[RLExample]], StreamDigest] | None = None,
+        digest_of: Callable[[int, Sequence[RLExample]], StreamDigest] | None = None,
     ) -> None:
-        self.stored, self._told = stored, told
-        self._folder = root / BATCHES
-        self._log, self._compression, self._sync = log, compression, sync
-        self._digest_of = digest
-        self.digest = None if digest is None else self._noted_digest()
+        super().__init__(root, stored, told)
+        self._log, self._compression, self._sync, self._digest_of = log, compression, sync, digest_of
+        self.digest = None if digest_of is None else self._stored_digest()
 
     def store(
         self,
@@ -367,13 +435,13 @@ class BatchFiles:
         uids: tuple[str, ...],
         behind: Sequence[float | None],
     ) -> str:
-        """Write a batch; its id.
+        """Write a batch; return its id.
 
         Args:
-            batch: What it is made of.
-            metadata: What is to be known of it.
-            uids: Of the rollouts it has used.
-            behind: How far each example's version is behind the newest.
+            batch: The examples.
+            metadata: What the batch maker says of it.
+            uids: The uids of the rollouts that it used.
+            behind: How many versions each example is behind the newest.
 
         Raises:
             StorageError: It cannot be written; there is no such batch then.
@@ -383,111 +451,37 @@ class BatchFiles:
         digest, number = self.digest, len(self.stored)
         if digest is not None and self._digest_of is not None:
             digest += self._digest_of(number, batch)
-            noted[_DIGEST] = json.dumps({**digest.state_dict(), _BATCHES: number + 1}).encode()
+            noted[_DIGEST] = json.dumps({**digest.state_dict(), "batches": number + 1}).encode()
         if uids != tuple(example.rollout_uid for example in batch):
-            noted[USED] = json.dumps(uids).encode()
+            noted[_USED] = json.dumps(uids).encode()
         declared = common_columns(batch)
         if declared:
             noted[_COLUMNS] = declared.to_json().encode()
         rows = pa.Table.from_batches([examples_to_table(batch, declared)])
-        content = encode_table(rows, writing_options(rows.schema, self._compression, declared), noted)
-        batch_id = str(digest_of(content))
-        name = f"batch_{batch_id}_{int(time.time())}.parquet"
-        stored = StoredBatch(name, uids)
+        batch_id, content = encode_part(rows, self._compression, noted)
+        stored = StoredBatch(f"batch_{batch_id}_{int(time.time())}.parquet", uids)
+        path = self._root / BATCHES / stored.name
         try:
-            write_file(self._folder / name, content, sync=self._sync, only_writer=True)
+            write_file(path, content, sync=self._sync, only_writer=True)
             # A crash here leaves the file, and a restart that does not find it in the log adds it. The log is what
             # still knows the rollouts when the file has been deleted, so there is no batch without it.
             self._log.append(encode_batches([stored]), sync=self._sync)
         except BaseException:
-            remove(self._folder / name)
+            remove(path)
             raise
         self.stored.append(stored)
         self.digest = digest
-        return batch_id
+        return stored.batch_id
 
-    def _noted_digest(self) -> StreamDigest:
-        """The digest of all that was stored, as the last file has it; of nothing where that one has none or is gone."""
+    def _stored_digest(self) -> StreamDigest:
+        """Return the digest in the last file; an empty one where that file has none or is gone."""
         try:
-            noted = json.loads(read_metadata(self._folder / self.stored[-1].name)[_DIGEST])
-            return StreamDigest.from_state(noted) if noted[_BATCHES] == len(self.stored) else StreamDigest()
+            noted = json.loads(read_metadata(self._root / BATCHES / self.stored[-1].name)[_DIGEST])
+            return StreamDigest.from_state(noted) if noted["batches"] == len(self.stored) else StreamDigest()
         except (IndexError, KeyError, StorageError):
             return StreamDigest()
 
-    def read(self, batch_id: str) -> list[RLExample]:
-        """A batch.
-
-        Raises:
-            MissingFieldError: There is no such batch.
-            DataError: Its file is damaged.
-            StorageError: It cannot be read.
-        """
-        return read_examples(self._path(batch_id))
-
-    def metadata(self, batch_id: str) -> dict[str, Any]:
-        """What was stored with a batch.
-
-        Raises:
-            MissingFieldError, DataError, StorageError: As ``read``.
-        """
-        found: dict[str, Any] = json.loads(read_metadata(self._path(batch_id)).get(_METADATA, b"{}"))
-        return found
-
-    def staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """How far each example of a batch is behind the newest version; see ``read_staleness``.
-
-        Raises:
-            MissingFieldError, DataError, StorageError: As ``read``.
-        """
-        path = self._path(batch_id)
-        number = next(number for number, batch in enumerate(list(self.stored)) if batch.batch_id == batch_id)
-        return read_staleness(path, [one.version for one in list(self._told) if one.batches > number])
-
-    def _path(self, batch_id: str) -> Path:
-        names = {batch.batch_id: batch.name for batch in list(self.stored)}
-        if batch_id not in names:
-            raise MissingFieldError(f"batch: expected the id of one of {len(names)} stored batches, found {batch_id!r}")
-        return self._folder / names[batch_id]
-
-
-def read_examples(path: Path) -> list[RLExample]:
-    """The batch of a file.
-
-    Raises:
-        DataError: It is damaged.
-        StorageError: It cannot be read.
-    """
-    content = read_part(path)
-    said = read_metadata(path, content).get(_COLUMNS)
-    declared = NO_COLUMNS if said is None else Columns.from_json(said, f"batch {path}")
-    return table_to_examples(read_table(path, examples_with(declared), content), declared)
-
-
-def read_staleness(path: Path, told: Sequence[str] = ()) -> npt.NDArray[np.float64]:
-    """How many versions older than the newest each example was, when the batch of a file was made; NaN: not known.
-
-    Where a trainer has gone back behind an example's version since, it is how many versions it and the newest are apart
-    along both lines: see ``Versions.parted``.
-
-    Args:
-        path: The file.
-        told: The versions that were said to be the latest since the batch was made, in order.
-
-    Raises:
-        DataError, StorageError: As ``read_examples``.
-    """
-    noted = read_metadata(path).get(_STALENESS)
-    # It may have been stored before this was noted.
-    behind = np.full(len(read_examples(path)), np.nan) if noted is None else np.array(json.loads(noted), np.float64)
-    if told:
-        versions = Versions(told)
-        versions.tell(told[-1])
-        for place, example in enumerate(read_examples(path)):
-            apart = versions.parted(example.policy_version, told) if example.policy_version else None
-            behind[place] = behind[place] if apart is None else apart
-    return behind
-
 
 def _plain(value: Any) -> Any:
-    """What JSON can say of a value: NumPy's as numbers and lists, all else as text."""
+    """What JSON has for a value: NumPy's as numbers and lists, all else as text."""
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)

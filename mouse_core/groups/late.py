@@ -1,10 +1,20 @@
-"""Which sealed groups have all the late columns that they wait for."""
+"""Late columns: values that are written by uid when the rollouts are stored, in a log and in Parquet files.
+
+A few values go to the log, and many to files at once. The log has the names of the files, since without them nobody
+would miss one. When the log is large, its values go to files. A value is a number; a list, where the column has a
+shape; or the values of all tokens, or turns, of the rollout.
+
+A record of the log is a version in one byte, then for each column the length of its name (4 bytes, little-endian), the
+name, the length of an Arrow record batch (8 bytes) and the batch. A record of names of files is JSON behind a byte 0.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,27 +25,26 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._base.locks import ProcessLock
-from mouse_core.errors import DataError
-from mouse_core.files.log import read_log
-from mouse_core.files.writing import storing
-from mouse_core.groups.arrow import declared_field, declared_values
+from mouse_core.errors import DataError, StorageError
+from mouse_core.files.log import Log, read_log
+from mouse_core.files.writing import beside, make_folder, remove_leftovers, storing, sync_files, write_partial
+from mouse_core.groups.arrow import declared_field, declared_values, nested
 from mouse_core.groups.columns import Columns, RolloutColumn
-from mouse_core.groups.files import (
-    LATE,
-    STATE,
-    GroupFile,
-    digest_of,
-    encode_table,
-    read_declared,
-    read_table,
-    writing_options,
-)
-from mouse_core.groups.records import RolloutRecord, with_late
+from mouse_core.groups.files import LATE, STATE, GroupFile, encode_part, read_declared, read_part, writing_files
+from mouse_core.groups.records import RolloutRecord, same_values, with_late
 from mouse_core.groups.waiting import Unsealed
 
 _VERSION = 1
-_NOTED = b"mouse_late_version"
-_FILES = b"\0"
+_VERSION_NAME = b"mouse_late_version"
+_CONTENTS = b"\0"
+# A place is the number of a chunk, and behind it in so many bits the row.
+_ROWS = 32
+_CACHED_FILES = 2
+# More than so many bytes of a column at once are a file at once.
+_MANY_BYTES = 2**20
+# What the log may have, and memory with it, before files are made of it; and about the size of a file, which is read
+# whole when one of its values is asked for.
+_LOG_BYTES, _FILE_BYTES = 32 * 2**20, 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -44,8 +53,8 @@ class Chunk:
 
     Args:
         column: The column.
-        uids: Of the rollouts.
-        values: One for each, as Arrow has them.
+        uids: The rollouts' uids.
+        values: A value for each, as Arrow.
     """
 
     column: RolloutColumn
@@ -58,52 +67,37 @@ class Chunk:
         return int(self.values.nbytes) + sum(map(len, self.uids))
 
     def rows(self) -> pa.RecordBatch:
-        """Uids and values beside each other."""
-        uids = pa.array(self.uids, pa.string())
-        return pa.RecordBatch.from_arrays([uids, self.values], schema=late_schema(self.column))
+        """Return uids and values beside each other."""
+        return pa.RecordBatch.from_arrays([pa.array(self.uids, pa.string()), self.values], schema=_schema(self.column))
 
     def take(self, rows: Sequence[int]) -> Chunk:
-        """Some of them."""
+        """Return the values of some rows."""
         return Chunk(self.column, [self.uids[row] for row in rows], self.values.take(pa.array(rows, pa.int64())))
 
     def cut(self, nbytes: int) -> Iterator[Chunk]:
-        """The same in chunks of about so many bytes."""
+        """Yield the values in chunks of about ``nbytes`` bytes."""
         count = max(1, -(-self.nbytes // nbytes))
-        ends = [len(self.uids) * place // count for place in range(count + 1)]
-        for begin, end in pairwise(ends):
+        for begin, end in pairwise(len(self.uids) * place // count for place in range(count + 1)):
             if begin < end:
                 yield Chunk(self.column, self.uids[begin:end], self.values.slice(begin, end - begin))
 
 
-def joined(chunks: Sequence[Chunk]) -> Chunk:
-    """Chunks of one column as one."""
-    uids = [uid for chunk in chunks for uid in chunk.uids]
-    return Chunk(chunks[0].column, uids, pa.concat_arrays([chunk.values for chunk in chunks]))
+def _schema(column: RolloutColumn) -> pa.Schema:
+    return pa.schema([pa.field("rollout_uid", pa.string(), nullable=False), declared_field(column, of_example=True)])
 
 
-def late_schema(column: RolloutColumn) -> pa.Schema:
-    """The columns of a file."""
-    uid = pa.field("rollout_uid", pa.string(), nullable=False)
-    return pa.schema([uid, declared_field(column, of_example=True)])
-
-
-def values_of(column: RolloutColumn, rows: pa.Array) -> list[npt.NDArray[Any]]:
-    """The values as arrays.
-
-    Raises:
-        DataError: Some are missing, or of another shape.
-    """
+def _values_of(column: RolloutColumn, rows: pa.Array) -> list[npt.NDArray[Any]]:
+    """Return values as arrays; DataError: values that are missing, or of another shape."""
     found = [value for value in declared_values(column, rows, of_example=True) if value is not None]
     if len(found) < len(rows):
         raise DataError(f"column {column.name!r}: expected a value for each rollout, found one without")
     return found
 
 
-# ---------------------------------------------------------------------- records of the log
+# ---------------------------------------------------------------------- log and files
 
 
-def encode_record(chunks: Iterable[Chunk]) -> bytes:
-    """Chunks as a record of the log."""
+def _encode(chunks: Iterable[Chunk]) -> bytes:
     pieces = [bytes([_VERSION])]
     for chunk in chunks:
         name, rows = chunk.column.name.encode(), bytes(chunk.rows().serialize())
@@ -111,8 +105,8 @@ def encode_record(chunks: Iterable[Chunk]) -> bytes:
     return b"".join(pieces)
 
 
-def decode_record(record: bytes, declared: Columns, path: Path) -> list[Chunk]:
-    """What ``encode_record`` wrote.
+def _decode(record: bytes, declared: Columns, path: Path) -> list[Chunk]:
+    """Return the chunks that ``_encode`` wrote.
 
     Raises:
         DataError: Something else, or of a newer version, or of a column that was not declared; it names ``path``.
@@ -122,11 +116,10 @@ def decode_record(record: bytes, declared: Columns, path: Path) -> list[Chunk]:
     try:
         while place < len(record):
             size = int.from_bytes(record[place : place + 4], "little")
-            name = record[place + 4 : place + 4 + size].decode()
+            column = declared[record[place + 4 : place + 4 + size].decode()]
             place += 4 + size
             size = int.from_bytes(record[place : place + 8], "little")
-            column = declared[name]
-            rows = pa.ipc.read_record_batch(pa.py_buffer(record[place + 8 : place + 8 + size]), late_schema(column))
+            rows = pa.ipc.read_record_batch(pa.py_buffer(record[place + 8 : place + 8 + size]), _schema(column))
             chunks.append(Chunk(column, rows.column(0).to_pylist(), rows.column(1)))
             place += 8 + size
     except (pa.ArrowException, KeyError, UnicodeDecodeError) as error:
@@ -134,92 +127,335 @@ def decode_record(record: bytes, declared: Columns, path: Path) -> list[Chunk]:
     return chunks
 
 
-def encode_files(paths: Iterable[Path]) -> bytes:
-    """Files, by their columns, as a record of the log: without it nobody would miss one."""
-    return _FILES + json.dumps([[path.parent.name, path.name] for path in paths]).encode()
-
-
-def decode_files(record: bytes) -> set[tuple[str, str]] | None:
-    """The columns and names of files that ``encode_files`` wrote; None: it is another record."""
-    return {(column, name) for column, name in json.loads(record[1:])} if record[:1] == _FILES else None
-
-
-def _check_version(said: str, path: Path) -> None:
+def _check_version(text: str, path: Path) -> None:
     try:
-        version = int(said, 16)
+        version = int(text, 16)
     except ValueError:
         version = 0
     if version != _VERSION:
         raise DataError(
-            f"late columns {path}: expected them of version {_VERSION}, found {said!r}"
+            f"late columns {path}: expected them of version {_VERSION}, found {text!r}"
             + (": a newer release wrote them" if version > _VERSION else "")
         )
 
 
-# ---------------------------------------------------------------------- files
+def _late_log(root: Path) -> Path:
+    return root / STATE / "late.log"
 
 
-def encode_file(chunk: Chunk, compression: str) -> tuple[str, memoryview]:
-    """The name of a file, and its content."""
-    rows = pa.Table.from_batches([chunk.rows()])
-    options = writing_options(rows.schema, compression, Columns([chunk.column]))
-    content = encode_table(rows, options, {_NOTED: f"{_VERSION:x}".encode()})
-    return f"late-{digest_of(content)}.parquet", content
-
-
-def late_folder(root: Path, column: RolloutColumn) -> Path:
-    """Where the files of a column are."""
+def _late_folder(root: Path, column: RolloutColumn) -> Path:
     return root / LATE / column.name
 
 
-def late_paths(root: Path, column: RolloutColumn) -> list[Path]:
-    """The files of a column."""
-    folder = late_folder(root, column)
+def _late_files(root: Path, column: RolloutColumn) -> list[Path]:
+    folder = _late_folder(root, column)
     with storing(f"folder {folder}"):
         if not folder.is_dir():
             return []
         return sorted(path for path in folder.iterdir() if path.suffix == ".parquet" and path.name[0] != ".")
 
 
-def read_uids(path: Path) -> list[str]:
-    """Whose values a file has; these are not read.
-
-    Raises:
-        DataError: It is not what was written, or of a newer version.
-        StorageError: It cannot be read.
-    """
-    import pyarrow.parquet as pq
-
-    with storing(f"late columns {path}"):
-        source = pa.OSFile(str(path))
-    try:
-        with source, pq.ParquetFile(source, page_checksum_verification=True) as file:
-            said = (file.metadata.metadata or {}).get(_NOTED, b"")
-            _check_version(said.decode(errors="replace"), path)
-            uids: list[str] = file.read(["rollout_uid"], use_threads=False).column(0).to_pylist()
-    except (pa.ArrowException, OSError, KeyError, IndexError) as error:
-        raise DataError(f"late columns {path}: expected them as written, found damage: {error}") from error
+def _read_uids(path: Path, column: RolloutColumn) -> list[str]:
+    """Return the uids of a file, without reading its values; errors as those of ``read_part``."""
+    rows, metadata = read_part(path, lambda found, _: _schema(column), ["rollout_uid"], whole=False)
+    _check_version(metadata.get(_VERSION_NAME, b"").decode(errors="replace"), path)
+    uids: list[str] = rows.column(0).to_pylist()
     return uids
 
 
-def read_values(path: Path, column: RolloutColumn) -> list[npt.NDArray[Any]]:
-    """The values of a file.
+# ---------------------------------------------------------------------- reading
+
+
+class LateColumns:
+    """The late columns of a folder as they are when the first of them is asked for, also in another process.
+
+    A value is read when it is asked for. Threads may read while one adds.
+
+    Args:
+        root: The buffer's folder.
+
+    Attributes:
+        files: The files that are there.
+        unlisted: The files that the log's table of contents does not have.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._lock = root, ProcessLock()
+        self._declared: Columns | None = None
+        self._places: dict[str, dict[str, int]] = {}
+        self._chunks: list[Chunk | tuple[RolloutColumn, Path] | None] = []
+        self._read: OrderedDict[int, list[npt.NDArray[Any]]] = OrderedDict()
+
+    def __reduce__(self) -> Any:
+        return LateColumns, (self._root,)
+
+    def open(self, declared: Columns, records: Iterable[bytes]) -> None:
+        """Find the values.
+
+        Args:
+            declared: The folder's columns.
+            records: The records of the log.
+
+        Raises:
+            DataError: A file that is gone, damage, or a newer version; the message names the file.
+            StorageError: Something cannot be read.
+        """
+        self._places = {column.name: {} for column in declared.late}
+        values = list(records)
+        contents = [record for record in values if record[:1] == _CONTENTS]
+        listed = {(column, name) for record in contents for column, name in json.loads(record[1:])}
+        self.files = [path for column in declared.late for path in _late_files(self._root, column)]
+        there = {(path.parent.name, path.name) for path in self.files}
+        for missing in sorted(listed - there):
+            path = self._root.joinpath(LATE, *missing)
+            raise DataError(f"late columns {path}: expected the file, whose values were noted")
+        self.unlisted = [path for path in self.files if (path.parent.name, path.name) not in listed]
+        for path in self.files:
+            column = declared[path.parent.name]
+            self.add_file(column, path, _read_uids(path, column))
+        for record in values:
+            if record[:1] != _CONTENTS:
+                for chunk in _decode(record, declared, _late_log(self._root)):
+                    self.add_chunk(chunk)
+        self._declared = declared
+
+    @property
+    def declared(self) -> Columns:
+        """The folder's columns; errors as those of ``fill``."""
+        return self._opened()
+
+    def _opened(self) -> Columns:
+        with self._lock:
+            if self._declared is None:
+                declared = read_declared(self._root)
+                # The log first: what leaves it meanwhile is in a file.
+                self.open(declared, read_log(_late_log(self._root)) if declared.late else [])
+            assert self._declared is not None
+            return self._declared
+
+    def add_file(self, column: RolloutColumn, path: Path, uids: Sequence[str]) -> None:
+        """Add a file of values of some rollouts."""
+        self._add(column.name, (column, path), uids)
+
+    def add_chunk(self, chunk: Chunk) -> None:
+        """Keep values in memory, but those that are in a file already."""
+        places = self._places[chunk.column.name]
+        if not places.keys().isdisjoint(chunk.uids):
+            chunk = chunk.take([row for row, uid in enumerate(chunk.uids) if uid not in places])
+        if chunk.uids:
+            self._add(chunk.column.name, chunk, chunk.uids)
+
+    def _add(self, name: str, chunk: Chunk | tuple[RolloutColumn, Path], uids: Sequence[str]) -> None:
+        with self._lock:
+            first = len(self._chunks) << _ROWS
+            self._chunks.append(chunk)
+            self._places[name].update(zip(uids, range(first, first + len(uids)), strict=True))
+
+    def take_chunks(self, write: Callable[[Chunk], Any]) -> None:
+        """Write the values in memory to files, those of a column together, and let go of them."""
+        by_column: dict[RolloutColumn, list[int]] = {}
+        for number, chunk in enumerate(self._chunks):
+            if isinstance(chunk, Chunk):
+                by_column.setdefault(chunk.column, []).append(number)
+        for column, numbers in by_column.items():
+            chunks: list[Any] = [self._chunks[number] for number in numbers]
+            uids = [uid for chunk in chunks for uid in chunk.uids]
+            write(Chunk(column, uids, pa.concat_arrays([chunk.values for chunk in chunks])))
+            with self._lock:
+                for number in numbers:
+                    self._chunks[number] = None
+
+    def has(self, name: str, uid: str) -> bool:
+        """Whether a value has come; the columns are open."""
+        return uid in self._places[name]
+
+    def value(self, name: str, uid: str) -> npt.NDArray[Any] | None:
+        """Return a value; None where it has not come; errors as those of ``fill``."""
+        with self._lock:
+            self._opened()
+            place = self._places[name].get(uid) if name in self._places else None
+            if place is None:
+                return None
+            number, row = place >> _ROWS, place & ((1 << _ROWS) - 1)
+            values = self._read.get(number)
+            if values is None:
+                chunk = self._chunks[number]
+                if isinstance(chunk, Chunk):
+                    return _values_of(chunk.column, chunk.values.slice(row, 1))[0]
+                assert chunk is not None  # the values of a chunk that was let go of have other places
+                column, path = chunk
+                rows = read_part(path, lambda found, _: _schema(column), [name])[0].column(0).combine_chunks()
+                self._read[number] = values = _values_of(column, rows)
+                # Rollouts are mostly asked for in the order in which their values came.
+                if len(self._read) > _CACHED_FILES:
+                    self._read.popitem(last=False)
+            return values[row]
+
+    def fill(self, rollouts: Sequence[RolloutRecord]) -> list[RolloutRecord]:
+        """Return rollouts with the late columns that have come.
+
+        Raises:
+            DataError: A damaged file, or one of a newer version; the message names it.
+            StorageError: It cannot be read.
+        """
+        names = [column.name for column in self.declared.late]
+        return [self._filled(rollout, names) for rollout in rollouts] if names else list(rollouts)
+
+    def _filled(self, rollout: RolloutRecord, names: Sequence[str]) -> RolloutRecord:
+        values = {name: self.value(name, rollout.rollout_uid) for name in names}
+        there = {name: value for name, value in values.items() if value is not None}
+        return with_late(rollout, there, self.declared) if there or "reward" in names else rollout
+
+    def rewards(self, part: GroupFile) -> tuple[float | None, ...]:
+        """Return the rewards of a group's rollouts, None where one has not come; errors as those of ``fill``."""
+        if None not in part.rewards:
+            return part.rewards
+        late = [self.value("reward", uid) for uid in part.uids]
+        return tuple(
+            own if own is not None else None if value is None else float(value)
+            for own, value in zip(part.rewards, late, strict=True)
+        )
+
+
+# ---------------------------------------------------------------------- writing
+
+
+class LateStore:
+    """The late columns of a folder, for its one writer.
+
+    Args:
+        root: The folder.
+        declared: Its columns.
+        compression: The codec of pages.
+        sync: Whether to wait for the disk.
+
+    Attributes:
+        columns: The values that are there.
 
     Raises:
-        DataError: It is not what was written.
-        StorageError: It cannot be read.
+        DataError: Damage; the message names the file.
+        StorageError: Something cannot be read or written.
     """
-    rows = read_table(path, late_schema(column), columns=[column.name]).column(0).combine_chunks()
-    return values_of(column, rows)
+
+    def __init__(self, root: Path, declared: Columns, *, compression: str, sync: bool) -> None:
+        self._root, self._compression, self._sync = root, compression, sync
+        for column in declared.late:
+            with storing(f"folder {_late_folder(root, column)}"):
+                make_folder(_late_folder(root, column), sync=sync)
+            remove_leftovers(_late_folder(root, column), only_writer=True)
+        self.columns = LateColumns(root)
+        self._log = Log(_late_log(root)) if declared.late else None
+        try:
+            self.columns.open(declared, [] if self._log is None else self._log.records)
+        except BaseException:
+            self.close()
+            raise
+        if self._log is not None:
+            self._log.records = []
+            self._list([])
+
+    def add(self, chunks: Sequence[Chunk], arrived: Callable[[Chunk], None]) -> list[int]:
+        """Write values of one or several columns, but those that are there already.
+
+        Args:
+            chunks: The values.
+            arrived: Called with the new values of a chunk, once these are on the disk.
+
+        Returns:
+            How many of each chunk were new.
+
+        Raises:
+            DataError: A rollout has another value of the column; the message names it. Nothing was written.
+            StorageError: They cannot be written; nothing was, or, where there are several chunks, some.
+        """
+        seen: set[tuple[str, str]] = set()
+        for chunk in chunks if len(chunks) > 1 else ():
+            for uid in chunk.uids:
+                if (chunk.column.name, uid) in seen:
+                    raise DataError(f"add_column {chunk.column.name!r}: expected rollout {uid!r} once, found it twice")
+                seen.add((chunk.column.name, uid))
+        unknown = list(map(self._unknown, chunks))
+        few: list[Chunk] = []
+        for chunk in unknown:
+            if chunk.nbytes > _MANY_BYTES:
+                self._list(self._write(chunk))
+                arrived(chunk)
+            elif chunk.uids:
+                few.append(chunk)
+        if few and self._log is not None:
+            self._log.append(_encode(few), sync=self._sync)
+            for chunk in few:
+                self.columns.add_chunk(chunk)
+                arrived(chunk)
+            # The log says the same, and can be made smaller another time.
+            with contextlib.suppress(StorageError):
+                if self._log.size > _LOG_BYTES:
+                    self.columns.take_chunks(self._write)
+                    # Whoever reads the log now has the old file, and all that it says.
+                    self._log.rewrite([self._contents(self.columns.files)])
+        return [len(chunk.uids) for chunk in unknown]
+
+    def _unknown(self, chunk: Chunk) -> Chunk:
+        """Return the values that are not there yet."""
+        name = chunk.column.name
+        known = [self.columns.has(name, uid) for uid in chunk.uids]
+        if not any(known):
+            return chunk
+        given = _values_of(chunk.column, chunk.values)
+        for row, uid in enumerate(chunk.uids):
+            if known[row] and not same_values(there := self.columns.value(name, uid), given[row]):
+                shown = [np.asarray(value).reshape(-1)[:4].tolist() for value in (there, given[row])]
+                raise DataError(
+                    f"add_column {name!r}, rollout {uid!r}: expected the value that it has, {shown[0]}, "
+                    f"found {shown[1]}"
+                )
+        return chunk.take([row for row, there in enumerate(known) if not there])
+
+    def _list(self, paths: Sequence[Path]) -> None:
+        """Add files to the log's table of contents; if that fails, they are added with the next ones."""
+        self.columns.unlisted += paths
+        if self.columns.unlisted and self._log is not None:
+            with contextlib.suppress(StorageError):
+                self._log.append(self._contents(self.columns.unlisted), sync=self._sync)
+                self.columns.unlisted.clear()
+
+    def _contents(self, paths: Iterable[Path]) -> bytes:
+        return _CONTENTS + json.dumps([[path.parent.name, path.name] for path in paths]).encode()
+
+    def _write(self, chunk: Chunk) -> list[Path]:
+        """Write files of a chunk, all of them or none; return their paths."""
+        folder = str(_late_folder(self._root, chunk.column))
+        pieces = list(chunk.cut(_FILE_BYTES))
+        with writing_files(self._root, [folder], sync=self._sync) as paths:
+            for piece in pieces:
+                rows = pa.Table.from_batches([piece.rows()])
+                name, content = encode_part(rows, self._compression, {_VERSION_NAME: f"{_VERSION:x}".encode()})
+                paths.append(os.path.join(folder, f"late-{name}.parquet"))
+                write_partial(paths[-1], content)
+            if self._sync:
+                sync_files(list(map(beside, paths)))
+        files = list(map(Path, paths))
+        for piece, path in zip(pieces, files, strict=True):
+            self.columns.add_file(chunk.column, path, piece.uids)
+        self.columns.files += files
+        return files
+
+    def close(self) -> None:
+        """Close the log."""
+        if self._log is not None:
+            self._log.close()
+
+
+# ---------------------------------------------------------------------- checking
 
 
 def checked_chunk(column: RolloutColumn, given: Any, counts: Sequence[int] | None) -> Chunk:
-    """Values by uid as a chunk.
+    """Check values by uid, and return them as a chunk.
 
     Args:
         column: The column.
-        given: A dict of them.
-        counts: How many tokens or turns each of the rollouts has; None where there is one value for a rollout.
+        given: A dict of values by uid.
+        counts: How many tokens or turns each of the rollouts has; None where a rollout has one value.
 
     Raises:
         DataError: Another shape or type, or values that the dtype or the column does not have; the message names the
@@ -227,7 +463,7 @@ def checked_chunk(column: RolloutColumn, given: Any, counts: Sequence[int] | Non
     """
     uids, items = list(given), list(given.values())
     where = f"add_column {column.name!r}"
-    flat = _flat(column, items, counts)
+    flat = _flat(items, counts)
     total = len(items) if counts is None else sum(counts)
     try:
         if flat is None:
@@ -241,19 +477,16 @@ def checked_chunk(column: RolloutColumn, given: Any, counts: Sequence[int] | Non
             for uid, item, count in zip(uids, items, own, strict=True)
         ]
         flat = np.concatenate([value[None] if counts is None else value for value in each])
-    kind = late_schema(column).field(1).type
+    kind = _schema(column).field(1).type
     values = pa.array(flat.reshape(-1))
     if pa.types.is_list(kind):
         size = int(np.prod(column.shape))
-        ends = np.cumsum([0, *(counts or [1] * len(uids))]) * size
-        if ends[-1] > np.iinfo(np.int32).max:
-            raise DataError(f"{where}: expected fewer than 2**31 values at once, found {ends[-1]}")
-        values = pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), values, type=kind)
+        values = nested(kind, [size * count for count in counts or [1] * len(uids)], values)
     return Chunk(column, uids, values)
 
 
-def _flat(column: RolloutColumn, items: Sequence[Any], counts: Sequence[int] | None) -> npt.NDArray[Any] | None:
-    """All values behind each other, if they are as they should be or that is still to be seen."""
+def _flat(items: Sequence[Any], counts: Sequence[int] | None) -> npt.NDArray[Any] | None:
+    """Return all values behind each other, if they are as they should be or that is still to be seen."""
     try:
         if counts is None:
             flat = np.array(items)
@@ -270,188 +503,15 @@ def _flat(column: RolloutColumn, items: Sequence[Any], counts: Sequence[int] | N
     return flat
 
 
-_ROWS = 32
-"""A place is the number of the chunk, and behind it in so many bits the row."""
-_KEPT_FILES = 2
-
-
-def late_log(root: Path) -> Path:
-    """The log of values that are not in files yet."""
-    return root / STATE / "late.log"
-
-
-class LatePlaces:
-    """Where the values of late columns lie; a value is read when it is asked for. Threads may read while one adds.
-
-    Args:
-        root: The buffer's folder.
-        declared: The folder's columns.
-        records: Of the log.
-
-    Attributes:
-        files: Those that are there.
-        unnoted: Those of them that the log does not name.
-
-    Raises:
-        DataError: A file that is gone, damage, or a newer version; the message names the file.
-        StorageError: Something cannot be read.
-    """
-
-    def __init__(self, root: Path, declared: Columns, records: Iterable[bytes]) -> None:
-        self.declared = declared
-        self._lock = ProcessLock()
-        self.places: dict[str, dict[str, int]] = {column.name: {} for column in declared.late}
-        self._chunks: list[Chunk | tuple[RolloutColumn, Path] | None] = []
-        self._read: OrderedDict[int, list[npt.NDArray[Any]]] = OrderedDict()
-        noted = [(record, decode_files(record)) for record in records]
-        self.files = [path for column in declared.late for path in late_paths(root, column)]
-        known = set[tuple[str, str]]().union(*(files for _, files in noted if files is not None))
-        there = {(path.parent.name, path.name) for path in self.files}
-        for name in sorted(known - there):
-            raise DataError(f"late columns {root.joinpath(LATE, *name)}: expected the file, whose values were noted")
-        self.unnoted = [path for path in self.files if (path.parent.name, path.name) not in known]
-        for path in self.files:
-            self.add_file(declared[path.parent.name], path, read_uids(path))
-        for record in [record for record, files in noted if files is None]:
-            for chunk in decode_record(record, declared, late_log(root)):
-                self.add_chunk(chunk)
-
-    def add_file(self, column: RolloutColumn, path: Path, uids: Sequence[str]) -> None:
-        """Say that a file has the values of some rollouts."""
-        self._add(column.name, (column, path), uids)
-
-    def add_chunk(self, chunk: Chunk) -> None:
-        """Keep values in memory; those that are in a file already stay there."""
-        places = self.places[chunk.column.name]
-        if not places.keys().isdisjoint(chunk.uids):
-            chunk = chunk.take([row for row, uid in enumerate(chunk.uids) if uid not in places])
-        if chunk.uids:
-            self._add(chunk.column.name, chunk, chunk.uids)
-
-    def _add(self, name: str, chunk: Chunk | tuple[RolloutColumn, Path], uids: Sequence[str]) -> None:
-        with self._lock:
-            first = len(self._chunks) << _ROWS
-            self._chunks.append(chunk)
-            self.places[name].update(zip(uids, range(first, first + len(uids)), strict=True))
-
-    def forget(self, number: int) -> None:
-        """Let go of a chunk in memory whose values are in a file now."""
-        with self._lock:
-            self._chunks[number] = None
-
-    def in_memory(self) -> list[tuple[int, Chunk]]:
-        """The chunks that no file has, and their numbers."""
-        pairs = enumerate(self._chunks)
-        return [(number, chunk) for number, chunk in pairs if isinstance(chunk, Chunk)]
-
-    def value(self, name: str, uid: str) -> npt.NDArray[Any] | None:
-        """A value, if it has come.
-
-        Raises:
-            DataError: Its file is damaged; the message names it.
-            StorageError: It cannot be read.
-        """
-        with self._lock:
-            place = self.places[name].get(uid)
-            return None if place is None else self._at(place >> _ROWS, place & ((1 << _ROWS) - 1))
-
-    def _at(self, number: int, row: int) -> npt.NDArray[Any]:
-        """The value in a row of a chunk."""
-        values = self._read.get(number)
-        if values is None:
-            chunk = self._chunks[number]
-            if isinstance(chunk, Chunk):
-                return values_of(chunk.column, chunk.values.slice(row, 1))[0]
-            assert chunk is not None  # the values of one that was forgotten have other places
-            self._read[number] = values = read_values(chunk[1], chunk[0])
-            # Rollouts are mostly asked for in the order in which their values came.
-            if len(self._read) > _KEPT_FILES:
-                self._read.popitem(last=False)
-        return values[row]
-
-    def fill(self, rollouts: Sequence[RolloutRecord]) -> list[RolloutRecord]:
-        """Rollouts with the columns that have come."""
-        if not self.places:
-            return list(rollouts)
-        return [self._filled(rollout) for rollout in rollouts]
-
-    def _filled(self, rollout: RolloutRecord) -> RolloutRecord:
-        values = {name: self.value(name, rollout.rollout_uid) for name in self.places}
-        there = {name: value for name, value in values.items() if value is not None}
-        if not there and "reward" not in self.places:
-            return rollout
-        return with_late(rollout, there, self.declared)
-
-    def rewards(self, part: GroupFile) -> tuple[float | None, ...]:
-        """What the rollouts of a group earned, as far as that is known."""
-        late = [self.value("reward", uid) if "reward" in self.places else None for uid in part.uids]
-        return tuple(
-            own if own is not None else None if value is None else float(value)
-            for own, value in zip(part.rewards, late, strict=True)
-        )
-
-
-class LateColumns:
-    """The late columns of a folder as they are when the first of them is asked for; also in another process.
-
-    Threads may share them.
-
-    Args:
-        root: The buffer's folder.
-        places: Where they lie, if that is known: to the folder's writer.
-    """
-
-    def __init__(self, root: Path, places: LatePlaces | None = None) -> None:
-        self._root, self._places = root, places
-        self._lock = ProcessLock()
-
-    def __reduce__(self) -> Any:
-        return LateColumns, (self._root,)
-
-    def fill(self, rollouts: Sequence[RolloutRecord]) -> list[RolloutRecord]:
-        """Rollouts with the columns that have come.
-
-        Raises:
-            DataError: A damaged file, or one of a newer version; the message names it.
-            StorageError: It cannot be read.
-        """
-        with self._lock:
-            return self._known().fill(rollouts)
-
-    def rewards(self, part: GroupFile) -> tuple[float | None, ...]:
-        """What the rollouts of a group earned, None where that is not known yet; errors as those of ``fill``."""
-        if None not in part.rewards:
-            return part.rewards
-        with self._lock:
-            return self._known().rewards(part)
-
-    @property
-    def declared(self) -> Columns:
-        """The folder's columns; errors as those of ``fill``."""
-        with self._lock:
-            return self._known().declared
-
-    def values(self, name: str, uids: Sequence[str]) -> list[npt.NDArray[Any] | None]:
-        """A column of some rollouts, None where it has not come; errors as those of ``fill``."""
-        with self._lock:
-            places = self._known()
-            return [places.value(name, uid) for uid in uids]
-
-    def _known(self) -> LatePlaces:
-        if self._places is None:
-            declared = read_declared(self._root)
-            # The log first: what leaves it meanwhile is in a file.
-            records = read_log(late_log(self._root)) if declared.late else []
-            self._places = LatePlaces(self._root, declared, records)
-        return self._places
+# ---------------------------------------------------------------------- waiting for values
 
 
 @dataclass(frozen=True)
 class Awaited:
-    """The rollouts that a late column is awaited of.
+    """The rollouts whose values of a late column have not come.
 
     Args:
-        uids: Of the rollouts, the sealed ones first, each in the order they came.
+        uids: The rollouts' uids, the sealed ones first, each in the order they came.
         oldest: When the first of them was created, in seconds since 1970; None where there are none.
     """
 
@@ -463,112 +523,66 @@ class Awaited:
 
 
 class Readiness:
-    """How many values each sealed group still waits for.
+    """The sealed groups that wait for late columns.
 
-    A group waits for the late columns that had been declared when it was sealed. A reward that came with a rollout is
-    there.
+    A group waits for the late columns that were declared when it was sealed. It does not wait for the reward of a
+    rollout that came with one, nor for values of rollouts that were given up.
 
     Args:
-        late: Where values of late columns lie.
-        given_up: Uids of rollouts that nothing is awaited of.
+        late: The values that are there.
+        given_up: Uids of rollouts that were given up.
 
     Attributes:
         waiting: The groups that wait, by their places in the order in which they were sealed.
         num_rollouts: How many rollouts these have.
     """
 
-    def __init__(self, late: LatePlaces, given_up: Set[str] = frozenset()) -> None:
+    def __init__(self, late: LateColumns, given_up: Set[str] = frozenset()) -> None:
         self._late, self._given_up = late, given_up
-        names = list(late.declared)
-        self._late_from = {column.name: names.index(column.name) for column in late.declared.late}
+        self._late_from = {name: place for place, name in enumerate(late.declared) if late.declared[name].late}
         self.waiting: dict[int, GroupFile] = {}
-        self._missing: dict[int, int] = {}
         self.num_rollouts = 0
 
     def awaits(self, part: GroupFile) -> list[str]:
-        """The late columns that a group was to have when it was sealed."""
+        """Return the late columns that a group was to have when it was sealed."""
         return [name for name, place in self._late_from.items() if place < part.declared]
 
-    def add(self, place: int, part: GroupFile) -> bool:
-        """Take in a sealed group; whether it is ready."""
-        missing = sum(len(self._lacking(part, name)) for name in self.awaits(part))
-        if missing:
-            self.waiting[place], self._missing[place] = part, missing
-            self.num_rollouts += len(part.uids)
-        return not missing
+    def _lacks(self, name: str, uid: str, reward: float | None) -> bool:
+        has_own = name == "reward" and reward is not None
+        return not has_own and not self._late.has(name, uid) and uid not in self._given_up
 
     def _lacking(self, part: GroupFile, name: str) -> list[int]:
-        """Which rollouts of a group lack a column."""
-        there = self._late.places[name]
-        lacking = [row for row, uid in enumerate(part.uids) if uid not in there and uid not in self._given_up]
-        return [row for row in lacking if part.rewards[row] is None] if name == "reward" else lacking
+        """Return the places of the rollouts of a group that lack a column."""
+        rows = enumerate(zip(part.uids, part.rewards, strict=True))
+        return [row for row, (uid, reward) in rows if self._lacks(name, uid, reward)]
 
-    def arrived(self, name: str, places: npt.NDArray[np.int64]) -> list[int]:
-        """Count in values of a column.
+    def add(self, place: int, part: GroupFile) -> bool:
+        """Take in a sealed group; return whether it is ready."""
+        self.waiting[place] = part
+        self.num_rollouts += len(part.uids)
+        return bool(self.settle([place]))
 
-        Args:
-            name: The column.
-            places: Of the groups that the rollouts are in, below 0 where they are in none; one for each value.
-
-        Returns:
-            The places of the groups that are ready with them, in the order in which they were sealed.
-        """
+    def settle(self, places: Iterable[int]) -> list[int]:
+        """Return the places of the groups among these that lack nothing any more, as they were sealed."""
         ready = []
-        found, counts = np.unique(places[places >= 0], return_counts=True)
-        for place, count in zip(found.tolist(), counts.tolist(), strict=True):
-            part = self.waiting.get(place)
-            if part is None or self._late_from[name] >= part.declared:
-                continue
-            self._missing[place] -= count
-            if not self._missing[place]:
-                ready.append(place)
-                del self.waiting[place], self._missing[place]
-                self.num_rollouts -= len(part.uids)
-        return ready
-
-    def give_up(self, uids: Sequence[str], places: Sequence[int]) -> list[int]:
-        """Await nothing of some rollouts any more.
-
-        Args:
-            uids: They, which are not among those given up yet.
-            places: Of the groups that they are in, below 0 where they are in none.
-
-        Returns:
-            The places of the groups that are ready with that, in the order in which they were sealed.
-        """
-        lacking: dict[int, int] = {}
-        for uid, place in zip(uids, places, strict=True):
-            if (part := self.waiting.get(place)) is not None:
-                row = part.uids.index(uid)
-                own = sum(row in self._lacking(part, name) for name in self.awaits(part))
-                lacking[place] = lacking.get(place, 0) + own
-        ready = []
-        for place, count in sorted(lacking.items()):
-            self._missing[place] -= count
-            if not self._missing[place]:
+        for place in sorted(self.waiting.keys() & set(places)):
+            part = self.waiting[place]
+            if not any(self._lacking(part, name) for name in self.awaits(part)):
                 ready.append(place)
                 self.num_rollouts -= len(self.waiting.pop(place).uids)
-                del self._missing[place]
         return ready
 
     def awaited(self, unsealed: Iterable[Unsealed]) -> dict[str, Awaited]:
-        """Whose values are awaited, by column.
-
-        Args:
-            unsealed: The rollouts whose groups are not sealed.
-        """
+        """Return the rollouts whose values have not come, by column, those of ``unsealed`` groups included."""
         found: dict[str, list[tuple[str, float]]] = {name: [] for name in self._late_from}
         for _, part in sorted(self.waiting.items()):
             for name in self.awaits(part):
                 found[name] += [(part.uids[row], part.created[row]) for row in self._lacking(part, name)]
-        for rollout in unsealed:
+        for one in unsealed:
             for name, rollouts in found.items():
-                has_own = name == "reward" and rollout.reward is not None
-                there = has_own or rollout.rollout_uid in self._late.places[name]
-                if not there and rollout.rollout_uid not in self._given_up:
-                    rollouts.append((rollout.rollout_uid, rollout.created))
-        return {name: _awaited(rollouts) for name, rollouts in found.items()}
-
-
-def _awaited(rollouts: Sequence[tuple[str, float]]) -> Awaited:
-    return Awaited(tuple([uid for uid, _ in rollouts]), min((created for _, created in rollouts), default=None))
+                if self._lacks(name, one.rollout_uid, one.reward):
+                    rollouts.append((one.rollout_uid, one.created))
+        return {
+            name: Awaited(tuple([uid for uid, _ in own]), min((created for _, created in own), default=None))
+            for name, own in found.items()
+        }

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class StoredGroup:
         part: What else is known of the file.
         late: The columns that came later.
         given_up: Uids of those of its rollouts that were given up.
-        kept: Rollouts that are in memory, too, if some are.
+        cache: Rollouts that are in memory, too.
     """
 
     environment: str
@@ -51,7 +51,7 @@ class StoredGroup:
     part: GroupFile = field(repr=False)
     late: LateColumns = field(repr=False, compare=False)
     given_up: frozenset[str] = frozenset()
-    kept: RolloutCache | None = field(default=None, repr=False, compare=False)
+    cache: RolloutCache | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -60,11 +60,11 @@ class StoredGroup:
         part: GroupFile,
         late: LateColumns,
         given_up: Set[str] = frozenset(),
-        kept: RolloutCache | None = None,
+        cache: RolloutCache | None = None,
     ) -> StoredGroup:
         """The group of a file in a buffer's folder."""
         own = frozenset(given_up & set(part.uids)) if given_up else frozenset()
-        return cls(*part.key, part.uids, late.rewards(part), root, part, late, own, kept)
+        return cls(*part.key, part.uids, late.rewards(part), root, part, late, own, cache)
 
     @property
     def group_uid(self) -> str:
@@ -103,115 +103,54 @@ def read_ahead(groups: Sequence[StoredGroup]) -> Iterator[list[RolloutRecord]]:
             yield group.late.fill(rollouts)
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Some rollouts of a stored group.
+def read_wanted(
+    wanted: Sequence[tuple[StoredGroup, Sequence[int], Sequence[int]]],
+) -> list[list[RolloutRecord]]:
+    """Return some rollouts of some groups: those in memory, and others from the groups' files.
 
     Args:
-        group: The group.
-        places: Which of its rollouts.
-        others: Which others are to stay in memory, where the file is read for these.
-    """
-
-    group: StoredGroup
-    places: Sequence[int]
-    others: Sequence[int] = ()
-
-
-def read_wanted(wanted: Sequence[Wanted]) -> list[list[RolloutRecord]]:
-    """The rollouts that are wanted of some groups: those in memory, and others from the groups' files.
+        wanted: Groups, each with the places of the rollouts to return, and the places of others that stay in memory
+            where the group's file is read.
 
     Raises:
         DataError, StorageError: As ``read_ahead``.
     """
     found: list[list[RolloutRecord]] = []
     missing = []
-    for number, one in enumerate(wanted):
-        kept = one.group.kept
-        there = [None if kept is None else kept.get(one.group.uids[place]) for place in one.places]
-        known = [of_group(rollout, one.group.group_uid) for rollout in there if rollout is not None]
-        found.append(one.group.late.fill(known) if len(known) == len(one.places) else [])
-        if len(known) < len(one.places):
+    for number, (group, places, _) in enumerate(wanted):
+        there = [None if group.cache is None else group.cache.get(group.uids[place]) for place in places]
+        known = [of_group(rollout, group.group_uid) for rollout in there if rollout is not None]
+        found.append(group.late.fill(known) if len(known) == len(places) else [])
+        if len(known) < len(places):
             missing.append(number)
-    missing.sort(key=lambda number: wanted[number].group.part.place)  # those of a file are read together
-    for number, rollouts in zip(missing, read_ahead([wanted[number].group for number in missing]), strict=True):
-        one = wanted[number]
-        found[number] = [rollouts[place] for place in one.places]
-        if one.group.kept is not None:
-            one.group.kept.put(rollouts[place] for place in one.others)
+    missing.sort(key=lambda number: wanted[number][0].group_uid)  # those of a file are read together
+    for number, rollouts in zip(missing, read_ahead([wanted[number][0] for number in missing]), strict=True):
+        group, places, others = wanted[number]
+        found[number] = [rollouts[place] for place in places]
+        if group.cache is not None:
+            group.cache.put(rollouts[place] for place in others)
     return found
-
-
-Range = tuple[float | None, float | None]
-"""The least and the most that are wanted; None: any."""
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Which rollouts of groups are wanted; see ``open_rollouts``.
-
-    Raises:
-        ConfigError: A range that is not one.
-    """
-
-    since: float | None = None
-    until: float | None = None
-    tokens: Range | None = None
-    rewards: Range | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("since", "until"):
-            if not _is_bound(getattr(self, name)):
-                raise ConfigError(f"{name}: expected seconds since 1970 or None, found {getattr(self, name)!r:.80}")
-        for name in ("tokens", "rewards"):
-            given: Any = getattr(self, name)
-            if given is None:
-                continue
-            if not isinstance(given, tuple | list) or len(given) != 2 or not all(map(_is_bound, given)):
-                raise ConfigError(f"{name}: expected the least and the most, numbers or None, found {given!r:.80}")
-
-    def rows(self, part: GroupFile, late: LateColumns) -> Sequence[int]:
-        """The places of these in a group."""
-        rows: Sequence[int] = range(len(part.uids))
-        if self.since is not None or self.until is not None:
-            low, high = _bounds((self.since, self.until))
-            rows = [row for row in rows if low <= part.created[row] < high]
-        if self.tokens is not None:
-            low, high = _bounds(self.tokens)
-            rows = [row for row in rows if low <= part.tokens[row] <= high]
-        if self.rewards is not None and rows:
-            low, high = _bounds(self.rewards)
-            earned = late.rewards(part)
-            rows = [row for row in rows if (own := earned[row]) is not None and low <= own <= high]
-        return rows
-
-
-def _is_bound(value: object) -> bool:
-    return value is None or (isinstance(value, int | float | np.number) and not isinstance(value, bool))
-
-
-def _bounds(given: Range) -> tuple[float, float]:
-    return -np.inf if given[0] is None else given[0], np.inf if given[1] is None else given[1]
 
 
 class StoredRollouts(Sequence[RolloutRecord]):
     """Rollouts of sealed groups, in the order these were sealed; a file is read when one of its rollouts is.
 
-    What it holds does not change when more groups are sealed. Late columns are those that were there when the first
+    The sequence does not change when more groups are sealed. Late columns are those that were there when the first
     rollout was asked for.
 
     Args:
         root: The buffer's folder.
         parts: The groups' files.
-        chosen: Which of their rollouts.
+        rows: The places of the wanted rollouts in each group.
+        late: The late columns.
     """
 
-    def __init__(self, root: Path, parts: Sequence[GroupFile], chosen: Chosen | None = None) -> None:
-        self._root, self._late = root, LateColumns(root)
-        wanted = Chosen() if chosen is None else chosen
-        rows = [wanted.rows(part, self._late) for part in parts]
-        self._parts = [part for part, chosen in zip(parts, rows, strict=True) if chosen]
-        self._rows = [chosen for chosen in rows if chosen]
+    def __init__(
+        self, root: Path, parts: Sequence[GroupFile], rows: Sequence[Sequence[int]], late: LateColumns
+    ) -> None:
+        self._root, self._late = root, late
+        self._parts = [part for part, own in zip(parts, rows, strict=True) if own]
+        self._rows = [own for own in rows if own]
         self._ends = np.cumsum([len(chosen) for chosen in self._rows], dtype=np.int64)
         self._last: dict[int, list[RolloutRecord]] = {}
 
@@ -294,32 +233,64 @@ class StoredRollouts(Sequence[RolloutRecord]):
         return [part.uids[row] for part, rows in pairs for row in rows]
 
 
+Range = tuple[float | None, float | None]
+"""The least and the most that are wanted; None: any."""
+
+
 def select_rollouts(
     root: Path,
     parts: Sequence[GroupFile],
     environment: str | None,
     policy_version: str | int | Collection[str | int] | None,
     example_id: str | int | Collection[str | int] | None,
-    chosen: Chosen,
+    since: float | None,
+    until: float | None,
+    tokens: Range | None,
+    rewards: Range | None,
 ) -> StoredRollouts:
-    """The rollouts of some groups; see ``open_rollouts``."""
+    """Return the rollouts of some groups; see ``open_rollouts``."""
+    for name, bound in (("since", since), ("until", until)):
+        if not _is_bound(bound):
+            raise ConfigError(f"{name}: expected seconds since 1970 or None, found {bound!r:.80}")
+    for name, given in (("tokens", tokens), ("rewards", rewards)):
+        is_pair = isinstance(given, tuple | list) and len(given) == 2 and all(map(_is_bound, given))
+        if given is not None and not is_pair:
+            raise ConfigError(f"{name}: expected the least and the most, numbers or None, found {given!r:.80}")
     if environment is not None:
         names = sorted({part.key.environment for part in parts})
         if environment not in names:
             raise MissingFieldError(f"environment: expected one of {names}, found {environment!r}")
         parts = [part for part in parts if part.key.environment == environment]
-    if policy_version is not None:
-        versions = _names(policy_version)
-        parts = [part for part in parts if part.key.policy_version in versions]
-    if example_id is not None:
-        problems = _names(example_id)
-        parts = [part for part in parts if part.key.example_id in problems]
-    return StoredRollouts(root, parts, chosen)
+    for field_name, wanted in (("policy_version", policy_version), ("example_id", example_id)):
+        if wanted is not None:
+            single = isinstance(wanted, str | int | np.integer)
+            texts = {str(one) for one in ([wanted] if single else wanted)}  # type: ignore[union-attr]
+            parts = [part for part in parts if getattr(part.key, field_name) in texts]
+    late = LateColumns(root)
+
+    def rows_of(part: GroupFile) -> Sequence[int]:
+        rows: Sequence[int] = range(len(part.uids))
+        if since is not None or until is not None:
+            low, high = _bounds((since, until))
+            rows = [row for row in rows if low <= part.created[row] < high]
+        if tokens is not None:
+            low, high = _bounds(tokens)
+            rows = [row for row in rows if low <= part.tokens[row] <= high]
+        if rewards is not None and rows:
+            low, high = _bounds(rewards)
+            earned = late.rewards(part)
+            rows = [row for row in rows if (own := earned[row]) is not None and low <= own <= high]
+        return rows
+
+    return StoredRollouts(root, parts, list(map(rows_of, parts)), late)
 
 
-def _names(given: str | int | Collection[str | int]) -> set[str]:
-    single = isinstance(given, str | int | np.integer)
-    return {str(one) for one in ([given] if single else given)}  # type: ignore[union-attr]
+def _is_bound(value: object) -> bool:
+    return value is None or (isinstance(value, int | float | np.number) and not isinstance(value, bool))
+
+
+def _bounds(given: Range) -> tuple[float, float]:
+    return -np.inf if given[0] is None else given[0], np.inf if given[1] is None else given[1]
 
 
 def open_rollouts(
@@ -359,5 +330,5 @@ def open_rollouts(
     root = Path(root_path)
     if not root.is_dir():
         raise ConfigError(f"root_path: expected the folder of a RolloutBuffer, found none at {str(root)!r}")
-    chosen = Chosen(since, until, tokens, rewards)
-    return select_rollouts(root, read_index(root).parts, environment, policy_version, example_id, chosen)
+    parts = read_index(root).parts
+    return select_rollouts(root, parts, environment, policy_version, example_id, since, until, tokens, rewards)

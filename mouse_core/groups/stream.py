@@ -6,6 +6,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +18,7 @@ from mouse_core.errors import ConfigError, DataError, StateError, TimedOutError
 from mouse_core.groups.buffer import RolloutBuffer
 from mouse_core.groups.columns import NO_COLUMNS, Columns
 from mouse_core.groups.examples import Arrays, best_fit, concatenate, examples_digest, pack, pad
-from mouse_core.groups.files import BATCHES
-from mouse_core.groups.index import StoredBatch, Told, follow_batches, read_examples, read_staleness
+from mouse_core.groups.index import FolderBatches
 from mouse_core.groups.records import RLExample
 from mouse_core.groups.versions import version_number
 from mouse_core.ranks import Shard, check_shard, ranks_of
@@ -344,81 +344,6 @@ class StoredBatches(Protocol):
         ...
 
 
-class FolderBatches:
-    """The batches of a folder that another process owns; nothing in it is changed.
-
-    Args:
-        root: The folder, which need not be there yet.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._stored: list[StoredBatch] = []
-        self._told: list[Told] = []
-        self._position = 0
-
-    def __repr__(self) -> str:
-        return f"the folder {str(self._root)!r}, which has {len(self._stored)}"
-
-    def batch_at(self, index: int) -> str | None:
-        """The id of a batch; None while it is not in the log."""
-        if index >= len(self._stored):
-            self._follow()
-        return self._stored[index].batch_id if index < len(self._stored) else None
-
-    def _follow(self) -> None:
-        new, self._position = follow_batches(self._root, self._position)
-        self._told += [one._replace(batches=one.batches + len(self._stored)) for one in new.told]
-        self._stored += new.batches
-
-    def _number(self, batch_id: str) -> int:
-        numbers = range(len(self._stored) - 1, -1, -1)
-        number = next((number for number in numbers if self._stored[number].batch_id == batch_id), None)
-        if number is None:
-            raise DataError(f"batch: expected one of {self!r}, found {batch_id!r}")
-        return number
-
-    def _path(self, batch_id: str) -> Path:
-        return self._root / BATCHES / self._stored[self._number(batch_id)].name
-
-    def read_batch(self, batch_id: str) -> Sequence[RLExample]:
-        """Its examples."""
-        return read_examples(self._path(batch_id))
-
-    def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """How far each was behind."""
-        self._follow()  # a trainer may have gone back since
-        number = self._number(batch_id)
-        return read_staleness(self._path(batch_id), [one.version for one in self._told if one.batches > number])
-
-
-class BufferBatches:
-    """The batches of a buffer, made when they are asked for.
-
-    Args:
-        buffer: It.
-        batch_size: How many examples; None: no batches are made.
-    """
-
-    def __init__(self, buffer: RolloutBuffer, batch_size: int | None) -> None:
-        self._buffer, self._size = buffer, batch_size
-
-    def __repr__(self) -> str:
-        return repr(self._buffer)
-
-    def batch_at(self, index: int) -> str | None:
-        """The id of a batch; made if it comes next; None while there are too few rollouts."""
-        return self._buffer.batch_at(index, self._size)
-
-    def read_batch(self, batch_id: str) -> Sequence[RLExample]:
-        """Its examples."""
-        return self._buffer.read_batch(batch_id)
-
-    def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """How far each was behind."""
-        return self._buffer.batch_staleness(batch_id)
-
-
 # A batch that is not there yet is looked for again after the first of these, then less and less often.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
 _FORMAT = 1
@@ -487,7 +412,7 @@ class RolloutStream:
         if token_versions is not None and not isinstance(token_versions, str):
             raise ConfigError(f"token_versions: expected the name of a column or None, found {token_versions!r:.80}")
         self._timeout, self._skip_longer, self._token_versions = float(timeout), bool(skip_longer), token_versions
-        self._batches = _feed(batches, batch_size)
+        self._batches, self._batch_at = _feed(batches, batch_size)
         # Where the next batch stands, the micro-batch to begin with, and the id of the batch before it.
         self._next, self._first, self._after = 0, 0, ""
         # The same of the batch that was delivered last, and how many micro-batches that has.
@@ -535,7 +460,7 @@ class RolloutStream:
     def _wait(self, index: int) -> str:
         """The id of a batch, once it is there."""
         deadline, pause = time.monotonic() + self._timeout, _FIRST_PAUSE
-        while (batch_id := self._batches.batch_at(index)) is None:
+        while (batch_id := self._batch_at(index)) is None:
             self._check_before(index, may_come=True)
             left = deadline - time.monotonic()
             if left <= 0:
@@ -549,7 +474,7 @@ class RolloutStream:
 
     def _check_before(self, index: int, *, may_come: bool = False) -> None:
         """Raise StateError where another batch stands before one than when the state was saved."""
-        before = self._batches.batch_at(index - 1) if index else ""
+        before = self._batch_at(index - 1) if index else ""
         if before != self._after and not (may_come and before is None):
             raise StateError(
                 f"batch {index - 1}: expected {self._after!r}, as when the state was saved, found {before!r}"
@@ -611,15 +536,14 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _feed(batches: Any, batch_size: int | None) -> StoredBatches:
+def _feed(batches: Any, batch_size: int | None) -> tuple[StoredBatches, Callable[[int], str | None]]:
+    """Return where batches are read, and the function from their numbers to their ids."""
     size = None if batch_size is None else check_count("batch_size", batch_size)
     if isinstance(batches, RolloutBuffer):
-        return BufferBatches(batches, size)
+        return batches, partial(batches.batch_at, batch_size=size)
     if size is not None:
         raise ConfigError(f"batch_size: expected None, as only who has the buffer makes batches, found {size}")
-    if isinstance(batches, str | Path):
-        return FolderBatches(Path(batches))
-    if not hasattr(batches, "batch_at"):
+    feed = FolderBatches(Path(batches)) if isinstance(batches, str | Path) else batches
+    if not hasattr(feed, "batch_at"):
         raise ConfigError(f"batches: expected a RolloutBuffer or the path of its folder, found {batches!r:.100}")
-    feed: StoredBatches = batches
-    return feed
+    return feed, feed.batch_at

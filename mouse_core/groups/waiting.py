@@ -1,18 +1,25 @@
-"""Sealed groups on their way into files."""
+"""Rollouts whose groups are not sealed yet: in a log that a crash does not lose, and in memory if there is room.
+
+A group is sealed when its rollouts are written to a Parquet file, which groups of one environment share. A rollout is
+in the log or in a file at any moment, and a restart leaves out what is in both::
+
+    add 3 of 4 rollouts   log: 3 rollouts                      no file
+    add the fourth        log: 3 rollouts                      file: 4 rollouts, whose uids are known
+    nothing waits         log: empty                           file: 4 rollouts
+"""
 
 from __future__ import annotations
 
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate, chain, pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,44 +27,33 @@ import pyarrow as pa
 from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import ConfigError
 from mouse_core.files.log import Log
-from mouse_core.files.writing import (
-    beside,
-    publish,
-    remove,
-    remove_leftovers,
-    storing,
-    sync_files,
-    sync_folders,
-    write_partial,
-)
+from mouse_core.files.writing import beside, storing, sync_files, write_partial
 from mouse_core.groups.arrow import rollouts_to_table, rollouts_with, table_to_rollouts, without_empty
 from mouse_core.groups.columns import NO_COLUMNS, Columns
-from mouse_core.groups.files import (
-    DECLARED,
-    PLACES,
-    ROWS,
-    STATE,
-    GroupFile,
-    digest_of,
-    encode_table,
-    folder_name,
-    parts_of,
-    refuse_missing,
-    writing_options,
-)
+from mouse_core.groups.files import STATE, GroupFile, encode_groups, folder_name, refuse_missing, writing_files
 from mouse_core.groups.records import GroupKey, RolloutRecord, nbytes_of
 from mouse_core.groups.versions import Versions
 from mouse_core.spec import check_count
 
+# A log larger than this is written anew once most of it is about rollouts that have left, so many rollouts at a time,
+# as they need not all be in memory.
+_REWRITE_BYTES, _REWRITE_ROLLOUTS = 64 * 2**20, 256
+# The most groups that share a file, and the most tokens of those that do: of a small file most of the time goes into
+# what every file takes, and of a large one all is read where one group is wanted.
+_SHARING, _TOKENS = 16, 2**17
+# Files whose columns are made together, and that are synced together: enough to spread what that costs, few enough for
+# the disk to be at work while the next ones are encoded.
+_TOGETHER = 8
+
 
 class RolloutCache:
-    """Rollouts by uid, those that came last, as many as there is room for; a file has each of them.
+    """The rollouts that came last, by uid, as many as there is room for; a file has each of them.
 
     Args:
         room: About how many bytes they may take.
 
     Attributes:
-        nbytes: How many they take.
+        nbytes: About how many bytes they take.
     """
 
     def __init__(self, room: int) -> None:
@@ -68,11 +64,8 @@ class RolloutCache:
     def __reduce__(self) -> Any:
         return RolloutCache, (self._room,)
 
-    def __len__(self) -> int:
-        return len(self._rollouts)
-
     def put(self, rollouts: Iterable[RolloutRecord]) -> None:
-        """Keep some; those that came first leave for them."""
+        """Keep rollouts; those that came first leave for them."""
         for rollout in rollouts:
             nbytes = nbytes_of(rollout)
             self.drop([rollout.rollout_uid])
@@ -82,35 +75,26 @@ class RolloutCache:
                 self.nbytes -= self._rollouts.popitem(last=False)[1][1]
 
     def get(self, uid: str) -> RolloutRecord | None:
-        """A rollout, if it is here."""
-        found = self._rollouts.get(uid)
-        return None if found is None else found[0]
+        """Return a rollout, if it is here."""
+        return self._rollouts.get(uid, (None, 0))[0]
 
     def drop(self, uids: Iterable[str]) -> None:
-        """Let go of some."""
+        """Let go of rollouts."""
         for uid in uids:
-            found = self._rollouts.pop(uid, None)
-            if found is not None:
-                self.nbytes -= found[1]
-
-
-# A log larger than this is written anew once most of it is about rollouts that have left.
-_REWRITE_BYTES = 64 * 2**20
-# It is written so many rollouts at a time, as they need not all be in memory.
-_TOGETHER_WAITING = 256
+            self.nbytes -= self._rollouts.pop(uid, (None, 0))[1]
 
 
 @dataclass(slots=True)
 class Unsealed:
-    """What is known of a rollout whose group is not sealed yet; it is in the log, and may be in memory.
+    """What is known of a rollout whose group is not sealed yet.
 
     Args:
         rollout_uid: Its uid.
-        reward: What it earned; None: that comes later.
-        created: When, in seconds since 1970.
-        tokens: How many it has.
-        turns: How many it has.
-        begin: Where the record of the log begins that it is in.
+        reward: Its reward; None: a reward that comes later.
+        created: When it was created, in seconds since 1970.
+        tokens: How many tokens it has.
+        turns: How many turns it has.
+        begin: Where its record begins in the log; -1: it is not in the log.
     """
 
     rollout_uid: str
@@ -120,28 +104,27 @@ class Unsealed:
     turns: int
     begin: int = -1
 
-    @classmethod
-    def of(cls, rollout: RolloutRecord, begin: int = -1) -> Unsealed:
-        """What is known of a rollout."""
-        tokens = sum([len(turn.tokens) for turn in rollout.turns])
-        return cls(rollout.rollout_uid, rollout.reward, rollout.created, tokens, len(rollout.turns), begin)
+
+def _unsealed(rollout: RolloutRecord, begin: int = -1) -> Unsealed:
+    tokens = sum([len(turn.tokens) for turn in rollout.turns])
+    return Unsealed(rollout.rollout_uid, rollout.reward, rollout.created, tokens, len(rollout.turns), begin)
 
 
 @dataclass(slots=True)
 class WaitingGroup:
-    """Rollouts of one group, and when the first of them came, in seconds since 1970."""
+    """The rollouts of a group that wait, and when the first of them came, in seconds since 1970."""
 
     since: float
     rollouts: list[Unsealed] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What becomes of some new rollouts.
+class SealingPlan:
+    """What becomes of new rollouts and of groups that wait.
 
     Args:
-        sealed: Groups that are complete with them.
-        groups: What waits afterwards, for the groups that change: their new state, empty if nothing waits.
+        sealed: The groups that are sealed.
+        groups: The new state of the groups that change; without rollouts where nothing waits afterwards.
         new: The new rollouts by uid.
     """
 
@@ -157,48 +140,54 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Rules:
+class SealingRules:
     """When a group is sealed.
 
     Args:
-        full: With so many rollouts.
-        enough: With so many, once it is older than ``timeout``.
-        timeout: Seconds.
-        capacity: The most rollouts that wait, over all groups; beyond it the oldest groups are sealed.
+        group_size: Rollouts of a full group, which is sealed.
+        min_group_size: Rollouts that a group needs to be sealed once it is older than ``seal_timeout``.
+        seal_timeout: Seconds.
+        capacity: The most rollouts that wait, over all groups; with more, the oldest groups are sealed.
+
+    Raises:
+        ConfigError: One of them cannot be used.
     """
 
-    full: int
-    enough: int
-    timeout: float
+    group_size: int
+    min_group_size: int
+    seal_timeout: float
     capacity: int | None
 
-    @classmethod
-    def checked(cls, group_size: int, min_group_size: int, seal_timeout: float, capacity: int | None) -> Rules:
-        """The rules that a buffer's arguments make; ConfigError: one that cannot be used."""
-        full, enough = check_count("group_size", group_size), check_count("min_group_size", min_group_size)
-        if isinstance(seal_timeout, bool) or not isinstance(seal_timeout, int | float) or not seal_timeout >= 0:
-            raise ConfigError(f"seal_timeout: expected seconds, at least 0, found {seal_timeout!r}")
-        return cls(full, enough, float(seal_timeout), None if capacity is None else check_count("capacity", capacity))
+    def __post_init__(self) -> None:
+        for name in ("group_size", "min_group_size"):
+            check_count(name, getattr(self, name))
+        seconds = self.seal_timeout
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+            raise ConfigError(f"seal_timeout: expected seconds, at least 0, found {seconds!r}")
+        if self.capacity is not None:
+            check_count("capacity", self.capacity)
 
     def due(self, group: WaitingGroup) -> float:
-        """When the group is to be sealed if no more rollouts come."""
-        if len(group.rollouts) >= self.full:
+        """Return when the group is to be sealed if no more rollouts come."""
+        if len(group.rollouts) >= self.group_size:
             return -math.inf
-        return group.since + self.timeout if len(group.rollouts) >= self.enough else math.inf
+        return group.since + self.seal_timeout if len(group.rollouts) >= self.min_group_size else math.inf
 
 
 class Waiting:
-    """The groups that wait.
+    """The groups that wait to be sealed.
 
     Args:
         root: The buffer's folder.
         rules: When a group is sealed.
-        kept: The rollouts that are in memory.
-        sealed: Uids of rollouts that have been sealed, which the log may still have.
-        declared: Columns that the rollouts may have beside those of all.
+        cache: The rollouts that are in memory.
+        sealed: Uids of rollouts that are sealed, which the log may still have.
+        declared: The declared columns.
+        compression: The codec of pages.
+        sync: Whether to wait for the disk.
 
     Attributes:
-        groups: They.
+        groups: The groups that wait.
         by_uid: Their rollouts.
 
     Raises:
@@ -207,34 +196,45 @@ class Waiting:
     """
 
     def __init__(
-        self, root: Path, rules: Rules, kept: RolloutCache, sealed: Iterable[str] = (), declared: Columns = NO_COLUMNS
+        self,
+        root: Path,
+        rules: SealingRules,
+        cache: RolloutCache,
+        sealed: Iterable[str] = (),
+        declared: Columns = NO_COLUMNS,
+        *,
+        compression: str,
+        sync: bool,
     ) -> None:
-        self.rules, self._kept, self._declared = rules, kept, declared
+        self._root, self._rules, self._cache, self._declared = root, rules, cache, declared
+        self._compression, self._sync = compression, sync
         self.groups: dict[GroupKey, WaitingGroup] = {}
         self.by_uid: dict[str, Unsealed] = {}
         self._logged = 0
         gone = set(sealed)
 
-        def found(begin: int, record: bytes) -> None:
+        def restore(begin: int, record: bytes) -> None:
             refuse_missing(root, declared, NO_COLUMNS, int.from_bytes(record[4:8], "little"))
             times, rollouts = _decode(record, declared)
             self._logged += len(rollouts)
             for time, rollout in zip(times, rollouts, strict=True):
                 if rollout.rollout_uid not in gone:
                     gone.add(rollout.rollout_uid)
-                    own = self.by_uid[rollout.rollout_uid] = Unsealed.of(rollout, begin)
+                    own = self.by_uid[rollout.rollout_uid] = _unsealed(rollout, begin)
                     self.groups.setdefault(rollout.key, WaitingGroup(time)).rollouts.append(own)
-                    kept.put([rollout])
+                    cache.put([rollout])
 
-        self._log = Log(root / STATE / "waiting.log", found)
+        self._log = Log(root / STATE / "waiting.log", restore)
 
     @property
     def count(self) -> int:
         """How many rollouts wait."""
         return len(self.by_uid)
 
-    def plan(self, rollouts: Sequence[RolloutRecord], now: float) -> Plan:
-        """What becomes of new rollouts; changes nothing."""
+    # ------------------------------------------------------------------ plans
+
+    def plan(self, rollouts: Sequence[RolloutRecord], now: float) -> SealingPlan:
+        """Return what becomes of new rollouts; nothing is changed."""
         groups: dict[GroupKey, WaitingGroup] = {}
         sealed: list[tuple[GroupKey, list[Unsealed]]] = []
         for rollout in rollouts:
@@ -242,27 +242,26 @@ class Waiting:
             group = groups.get(key)
             if group is None:
                 old = self.groups.get(key)
-                group = WaitingGroup(now) if old is None else WaitingGroup(old.since, list(old.rollouts))
-                groups[key] = group
+                group = groups[key] = WaitingGroup(now if old is None else old.since, list(old.rollouts) if old else [])
             elif not group.rollouts:
                 group.since = now
-            group.rollouts.append(Unsealed.of(rollout))
-            if len(group.rollouts) >= self.rules.full:
+            group.rollouts.append(_unsealed(rollout))
+            if len(group.rollouts) >= self._rules.group_size:
                 sealed.append((key, group.rollouts))
                 group.rollouts = []
         for key, group in groups.items():
-            if self.rules.due(group) <= now:
+            if self._rules.due(group) <= now:
                 sealed.append((key, group.rollouts))
                 group.rollouts = []
         count = self.count + len(rollouts) - sum(len(group) for _, group in sealed)
-        if self.rules.capacity is not None and count > self.rules.capacity:
-            sealed += self._oldest(groups, count - self.rules.capacity)
-        return Plan(sealed, groups, {rollout.rollout_uid: rollout for rollout in rollouts})
+        if self._rules.capacity is not None and count > self._rules.capacity:
+            sealed += self._oldest(groups, count - self._rules.capacity)
+        return SealingPlan(sealed, groups, {rollout.rollout_uid: rollout for rollout in rollouts})
 
     def _oldest(self, groups: dict[GroupKey, WaitingGroup], excess: int) -> list[tuple[GroupKey, list[Unsealed]]]:
-        """Take the oldest groups, those with enough rollouts first, until so many rollouts are out."""
+        """Take the oldest groups, those with enough rollouts first, until ``excess`` rollouts are out."""
         everyone = [(key, group) for key, group in (self.groups | groups).items() if group.rollouts]
-        everyone.sort(key=lambda item: (len(item[1].rollouts) < self.rules.enough, *_age(item)))
+        everyone.sort(key=lambda item: (len(item[1].rollouts) < self._rules.min_group_size, *_age(item)))
         sealed = []
         for key, group in everyone:
             if excess <= 0:
@@ -272,83 +271,76 @@ class Waiting:
             groups[key] = WaitingGroup(group.since)
         return sealed
 
-    def all(self) -> Plan:
-        """A plan that seals everything."""
-        return self._seal(self.groups)
+    def all(self) -> SealingPlan:
+        """Return a plan that seals everything."""
+        return _sealing(self.groups)
 
-    def ahead(self, versions: Versions) -> Plan:
-        """A plan that seals what is of versions newer than the one that is said to be the latest."""
-        return self._seal({key: group for key, group in self.groups.items() if versions.is_ahead(key.policy_version)})
+    def ahead(self, versions: Versions) -> SealingPlan:
+        """Return a plan that seals the groups of versions newer than the told one."""
+        return _sealing({key: group for key, group in self.groups.items() if versions.is_ahead(key.policy_version)})
 
-    def due(self, now: float) -> Plan:
-        """A plan that seals what has waited long enough."""
-        return self._seal({key: group for key, group in self.groups.items() if self.rules.due(group) <= now})
-
-    def _seal(self, groups: dict[GroupKey, WaitingGroup]) -> Plan:
-        # In an order that a restart does not change.
-        sealed = [(key, group.rollouts) for key, group in sorted(groups.items(), key=_age)]
-        return Plan(sealed, {key: WaitingGroup(group.since) for key, group in groups.items()})
+    def due(self, now: float) -> SealingPlan:
+        """Return a plan that seals the groups that have waited long enough."""
+        return _sealing({key: group for key, group in self.groups.items() if self._rules.due(group) <= now})
 
     def next_due(self, keys: Iterable[GroupKey] | None = None) -> float:
-        """When the first group, or the first of some, is to be sealed; infinity if none is."""
+        """Return when the first of all groups, or of those in ``keys``, is to be sealed; infinity if none is."""
         groups = self.groups.values() if keys is None else (self.groups[key] for key in keys if key in self.groups)
-        return min(map(self.rules.due, groups), default=math.inf)
+        return min(map(self._rules.due, groups), default=math.inf)
 
     # ------------------------------------------------------------------ rollouts
 
     def load(
         self, groups: Sequence[Sequence[Unsealed]], new: Mapping[str, RolloutRecord] | None = None
     ) -> list[list[RolloutRecord]]:
-        """The rollouts of some groups: new ones, those that are in memory, and others from the log.
+        """Return the rollouts of some groups: those in ``new``, those in memory, and others from the log.
 
         Raises:
             DataError: The log is damaged.
             StorageError: It cannot be read.
         """
-        there = new or {}
         found: dict[str, RolloutRecord] = {}
-        begins = set()
+        missing: dict[str, int] = {}
         for one in chain.from_iterable(groups):
-            rollout = there.get(one.rollout_uid) or self._kept.get(one.rollout_uid)
+            rollout = (new or {}).get(one.rollout_uid) or self._cache.get(one.rollout_uid)
             if rollout is None:
-                begins.add(one.begin)
+                missing[one.rollout_uid] = one.begin
             else:
                 found[one.rollout_uid] = rollout
-        wanted = {one.rollout_uid for one in chain.from_iterable(groups)} if begins else set()
-        for begin in sorted(begins):
+        for begin in sorted(set(missing.values())):
             rollouts = _decode(self._log.read(begin), self._declared)[1]
-            found.update((one.rollout_uid, one) for one in rollouts if one.rollout_uid in wanted)
+            found.update((one.rollout_uid, one) for one in rollouts if one.rollout_uid in missing)
         return [[found[one.rollout_uid] for one in group] for group in groups]
 
     def rollout(self, uid: str) -> RolloutRecord:
-        """One of those that wait; errors as of ``load``."""
+        """Return one of the rollouts that wait; errors as of ``load``."""
         return self.load([[self.by_uid[uid]]])[0][0]
 
     # ------------------------------------------------------------------ changes
 
-    def log(self, plan: Plan, *, sync: bool) -> int:
-        """Write what will wait to the log; the log's size before, for ``undo`` and ``apply``.
-
-        Raises:
-            StorageError: It cannot be written; the log is as it was.
-        """
-        before = self._log.size
-        if logged := plan.logged:
-            times = [plan.groups[rollout.key].since for rollout in logged]
-            self._log.append(_encode(times, logged, self._declared), sync=sync)
-        return before
-
-    def undo(self, size: int) -> None:
-        """Take back what ``log`` wrote."""
-        self._log.cut(size)
-
-    def apply(self, plan: Plan, begin: int) -> None:
-        """Let the plan's groups be what waits; what it sealed is on the disk.
+    def carry_out(self, plan: SealingPlan, number: int) -> list[GroupFile]:
+        """Log the rollouts that will wait, and write the sealed groups to files.
 
         Args:
-            plan: It.
-            begin: Where its record begins in the log.
+            plan: What becomes of the rollouts.
+            number: How many groups were sealed before.
+
+        Returns:
+            What is known of the sealed groups, in the plan's order.
+
+        Raises:
+            DataError: The log is damaged.
+            StorageError: Log or files cannot be read or written. Everything is as it was.
         """
+        begin = self._log.size
+        if logged := plan.logged:
+            times = [plan.groups[rollout.key].since for rollout in logged]
+            self._log.append(_encode(times, logged, self._declared), sync=self._sync)
+        try:
+            parts = self._write(plan, number) if plan.sealed else []
+        except BaseException:
+            self._log.cut(begin)
+            raise
         for key, group in plan.groups.items():
             self.groups.pop(key, None)
             if group.rollouts:
@@ -358,9 +350,9 @@ class Waiting:
                         one.begin = begin
                         self.by_uid[one.rollout_uid] = one
                         self._logged += 1
-        for _, sealed in plan.sealed:
-            for one in sealed:
-                self.by_uid.pop(one.rollout_uid, None)
+        for one in chain.from_iterable(group for _, group in plan.sealed):
+            self.by_uid.pop(one.rollout_uid, None)
+        return parts
 
     def tidy(self) -> None:
         """Make the log smaller where that is due.
@@ -374,7 +366,7 @@ class Waiting:
                 self._logged = 0
         elif self._log.size > _REWRITE_BYTES and 2 * self.count < self._logged:
             pairs = [(group.since, one) for group in self.groups.values() for one in group.rollouts]
-            chunks = [pairs[first : first + _TOGETHER_WAITING] for first in range(0, len(pairs), _TOGETHER_WAITING)]
+            chunks = [pairs[first : first + _REWRITE_ROLLOUTS] for first in range(0, len(pairs), _REWRITE_ROLLOUTS)]
             begins = self._log.rewrite(map(self._record_of, chunks))
             for begin, chunk in zip(begins, chunks, strict=True):
                 for _, one in chunk:
@@ -389,10 +381,87 @@ class Waiting:
         """Close the log."""
         self._log.close()
 
+    # ------------------------------------------------------------------ files
+
+    def _write(self, plan: SealingPlan, number: int) -> list[GroupFile]:
+        """Write the sealed groups to files, those of an environment together; all files or none."""
+        folders = [str(self._root / folder_name(name)) for name in {key.environment for key, _ in plan.sealed}]
+        made = [folder for folder in folders if not os.path.isdir(folder)]
+        shared = _shared(plan.sealed, number)
+        parts: list[GroupFile] = []
+        syncing: list[Future[None]] = []
+        with storing(f"folder {self._root}"):
+            for folder in made:
+                os.makedirs(folder, exist_ok=True)
+        synced = [*([str(self._root)] if made else []), *folders]
+        with writing_files(self._root, synced, sync=self._sync) as paths:
+            if len(shared) == 1:
+                for written, path in map(self._write_file, self._files(shared, plan.new)):
+                    parts += written
+                    paths.append(path)
+                if self._sync:
+                    sync_files(list(map(beside, paths)))
+                return parts
+            # What has been written reaches the disk while the next files are encoded.
+            with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(1) as disk:
+                for written, path in in_order(pool, self._write_file, self._files(shared, plan.new)):
+                    parts += written
+                    paths.append(path)
+                    waiting = len(paths) - _TOGETHER * len(syncing)
+                    if self._sync and (waiting == _TOGETHER or len(paths) == len(shared)):
+                        syncing.append(disk.submit(sync_files, list(map(beside, paths[-waiting:]))))
+            for future in syncing:
+                future.result()
+        return sorted(parts, key=attrgetter("number"))
+
+    def _files(
+        self, shared: Sequence[list[tuple[int, Sequence[Unsealed]]]], new: Mapping[str, RolloutRecord]
+    ) -> Iterator[tuple[list[int], list[list[RolloutRecord]], pa.Table]]:
+        """Yield for each file the numbers of its groups, their rollouts, and the rollouts as Arrow."""
+        for together in (shared[at : at + _TOGETHER] for at in range(0, len(shared), _TOGETHER)):
+            loaded = self.load([group for file in together for _, group in file], new)
+            rows = rollouts_to_table(list(chain.from_iterable(loaded)), self._declared)
+            ends = list(accumulate(map(len, loaded), initial=0))
+            cuts = accumulate(map(len, together), initial=0)
+            for file, (begin, end) in zip(together, pairwise(cuts), strict=True):
+                table = without_empty(rows.slice(ends[begin], ends[end] - ends[begin]), self._declared)
+                yield [place for place, _ in file], loaded[begin:end], table
+
+    def _write_file(self, file: tuple[list[int], list[list[RolloutRecord]], pa.Table]) -> tuple[list[GroupFile], str]:
+        """Write a file beside its place; return what is known of its groups, and the place."""
+        numbers, groups, rows = file
+        parts, content = encode_groups(groups, rows, self._compression, numbers=numbers, declared=len(self._declared))
+        path = str(parts[0].path(self._root))
+        write_partial(path, content)
+        return parts, path
+
+
+def _shared(
+    groups: Sequence[tuple[GroupKey, Sequence[Unsealed]]], number: int
+) -> list[list[tuple[int, Sequence[Unsealed]]]]:
+    """Return the groups of each file, with their numbers, of which ``number`` is the first."""
+    files: list[list[tuple[int, Sequence[Unsealed]]]] = []
+    last: dict[str, tuple[list[tuple[int, Sequence[Unsealed]]], int]] = {}
+    for place, (key, group) in enumerate(groups, number):
+        file, held = last.get(key.environment, ([], 0))
+        tokens = sum([one.tokens for one in group])
+        if not file or len(file) == _SHARING or held + tokens > _TOKENS:
+            file, held = [], 0
+            files.append(file)
+        file.append((place, group))
+        last[key.environment] = file, held + tokens
+    return files
+
 
 def _age(item: tuple[GroupKey, WaitingGroup]) -> tuple[float, GroupKey]:
-    """By which older groups come first, those of one call by their names."""
+    """The key that sorts groups: older ones first, those of one call by their names."""
     return item[1].since, item[0]
+
+
+def _sealing(groups: dict[GroupKey, WaitingGroup]) -> SealingPlan:
+    # In an order that a restart does not change.
+    sealed = [(key, group.rollouts) for key, group in sorted(groups.items(), key=_age)]
+    return SealingPlan(sealed, {key: WaitingGroup(group.since) for key, group in groups.items()})
 
 
 def _encode(times: Sequence[float], rollouts: Sequence[RolloutRecord], declared: Columns) -> bytes:
@@ -408,149 +477,3 @@ def _decode(record: bytes, declared: Columns) -> tuple[list[float], list[Rollout
     rows = pa.ipc.read_record_batch(pa.py_buffer(record[begin:]), rollouts_with(known))
     times = np.frombuffer(record[8:begin], "<f8").tolist()
     return times, table_to_rollouts(rows, declared=declared)
-
-
-# The most groups that share a file, and the most tokens of those that do: of a small file most of the time goes into
-# what every file takes, and of a large one all is read where one group is wanted.
-_SHARING = 16
-_TOKENS = 2**17
-# Files whose columns are made together, and that are synced together: enough to spread what that costs, few enough for
-# the disk to be at work while the next ones are encoded.
-_TOGETHER = 8
-
-_Numbered = tuple[int, Sequence[Unsealed]]
-
-
-class _File(NamedTuple):
-    """Groups of one environment on their way into a file."""
-
-    numbers: list[int]
-    groups: list[list[RolloutRecord]]
-    rows: pa.Table
-
-
-class _Written(NamedTuple):
-    """Groups that are in a file, and where this belongs."""
-
-    parts: list[GroupFile]
-    path: str
-
-
-def write_groups(
-    root: Path,
-    groups: Sequence[tuple[GroupKey, Sequence[Unsealed]]],
-    load: Callable[[Sequence[Sequence[Unsealed]]], list[list[RolloutRecord]]],
-    *,
-    number: int,
-    compression: str,
-    sync: bool,
-    declared: Columns = NO_COLUMNS,
-) -> list[GroupFile]:
-    """Write groups to files, those of an environment together, all of them or none; in the order they were given.
-
-    Args:
-        root: The buffer's folder.
-        groups: Which ones, and their rollouts.
-        load: Gives the rollouts of some groups, which are in memory while they are written.
-        number: Of the first group.
-        compression: Of the pages.
-        sync: Whether to wait until all is on the disk.
-        declared: Columns that the rollouts may have beside those of all.
-
-    Raises:
-        StorageError: They cannot be written; no file is left. What ``load`` raises.
-    """
-    environments = dict.fromkeys(key.environment for key, _ in groups)
-    folders = {environment: str(root / folder_name(environment)) for environment in environments}
-    options = writing_options(rollouts_with(declared), compression, declared)
-    write = partial(_write, folders=folders, options=options, declared=len(declared))
-    written: list[_Written] = []
-    with storing(f"groups in {root}"):
-        try:
-            made = [folder for folder in folders.values() if not os.path.isdir(folder)]
-            for folder in made:
-                os.makedirs(folder, exist_ok=True)
-            shared = _shared(groups, number)
-            _write_all(write, _files(shared, load, declared), len(shared), written, sync=sync)
-            # From here on the rollouts are stored: readers see the files, and a restart finds them.
-            publish(file.path for file in written)
-            if sync:
-                sync_folders([*([root] if made else []), *folders.values()])
-        except BaseException:
-            for file in written:
-                remove(file.path)
-            for folder in folders.values():
-                remove_leftovers(folder, only_writer=True)
-            raise
-    return sorted(chain.from_iterable(file.parts for file in written), key=attrgetter("number"))
-
-
-def _shared(groups: Sequence[tuple[GroupKey, Sequence[Unsealed]]], number: int) -> list[list[_Numbered]]:
-    """Which groups share a file, with their numbers, of which the first one is given."""
-    files: list[list[_Numbered]] = []
-    last: dict[str, tuple[list[_Numbered], int]] = {}
-    for place, (key, group) in enumerate(groups, number):
-        file, held = last.get(key.environment, ([], 0))
-        tokens = sum([one.tokens for one in group])
-        if not file or len(file) == _SHARING or held + tokens > _TOKENS:
-            file, held = [], 0
-            files.append(file)
-        file.append((place, group))
-        last[key.environment] = file, held + tokens
-    return files
-
-
-def _files(
-    shared: Sequence[list[_Numbered]],
-    load: Callable[[Sequence[Sequence[Unsealed]]], list[list[RolloutRecord]]],
-    declared: Columns,
-) -> Iterator[_File]:
-    """The files with the rollouts and columns of their groups, one after the other."""
-    for together in (shared[at : at + _TOGETHER] for at in range(0, len(shared), _TOGETHER)):
-        loaded = load([group for file in together for _, group in file])
-        cuts = list(accumulate(map(len, together), initial=0))
-        ends = list(accumulate(map(len, loaded), initial=0))
-        rows = rollouts_to_table(list(chain.from_iterable(loaded)), declared)
-        for file, (begin, end) in zip(together, pairwise(cuts), strict=True):
-            table = without_empty(rows.slice(ends[begin], ends[end] - ends[begin]), declared)
-            yield _File([place for place, _ in file], loaded[begin:end], table)
-
-
-def _write_all(
-    write: Callable[[_File], _Written], files: Iterator[_File], count: int, written: list[_Written], *, sync: bool
-) -> None:
-    """Write files beside where they belong, in threads; what has been written reaches the disk meanwhile."""
-    if count == 1:
-        written += map(write, files)
-        if sync:
-            sync_files([beside(file.path) for file in written])
-        return
-    syncing: list[Future[None]] = []
-
-    def sync_from(place: int) -> int:
-        if sync and place < len(written):
-            syncing.append(disk.submit(sync_files, [beside(file.path) for file in written[place:]]))
-        return len(written)
-
-    with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(1) as disk:
-        synced = 0
-        for file in in_order(pool, write, files):
-            written.append(file)
-            if len(written) - synced >= _TOGETHER:
-                synced = sync_from(synced)
-        sync_from(synced)
-    for future in syncing:
-        future.result()
-
-
-def _write(file: _File, *, folders: Mapping[str, str], options: Mapping[str, Any], declared: int) -> _Written:
-    """Write a file beside where it belongs."""
-    sizes = map(len, file.groups)
-    noted = {PLACES: " ".join(map(str, file.numbers)).encode(), ROWS: " ".join(map(str, sizes)).encode()}
-    if declared:
-        noted[DECLARED] = str(declared).encode()
-    content = encode_table(file.rows, options, noted)
-    parts = parts_of(file.groups, name=f"part-{digest_of(content)}.parquet", numbers=file.numbers, declared=declared)
-    path = os.path.join(folders[parts[0].key.environment], parts[0].name)
-    write_partial(path, content)
-    return _Written(parts, path)

@@ -28,7 +28,7 @@ from mouse_core.groups import (
     pack,
     pad,
 )
-from mouse_core.groups.files import encode_table, writing_options
+from mouse_core.groups.files import encode_part
 from tests.bench.results import Figure, Table, table_of
 from tests.bench.settings import Settings
 
@@ -116,11 +116,10 @@ def _writing(settings: Settings) -> Table:
     encoded = [pq.ParquetFile(path).read() for path in paths]
     whole, groups = b"".join(contents), _AT_ONCE // GROUP
     a_group = [whole[len(whole) * n // groups : len(whole) * (n + 1) // groups] for n in range(groups)]
-    options = writing_options(encoded[0].schema, "zstd")
     threads = ThreadPoolExecutor(settings.cores)
 
     def encode(number: int) -> None:
-        list(threads.map(lambda rows: encode_table(rows, options), encoded))
+        list(threads.map(lambda rows: encode_part(rows, "zstd", {}), encoded))
 
     def files(contents: list[bytes], number: int) -> None:
         root = next(folders)

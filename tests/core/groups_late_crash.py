@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutColumn, RolloutRecord, Turn, open_rollouts
+from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutColumn, RolloutRecord, Turn, late, open_rollouts
 from tests.core.groups_crash import STEPS
 from tests.core.killing import killed_at
 
@@ -76,7 +76,7 @@ def drawn(buffer: RolloutBuffer) -> list[list[str]]:
 
 def run(root: Path, tell: Callable[[str, Any], None]) -> None:
     """All steps of the script; ``tell`` is told what has been acknowledged."""
-    _folder_LOG_BYTES = 400
+    late._LOG_BYTES = 400
     with opened(root, sync=True) as buffer:
         for what, given in script():
             if what == "add":

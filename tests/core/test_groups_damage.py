@@ -70,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.MonkeyPatch.context() as patch,
         RolloutBuffer(root, 4, seal_timeout=1e6, batch_maker=maker, columns=COLUMNS, sync=False) as buffer,
     ):
-        patch.setattr("mouse_core.groups.folder._MANY_BYTES", 500)
+        patch.setattr("mouse_core.groups.late._MANY_BYTES", 500)
         buffer.set_policy_version(1)
         for numbers in (range(12), range(12, 26)):
             buffer.add_rollouts(map(rollout, numbers))

@@ -293,7 +293,7 @@ def test_large_values_are_files_beside_the_log_and_damaged_ones_are_named(many: 
 def test_a_log_that_grows_becomes_files_and_readers_see_all_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mouse_core.groups.folder._LOG_BYTES", 2000)
+    monkeypatch.setattr("mouse_core.groups.late._LOG_BYTES", 2000)
     with opened(tmp_path, [*REWARD, RolloutColumn("reference", late=True)]) as buffer:
         buffer.add_rollouts(map(rollout, range(20)))
         for number in range(20):
