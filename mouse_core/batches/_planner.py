@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -180,7 +180,8 @@ class Planner:
             rows = np.ascontiguousarray(delivered[::step])
             sizes, bounds, rows = [size] * batches, [*range(0, rows.size + 1, rows.shape[1])], rows.reshape(-1)
         else:
-            many, epochs = partial(self._together, "starts_of_many"), (self.batches_per_epoch, self.epoch_start)
+            many = partial(self._together, rows=slice(0, self.sampler.batch_size))
+            epochs = (self.batches_per_epoch, self.epoch_start)
             starts = starts_by_epochs(first, end, *epochs, self._starts, many) if step == 1 < batches else []
             starts = starts or [*map(self._starts, range(first, end, step))]
             sizes = [len(part) for part in starts]
@@ -222,18 +223,20 @@ class Planner:
 
     def _own_together(self, first: int, batches: int) -> tuple[Int64s | None, int]:
         """The windows that this shard delivers, int64 ``[batches, n]``, and how many a whole batch has; or None, 0."""
-        begin, end = self.delivered(size := self.sampler.batch_size)
-        if size - (end - begin) >= _MANY_OTHERS:
-            own = self._together("starts_of_rows", first, batches, slice(begin, end))
-            if own is not None:
-                return own, size
-        whole = None if batches == 1 else self._together("starts_of_many", first, batches)
-        return (None, 0) if whole is None else (whole[:, slice(*self.delivered(whole.shape[1]))], whole.shape[1])
+        size = self.sampler.batch_size
+        begin, end = self.delivered(size)
+        few = size - (end - begin) >= _MANY_OTHERS
+        if batches == 1 and not few:
+            return None, 0
+        drawn = self._together(first, batches, slice(begin, end) if few else slice(0, size))
+        if drawn is None:
+            return None, 0
+        return drawn if few else drawn[:, begin:end], size
 
-    def _together(self, name: str, first: int, count: int, *rows: Any) -> Int64s | None:
-        """What a sampler gives by such a method of several batches; None where it has none, or cannot."""
-        draw = getattr(self.sampler, name, None)
-        return None if draw is None else draw(self.seed, first, count, self.snapshot, self.epoch_start, *rows)
+    def _together(self, first: int, count: int, rows: slice) -> Int64s | None:
+        """Some windows of several batches, drawn together; None where the sampler cannot."""
+        draw = getattr(self.sampler, "starts_of_many", None)
+        return None if draw is None else draw(self.seed, first, count, self.snapshot, self.epoch_start, rows)
 
     def _starts(self, index: int) -> Int64s:
         starts = np.asarray(self.sampler.starts(self.seed, index, self.snapshot, self.epoch_start))

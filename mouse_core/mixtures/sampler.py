@@ -92,35 +92,26 @@ class MixedWindows:
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``WindowSampler.starts``."""
-        starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start)[0]
+        starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start, slice(0, self.batch_size))[0]
         return starts
 
-    def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+    def starts_of_many(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
+    ) -> Int64s:
         """See ``ManyStarts.starts_of_many``."""
-        mixture, size = _members(snapshot), self.batch_size
+        mixture, size, each = _members(snapshot), self.batch_size, rows.stop - rows.start
         if _is_last(self.each):
             begins = [begin for begin, _ in self.mix.stages]
             stages = np.searchsorted(begins, np.arange(first, first + count), side="right") - 1
             there, which = np.unique(stages, return_inverse=True)
             latest = [self._drawn(mixture, mixture.shares_of(stage), seed, 0, size, 0) for stage in there.tolist()]
-            return np.stack(latest)[which]
+            return np.stack(latest)[which, rows]
         shares = StagedShares([stage * size for stage, _ in self.mix.stages], mixture.shares_of)
-        drawn = self._drawn(mixture, shares, seed, first * size, (first + count) * size, epoch_start)
-        return drawn.reshape(count, size)
-
-    def starts_of_rows(
-        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
-    ) -> Int64s | None:
-        """See ``StartsOfRows.starts_of_rows``; None of last windows, and of so few that drawing all costs less."""
-        if _is_last(self.each) or self.batch_size < _MANY_WINDOWS:
-            return None
-        mixture, size = _members(snapshot), self.batch_size
-        shares = StagedShares([stage * size for stage, _ in self.mix.stages], mixture.shares_of)
-        begins = range(first * size + rows.start, (first + count) * size, size)
-        length = rows.stop - rows.start
-        return np.stack(
-            [self._drawn(mixture, shares, seed, begin, begin + length, epoch_start) for begin in begins]
-        ).reshape(count, length)
+        begin, end = first * size, (first + count) * size
+        if each == size or size < _MANY_WINDOWS:
+            return self._drawn(mixture, shares, seed, begin, end, epoch_start).reshape(count, size)[:, rows]
+        each_begin = range(begin + rows.start, end, size)
+        return np.stack([self._drawn(mixture, shares, seed, one, one + each, epoch_start) for one in each_begin])
 
     def _drawn(
         self, mixture: Members, shares: Shares | StagedShares, seed: int, begin: int, end: int, epoch_start: int
@@ -152,17 +143,17 @@ class MixedWindows:
         own = member.sampled_by(self.each)
         size = own.batch_size
         first, count = begin // size, -(-end // size) - begin // size
-        many, some = getattr(own, "starts_of_many", None), getattr(own, "starts_of_rows", None)
-        if some is not None and 2 * (end - begin) < size:  # few of one batch, or of two that follow each other
+        draw = getattr(own, "starts_of_many", None)
+        if draw is not None and 2 * (end - begin) < size:  # few of one batch, or of two that follow each other
             bounds = [begin, *([(first + 1) * size] if count == 2 else []), end]
             parts = [
-                some(seed, low // size, 1, member, 0, slice(low % size, low % size + high - low))
+                draw(seed, low // size, 1, member, 0, slice(low % size, low % size + high - low))
                 for low, high in pairwise(bounds)
             ]
             if all(part is not None for part in parts):
                 joined: Int64s = np.concatenate(parts, axis=1)[0]
                 return joined
-        drawn = None if many is None else many(seed, first, count, member, 0)
+        drawn = None if draw is None else draw(seed, first, count, member, 0, slice(0, size))
         if drawn is None:
             parts = [own.starts(seed, index, member, 0) for index in range(first, first + count)]
             for part in parts:

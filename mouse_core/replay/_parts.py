@@ -222,12 +222,13 @@ class _Slices:
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``WindowSampler.starts``."""
-        starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start)[0]
-        return starts
+        return self._plan(seed, index, 1)[1].start
 
-    def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+    def starts_of_many(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
+    ) -> Int64s:
         """See ``ManyStarts.starts_of_many``."""
-        return self._plan(seed, first, count)[1].start.reshape(count, -1)
+        return self._plan(seed, first, count)[1].start.reshape(count, -1)[:, rows]
 
     def _plan(self, seed: int, first: int, count: int) -> tuple[range, Windows]:
         """Draw the windows of ``count`` samples together."""

@@ -17,7 +17,6 @@ from mouse_core.sampling.plan import (
     Plan,
     ReadsBlocks,
     Sampling,
-    StartsOfRows,
     Stretches,
     WindowSampler,
 )
@@ -49,7 +48,6 @@ __all__ = [
     "Sampling",
     "Seconds",
     "SequentialWindows",
-    "StartsOfRows",
     "StretchWindows",
     "Stretches",
     "Weighting",

@@ -133,17 +133,13 @@ class BlockWindows:
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``WindowSampler.starts``."""
-        starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start)[0]
+        starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start, slice(0, self.batch_size))[0]
         return starts
 
-    def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """See ``ManyStarts.starts_of_many``."""
-        return self.starts_of_rows(seed, first, count, snapshot, epoch_start, slice(0, self.batch_size))
-
-    def starts_of_rows(
+    def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> Int64s:
-        """See ``StartsOfRows.starts_of_rows``."""
+        """See ``ManyStarts.starts_of_many``."""
         parts = self._parts(seed, first, count, snapshot, epoch_start, rows)
         starts = np.concatenate([begin + drawn[_WINDOW] * self.sequence_length for _, _, begin, drawn in parts])
         return starts.reshape(count, rows.stop - rows.start)

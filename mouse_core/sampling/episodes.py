@@ -101,24 +101,16 @@ class EpisodeWindows:
         ranks = self._order.starts(seed, index, self._numbers(snapshot), epoch_start)
         return self._starts_of(snapshot, ranks, seed, [index])
 
-    def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s | None:
-        """See ``ManyStarts.starts_of_many``; None where batches are not all of one size."""
-        draw = getattr(self._order, "starts_of_many", None)
-        ranks = None if draw is None else draw(seed, first, count, self._numbers(snapshot), epoch_start)
-        if ranks is None:
-            return None
-        return self._starts_of(snapshot, ranks.reshape(-1), seed, range(first, first + count)).reshape(ranks.shape)
-
-    def starts_of_rows(
+    def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> Int64s | None:
-        """See ``StartsOfRows.starts_of_rows``; None where the order of windows is drawn as a whole."""
-        draw = getattr(self._order, "starts_of_rows", None)
+        """See ``ManyStarts.starts_of_many``; None where batches are not all of one size."""
+        draw = getattr(self._order, "starts_of_many", None)
         ranks = None if draw is None else draw(seed, first, count, self._numbers(snapshot), epoch_start, rows)
         if ranks is None:
             return None
-        batches, begin = range(first, first + count), rows.start
-        return self._starts_of(snapshot, ranks.reshape(-1), seed, batches, begin).reshape(ranks.shape)
+        batches = range(first, first + count)
+        return self._starts_of(snapshot, ranks.reshape(-1), seed, batches, rows.start).reshape(ranks.shape)
 
     def starts_to_read(
         self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int

@@ -60,17 +60,11 @@ class DrawnLengths:
         """Where the windows begin before they are cut; see ``WindowSampler.starts``."""
         return self.sampler.starts(seed, index, snapshot, epoch_start)
 
-    def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s | None:
-        """See ``ManyStarts.starts_of_many``."""
-        draw = getattr(self.sampler, "starts_of_many", None)
-        starts: Int64s | None = None if draw is None else draw(seed, first, count, snapshot, epoch_start)
-        return starts
-
-    def starts_of_rows(
+    def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> Int64s | None:
-        """See ``StartsOfRows.starts_of_rows``."""
-        draw = getattr(self.sampler, "starts_of_rows", None)
+        """See ``ManyStarts.starts_of_many``."""
+        draw = getattr(self.sampler, "starts_of_many", None)
         starts: Int64s | None = None if draw is None else draw(seed, first, count, snapshot, epoch_start, rows)
         return starts
 

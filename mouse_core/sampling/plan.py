@@ -108,24 +108,18 @@ Sampling = str | Blocks | WindowSampler
 
 
 class ManyStarts(Protocol):
-    """What a sampler may offer besides, so that planning is cheap: the starts of several batches by one call."""
+    """A method that a sampler may have besides, so that planning is cheap: the starts of several batches by one call.
+
+    Of many processes each has few windows of a batch, and asks for these alone.
+    """
 
     def starts_of_many(
-        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int
-    ) -> npt.NDArray[np.int64] | None:
-        """What ``starts`` gives for ``first .. first + count - 1``, int64 ``[count, B]``; None: ask one by one."""
-        ...
-
-
-class StartsOfRows(Protocol):
-    """What a sampler may offer besides, for one of many shards: some windows of each batch, drawn without the rest."""
-
-    def starts_of_rows(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> npt.NDArray[np.int64] | None:
-        """Those of ``ManyStarts.starts_of_many`` that are windows ``rows.start .. rows.stop - 1`` of their batches.
+        """The windows ``rows.start .. rows.stop - 1`` of the batches ``first .. first + count - 1``.
 
-        They are int64 ``[count, n]``; None: draw all of them.
+        Returns:
+            What ``starts`` gives of them, int64 ``[count, rows.stop - rows.start]``. None: ask one by one.
         """
         ...
 

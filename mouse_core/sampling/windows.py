@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -30,7 +31,26 @@ SECTION = 4096
 
 
 @dataclass(frozen=True)
-class RandomWindows:
+class _ManyWindows:
+    """The part that samplers share which plan several batches at once."""
+
+    sequence_length: int
+    batch_size: int
+
+    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+        """See ``WindowSampler.starts``."""
+        starts: Any = self.starts_of_many(seed, index, 1, snapshot, epoch_start, slice(0, self.batch_size))
+        return np.asarray(starts[0])
+
+    def starts_of_many(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
+    ) -> Int64s | None:
+        """See ``ManyStarts.starts_of_many``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class RandomWindows(_ManyWindows):
     """Windows that begin anywhere in ``0..N-S``, uniformly and independently.
 
     Args:
@@ -38,32 +58,22 @@ class RandomWindows:
         batch_size: Windows in a batch.
     """
 
-    sequence_length: int
-    batch_size: int
-
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
         """As many batches as it takes for as many steps as the snapshot has."""
         windows = whole_windows(snapshot, self.sequence_length, at_least=1)
         return -(-windows // self.batch_size)
 
-    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """See ``WindowSampler.starts``."""
-        starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start)[0]
-        return starts
-
-    def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """See ``ManyStarts.starts_of_many``."""
-        begin, end = first * self.batch_size, (first + count) * self.batch_size
-        drawn = slice_sections(partial(_random_section, seed), begin, end).reshape(count, -1)
-        return as_integers(drawn, snapshot.num_rows - self.sequence_length + 1)
-
-    def starts_of_rows(
+    def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> Int64s:
-        """See ``StartsOfRows.starts_of_rows``."""
-        numbers = numbers_of_rows(first, count, self.batch_size, rows)
-        drawn = [_random_numbers(seed, begin, begin + numbers.shape[1]) for begin in numbers[:, 0].tolist()]
-        return as_integers(np.stack(drawn), snapshot.num_rows - self.sequence_length + 1)
+        """See ``ManyStarts.starts_of_many``."""
+        size, each = self.batch_size, rows.stop - rows.start
+        begin, end = first * size + rows.start, (first + count) * size
+        if each == size:
+            drawn = slice_sections(partial(_random_section, seed), begin, end)
+        else:
+            drawn = np.concatenate([_random_numbers(seed, one, one + each) for one in range(begin, end, size)])
+        return as_integers(drawn.reshape(count, each), snapshot.num_rows - self.sequence_length + 1)
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,7 @@ class LastWindows:
 
 
 @dataclass(frozen=True)
-class SequentialWindows:
+class SequentialWindows(_ManyWindows):
     """Epochs over the ``N // S`` windows that lie side by side, each epoch in a new seeded order.
 
     Args:
@@ -99,8 +109,6 @@ class SequentialWindows:
         drop_last: Whether windows that do not fill a batch at the end of an epoch are left out, or make a short batch.
     """
 
-    sequence_length: int
-    batch_size: int
     drop_last: bool = True
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
@@ -113,35 +121,25 @@ class SequentialWindows:
         """See ``WindowSampler.starts``."""
         windows = snapshot.num_rows // self.sequence_length
         epoch, batch = divmod(index - epoch_start, self.batches_per_epoch(snapshot))
-        begin, end = batch * self.batch_size, min((batch + 1) * self.batch_size, windows)
-        return _ordered(seed, epoch_start, epoch, windows, begin, end) * self.sequence_length
+        numbers = np.arange(batch * self.batch_size, min((batch + 1) * self.batch_size, windows))
+        return _in_order(seed, epoch_start, windows, epoch * windows + numbers) * self.sequence_length
 
-    def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s | None:
-        """See ``ManyStarts.starts_of_many``; None where one of the batches is short."""
-        size, windows = self.batch_size, snapshot.num_rows // self.sequence_length
-        stretches = self._full(first - epoch_start, count, snapshot)
-        parts = [_ordered(seed, epoch_start, epoch, windows, a * size, b * size) for epoch, a, b in stretches]
-        return np.concatenate(parts).reshape(count, size) * self.sequence_length if parts else None
-
-    def starts_of_rows(
+    def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> Int64s | None:
-        """See ``StartsOfRows.starts_of_rows``; None where one of the batches is short."""
-        size, windows = self.batch_size, snapshot.num_rows // self.sequence_length
-        stretches = self._full(first - epoch_start, count, snapshot)
-        orders = [(_order(seed, epoch_start, epoch, windows), a, b) for epoch, a, b in stretches]
-        parts = [order(numbers_of_rows(a, b - a, size, rows)) for order, a, b in orders]
-        return np.concatenate(parts) * self.sequence_length if parts else None
-
-    def _full(self, first: int, count: int, snapshot: Snapshot) -> list[tuple[int, int, int]]:
-        """Batches as ``cut_at_epochs`` gives them; none where one of them is short."""
-        whole = snapshot.num_rows // self.sequence_length // self.batch_size
-        stretches = list(cut_at_epochs(first, count, self.batches_per_epoch(snapshot)))
-        return stretches if all(end <= whole for _, _, end in stretches) else []
+        """See ``ManyStarts.starts_of_many``; None where one of the batches is short."""
+        windows = snapshot.num_rows // self.sequence_length
+        index = np.arange(first - epoch_start, first - epoch_start + count)
+        epoch, batch = np.divmod(index, self.batches_per_epoch(snapshot))
+        if (batch >= windows // self.batch_size).any():
+            return None
+        begin = epoch * windows + batch * self.batch_size
+        numbers = begin[:, None] + np.arange(rows.start, rows.stop)
+        return _in_order(seed, epoch_start, windows, numbers) * self.sequence_length
 
 
 @dataclass(frozen=True)
-class CyclicWindows:
+class CyclicWindows(_ManyWindows):
     """The same epochs as one endless sequence: batches are always full and go on where the last one stopped.
 
     Args:
@@ -149,37 +147,18 @@ class CyclicWindows:
         batch_size: Windows in a batch; may exceed the number of windows.
     """
 
-    sequence_length: int
-    batch_size: int
-
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
         """The fewest batches in which every window occurs."""
         windows = whole_windows(snapshot, self.sequence_length, at_least=1)
         return -(-windows // self.batch_size)
 
-    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """See ``WindowSampler.starts``."""
-        starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start)[0]
-        return starts
-
-    def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """See ``ManyStarts.starts_of_many``."""
-        windows = snapshot.num_rows // self.sequence_length
-        stretches = cut_at_epochs((first - epoch_start) * self.batch_size, count * self.batch_size, windows)
-        parts = [_ordered(seed, epoch_start, epoch, windows, begin, end) for epoch, begin, end in stretches]
-        return np.concatenate(parts).reshape(count, self.batch_size) * self.sequence_length
-
-    def starts_of_rows(
+    def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> Int64s:
-        """See ``StartsOfRows.starts_of_rows``."""
+        """See ``ManyStarts.starts_of_many``."""
+        numbers = numbers_of_rows(first - epoch_start, count, self.batch_size, rows)
         windows = snapshot.num_rows // self.sequence_length
-        epochs, numbers = np.divmod(numbers_of_rows(first - epoch_start, count, self.batch_size, rows), windows)
-        starts = np.empty_like(numbers)
-        for epoch in np.unique(epochs).tolist():
-            here = epochs == epoch
-            starts[here] = _order(seed, epoch_start, epoch, windows)(numbers[here])
-        return starts * self.sequence_length
+        return _in_order(seed, epoch_start, windows, numbers) * self.sequence_length
 
 
 def whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
@@ -213,9 +192,29 @@ def numbers_of_rows(first: int, count: int, size: int, rows: slice) -> Int64s:
     return numbers
 
 
-def _ordered(seed: int, epoch_start: int, epoch: int, windows: int, begin: int, end: int) -> Int64s:
-    """Windows ``begin..end - 1`` of an epoch's order, int64 ``[n]``."""
-    return slice_sections(partial(_order_section, seed, epoch_start, epoch, windows), begin, end)
+def _in_order(seed: int, epoch_start: int, windows: int, numbers: Int64s) -> Int64s:
+    """The windows that have some places in the drawn orders of epochs of ``windows``, one epoch behind the other.
+
+    With 10 windows, number 13 is the window that comes fourth in the order of epoch 1.
+
+    Args:
+        seed, epoch_start: See ``WindowSampler.starts``.
+        windows: Windows of an epoch.
+        numbers: The places, ascending, int64 of any shape.
+    """
+    flat, parts = numbers.reshape(-1), []
+    epochs = range(int(flat[0]) // windows, int(flat[-1]) // windows + 1)
+    edges = [0, *flat.searchsorted([epoch * windows for epoch in epochs[1:]]).tolist(), len(flat)]
+    for epoch, (begin, end) in zip(epochs, pairwise(edges), strict=True):
+        some = flat[begin:end] - epoch * windows
+        if not len(some):
+            continue
+        first, last = int(some[0]), int(some[-1]) + 1
+        if last - first == len(some):  # the sections serve the batches behind, too
+            parts.append(slice_sections(partial(_order_section, seed, epoch_start, epoch, windows), first, last))
+        else:
+            parts.append(_order(seed, epoch_start, epoch, windows)(some))
+    return np.concatenate(parts).reshape(numbers.shape)
 
 
 def slice_sections(section: Callable[[int], Array], begin: int, end: int) -> Array:

@@ -253,8 +253,8 @@ def test_windows_of_a_shard_are_drawn_without_the_others(
 ) -> None:
     sampler: Any = BatchSource(LONG, 2, size, kind, boundary=boundary).sampler
     some = slice(min(rows[0], size - 1), min(rows[0] + rows[1], size))
-    whole = sampler.starts_of_many(3, first, count, SNAPSHOT, 5 if first > 5 else 0)
-    found = sampler.starts_of_rows(3, first, count, SNAPSHOT, 5 if first > 5 else 0, some)
+    whole = sampler.starts_of_many(3, first, count, SNAPSHOT, 5 if first > 5 else 0, slice(0, size))
+    found = sampler.starts_of_many(3, first, count, SNAPSHOT, 5 if first > 5 else 0, some)
     np.testing.assert_array_equal(found, whole[:, some])
 
 
@@ -267,8 +267,8 @@ def test_windows_of_a_shard_are_drawn_without_the_others(
 def test_windows_of_a_shard_of_a_mixture_are_drawn_without_the_others(begin: int, count: int, kind: str) -> None:
     sampler: Any = BatchSource(MIXED, 2, 2400, kind).sampler
     some = slice(begin, min(begin + 40, 2400))
-    whole = sampler.starts_of_many(3, 4, count, MIXED, 2)
-    np.testing.assert_array_equal(sampler.starts_of_rows(3, 4, count, MIXED, 2, some), whole[:, some])
+    whole = sampler.starts_of_many(3, 4, count, MIXED, 2, slice(0, 2400))
+    np.testing.assert_array_equal(sampler.starts_of_many(3, 4, count, MIXED, 2, some), whole[:, some])
 
 
 @settings(max_examples=25)

@@ -48,7 +48,7 @@ def test_the_starts_of_many_are_those_of_each(data: st.DataObject) -> None:
         EpisodeWindows(length, size, "sequential", drop_last=False),
     ):
         each = [sampler.starts(9, index, snapshot, epoch_start) for index in range(first, first + count)]
-        many = sampler.starts_of_many(9, first, count, snapshot, epoch_start)
+        many = sampler.starts_of_many(9, first, count, snapshot, epoch_start, slice(0, size))
         if many is None:
             assert any(len(starts) < size for starts in each)
         else:

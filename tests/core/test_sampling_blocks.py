@@ -152,7 +152,9 @@ def test_windows_come_as_told(shape: tuple[int, int, int, int], pool: int, seed:
         reads += [[first + length * window for window in some] for some in read]
     batches = 3 * windows // size
     asked = (
-        sampler.starts_of_many(seed, epoch_start, batches, snapshot, epoch_start) if batches else np.zeros((0, size))
+        sampler.starts_of_many(seed, epoch_start, batches, snapshot, epoch_start, slice(0, size))
+        if batches
+        else np.zeros((0, size))
     )
     assert asked.reshape(-1).tolist() == expected[: batches * size]
     for number in {0, batches // 2, batches - 1} & set(range(batches)):
@@ -233,7 +235,7 @@ def test_variance_is_what_draws_show() -> None:
         means = []
         for seed in range(100):
             values = random.permutation(np.repeat([-1.0, 1.0], 100))  # mean 0 and variance 1 over all blocks
-            starts = sampler.starts_of_many(seed, 240, batches, snapshot, 0)
+            starts = sampler.starts_of_many(seed, 240, batches, snapshot, 0, slice(0, sampler.batch_size))
             means.append(values[starts // 10].mean())
         found = np.var(means) * 4 * batches
         assert found == pytest.approx(pool.variance(batches), rel=0.4)
