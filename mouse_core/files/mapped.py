@@ -7,11 +7,12 @@ import mmap
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import xxhash
 
 from mouse_core.files.locking import this_boot
+from mouse_core.files.reading import damaged
 from mouse_core.files.writing import write_all
 
 _BINARY = getattr(os, "O_BINARY", 0)
@@ -106,6 +107,35 @@ def origin(file: int) -> int:
     """
     boot, found = this_boot(), os.fstat(file)
     return boot and max(1, xxhash.xxh3_64_intdigest(f"{boot} {found.st_dev} {found.st_ino}".encode()) >> 33)
+
+
+class Words(Protocol):
+    """Numbers in mapped memory: ``words`` is a memoryview of int64, ``path`` the file, for messages."""
+
+    path: Path
+    words: memoryview[int]
+
+
+class Word:
+    """A number in mapped memory that changes with a single store: a process that dies leaves the old one or the new.
+
+    Args:
+        place: Index of the number in ``words``.
+        unit: The memory holds a multiple of this prime, so that a flipped bit is found; 1: it holds the number.
+    """
+
+    def __init__(self, place: int, unit: int = 1) -> None:
+        self._place, self._unit = place, unit
+
+    def __get__(self, page: Words, kind: type[Words]) -> int:
+        number, rest = divmod(page.words[self._place], self._unit)
+        if rest or number < 0 < self._unit - 1:
+            reason = f"expected a multiple of {self._unit} as number {self._place} of the live page, found damage"
+            raise damaged(page.path, reason)
+        return number
+
+    def __set__(self, page: Words, number: int) -> None:
+        page.words[self._place] = number * self._unit
 
 
 def _renew_fence() -> None:

@@ -22,7 +22,8 @@ import pytest
 
 from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.files import locking
-from mouse_core.store.disk.tail import Extent, TailFile, TailReader, file, prepare, tail_column
+from mouse_core.store.disk.tail import Extent, file, prepare, tail_column
+from mouse_core.store.disk.tail.file import TailFile, TailReader
 from tests.core.killing import forked
 
 Row = dict[str, Any]

@@ -37,7 +37,7 @@ from mouse_core.columns.schema import Bytes, RowSchema
 from mouse_core.errors import ConfigError, DataError, StateError, StorageError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.files.locking import this_boot
-from mouse_core.files.mapped import set_aside
+from mouse_core.files.mapped import Word, set_aside
 from mouse_core.files.writing import storing, write_file
 from mouse_core.replay.protocols import Slots
 from mouse_core.spec import Alignment
@@ -115,19 +115,6 @@ _VALUES = len(fields(Counters))
 _as_tuple: Callable[[Counters], tuple[int, ...]] = attrgetter(*[field.name for field in fields(Counters)])
 
 
-class _Word:
-    """A number of the head that changes by itself."""
-
-    def __init__(self, place: int) -> None:
-        self._place = place
-
-    def __get__(self, head: Head, kind: type[Head]) -> int:
-        return head.words[self._place]
-
-    def __set__(self, head: Head, value: int) -> None:
-        head.words[self._place] = value
-
-
 class Head:
     """The head of a folder of mapped rows; made, if it is missing, while the folder's lock is held.
 
@@ -143,22 +130,23 @@ class Head:
         StateError: The file is damaged, or a newer release wrote it.
     """
 
-    journal = _Word(_JOURNAL)
+    journal = Word(_JOURNAL)
     """Whether rows are being changed in place, as the journal says."""
 
-    making = _Word(_MAKING)
+    making = Word(_MAKING)
     """Whether files are being made or removed that do not count: if the process dies, they are left over."""
 
-    synced = _Word(_SYNCED)
+    synced = Word(_SYNCED)
     """How many of the rows written are known to be on the disk."""
 
-    closed = _Word(_CLOSED)
+    closed = Word(_CLOSED)
     """Whether all is on the disk, this word too, and nothing was written since."""
 
-    boot = _Word(_BOOT)
+    boot = Word(_BOOT)
     """The boot of the machine in which the rows were found in order."""
 
     def __init__(self, path: Path, capacity: int | None, ndim: int, outgoing: int | None) -> None:
+        self.path = path
         if not path.exists():
             if capacity is None:
                 expected = f"expected one for a buffer that is not there yet ({path.parent})"

@@ -31,7 +31,7 @@ from mouse_core.store.disk.manifest import (
     parse_manifest,
 )
 from mouse_core.store.disk.segments import SealedFile, write_segment
-from mouse_core.store.disk.tail import TailFile, TailReader
+from mouse_core.store.disk.tail.file import TailFile, TailReader
 from mouse_core.store.snapshot import Snapshot
 
 ASIDE = "damaged"

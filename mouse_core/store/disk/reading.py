@@ -20,7 +20,7 @@ from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import Lease, ReadFolder, Shared, repairable
 from mouse_core.store.disk.manifest import Manifest, Sealed
 from mouse_core.store.disk.segments import SealedFile, SealedSegment, SealedSegments, TailSegment, together
-from mouse_core.store.disk.tail import TailReader
+from mouse_core.store.disk.tail.file import TailReader
 
 
 class Refusing:

@@ -33,7 +33,7 @@ from mouse_core.store._segments import Segment
 from mouse_core.store._tail.rows import Extent
 from mouse_core.store.disk.folder import Lease, ReadFolder, Shared
 from mouse_core.store.disk.manifest import Sealed, bare_schema, check_identity
-from mouse_core.store.disk.tail import TailReader
+from mouse_core.store.disk.tail.file import TailReader
 
 if TYPE_CHECKING:
     from mouse_core.files.ipc.summed import SummedFile

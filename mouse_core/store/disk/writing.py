@@ -50,7 +50,8 @@ from mouse_core.store.disk.segments import (
     pieces_of,
     write_segment,
 )
-from mouse_core.store.disk.tail import FolderAppender, SyncedAppender, TailFile
+from mouse_core.store.disk.tail.appender import FolderAppender, SyncedAppender
+from mouse_core.store.disk.tail.file import TailFile
 from mouse_core.store.snapshot import shows_no_join
 
 if TYPE_CHECKING:

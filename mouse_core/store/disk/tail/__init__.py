@@ -1,20 +1,7 @@
 """Appended rows in a file that is mapped: what is written is the system's at once, and the disk's when it is asked."""
 
+# A tail file takes and returns the rows of an extent in memory.
 from mouse_core.store._tail.rows import Extent, prepare
 from mouse_core.store._tail.schema import tail_column
-from mouse_core.store._tail.values import TailColumn
-from mouse_core.store.disk.tail.appender import FolderAppender, SyncedAppender
-from mouse_core.store.disk.tail.file import TailFile
-from mouse_core.store.disk.tail.reader import TailReader
 
-# What such a file takes and gives is that of rows in memory.
-__all__ = [
-    "Extent",
-    "FolderAppender",
-    "SyncedAppender",
-    "TailColumn",
-    "TailFile",
-    "TailReader",
-    "prepare",
-    "tail_column",
-]
+__all__ = ["Extent", "prepare", "tail_column"]

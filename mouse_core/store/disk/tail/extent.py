@@ -1,7 +1,14 @@
-"""An extent whose memory is a mapped file, and which says in the same file how many rows there are."""
+"""An extent whose memory is a mapped file, and which says in the same file how many rows there are.
+
+Values that are no numbers (strings, bytes, encoded images, whatever else Arrow holds) lie in a file beside the rows.
+They are written before the row counts that they are of, row by row, those of a row in the order of the columns. How
+long each is stands with the rows; -1 is a null. So of the rows ("ab", None) and ("c", b"xyz") there are six bytes,
+``abcxyz``, and the sizes 2, -1 and 1, 3.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +17,201 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core.errors import DataError
+from mouse_core.files.locking import Descriptor
+from mouse_core.files.mapped import open_file
 from mouse_core.files.reading import damaged, reading
-from mouse_core.files.writing import storing
-from mouse_core.store._tail.columns import ColumnExtent, numbers_extent
+from mouse_core.files.writing import storing, write_at
+from mouse_core.store._tail.columns import ColumnExtent, ObjectExtent, numbers_extent
 from mouse_core.store._tail.rows import Extent
+from mouse_core.store._tail.values import TailColumn
 from mouse_core.store.disk.tail.commits import UNIT
 from mouse_core.store.disk.tail.layout import TailLayout
-from mouse_core.store.disk.tail.objects import FiledObjects, ObjectsFile, read_objects
+
+_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+_TEXT = (pa.types.is_string, pa.types.is_large_string)
+_BINARY = (pa.types.is_binary, pa.types.is_large_binary)
+
+
+def objects_path(path: Path) -> Path:
+    """Where the values of a tail file's objects are."""
+    return path.with_suffix(".objects")
+
+
+class ObjectsFile(Descriptor):
+    """The values, one behind the other; whoever opened it says where they end.
+
+    Args:
+        path: The file.
+        create: Whether there is none yet.
+        write: Whether it is written to.
+    """
+
+    def __init__(self, path: Path, *, create: bool = False, write: bool = True) -> None:
+        self.path = path
+        self._file = open_file(path, create=create, write=write)
+
+    def write(self, content: bytes, at: int) -> None:
+        """Write some values where they belong; raises OSError if not all can be."""
+        write_at(self._file, content, at)
+
+    def read(self, begin: int, end: int) -> bytes:
+        """The bytes from one place to another; raises DataError where the file is shorter."""
+        found = []
+        while begin < end:
+            piece = os.pread(self._file, min(end - begin, 1 << 30), begin)
+            if not piece:
+                raise DataError(f"{self.path}: expected {end} bytes or more, found {begin}")
+            found.append(piece)
+            begin += len(piece)
+        return b"".join(found)
+
+    def sync(self) -> None:
+        """Wait until they are on the disk; raises OSError if they are not."""
+        getattr(os, "fdatasync", os.fsync)(self._file)
+
+
+class FiledObjects(ObjectExtent):
+    """Values of one column, and what is to be written of those that no row counts yet.
+
+    Args:
+        column: How they are kept.
+        sizes: How many bytes each takes, int64 ``[rows]``; -1 for nulls.
+        before: Those of the rows that are there.
+    """
+
+    def __init__(self, column: TailColumn, sizes: npt.NDArray[np.int64], before: pa.Array) -> None:
+        super().__init__(column)
+        self.sizes, self._before = sizes, before
+        self._encode = _encoder(column.arrow_type)
+        self._written = 0
+        self.encoded: list[bytes | None] = []
+        """The bytes of values that were put since those that are written."""
+
+    def put(self, row: int, value: Any) -> None:
+        """As for any column of objects."""
+        row -= len(self._before)
+        super().put(row, value)
+        item = self._items[-1]
+        del self.encoded[row - self._written :]
+        self.encoded.append(None if item is None else self._encode(item))
+
+    def forget(self, row: int) -> None:
+        """As for any column of objects."""
+        super().forget(row - len(self._before))
+        del self.encoded[len(self._items) - self._written :]
+
+    def written(self, begin: int, end: int) -> None:
+        """Note that the values from one row to another, which were put, are written."""
+        self.sizes[begin:end] = [-1 if value is None else len(value) for value in self.encoded]
+        self._written, self.encoded = len(self._items), []
+
+    def to_arrow(self, rows: int) -> pa.Array:
+        """The first ``rows`` values, copied."""
+        before = len(self._before)
+        if rows <= before:
+            return self._before.slice(0, rows)
+        later = pa.array(self._items[: rows - before], self._column.arrow_type)
+        return pa.concat_arrays([self._before, later]) if before else later
+
+
+def read_objects(
+    file: ObjectsFile,
+    at: int,
+    columns: Sequence[TailColumn],
+    sizes: Sequence[npt.NDArray[np.int64]],
+) -> list[pa.Array]:
+    """The values of some rows.
+
+    Args:
+        file: Where they are.
+        at: Where those of the first row begin.
+        columns: All columns of objects.
+        sizes: How many bytes each takes, by column, int64 ``[n]``.
+
+    Raises:
+        DataError: They are no such values.
+    """
+    table = np.stack(sizes, axis=1)
+    if not table.size:
+        return [pa.array([], column.arrow_type) for column in columns]
+    if table.min() < -1:
+        raise DataError(f"{file.path}: expected sizes, found {table.min()}")
+    ends = np.cumsum(np.maximum(table, 0)).reshape(table.shape)
+    content = memoryview(file.read(at, at + int(ends[-1, -1])))
+    begins = ends - np.maximum(table, 0)
+    arrays = []
+    for number, column in enumerate(columns):
+        there = table[:, number] >= 0
+        places = zip(begins[:, number].tolist(), ends[:, number].tolist(), there.tolist(), strict=True)
+        values = [content[begin:end] if is_there else None for begin, end, is_there in places]
+        array = _decoded(values, column.arrow_type)
+        array.validate(full=True)
+        if array.type != column.arrow_type:
+            raise DataError(f"{file.path}: expected {column.arrow_type}, found {array.type}")
+        arrays.append(array)
+    return arrays
+
+
+# ---------------------------------------------------------------------- values as bytes
+
+
+def _encoder(kind: pa.DataType) -> Callable[[Any], bytes]:
+    """How values of a type become bytes."""
+    if any(test(kind) for test in (*_TEXT, *_BINARY)):
+        return lambda item: _plain_bytes(item, kind)
+    if kind == _IMAGE:
+        return _image_bytes
+    return lambda item: bytes(pa.record_batch([pa.array([item], kind)], [""]).serialize())
+
+
+def _plain_bytes(item: Any, kind: pa.DataType) -> bytes:
+    if type(item) is bytes:
+        return item
+    return item.encode() if type(item) is str else bytes(pa.scalar(item, kind).as_buffer())
+
+
+def _image_bytes(item: Mapping[str, Any]) -> bytes:
+    """An image as the length of its path, 4 bytes, the path, and its content; lengths count from 1, 0 is none.
+
+    A picture ``b"PNG"`` without a path: 00 00 00 00 01 50 4e 47.
+    """
+    path, content = item.get("path"), item.get("bytes")
+    name = b"" if path is None else os.fspath(path).encode()
+    length = (0 if path is None else len(name) + 1).to_bytes(4, "little")
+    return length + name + (b"\0" if content is None else b"\1" + bytes(content))
+
+
+def _decoded(values: Sequence[memoryview | None], kind: pa.DataType) -> pa.Array:
+    if any(test(kind) for test in _TEXT):
+        return pa.array([None if value is None else bytes(value).decode() for value in values], kind)
+    if any(test(kind) for test in _BINARY):
+        return pa.array(values, kind)
+    if kind == _IMAGE:
+        return pa.array([None if value is None else _image(value) for value in values], kind)
+    schema, nothing = pa.schema([pa.field("", kind)]), pa.nulls(1, kind)
+    batches = [nothing if value is None else _one(pa.ipc.read_record_batch(value, schema)) for value in values]
+    return pa.concat_arrays(batches)
+
+
+def _one(batch: pa.RecordBatch) -> pa.Array:
+    if batch.num_rows != 1:
+        raise DataError(f"expected one value, found {batch.num_rows}")
+    column = batch.column(0)
+    column.validate(full=True)
+    return column
+
+
+def _image(value: memoryview) -> dict[str, Any]:
+    length = int.from_bytes(value[:4], "little")
+    end = 4 + max(length - 1, 0)
+    if not 4 < end + 1 <= len(value):
+        raise DataError(f"expected an image, found a path of {length - 1} bytes among {len(value)}")
+    path = bytes(value[4:end]).decode() if length else None
+    return {"bytes": bytes(value[end + 1 :]) if value[end] else None, "path": path}
+
+
+# ---------------------------------------------------------------------- rows
 
 
 class TailExtent(Extent):

@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import xxhash
 
 from mouse_core._arrow.column_types import NUMPY_NAMES, ColumnType
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchLayout
 from mouse_core.errors import ConfigError
+from mouse_core.files.checksum import checksum
 from mouse_core.files.reading import MOST_JSON, damaged
 from mouse_core.store._tail.columns import ColumnRoom
 from mouse_core.store._tail.values import TailColumn
@@ -45,9 +45,8 @@ _MAGIC = b"mousetai"
 _HEAD = struct.Struct("<8sIIQ")
 # Numbers of the live page before those of the columns.
 LIVE = 8
-# Rows that share a checksum, which one flipped bit costs: new files, and those that do not say how many they are.
+# Rows that share a checksum, which one flipped bit costs: some 100 kB.
 _BLOCK_BYTES, _MOST_IN_A_BLOCK = 1 << 17, 1 << 10
-_ONCE_BYTES, _ONCE_MOST = 1 << 20, 1 << 15
 # Where rows of an array end is kept in int32.
 _MOST_VALUES = (1 << 31) - 1
 _IDENTITY = re.compile("[0-9a-f]{16}")
@@ -83,18 +82,13 @@ class TailLayout:
         columns: How each column is kept, by name.
         rows: How many rows there is room for.
         identity: What no other file has, 16 digits; checksums depend on it.
-        said_block_rows: Rows that share a checksum; None: the file does not say.
+        block_rows: Rows that share a checksum.
     """
 
     columns: Mapping[str, TailColumn]
     rows: int
     identity: str
-    said_block_rows: int | None = None
-
-    @memo
-    def block_rows(self) -> int:
-        """Rows that share a checksum."""
-        return self.said_block_rows or usual_block_rows(self.columns, _ONCE_BYTES, _ONCE_MOST)
+    block_rows: int
 
     @memo
     def parts(self) -> tuple[ColumnBuffer, ...]:
@@ -137,14 +131,9 @@ class TailLayout:
     @memo
     def description(self) -> bytes:
         """What the head says, as JSON."""
-        said: dict[str, Any] = {
-            "identity": self.identity,
-            "rows": self.rows,
-            "columns": {name: _described(column) for name, column in self.columns.items()},
-        }
-        if self.said_block_rows is not None:
-            said["block_rows"] = self.said_block_rows
-        return json.dumps(said).encode()
+        columns = {name: _described(column) for name, column in self.columns.items()}
+        numbers = {"identity": self.identity, "rows": self.rows, "block_rows": self.block_rows}
+        return json.dumps({**numbers, "columns": columns}).encode()
 
     @property
     def place_words(self) -> int:
@@ -198,8 +187,7 @@ class TailLayout:
 
     def head(self) -> bytes:
         """The first page or pages."""
-        checksum = xxhash.xxh3_64_intdigest(self.description)
-        return _HEAD.pack(_MAGIC, FORMAT, len(self.description), checksum) + self.description
+        return _HEAD.pack(_MAGIC, FORMAT, len(self.description), checksum(self.description)) + self.description
 
     def live(self, memory: Any) -> npt.NDArray[np.int64]:
         """The numbers of the live page."""
@@ -230,10 +218,10 @@ class TailLayout:
         return ColumnRoom(arrays[f"{number}.values"], nulls, ends, since[number : number + 1])
 
 
-def usual_block_rows(columns: Mapping[str, TailColumn], size: int = _BLOCK_BYTES, most: int = _MOST_IN_A_BLOCK) -> int:
-    """How many rows share a checksum in a new file: some 100 kB, and 1024 rows at most."""
+def usual_block_rows(columns: Mapping[str, TailColumn]) -> int:
+    """Return how many rows share a checksum in a new file: some 100 kB, and 1024 rows at most."""
     row_bytes = sum(column.row_bytes for column in columns.values())
-    return max(16, min(most, size // max(row_bytes, 1)))
+    return max(16, min(_MOST_IN_A_BLOCK, _BLOCK_BYTES // max(row_bytes, 1)))
 
 
 def may_differ(column: TailColumn) -> bool:
@@ -264,11 +252,11 @@ def read_layout(path: str, read: Callable[[int, int], bytes], image_roots: tuple
     head = read(0, _HEAD.size)
     if len(head) < _HEAD.size or head[:8] != _MAGIC:
         raise damaged(path, "expected a tail of appended rows, found something else")
-    _, version, size, checksum = _HEAD.unpack(head)
+    _, version, size, expected = _HEAD.unpack(head)
     if version > FORMAT:
         raise damaged(path, f"expected format {FORMAT} or older, found {version}: a newer release wrote it")
     described = read(_HEAD.size, min(size, MOST_JSON))
-    if len(described) < size or xxhash.xxh3_64_intdigest(described) != checksum:
+    if len(described) < size or checksum(described) != expected:
         raise damaged(path, "expected a head as it was written, found damage")
     said = json.loads(described)
     columns = {str(name): _column(column, image_roots) for name, column in said["columns"].items()}
@@ -276,9 +264,9 @@ def read_layout(path: str, read: Callable[[int, int], bytes], image_roots: tuple
     if _IDENTITY.fullmatch(identity) is None:
         raise damaged(path, f"expected an identity of 16 hexadecimal digits, found {identity!r:.40}")
     check_rows(columns, rows)
-    block_rows = said.get("block_rows")
-    if block_rows is not None and not (type(block_rows) is int and 0 < block_rows <= _ONCE_MOST):
-        raise damaged(path, f"expected 1..{_ONCE_MOST} rows with one checksum, found {block_rows!r:.40}")
+    block_rows = said["block_rows"]
+    if type(block_rows) is not int or not 0 < block_rows <= _MOST_IN_A_BLOCK:
+        raise damaged(path, f"expected 1..{_MOST_IN_A_BLOCK} rows with one checksum, found {block_rows!r:.40}")
     layout = TailLayout(columns, rows, identity, block_rows)
     if layout.description != described or not columns:
         raise damaged(path, "expected a description of columns, found another")
