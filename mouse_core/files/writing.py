@@ -102,6 +102,14 @@ def making(path: StrPath, what: str, *, folder: bool = True) -> Iterator[Path]:
             remove(partial)
 
 
+def link_or_copy(source: StrPath, target: StrPath) -> None:
+    """Give a file a second name, or copy it where the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def check_nothing_at(path: Path, what: str) -> None:
     """Raise ConfigError if something is at ``path``."""
     if os.path.lexists(path):

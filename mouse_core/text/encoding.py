@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import read_json_object
-from mouse_core.formats.preprocessing.function import digest_of, in_words
+from mouse_core.formats.function_identity import digest_of, in_words
 
 # What a tokenizer of the package tokenizers was told about truncation and padding stands before this in its JSON. A
 # recipe says how long rows are, and tokenizers of transformers change it whenever they are called.

@@ -6,27 +6,24 @@ import hashlib
 import json
 import os
 import pickle
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import connection, get_context, parent_process
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from mouse_core._base.processes import results
 from mouse_core.about.dataset import About
-from mouse_core.errors import ConfigError, DataError, WorkerError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.locking import FileLock
 from mouse_core.files.noted import read_note, write_note
 from mouse_core.files.writing import make_folder, remove, storing
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.digest import RowDigest
 from mouse_core.formats.converting import convert
-from mouse_core.formats.preprocessing.function import digest_of
+from mouse_core.formats.function_identity import digest_of
 from mouse_core.spec import check_count
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.text._rows import InRow
@@ -41,94 +38,45 @@ _AHEAD = 4
 def encoded(
     batches: Iterator[pa.RecordBatch], recipe: Recipe, encode: Encoder, num_workers: int
 ) -> Iterator[pa.RecordBatch]:
-    """What a recipe makes of each batch, in order; the first error ends it.
+    """Yield the rows that a recipe makes of each batch, in order; the first error ends the iterator.
 
     Args:
-        batches: Taken one after the other, a few ahead.
-        recipe: It.
+        batches: Texts, taken a few batches ahead.
+        recipe: The recipe.
         encode: The tokenizer.
-        num_workers: Processes; 0: one thread, so that no tokenizer is called twice at a time.
+        num_workers: Number of processes; 0: one thread, so that no tokenizer is called twice at a time.
 
     Raises:
         ConfigError: Recipe or tokenizer cannot be given to processes.
-        WorkerError: A process was ended.
+        WorkerError: A process ended early.
     """
-    if not num_workers:
-        with ThreadPoolExecutor(1, "mouse-tokenize") as pool:
-            yield from _in_order(pool, lambda batch: recipe.rows(batch, encode), batches, _AHEAD)
-        return
-    try:
-        work = pickle.dumps((recipe, encode))
-    except Exception as error:  # whatever the pickling of somebody's object raises
-        raise ConfigError(
-            f"num_workers: expected a tokenizer and recipe that can be pickled, found: {error}"
-        ) from error
-    # Forking a process with threads of Arrow's and of frameworks may hang.
-    context = get_context("spawn")
-    with ProcessPoolExecutor(num_workers, context, initializer=_begin, initargs=(work,)) as processes:
+    if num_workers:
         try:
-            yield from _in_order(processes, _run, batches, _AHEAD * num_workers)
-        except BrokenProcessPool as error:
-            raise WorkerError(
-                f"tokenize: expected {num_workers} processes to work on, one was ended: {error}"
+            pickle.dumps((recipe, encode))
+        except Exception as error:  # whatever the pickling of somebody's object raises
+            raise ConfigError(
+                f"num_workers: expected a tokenizer and recipe that can be pickled, found: {error}"
             ) from error
-        finally:
-            processes.shutdown(wait=False, cancel_futures=True)
+    ahead = 1 + _AHEAD * max(num_workers, 1)
+    work = partial(_rows, recipe, encode)
+    for _, rows in results(work, _numbered(batches), num_workers, "tokenize", ahead=ahead, in_order=True):
+        yield rows
 
 
-def _in_order(
-    pool: Executor,
-    call: Callable[[pa.RecordBatch], pa.RecordBatch],
-    batches: Iterator[pa.RecordBatch],
-    ahead: int,
-) -> Iterator[pa.RecordBatch]:
-    coming: deque[tuple[int, Future[pa.RecordBatch]]] = deque()
+def _numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield batches with the number of their first row."""
     row = 0
-    try:
-        for batch in batches:
-            coming.append((row, pool.submit(call, batch)))
-            row += batch.num_rows
-            if len(coming) > ahead:
-                yield _made(*coming.popleft())
-        while coming:
-            yield _made(*coming.popleft())
-    finally:
-        for _, future in coming:
-            future.cancel()
+    for batch in batches:
+        yield row, batch
+        row += batch.num_rows
 
 
-def _made(row: int, future: Future[pa.RecordBatch]) -> pa.RecordBatch:
-    """What became of a batch that begins with a row."""
+def _rows(recipe: Recipe, encode: Encoder, numbered: tuple[int, pa.RecordBatch]) -> pa.RecordBatch:
+    row, batch = numbered
     try:
-        return future.result()
+        return recipe.rows(batch, encode)
     except InRow as error:
         raise DataError(f"row {row + error.row}: {error.message}") from error
-
-
-# ---------------------------------------------------------------------- in a process of its own
-
-_work: tuple[Recipe, Encoder] | None = None
-
-
-def _begin(work: bytes) -> None:
-    """In a new process: keep what is done, and end with the process that began it, however that ends."""
-    global _work
-    parent = parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-    _work = pickle.loads(work)
-
-
-def _end_with(parent: int) -> None:
-    connection.wait([parent])
-    os._exit(1)
-
-
-def _run(batch: pa.RecordBatch) -> pa.RecordBatch:
-    if _work is None:
-        raise WorkerError("tokenize: expected a process that was begun, found none")
-    recipe, encode = _work
-    return recipe.rows(batch, encode)
 
 
 # Of what lies in a folder: stores of another version have other names, and are never taken for those of this one.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from mouse_core._base.memo import memo
 from mouse_core.about.dataset import read_about
 from mouse_core.dtypes import RowError, convert
 from mouse_core.errors import DataError, SchemaError
-from mouse_core.files.writing import StrPath, storing
+from mouse_core.files.writing import StrPath, link_or_copy, storing
 from mouse_core.images.files import find_video
 from mouse_core.video.decoding import Crop, Decoder, FrameDecoder
 from mouse_core.video.index import SUFFIX, VideoIndex, index_video
@@ -222,13 +221,6 @@ def carry_videos(videos: Sequence[tuple[str, str]], roots: Sequence[str], folder
             os.makedirs(os.path.dirname(target), exist_ok=True)
             for end in ("", SUFFIX):
                 if os.path.isfile(f"{found.path}{end}") and not os.path.lexists(f"{target}{end}"):
-                    _link(f"{found.path}{end}", f"{target}{end}")
+                    link_or_copy(f"{found.path}{end}", f"{target}{end}")
             total += os.stat(target).st_size
     return total
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

@@ -1,1 +1,1 @@
-"""Files of other tools, byte by byte: HDF5, NumPy, Parquet, TFRecord, video."""
+"""Files: HDF5, NumPy, Parquet, TFRecord and videos of other tools, read byte by byte; the parts of jobs."""

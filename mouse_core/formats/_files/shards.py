@@ -1,12 +1,11 @@
-"""Files of rows, each complete under its final name or not there at all."""
+"""Write files of rows, and the files that ``datasets`` keeps beside them."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,66 +15,42 @@ import pyarrow.parquet as pq
 from mouse_core.about.dataset import About, with_about
 from mouse_core.errors import SchemaError
 from mouse_core.files.noted import note, seal
-from mouse_core.files.writing import beside, put_in_place, remove
+from mouse_core.files.writing import link_or_copy, remove
 from mouse_core.formats.columns.blocks import bytes_a_row, rows_at_once
 
 _ROW_GROUP_BYTES = 4 << 20
 
 
-@dataclass(frozen=True)
-class Shard:
-    """A file that was written.
-
-    Args:
-        name: Its name in the working folder.
-        rows: How many it holds.
-        bytes: Its size.
-        digest: Of its rows, as they were in the source.
-        sealed: What a store's manifest says of it, if it is a segment of one.
-    """
-
-    name: str
-    rows: int
-    bytes: int
-    digest: str
-    sealed: list[Any] | None = None
-
-    def is_in(self, work: Path) -> bool:
-        """Whether it lies in the working folder, as large as it was written: a crash may have taken it along."""
-        file = work / self.name
-        return file.is_file() and file.stat().st_size == self.bytes
-
-
 class ShardWriter:
-    """Writes one shard under a name of its own, which ``finish`` changes to the shard's.
+    """Writes rows to a new Arrow or Parquet file in a folder.
 
     Args:
-        folder: Where.
-        number: Which shard it is.
+        folder: The folder.
+        number: Number of the file. Its name also has the number of this process, so that a process that an interruption
+            left behind writes to another file.
         kind: "arrow" or "parquet".
-        schema: Of the file; batches are cast to it.
+        schema: Schema of the file; batches are cast to it.
     """
 
     def __init__(self, folder: Path, number: int, kind: str, schema: pa.Schema) -> None:
-        self._path = folder / f"part-{number:05d}.{kind}"
-        self._partial = Path(beside(self._path))
-        self._schema = schema
-        self._sink = pa.OSFile(str(self._partial), "wb")
+        self.name = f"part-{number:05d}-{os.getpid()}.{kind}"
+        self._path, self._schema = folder / self.name, schema
+        self._open = ExitStack()
+        self._sink = self._open.enter_context(pa.OSFile(str(self._path), "wb"))
         self._writer: Any = (
             pa.ipc.new_stream(self._sink, schema)
             if kind == "arrow"
             else pq.ParquetWriter(self._sink, schema, compression="zstd", write_page_checksum=True)
         )
-        self.rows = 0
+        self._open.callback(self._writer.close)
 
     @property
     def bytes(self) -> int:
-        """What was written so far."""
+        """Bytes that were written so far."""
         return int(self._sink.tell())
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows."""
-        self.rows += batch.num_rows
         table = pa.Table.from_batches([batch])
         if not table.schema.equals(self._schema, check_metadata=True):
             table = table.cast(self._schema).combine_chunks()
@@ -88,57 +63,40 @@ class ShardWriter:
         for piece in table.to_batches():
             self._writer.write_batch(piece)
 
-    def finish(self, digest: str) -> Shard:
-        """Close the file, see to it that it is on the disk, and give it its name."""
-        self._writer.close()
-        self._sink.close()
+    def finish(self) -> tuple[list[str], Any]:
+        """Close the file; return its name, and no facts."""
+        self._open.close()
         if isinstance(self._writer, pq.ParquetWriter):
-            seal(self._partial)
-        size = self._partial.stat().st_size
-        put_in_place(self._partial, self._path)
-        return Shard(self._path.name, self.rows, size, digest)
+            seal(self._path)
+        return [self.name], None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        if not self._sink.closed:
-            self._writer.close()
-            self._sink.close()
-        remove(self._partial)
+    def __exit__(self, kind: object, *exception: object) -> None:
+        self._open.close()
+        if kind is not None:
+            remove(self._path)
 
 
-def keep_only(work: Path, names: Collection[str]) -> None:
-    """Remove what else an interrupted call left in its working folder."""
-    kept = {Path(name).parts[0] for name in names}
-    for item in work.iterdir():
-        if item.name not in kept:
-            remove(item)
+def link_parts(work: Path, result: Path, parts: Mapping[str, int], kind: str) -> dict[str, int]:
+    """Link files of rows into ``result`` under the names that ``datasets`` gives them.
 
-
-def begin_result(work: Path) -> Path:
-    """A new folder in the working folder, for what it all becomes."""
-    folder = work / "result"
-    remove(folder)
-    folder.mkdir()
-    return folder
-
-
-def finish_names(work: Path, result: Path, shards: Sequence[Shard], kind: str) -> dict[str, int]:
-    """Link the shards into ``result`` under the names that ``datasets`` gives them, without a copy where possible.
+    Args:
+        work: The folder of the files.
+        result: An empty folder.
+        parts: Number of rows by the name of each file, in order.
+        kind: "arrow" or "parquet".
 
     Returns:
-        How many rows each holds, by name.
+        Number of rows by new name.
     """
     rows = {}
     stem = "data" if kind == "arrow" else "train"
-    for number, shard in enumerate(shards):
-        name = f"{stem}-{number:05d}-of-{len(shards):05d}.{kind}"
-        try:
-            os.link(work / shard.name, result / name)
-        except OSError:  # a file system without links
-            shutil.copyfile(work / shard.name, result / name)
-        rows[name] = shard.rows
+    for number, (part, count) in enumerate(parts.items()):
+        name = f"{stem}-{number:05d}-of-{len(parts):05d}.{kind}"
+        link_or_copy(work / part, result / name)
+        rows[name] = count
     return rows
 
 

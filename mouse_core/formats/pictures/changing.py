@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -118,24 +118,23 @@ def changed_stream(stream: Any, changed: Mapping[str, tuple[Pictures, PictureEnc
 def _batches(
     stream: Any, changed: Mapping[str, tuple[Pictures, PictureEncoding]], schema: pa.Schema, fill: bool
 ) -> Iterator[pa.RecordBatch]:
-    reader = PixelReader(stream)
+    reader, first = PixelReader(stream), 0
     with ThreadPoolExecutor(THREADS) as pool:
-        for first, piece in pieces(stream, [picture for picture, _ in changed.values()]):
+        for piece in pieces(stream, [picture for picture, _ in changed.values()]):
             columns = dict(zip(piece.schema.names, piece.columns, strict=True))
             for name, (picture, kept) in changed.items():
                 columns[name] = _column(reader, picture, kept, columns[name], first, pool.map, fill=fill)
             yield pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
+            first += piece.num_rows
 
 
-def pieces(stream: Any, pictures: Sequence[Pictures]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows in batches whose pictures take a bounded number of bytes as pixels, with the number of the first row."""
-    first, size = 0, sum(picture.bytes for picture in pictures)
-    for batch in stream:
+def pieces(batches: Iterable[pa.RecordBatch], pictures: Sequence[Pictures]) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches whose pictures take a bounded number of bytes as pixels."""
+    size = sum(picture.bytes for picture in pictures)
+    for batch in batches:
         step = rows_at_once(size, most=max(1, batch.num_rows), budget=_PIECE_BYTES)
         for begin in range(0, batch.num_rows, step):
-            piece = batch.slice(begin, step)
-            yield first, piece
-            first += piece.num_rows
+            yield batch.slice(begin, step)
 
 
 def _column(

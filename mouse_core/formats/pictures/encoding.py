@@ -1,15 +1,13 @@
-"""Pictures of rows as frames of videos that are written here, part by part, so that an interruption costs one."""
+"""Encode pictures of rows as frames of videos, part by part; an interruption loses one part."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import chain, count, takewhile
+from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -17,241 +15,152 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core._base.progress import progress_bar
-from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.reading import read_json_object, reading
-from mouse_core.files.writing import make_folder, remove, sync_files, sync_folders, write_file
-from mouse_core.formats.columns.blocks import blocks
-from mouse_core.formats.columns.digest import DigestedRows, RowDigest
+from mouse_core.about.dataset import About
+from mouse_core.errors import DataError
+from mouse_core.files.reading import reading
+from mouse_core.files.writing import make_folder, remove
+from mouse_core.formats._files.jobs import Job, Part
 from mouse_core.formats.pictures.changing import FRAME, PixelReader, pieces, with_features
 from mouse_core.formats.pictures.kept import PictureEncoding, Pictures, said_after
-from mouse_core.video.index import SUFFIX, index_video
+from mouse_core.video.index import index_video
 from mouse_core.video.writing import VideoCodec, VideoWriter
 
-_JOB = "job.json"
 _RATE = 30.0
 # A file of frames is read as a whole where an index is made, and lost as a whole where it is damaged.
 _MOST_BYTES = 200 * 10**6
 
-
-@dataclass(frozen=True)
-class _Part:
-    """Consecutive rows, and the videos of their frames.
-
-    Args:
-        rows: How many.
-        digest: Of them as they were in the source.
-        file: The Arrow file that they are in, with frames for pictures.
-        videos: Of each its path and digest.
-        sha256: Of the bytes of each file, by its name.
-    """
-
-    rows: int
-    digest: str
-    file: str
-    videos: list[list[str]]
-    sha256: dict[str, str]
-
-    def is_in(self, folder: Path) -> bool:
-        """Whether all files are there as they were written: what is read of them gets other checksums."""
-        return all((folder / name).is_file() and _sha256(folder / name) == one for name, one in self.sha256.items())
+Changed = Mapping[str, tuple[Pictures, PictureEncoding]]
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def encoded_stream(stream: Any, changed: Changed, folder: Path, *, most_bytes: int, progress: bool) -> Any:
+    """Return the same rows with the pictures of some columns as frames of videos, which are written first.
 
-
-def encoded_stream(
-    stream: Any,
-    changed: Mapping[str, tuple[Pictures, PictureEncoding]],
-    folder: Path,
-    *,
-    most_bytes: int,
-    progress: bool,
-) -> Any:
-    """The same rows with the pictures of some columns as frames of videos, which are written first.
-
-    What an interrupted call has written is held against the source and kept.
+    Parts that an interrupted call wrote are kept.
 
     Args:
         stream: A ``RowStream``.
-        changed: What becomes of which columns; only those that are to be videos count.
-        folder: Where rows and videos are written, by one process at a time.
-        most_bytes: About how large a video is at most.
-        progress: Whether a bar shows how far it is.
+        changed: New encodings by column; only columns that become videos count.
+        folder: Folder of the parts, rows and videos.
+        most_bytes: About the largest size of a video.
+        progress: Whether a bar shows the progress.
 
     Raises:
-        ConfigError: What was written there is of another source, or with other options.
-        DataError: The source is damaged, or changed since.
-        StorageError: No room; what was written so far is there for the next call.
+        ConfigError: The folder holds parts of another source, or with other options.
+        DataError: The source is damaged.
+        StorageError: Files cannot be written.
     """
     changed = {name: one for name, one in changed.items() if one[1].way == "video"}
     if not changed:
         return stream
-    job = _Encoding(stream, changed, folder, min(most_bytes, _MOST_BYTES))
-    try:
-        with progress_bar("encoding", total=stream.rows, unit="rows", enabled=progress) as advance:
-            job.run(advance)
-    finally:
-        if not job.parts:  # nothing to go on from
-            remove(folder)
+    schema = stream.schema
+    for name in changed:
+        schema = schema.set(schema.get_field_index(name), pa.field(name, FRAME))
+    frames_stay = any(one.type == FRAME and one.name not in changed for one in schema)
+    schema, about = with_features(schema, changed), said_after(stream.about, changed, frames_stay=frames_stay)
+    # Rows name videos that stay and videos that are encoded, so the source must not have a folder of this name.
+    names = chain(["videos"], map("videos-{}".format, count(1)))
+    roots = stream.image_folders()
+    base = next(name for name in names if not any(os.path.lexists(os.path.join(root, name)) for root in roots))
+    fingerprint = {
+        "source": stream.path,
+        "schema": str(stream.schema.remove_metadata()),
+        "videos": {name: [str(kept.codec), *picture.shape] for name, (picture, kept) in changed.items()},
+        "most_bytes": min(most_bytes, _MOST_BYTES),
+        "base": base,
+    }
+    with Job(folder, "convert", fingerprint) as job:
+
+        def begin(number: int, row: int) -> _PartWriter:
+            first = len(about.videos) + sum(len(part.facts) for part in job.parts.values())
+            return _PartWriter(folder, stream, changed, schema, base, number, row, first)
+
+        cut = partial(pieces, pictures=[picture for picture, _ in changed.values()])
+        try:
+            with progress_bar("encoding", total=stream.rows, unit="rows", enabled=progress) as advance:
+                if job.complete:
+                    advance(job.rows)
+                else:
+                    most = min(most_bytes, _MOST_BYTES)
+                    job.write_stream(stream, begin, most_bytes=most, advance=advance, cut=cut)
+        finally:
+            if not job.parts:
+                remove(folder)
+    parts = [*job.parts.values()]
     return stream.replace(
-        schema=job.schema,
-        batches=job.batches,
-        about=job.about.replace(
-            videos=(*job.about.videos, *(tuple(video) for part in job.parts for video in part.videos))
-        ),
-        rows=sum(part.rows for part in job.parts),
-        image_roots=(str(folder.resolve()), *stream.image_folders()),
+        schema=schema,
+        batches=partial(_batches, folder, parts),
+        about=about.replace(videos=(*about.videos, *(tuple(video) for part in parts for video in part.facts))),
+        rows=job.rows,
+        image_roots=(str(folder.resolve()), *roots),
     )
 
 
-class _Encoding:
-    """See ``encoded_stream``."""
-
-    def __init__(
-        self, stream: Any, changed: Mapping[str, tuple[Pictures, PictureEncoding]], folder: Path, most_bytes: int
-    ) -> None:
-        self.stream, self.changed, self.folder, self.most_bytes = stream, changed, folder, most_bytes
-        schema = stream.schema
-        for name in changed:
-            schema = schema.set(schema.get_field_index(name), pa.field(name, FRAME))
-        self.schema = with_features(schema, changed)
-        frames_stay = any(one.type == FRAME and one.name not in changed for one in schema)
-        self.about = said_after(stream.about, changed, frames_stay=frames_stay)
-        # No name that the source has, be it of videos that stay or of those that are encoded: rows are read with both.
-        folders = stream.image_folders()
-        names = chain(["videos"], map("videos-{}".format, count(1)))
-        self.base = next(name for name in names if not any(os.path.lexists(os.path.join(one, name)) for one in folders))
-        self.parts: list[_Part] = []
-        self.done = False
-        self.said = {
-            "source": stream.path,
-            "schema": str(stream.schema.remove_metadata()),
-            "ways": {name: [str(kept.codec), *picture.shape] for name, (picture, kept) in changed.items()},
-            "most_bytes": most_bytes,
-            "base": self.base,
-        }
-        self._load()
-
-    def run(self, advance: Callable[[int], None]) -> None:
-        """Write the parts that are missing; those that are there must hold the source's rows."""
-        if self.done:
-            advance(sum(part.rows for part in self.parts))
-            return
-        source = DigestedRows(blocks(self.stream), None, advance)
-        for part in self.parts:
-            if source.digest_of(part.rows, self.stream.schema) != part.digest:
-                raise DataError(
-                    f"{self.stream.path}: expected the rows that an interrupted conversion has read, found others; "
-                    f"delete {str(self.folder)!r} to begin anew"
-                )
-        begun = sum(part.rows for part in self.parts)
-        following = pieces(source.following(), [picture for picture, _ in self.changed.values()])
-        ended = False
-        while not ended:
-            with _PartWriter(self, len(self.parts)) as writer:
-                ended = True
-                for first, piece in following:
-                    writer.write(begun + first, piece)
-                    if writer.bytes >= self.most_bytes:
-                        ended = False
-                        break
-                if writer.rows or not self.parts:
-                    self.parts.append(writer.finish())
-            self.done = ended
-            self._save()
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows that were written."""
-        for part in self.parts:
-            with reading(self.folder / part.file), pa.OSFile(str(self.folder / part.file)) as source:
-                yield from pa.ipc.open_stream(source)
-
-    def video_path(self, column: str, number: int) -> str:
-        """Where the video of a column lies below the folder, of the part of that number."""
-        names = [re.sub(r"[^\w-]", "_", name) for name in self.changed]
-        name = names[list(self.changed).index(column)]
-        name += f"_{list(self.changed).index(column)}" if names.count(name) > 1 else ""
-        return f"{self.base}/{name}/chunk-{number // 1000:03d}/file-{number % 1000:03d}.mp4"
-
-    def frames_per_second(self) -> float:
-        """Of the recording, as far as it is known."""
-        known = self.stream.about.frames_per_second
-        return known[0] if len(known) == 1 and known[0] < 1e4 else _RATE
-
-    def _load(self) -> None:
-        """Take over what an interrupted call left behind, and remove what it had not finished."""
-        make_folder(self.folder, sync=False)
-        file = self.folder / _JOB
-        if file.is_file():
-            found = read_json_object(file)
-            if found.get("said") != json.loads(json.dumps(self.said)):
-                raise ConfigError(
-                    f"convert: an unfinished conversion of something else, or to other videos, is in "
-                    f"{str(self.folder)!r}; finish it, or delete the folder"
-                )
-            with reading(file):
-                written = [_Part(**part) for part in found["parts"]]
-            self.parts = list(takewhile(lambda part: part.is_in(self.folder), written))
-            self.done = bool(found["done"]) and len(self.parts) == len(written)
-        kept = {_JOB, *(name for part in self.parts for name in part.sha256)}
-        for one in sorted(self.folder.rglob("*")):
-            name = one.relative_to(self.folder).as_posix()
-            if one.is_file() and name.removesuffix(SUFFIX) not in kept:
-                remove(one)
-
-    def _save(self) -> None:
-        state = {"said": self.said, "parts": [vars(part) for part in self.parts], "done": self.done}
-        write_file(self.folder / _JOB, json.dumps(state).encode(), only_writer=True)
+def _batches(folder: Path, parts: Iterable[Part]) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        file = folder / next(iter(part.files))
+        with reading(file), pa.OSFile(str(file)) as source:
+            yield from pa.ipc.open_stream(source)
 
 
 class _PartWriter:
-    """Writes one part.
+    """Writes one part: an Arrow file of rows, and a video for each column of pictures.
 
     Args:
-        job: What it is a part of.
-        number: Which.
+        folder: Folder of the job.
+        stream: The source.
+        changed: Columns that become videos.
+        schema: Schema of the rows with frames.
+        base: Folder of the videos in ``folder``.
+        number: Number of the part.
+        row: Number of the first row in the source.
+        first: Number of the first video of the part among all videos.
     """
 
-    def __init__(self, job: _Encoding, number: int) -> None:
-        self._job, self._number = job, number
-        self._reader, self._digest = PixelReader(job.stream), RowDigest(job.stream.schema)
-        self._first = len(job.about.videos) + sum(len(part.videos) for part in job.parts)
+    def __init__(
+        self,
+        folder: Path,
+        stream: Any,
+        changed: Changed,
+        schema: pa.Schema,
+        base: str,
+        number: int,
+        row: int,
+        first: int,
+    ) -> None:
+        self._folder, self._changed, self._schema = folder, changed, schema
+        self._base, self._number, self._row, self._first = base, number, row, first
+        self._reader, self._rate = PixelReader(stream), _rate(stream.about)
         self._writers: dict[str, VideoWriter] = {}
         self._name = f"rows/part-{number:05d}.arrow"
-        make_folder(job.folder / "rows", sync=False)
+        make_folder(folder / "rows", sync=False)
         self._open = ExitStack()
-        sink = self._open.enter_context(pa.OSFile(str(job.folder / self._name), "wb"))
-        self._rows = self._open.enter_context(pa.ipc.new_stream(sink, job.schema))
-        self.rows = 0
+        sink = self._open.enter_context(pa.OSFile(str(folder / self._name), "wb"))
+        self._rows = self._open.enter_context(pa.ipc.new_stream(sink, schema))
 
     @property
     def bytes(self) -> int:
-        """Of the largest video so far."""
+        """Size of the largest video so far."""
         return max((writer.bytes for writer in self._writers.values()), default=0)
 
-    def write(self, first: int, batch: pa.RecordBatch) -> None:
-        """Add rows, of which the first has that number in the source."""
-        self._digest.update(batch)
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        for name, (picture, kept) in self._job.changed.items():
-            pixels, there = self._reader.read(picture, columns[name], first)
+        for name, (picture, kept) in self._changed.items():
+            pixels, there = self._reader.read(picture, columns[name], self._row)
             columns[name] = self._frames(name, picture, kept.codec or VideoCodec(), pixels, there)
-        arrays = [columns[one.name].cast(one.type) for one in self._job.schema]
-        self._rows.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._job.schema))
-        self.rows += batch.num_rows
+        arrays = [columns[one.name].cast(one.type) for one in self._schema]
+        self._rows.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self._row += batch.num_rows
 
     def _frames(self, name: str, picture: Pictures, codec: VideoCodec, pixels: Any, there: Any) -> pa.Array:
-        """Encode pictures; the numbers of their frames."""
+        """Encode pictures; return the numbers of video and frame of each row."""
         video, frame = np.zeros(len(there), np.int32), np.zeros(len(there), np.int32)
         if there.any():
             if name not in self._writers:
-                path = self._job.folder / self._job.video_path(name, self._number)
+                path = self._folder / self._video_path(name)
                 make_folder(path.parent, sync=False)
-                rate = self._job.frames_per_second()
                 shape, dtype = picture.shape, picture.dtype
-                self._writers[name] = VideoWriter(path, codec, shape, dtype=dtype, frames_per_second=rate)
+                self._writers[name] = VideoWriter(path, codec, shape, dtype=dtype, frames_per_second=self._rate)
             writer = self._writers[name]
             video[:] = self._first + list(self._writers).index(name)
             frame[there] = writer.frames + np.arange(there.sum())
@@ -259,22 +168,24 @@ class _PartWriter:
         parts = [pa.array(values) for values in (video, frame)]
         return pa.StructArray.from_arrays(parts, fields=list(FRAME), mask=None if there.all() else pa.array(~there))
 
-    def finish(self) -> _Part:
-        """Close the files, hold the videos against what went into them, and see to it that all are on the disk."""
-        folder, videos, paths = self._job.folder, [], [self._name]
+    def _video_path(self, column: str) -> str:
+        """Path of the video of a column in the folder of the job."""
+        names = [re.sub(r"[^\w-]", "_", name) for name in self._changed]
+        place = list(self._changed).index(column)
+        name = names[place] + (f"_{place}" if names.count(names[place]) > 1 else "")
+        return f"{self._base}/{name}/chunk-{self._number // 1000:03d}/file-{self._number % 1000:03d}.mp4"
+
+    def finish(self) -> tuple[list[str], list[list[str]]]:
+        """Close the files; return their names, and path and digest of each video after counting its frames."""
+        videos = []
         for writer in self._writers.values():
             writer.close()
             index = index_video(writer.path)
             if len(index) != writer.frames:
                 raise DataError(f"{writer.path}: expected {writer.frames} frames, as were written, found {len(index)}")
-            paths.append(Path(writer.path).relative_to(folder).as_posix())
-            videos.append([paths[-1], index.digest])
+            videos.append([Path(writer.path).relative_to(self._folder).as_posix(), index.digest])
         self._open.close()
-        files = [folder / name for name in paths]
-        sync_files(files)
-        sync_folders(file.parent for file in files)
-        sha256 = {name: _sha256(file) for name, file in zip(paths, files, strict=True)}
-        return _Part(self.rows, self._digest.hexdigest(), self._name, videos, sha256)
+        return [self._name, *(path for path, _ in videos)], videos
 
     def __enter__(self) -> _PartWriter:
         return self
@@ -283,3 +194,9 @@ class _PartWriter:
         for writer in self._writers.values():
             writer.discard()
         self._open.close()
+
+
+def _rate(about: About) -> float:
+    """Frames per second of the recording if there is one rate, else 30."""
+    known = about.frames_per_second
+    return known[0] if len(known) == 1 and known[0] < 1e4 else _RATE

@@ -25,7 +25,7 @@ from mouse_core.errors import ConfigError
 # What folders of packages are called, and Debian's.
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 # This library, which may be installed as a folder of somebody's.
-_OWN = str(Path(__file__).parents[2])
+_OWN = str(Path(__file__).parents[1])
 # What Python puts into classes by itself.
 _OF_PYTHON = (MemberDescriptorType, GetSetDescriptorType)
 

@@ -1,0 +1,85 @@
+"""Calls in processes of their own, started afresh: none outlives the process that started it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from multiprocessing import connection, get_context, parent_process
+from typing import Any, TypeVar
+
+from mouse_core.errors import WorkerError
+
+T = TypeVar("T")
+
+
+def results(
+    call: Callable[[T], Any], items: Iterable[T], num_workers: int, what: str, *, ahead: int, in_order: bool
+) -> Generator[tuple[T, Any]]:
+    """Yield each item with the result of a call; the first error ends the iterator.
+
+    Args:
+        call: The function, which can be pickled if ``num_workers`` is not 0.
+        items: Arguments of the calls, taken a few before their results are asked for.
+        num_workers: Number of processes; 0: one thread.
+        what: The function that needs the results; begins messages.
+        ahead: Most calls that wait or run.
+        in_order: Whether results come in the order of the items, not as soon as they are there.
+
+    Raises:
+        WorkerError: A process ended early.
+    """
+    pool: Executor
+    if num_workers:
+        # Forking a process with threads of Arrow or of a framework may hang.
+        work = pickle.dumps(call)
+        pool = ProcessPoolExecutor(num_workers, get_context("spawn"), initializer=_begin, initargs=(work,))
+        call = _run
+    else:
+        pool = ThreadPoolExecutor(1, f"mouse-{what}")
+    left, coming = iter(items), dict[Future[Any], T]()
+    try:
+        while True:
+            for item in islice(left, ahead - len(coming)):
+                coming[pool.submit(call, item)] = item
+            if not coming:
+                return
+            done = list(coming)[:1] if in_order else wait(coming, return_when=FIRST_COMPLETED).done
+            for future in done:
+                item = coming.pop(future)
+                yield item, future.result()
+    except BrokenProcessPool as error:
+        raise WorkerError(
+            f"{what}: a process ended in the middle of its work: it was killed, as for memory (fewer num_workers take "
+            "less), or could not begin, as where a script lacks if __name__ == '__main__': or the function stands in "
+            "no module"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_work: Callable[[Any], Any] | None = None
+
+
+def _begin(work: bytes) -> None:
+    """Load the function, in a new process; from now on the process ends with its parent."""
+    global _work
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    _work = pickle.loads(work)
+
+
+def _end_with(parent: int) -> None:
+    connection.wait([parent])
+    os._exit(1)
+
+
+def _run(item: Any) -> Any:
+    if _work is None:
+        raise WorkerError("expected a function that _begin loaded, found none")
+    return _work(item)
