@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGETS = (
     "mouse_core/files",
     "mouse_core/store/disk",
-    "mouse_core/store/_tail",
+    "mouse_core/columns",
     "mouse_core/store/_episodes",
     "mouse_core/replay/_episodes",
     "mouse_core/batches",

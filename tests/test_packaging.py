@@ -320,13 +320,14 @@ LEFT_OUT = {
         "images",
         "inspect",
         "replay",
+        "columns",
         "rollouts",
         "text",
         "trees",
     ),
     *("files", "nested", "remote", "testing"),
 }
-LEFT_OUT_MODULES = {"mouse_core.store._tail", "mouse_core.store.export", "mouse_core.prefetch._resuming"}
+LEFT_OUT_MODULES = {"mouse_core.store.export", "mouse_core.prefetch._resuming"}
 MOST_LOADED = 45
 
 

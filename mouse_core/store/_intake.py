@@ -13,15 +13,14 @@ import pyarrow as pa
 
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._base.locks import ProcessLock
+from mouse_core.columns.appended import TailColumn, checked_rows, is_empty
+from mouse_core.columns.extent import ColumnExtent, Extent, Refused
 from mouse_core.dtypes import RowError, is_hidden
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.arrow import check_mapped
 from mouse_core.spec import FieldSpec
 from mouse_core.store._schema import REFUSALS, StoreSchema
 from mouse_core.store._segments import Segment
-from mouse_core.store._tail.columns import ColumnExtent
-from mouse_core.store._tail.rows import Extent, Refused, prepare
-from mouse_core.store._tail.values import TailColumn, is_empty
 from mouse_core.store.evidence import AppendedRows, check_flags, flags_in
 from mouse_core.store.snapshot import Snapshot
 
@@ -234,7 +233,7 @@ class Appender:
         prepared: dict[str, Any] = {}
         for name, column in extent.columns.items():
             try:
-                prepared[name] = prepare(columns[name], column)
+                prepared[name] = checked_rows(columns[name], column)
             except RowError as error:
                 raise self._refused(name, error, error.row) from error
             except REFUSALS as error:
@@ -252,7 +251,7 @@ class Appender:
 
     def _make(self, columns: Mapping[str, TailColumn], before: int, coming: int) -> Extent:
         """An extent that may be opened; see ``Extent``."""
-        return Extent(columns, before, coming)
+        return Extent.allocate(columns, before, coming)
 
     def _has_room(self, extent: Extent, coming: int) -> bool:
         """Whether the first of some rows that come together goes into an extent."""

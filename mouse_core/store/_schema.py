@@ -20,7 +20,7 @@ from mouse_core.store.fields import SnapshotConfig
 
 if TYPE_CHECKING:
     from mouse_core.about.dataset import About
-    from mouse_core.store._tail.values import TailColumn
+    from mouse_core.columns.appended import TailColumn
 
 REFUSALS = (ValueError, TypeError, OverflowError, pa.ArrowException)
 """What building a column out of a value may raise."""
@@ -196,7 +196,7 @@ class StoreSchema:
         Raises:
             DataError: A value that its column or field cannot take.
         """
-        from mouse_core.store._tail.schema import tail_column
+        from mouse_core.columns.appended import tail_column
 
         columns = {}
         for name in self.arrow_types or row:
@@ -228,7 +228,7 @@ class StoreSchema:
     def _with_domain(self, name: str, column: TailColumn) -> TailColumn:
         """A column that takes what its spec allows; and zeros, where it may be that no transition led to a row."""
         spec, field = self.spec[name], self.by_column.get(name)
-        from mouse_core.store._tail.values import holds
+        from mouse_core.columns.appended import holds
 
         if column.kind.kind == "image" and column.shape and not holds(spec.shape, column.shape):
             raise ValueError(f"expected pictures of shape {spec.shape}, found {column.shape}")

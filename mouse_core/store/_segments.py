@@ -21,10 +21,9 @@ from mouse_core._arrow.windows import Stretches, Windows, cut_at_stretches
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # loaded where rows are appended, or lie elsewhere
+    from mouse_core.columns.extent import ColumnExtent, Extent
     from mouse_core.readahead.backing import RemoteMemory
-    from mouse_core.store._tail.columns import ColumnExtent
-    from mouse_core.store._tail.rows import Extent
 
 _LOOKED_AT = 1 << 16
 # Runs of rows are kept, in 24 bytes each, where they are so long on average and not more than these.

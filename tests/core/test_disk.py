@@ -673,7 +673,7 @@ def test_interrupts_at_any_moment_leave_what_was_acknowledged(folder: Path) -> N
 @pytest.mark.parametrize("objects", [False, True])
 def test_an_interrupt_between_any_two_lines_leaves_what_is_counted(folder: Path, objects: bool) -> None:
     """Of what writes rows: what the store says that it has is there for whoever opens the folder next."""
-    left, after, written = 0, 0, ("store/_tail/rows.py", "tail/extent.py", "tail/objects.py")
+    left, after, written = 0, 0, ("columns/extent.py", "tail/extent.py")
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal left

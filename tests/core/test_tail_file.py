@@ -20,9 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from mouse_core.columns.appended import checked_rows, tail_column
+from mouse_core.columns.extent import Extent
 from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.files import locking
-from mouse_core.store.disk.tail import Extent, file, prepare, tail_column
+from mouse_core.store.disk.tail import file
 from mouse_core.store.disk.tail.file import TailFile, TailReader
 from tests.core.killing import forked
 
@@ -86,7 +88,7 @@ def expected(count: int) -> list[Row]:
 
 
 def test_rows_are_those_of_an_extent_in_memory(tmp_path: Path) -> None:
-    memory, tail = Extent(COLUMNS), made(tmp_path / "tail")
+    memory, tail = Extent.allocate(COLUMNS), made(tmp_path / "tail")
     for number in range(300):
         for extent in (memory, tail.extent):
             if not extent.append(row(number)):
@@ -167,7 +169,7 @@ def test_a_copy_has_what_was_committed(tmp_path: Path) -> None:
 def test_many_rows_at_once(tmp_path: Path) -> None:
     tail = made(tmp_path / "tail")
     columns = {name: [row(number)[name] for number in range(600)] for name in COLUMNS}
-    prepared = {name: prepare(columns[name], column) for name, column in COLUMNS.items()}
+    prepared = {name: checked_rows(columns[name], column) for name, column in COLUMNS.items()}
     tail.extent.put_many(prepared, 0, 600)
     tail.commit(sync=True)
     assert rows_of(tail.extent) == expected(600)
@@ -240,7 +242,7 @@ def lives(path: Path, told: mmap.mmap, random: np.random.Generator) -> None:
         end = min(tail.extent.rows, begin + int(random.integers(1, 20)))
         if random.random() < 0.3:
             prepared = {
-                name: prepare([row(i)[name] for i in range(begin, end)], kept) for name, kept in COLUMNS.items()
+                name: checked_rows([row(i)[name] for i in range(begin, end)], kept) for name, kept in COLUMNS.items()
             }
             tail.extent.put_many(prepared, 0, end - begin)
         else:
@@ -542,7 +544,7 @@ def test_a_full_disk_takes_no_row_whose_objects_do_not_fit(tmp_path: Path) -> No
         with pytest.raises(StorageError, match="objects"):
             put(tail, 100, 110)
         assert tail.extent.count < 110
-        many = {name: prepare([row(i)[name] for i in range(100, 120)], kept) for name, kept in COLUMNS.items()}
+        many = {name: checked_rows([row(i)[name] for i in range(100, 120)], kept) for name, kept in COLUMNS.items()}
         begin = tail.extent.count
         with pytest.raises(StorageError, match="objects"):
             tail.extent.put_many(many, begin - 100, 20 - (begin - 100))

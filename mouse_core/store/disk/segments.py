@@ -25,12 +25,12 @@ from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.windows import Int64s
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
+from mouse_core.columns.extent import Extent
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import check, digest
 from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.files.writing import remove, storing, sync_files, sync_folders
 from mouse_core.store._segments import Segment
-from mouse_core.store._tail.rows import Extent
 from mouse_core.store.disk.folder import Lease, ReadFolder, Shared
 from mouse_core.store.disk.manifest import Sealed, bare_schema, check_identity
 from mouse_core.store.disk.tail.file import TailReader

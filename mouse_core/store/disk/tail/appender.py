@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from mouse_core._base.locks import uninterrupted
+from mouse_core.columns.appended import TailColumn
+from mouse_core.columns.extent import Extent
 from mouse_core.store._intake import Appender
 from mouse_core.store._segments import Segment
-from mouse_core.store._tail.rows import Extent
-from mouse_core.store._tail.values import TailColumn
 from mouse_core.store.disk.tail.file import TailFile
 
 # The first file of rows is small, as many stores are; each is twice as large as the one before, up to sealed segments.

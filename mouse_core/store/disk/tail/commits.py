@@ -65,7 +65,7 @@ class Commit:
     Args:
         number: How many commits came before.
         rows: How many rows count.
-        since: For each column from which row on rows differ in length; see ``ColumnRoom``.
+        since: For each column from which row on rows differ in length; see ``NumbersExtent``.
         sums: The checksums of the block in progress.
         place: Which place says it.
     """

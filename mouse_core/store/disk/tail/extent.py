@@ -17,14 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core.columns.appended import TailColumn
+from mouse_core.columns.extent import ColumnExtent, Extent, NumbersExtent, ObjectExtent
 from mouse_core.errors import DataError
 from mouse_core.files.locking import Descriptor
 from mouse_core.files.mapped import open_file
 from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import storing, write_at
-from mouse_core.store._tail.columns import ColumnExtent, ObjectExtent, numbers_extent
-from mouse_core.store._tail.rows import Extent
-from mouse_core.store._tail.values import TailColumn
 from mouse_core.store.disk.tail.commits import UNIT
 from mouse_core.store.disk.tail.layout import TailLayout
 
@@ -88,13 +87,12 @@ class FiledObjects(ObjectExtent):
         self.encoded: list[bytes | None] = []
         """The bytes of values that were put since those that are written."""
 
-    def put(self, row: int, value: Any) -> None:
+    def write(self, row: int, value: Any) -> None:
         """As for any column of objects."""
         row -= len(self._before)
-        super().put(row, value)
-        item = self._items[-1]
+        super().write(row, value)
         del self.encoded[row - self._written :]
-        self.encoded.append(None if item is None else self._encode(item))
+        self.encoded.append(None if value is None else self._encode(value))
 
     def forget(self, row: int) -> None:
         """As for any column of objects."""
@@ -111,7 +109,7 @@ class FiledObjects(ObjectExtent):
         before = len(self._before)
         if rows <= before:
             return self._before.slice(0, rows)
-        later = pa.array(self._items[: rows - before], self._column.arrow_type)
+        later = pa.array(self._items[: rows - before], self.column.arrow_type)
         return pa.concat_arrays([self._before, later]) if before else later
 
 
@@ -246,7 +244,7 @@ class TailExtent(Extent):
         objects: ObjectsFile | None = None,
         objects_end: int = 0,
     ) -> None:
-        self._hold(layout.columns, layout.rows, extents, count)
+        super().__init__(layout.columns, layout.rows, extents, count)
         if told is not None:
             self._sort()
         self._told, self._objects, self.objects_end = told, objects, objects_end
@@ -339,7 +337,7 @@ def column_extents_of(
     Args:
         layout: Where what lies.
         arrays: The arrays of all parts, by name.
-        since: From which row on rows of a column differ in length; see ``ColumnRoom``.
+        since: For each column, from which row on rows differ in length; see ``NumbersExtent``.
         objects: The values of columns of objects so far.
         rows: How many rows are there.
         known: Columns that were made of it before, and are the same with these rows.
@@ -350,7 +348,14 @@ def column_extents_of(
         if name in known
         else FiledObjects(column, arrays[f"{number}.sizes"], next(filed))
         if column.is_object
-        else numbers_extent(column, layout.room(number, arrays, since), rows)
+        else NumbersExtent(
+            column,
+            arrays[f"{number}.values"],
+            arrays.get(f"{number}.nulls"),
+            arrays.get(f"{number}.ends"),
+            since[number : number + 1],
+            rows,
+        )
         for number, (name, column) in enumerate(layout.columns.items())
     }
 

@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core.columns.appended import TailColumn
+from mouse_core.columns.extent import ColumnExtent
 from mouse_core.errors import DataError, StoreWarning
 from mouse_core.files.locking import Descriptor
 from mouse_core.files.mapped import fence, mapped, open_file, origin, set_aside, sync_mapped
 from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.files.writing import remove, storing, sync_folders
-from mouse_core.store._tail.columns import ColumnExtent
-from mouse_core.store._tail.values import TailColumn
 from mouse_core.store.disk.tail.commits import (
     Commit,
     LivePage,

@@ -31,11 +31,10 @@ import pyarrow as pa
 from mouse_core._arrow.column_types import NUMPY_NAMES, ColumnType
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchLayout
+from mouse_core.columns.appended import TailColumn
 from mouse_core.errors import ConfigError
 from mouse_core.files.checksum import checksum
 from mouse_core.files.reading import MOST_JSON, damaged
-from mouse_core.store._tail.columns import ColumnRoom
-from mouse_core.store._tail.values import TailColumn
 
 PAGE = 4096
 FORMAT = 1
@@ -205,17 +204,6 @@ class TailLayout:
     def arrays(self, memory: Any) -> dict[str, npt.NDArray[Any]]:
         """The arrays of all parts, by name."""
         return self.memory.arrays(memoryview(memory)[self.rows_at :]) if self.parts else {}
-
-    def room(self, number: int, arrays: Mapping[str, npt.NDArray[Any]], since: npt.NDArray[np.int64]) -> ColumnRoom:
-        """The memory of a column of numbers.
-
-        Args:
-            number: Which of the columns it is.
-            arrays: What ``arrays`` gave.
-            since: For each column from which row on rows differ in length; see ``ColumnRoom``.
-        """
-        nulls, ends = arrays.get(f"{number}.nulls"), arrays.get(f"{number}.ends")
-        return ColumnRoom(arrays[f"{number}.values"], nulls, ends, since[number : number + 1])
 
 
 def usual_block_rows(columns: Mapping[str, TailColumn]) -> int:

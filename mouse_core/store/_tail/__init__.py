@@ -1,1 +1,0 @@
-"""Appended rows: columns that grow, and how they become a segment."""
