@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.files.reading import damaged
 from mouse_core.files.writing import making
-from mouse_core.formats._files.h5 import import_h5py, leaves
-from mouse_core.formats.columns.blocks import rows_at_once
+from mouse_core.formats._files.h5 import import_h5py
 from mouse_core.formats.columns.named import nested
-from mouse_core.formats.ted._layouts import DONE_KEYS, REWARD_KEYS, Flat2TED, H5Combine, H5Split, TED2Flat, TED2Nested
-from mouse_core.formats.ted._reading import Entries, FileEntries, FolderWriter, Key, Trajectories, has_next, opened
+from mouse_core.formats.ted._layouts import DONE_KEYS, REWARD_KEYS, H5Split, TED2Flat, TED2Nested, key_of
+from mouse_core.formats.ted._reading import Key, Trajectories, environments, has_next, opened, steps_of
+from mouse_core.formats.ted._writing import FolderWriter
 
 _LAYOUTS = ("ted", "flat", "nested", "h5")
 _ABOUT = ("shift", "is_full", "_storage_shape")
+# Most steps that are read at once.
+_AT_ONCE = 1 << 16
 _FLAGS = tuple((name,) for name in DONE_KEYS)
 
 Arrays = dict[Key, npt.NDArray[Any]]
@@ -110,21 +112,27 @@ def read_checkpoint(
         DataError: The data are damaged; names the file.
     """
     root = Path(path)
-    options = {"done_keys": done_keys, "reward_keys": reward_keys}
+    apart = {*map(key_of, done_keys), *map(key_of, reward_keys)}
     with opened(root) as found:
-        if isinstance(found, Trajectories):
-            arrays, about = _combined(found), _told(found)
-        else:
-            arrays, about = {key: _whole(found, key) for key in found.shapes}, found.about
-            if has_next(found):
-                return _as_they_lie(arrays, about, root)
-    full, cursor = _place(about, root)
-    told = {name: about[name] for name in _ABOUT if name in about}
-    if not full and ("done",) in arrays and len(np.atleast_1d(told.get("_storage_shape", 0))) == 1:
-        # Places that were never used are left out before anything is made of them: TorchRL leaves in them what was in
-        # memory, done flags too.
-        arrays, told, full = _used(arrays, cursor, root), {}, True
-    return _oldest_first(Flat2TED({**nested(arrays), **told}, **options), full, cursor if told else 0)
+        outer = environments(found)
+        blocks = [*steps_of(found, batch_rows=_AT_ONCE, apart=apart)]
+        is_ted = not isinstance(found, Trajectories) and has_next(found)
+    if not blocks:
+        raise SchemaError(f"{root}: expected steps, found none")
+    parts = [
+        {**block.root, **{("next", *key): values for key, values in block.following.items()}, **block.other}
+        for block in blocks
+    ]
+    arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    if not is_ted:
+        flags = [key for key in map(key_of, done_keys) if ("next", *key) in arrays]
+        arrays |= {key: np.zeros_like(arrays["next", *key]) for key in flags}
+    lanes = math.prod(outer)
+    steps = len(next(iter(arrays.values()))) // lanes
+    ordered = {
+        key: np.swapaxes(values.reshape(lanes, steps, *values.shape[1:]), 0, 1) for key, values in arrays.items()
+    }
+    return nested({key: values.reshape(steps, *outer, *values.shape[2:]) for key, values in ordered.items()})
 
 
 # ---------------------------------------------------------------------- writing
@@ -235,72 +243,6 @@ def _write_file(file: Path, split: Mapping[str, Any], length: int) -> None:
                     target["/".join((name, *key))] = values
             else:
                 target[name] = np.asarray(value)
-
-
-# ---------------------------------------------------------------------- reading
-
-
-def _combined(found: Trajectories) -> Arrays:
-    """The trajectories of a file in the flat layout, in memory."""
-    split: dict[str, Any] = {}
-    for name, tree in zip(found.names, found.file.trees(found.names), strict=True):
-        entries = FileEntries(found.file, tree, name)
-        split[name] = nested({key: _whole(entries, key) for key in entries.shapes})
-    return {key: np.concatenate(parts) for key, parts in _flat(H5Combine(split)).items()}
-
-
-def _used(arrays: Arrays, used: int, root: Path) -> Arrays:
-    """The first ``used`` steps of the flat layout, and their observations."""
-    n = len(arrays[("done",)])
-    if used > n:
-        raise damaged(root, f"shift: expected a place in 1..{n}, found {used}")
-    ends = arrays[("done",)].reshape(n, -1)[:used, 0].astype(bool)
-    observations = used + int(ends[:-1].sum()) + 1
-    return {key: values[: used if len(values) == n else observations] for key, values in arrays.items()}
-
-
-def _told(found: Trajectories) -> dict[str, Any]:
-    """What a file says of the ring."""
-    (tree,) = found.file.trees(["/"])
-    there = {path[0]: item for path, item in leaves(tree) if len(path) == 1 and path[0] in (*_ABOUT, "_len")}
-    values = {name: found.file.read([(name, 0, 16)])[0].reshape(-1).tolist() for name in there}
-    return {name: value if name == "_storage_shape" else value[0] for name, value in values.items()}
-
-
-def _whole(entries: Entries, key: Key) -> npt.NDArray[Any]:
-    """An entry, read some megabytes at a time."""
-    n, *rest = entries.shapes[key]
-    size = rows_at_once(8 * int(np.prod(rest, dtype=np.int64)), most=max(1, n))
-    parts = [entries.read([key], first, min(first + size, n))[0] for first in range(0, n, size)]
-    return np.concatenate(parts) if parts else entries.read([key], 0, 0)[0]
-
-
-def _place(about: Mapping[str, Any], root: Path) -> tuple[bool, int]:
-    """Whether the ring is full, and where its cursor stands."""
-    full, shift = about.get("is_full", True), about.get("shift", 0)
-    if not isinstance(full, bool) or type(shift) is not int or shift < (not full):
-        raise damaged(root, f"expected is_full and shift of a ring, found {full!r:.50} and {shift!r:.50}")
-    return full, shift
-
-
-def _oldest_first(places: Mapping[str, Any], full: bool, cursor: int) -> dict[str, Any]:
-    return nested(
-        {
-            key: np.roll(values, -cursor, axis=0) if full else values[:cursor].copy()
-            for key, values in _flat(places).items()
-        }
-    )
-
-
-def _as_they_lie(arrays: Arrays, about: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    shape = _shape(arrays, str(root))
-    lanes = int(np.prod(shape[1:], dtype=np.int64))
-    length, cursor = about.get("_len"), about.get("_cursor") or 0
-    used = shape[0] if length is None else length // max(1, lanes)
-    if not 0 <= used <= shape[0] or not 0 <= cursor <= shape[0]:
-        raise damaged(root, f"expected at most {shape[0]} places, found {used} used and the cursor at {cursor}")
-    full = used == shape[0]
-    return _oldest_first(nested(arrays), full, cursor % shape[0] if full else used)
 
 
 def _shape(arrays: Mapping[Key, npt.NDArray[Any]], where: str) -> tuple[int, ...]:

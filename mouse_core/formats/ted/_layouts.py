@@ -167,9 +167,9 @@ def TED2Flat(
     if not 0 <= shift <= n or (not is_full and not shift):
         raise SchemaError(f"shift: expected {'0' if is_full else '1'}..{n}, found {shift}")
     used = n if is_full else shift
-    apart = {*map(_key, done_keys), *map(_key, reward_keys)}
+    apart = {*map(key_of, done_keys), *map(key_of, reward_keys)}
     _check_ted(root, following, apart, shape)
-    _check_no_flags(root, map(_key, done_keys), shape, used)
+    _check_no_flags(root, map(key_of, done_keys), shape, used)
     lanes = _lane(done, shape)
     order = np.roll(np.arange(n), -shift) if is_full else np.arange(n)
     flat: dict[Key, list[npt.NDArray[Any]]] = {}
@@ -223,8 +223,8 @@ def Flat2TED(
     ends = done.reshape(lanes, n).copy()
     ends[:, used - 1] = True
     observations = len(done) + int(ends.sum())
-    flags = set(map(_key, done_keys))
-    apart = {*flags, *map(_key, reward_keys)}
+    flags = set(map(key_of, done_keys))
+    apart = {*flags, *map(key_of, reward_keys)}
     # What stands in each place of every environment, [lanes, n, ...].
     result: Arrays = {}
     for key, values in arrays.items():
@@ -366,7 +366,8 @@ def _woven(
     return woven
 
 
-def _key(name: str | Sequence[str]) -> Key:
+def key_of(name: str | Sequence[str]) -> Key:
+    """Return the path of an entry, given as a name or as a path."""
     return (name,) if isinstance(name, str) else tuple(name)
 
 
@@ -392,7 +393,7 @@ def _map(data: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any
 
 def _flag(arrays: Arrays, name: str | Sequence[str], where: str) -> Bools:
     """Done flags without the trailing 1."""
-    key = _key(name)
+    key = key_of(name)
     key = key[1:] if key[0] == "next" and key not in arrays else key
     if key not in arrays:
         raise SchemaError(f"{'.'.join(key)}: expected it in {where}, found {['.'.join(other) for other in arrays]}")

@@ -6,9 +6,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -163,74 +163,6 @@ def _shape(value: Any, file: Path) -> tuple[int, ...]:
     return tuple(value)
 
 
-# ---------------------------------------------------------------------- writing
-
-
-class FolderWriter:
-    """Writes a folder, entry by entry, a piece at a time.
-
-    Args:
-        folder: An existing, empty folder.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._entries: dict[Key, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-        self._rows: dict[Key, int] = {}
-        self._lengths: dict[Key, list[int]] = {}
-        self._streams: dict[Key, Any] = {}
-
-    def append(self, path: Key, values: npt.NDArray[Any], *, row_ends: bool = False) -> None:
-        """Add rows to an entry; with ``row_ends`` they complete a row of a nested tensor."""
-        if path not in self._streams:
-            place = self._folder.joinpath(*path[:-1])
-            place.mkdir(parents=True, exist_ok=True)
-            self._streams[path] = (place / f"{path[-1]}.memmap").open("wb")
-            self._entries[path] = values.dtype, values.shape[1:]
-            self._rows[path] = 0
-        self._streams[path].write(np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False).data)
-        self._rows[path] += len(values)
-        if row_ends:
-            self._lengths.setdefault(path, []).append(self._rows[path] - sum(self._lengths.get(path, ())))
-
-    def finish(self, *, batch: tuple[int, ...], others: Mapping[str, Any], nested: bool = False) -> None:
-        """Write the descriptions."""
-        self.close()
-        folders: dict[Key, dict[str, Any]] = {(): {}}
-        for path, (dtype, shape) in self._entries.items():
-            for depth in range(1, len(path)):
-                folders.setdefault(path[: depth - 1], {})[path[depth - 1]] = {"type": "TensorDict"}
-                folders.setdefault(path[:depth], {})
-            whole = [self._rows[path], *shape]
-            if nested:
-                lengths = self._lengths.get(path, [])
-                rest = self._rows[path] - sum(lengths)
-                lengths = [*lengths, rest] if rest else lengths  # what came last has not ended
-                batch = (len(lengths),)
-                shapes = np.array([[length, *shape] for length in lengths], "<i8")
-                self._folder.joinpath(*path[:-1], f"{path[-1]}.shape.memmap").write_bytes(shapes.tobytes())
-                whole = list(shapes.shape)
-            entry = {"device": "cpu", "shape": whole, "dtype": f"torch.{dtype.name}", "is_nested": nested}
-            folders[path[:-1]][path[-1]] = entry
-        for name, value in others.items():
-            folders[()][name] = {"type": "NonTensorData"}
-            kind = "<class 'tensordict.tensorclass.NonTensorData'>"
-            self._describe((name,), {"_type": kind, "data": value, "_is_non_tensor": True, "_metadata": None})
-        for path, entries in folders.items():
-            about = {"shape": list(batch), "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
-            self._describe(path, {**entries, **about})
-
-    def close(self) -> None:
-        """Close the files."""
-        for stream in self._streams.values():
-            stream.close()
-
-    def _describe(self, path: Key, entries: Mapping[str, Any]) -> None:
-        place = self._folder.joinpath(*path)
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "meta.json").write_text(json.dumps(entries), encoding="utf-8")
-
-
 class FolderEntries:
     """A memory-mapped folder, or a TorchRL buffer's checkpoint that holds one.
 
@@ -307,17 +239,25 @@ class FileEntries:
 Entries = FolderEntries | FileEntries
 
 
-@dataclass(frozen=True)
 class Trajectories:
-    """A file of the nested layout.
+    """A file of the nested layout, which has a group for each trajectory.
 
     Args:
         file: The open file.
-        names: Its trajectories' groups, in order.
+        names: The names in the file.
+
+    Attributes:
+        names: Names of the groups, in order.
+        about: Numbers beside the groups: ``shift``, ``is_full``, ``_storage_shape`` and ``_len``.
     """
 
-    file: H5File
-    names: Sequence[str]
+    def __init__(self, file: H5File, names: Sequence[str]) -> None:
+        self.file, self.name = file, file.path
+        self.names = sorted((name for name in names if _GROUP.fullmatch(name)), key=lambda name: int(name[5:]))
+        self.about: dict[str, Any] = {}
+        for name in {"shift", "is_full", "_storage_shape", "_len"}.intersection(names):
+            values = file.read([(name, 0, 16)])[0].reshape(-1).tolist()
+            self.about[name] = values if name == "_storage_shape" else values[0]
 
 
 @contextmanager
@@ -349,10 +289,10 @@ def opened(root: Path) -> Iterator[Entries | Trajectories]:
         yield entries
         return
     with H5File(file) as opened_file:
-        names = [name for name in opened_file.names() if re.fullmatch(r"traj_\d+", name)]
-        if names:
-            _check_nested(file, opened_file.names(names[0]))
-            yield Trajectories(opened_file, sorted(names, key=lambda name: int(name[5:])))
+        found = Trajectories(opened_file, opened_file.names())
+        if found.names:
+            _check_nested(file, opened_file.names(found.names[0]))
+            yield found
         else:
             yield FileEntries(opened_file, opened_file.trees(["/"])[0], "")
 
@@ -369,15 +309,17 @@ def _check_nested(file: Path, names: Sequence[str]) -> None:
 Arrays = dict[Key, npt.NDArray[Any]]
 _DONE = (("done",), ("terminated",), ("truncated",))
 _PIECE_BYTES = 16 << 20
+_GROUP = re.compile(r"traj_\d+")
+_TRAJECTORIES = 256
 
 
 @dataclass(frozen=True)
 class StepBlock:
-    """Some steps, in the order they happened.
+    """Consecutive steps of one environment.
 
     Args:
-        root, following: What stands at the root and in ``next``, both by the same keys.
-        other: What stands at one of them alone, and the done flags of ``next``.
+        root, following: Values at the root and in ``next``, both by the same keys.
+        other: Values at one of them alone, by full key, and all done flags.
         begins: Whether a trajectory is known to begin with a step.
     """
 
@@ -387,18 +329,54 @@ class StepBlock:
     begins: npt.NDArray[np.bool_]
 
 
-def pieces(entries: Entries, *, batch_rows: int) -> Iterator[StepBlock]:
-    """All steps in the order they happened, environment by environment.
+def steps_of(
+    found: Entries | Trajectories, *, batch_rows: int, apart: Collection[Key] = (*_DONE, ("reward",))
+) -> Iterator[StepBlock]:
+    """Yield all steps in the order they happened, environment by environment, without places that were never used.
 
     Args:
-        entries: Where they are.
-        batch_rows: How many steps a piece has, at most.
+        found: The open folder or file.
+        batch_rows: Most steps of a block.
+        apart: Keys that stand in ``next`` where each observation is stored once.
 
     Raises:
         SchemaError: No steps of TED.
         DataError: Arrays of lengths that do not go together.
     """
-    return _steps(entries, batch_rows) if has_next(entries) else _flat(entries, batch_rows)
+    if isinstance(found, Trajectories):
+        blocks = _trajectories(found, batch_rows)
+    elif has_next(found):
+        yield from _steps(found, batch_rows)
+        return
+    else:
+        blocks = _flat(found, batch_rows)
+    for block in blocks:
+        other = {("next", *key) if key in apart else key: values for key, values in block.other.items()}
+        yield replace(block, other=other)
+
+
+def environments(found: Entries | Trajectories) -> tuple[int, ...]:
+    """Return the shape of the environments; empty for one environment."""
+    if not isinstance(found, Trajectories) and has_next(found):
+        return _shape_of_steps(found)[1:]
+    shape = found.about.get("_storage_shape") or [0]
+    return () if isinstance(shape, int) else tuple(shape[1:])
+
+
+def _trajectories(found: Trajectories, batch_rows: int) -> Iterator[StepBlock]:
+    """Yield the steps of a file of the nested layout; trajectories end where the used places of an environment end."""
+    places, used = None, found.about.get("_len")
+    if "_storage_shape" in found.about:
+        steps = math.prod(environments(found)) * int(found.about["_storage_shape"][0])
+        places, _, used, _ = _ring(found, steps)
+    seen = 0
+    for first in range(0, len(found.names), _TRAJECTORIES):
+        names = found.names[first : first + _TRAJECTORIES]
+        for name, tree in zip(names, found.file.trees(names), strict=True):
+            entries = FileEntries(found.file, tree, name)
+            if used is None or (seen if places is None else seen % places) < used:
+                yield from _trajectory(entries, batch_rows)
+            seen += _count_steps(entries, "'done' in every trajectory")
 
 
 def has_next(entries: Entries) -> bool:
@@ -407,14 +385,12 @@ def has_next(entries: Entries) -> bool:
 
 
 def _steps(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
-    keys = list(entries.shapes)
-    root = {key for key in keys if key[0] != "next"}
-    inside = {key[1:] for key in keys if key[0] == "next"}
-    shape = _shape_of_steps(entries, keys, inside)
+    root = {key for key in entries.shapes if key[0] != "next"}
+    inside = {key[1:] for key in entries.shapes if key[0] == "next"}
+    shape = _shape_of_steps(entries)
     lanes = math.prod(shape[1:])
     both = sorted((root & inside).difference(_DONE))
-    alone = (inside - root) | inside.intersection(_DONE)
-    other = [*sorted((root - inside).difference(_DONE)), *(("next", *key) for key in sorted(alone))]
+    other = [*sorted(root.difference(both)), *(("next", *key) for key in sorted(inside.difference(both)))]
     wanted = [*both, *(("next", *key) for key in both), *other]
     stretches = _in_order(entries, shape[0] if shape else 0, lanes, _piece(entries, wanted, batch_rows))
     for lane in range(lanes):
@@ -427,20 +403,19 @@ def _steps(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
             yield StepBlock(
                 {key: found[key] for key in both},
                 {key: found["next", *key] for key in both},
-                {key[1:] if key[0] == "next" else key: found[key] for key in other},
+                {key: found[key] for key in other},
                 np.arange(end - begin) + number == 0,  # the first step of all
             )
 
 
-def _shape_of_steps(entries: Entries, keys: Sequence[Key], inside: set[Key]) -> tuple[int, ...]:
+def _shape_of_steps(entries: Entries) -> tuple[int, ...]:
     """``[n]``, or ``[n, environments]``: the shape of a done flag in ``next`` without the trailing 1."""
-    flag = next((key for key in _DONE if key in inside), None)
+    flag = next((key for key in _DONE if ("next", *key) in entries.shapes), None)
     if flag is None:
-        raise SchemaError(f"{entries.name}: expected next.done, found {_shown(keys)}")
+        raise SchemaError(f"{entries.name}: expected next.done, found {_shown(entries.shapes)}")
     shape = entries.shapes["next", *flag]
     shape = shape[:-1] if len(shape) > 1 and shape[-1] == 1 else shape
-    for key in keys:
-        found = entries.shapes[key]
+    for key, found in entries.shapes.items():
         if found[: len(shape)] != shape:
             raise damaged(entries.name, f"{'.'.join(key)}: expected {list(shape)} steps, found {list(found)}")
     return shape
@@ -475,7 +450,7 @@ def _flat(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
         before += n + int(lane_ends.sum())
 
 
-def trajectory(entries: Entries, *, batch_rows: int) -> Iterator[StepBlock]:
+def _trajectory(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
     """The steps of one trajectory of the nested layout, of which every observation is there once."""
     steps = _count_steps(entries, "'done' in every trajectory")
     both, other = _by_length(entries, steps, steps + 1)
@@ -525,7 +500,7 @@ def _lane(
         )
 
 
-def _ring(entries: Entries, steps: int) -> tuple[int, int, int, bool]:
+def _ring(entries: Entries | Trajectories, steps: int) -> tuple[int, int, int, bool]:
     """Places of an environment, environments, how many places of each are used, and whether the ring is full."""
     about = entries.about
     shape = about.get("_storage_shape") or [steps]
@@ -535,6 +510,8 @@ def _ring(entries: Entries, steps: int) -> tuple[int, int, int, bool]:
     full = bool(about.get("is_full", True))
     n, lanes = shape[0], steps // shape[0]
     shift = _number(about.get("shift"), n, entries.name, "shift")
+    if shift == 0 and not full:
+        raise damaged(entries.name, "shift: expected a place from 1 on in a ring that is not full, found 0")
     used = n if full or shift is None else shift
     length = _number(about.get("_len"), steps, entries.name, "len")
     return n, lanes, used if length is None else min(used, length // lanes), full

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import append_rows, import_h5py
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.values import read_values
-from mouse_core.formats.ted._reading import FolderWriter, Key
+from mouse_core.formats.ted._reading import Key
 from mouse_core.images.pixels import decode_image
 from mouse_core.spec import check_list
 
@@ -233,7 +234,72 @@ def _pixels(value: Any, name: str, where: str) -> npt.NDArray[np.uint8]:
         raise DataError(f"{where}: column {name!r}: {error}") from error
 
 
-# ---------------------------------------------------------------------- HDF5
+# ---------------------------------------------------------------------- files
+
+
+class FolderWriter:
+    """Writes a folder, entry by entry, a piece at a time.
+
+    Args:
+        folder: An existing, empty folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._entries: dict[Key, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self._rows: dict[Key, int] = {}
+        self._lengths: dict[Key, list[int]] = {}
+        self._streams: dict[Key, Any] = {}
+
+    def append(self, path: Key, values: npt.NDArray[Any], *, row_ends: bool = False) -> None:
+        """Add rows to an entry; with ``row_ends`` they complete a row of a nested tensor."""
+        if path not in self._streams:
+            place = self._folder.joinpath(*path[:-1])
+            place.mkdir(parents=True, exist_ok=True)
+            self._streams[path] = (place / f"{path[-1]}.memmap").open("wb")
+            self._entries[path] = values.dtype, values.shape[1:]
+            self._rows[path] = 0
+        self._streams[path].write(np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False).data)
+        self._rows[path] += len(values)
+        if row_ends:
+            self._lengths.setdefault(path, []).append(self._rows[path] - sum(self._lengths.get(path, ())))
+
+    def finish(self, *, batch: tuple[int, ...], others: Mapping[str, Any], nested: bool = False) -> None:
+        """Write the descriptions."""
+        self.close()
+        folders: dict[Key, dict[str, Any]] = {(): {}}
+        for path, (dtype, shape) in self._entries.items():
+            for depth in range(1, len(path)):
+                folders.setdefault(path[: depth - 1], {})[path[depth - 1]] = {"type": "TensorDict"}
+                folders.setdefault(path[:depth], {})
+            whole = [self._rows[path], *shape]
+            if nested:
+                lengths = self._lengths.get(path, [])
+                rest = self._rows[path] - sum(lengths)
+                lengths = [*lengths, rest] if rest else lengths  # what came last has not ended
+                batch = (len(lengths),)
+                shapes = np.array([[length, *shape] for length in lengths], "<i8")
+                self._folder.joinpath(*path[:-1], f"{path[-1]}.shape.memmap").write_bytes(shapes.tobytes())
+                whole = list(shapes.shape)
+            entry = {"device": "cpu", "shape": whole, "dtype": f"torch.{dtype.name}", "is_nested": nested}
+            folders[path[:-1]][path[-1]] = entry
+        for name, value in others.items():
+            folders[()][name] = {"type": "NonTensorData"}
+            kind = "<class 'tensordict.tensorclass.NonTensorData'>"
+            self._describe((name,), {"_type": kind, "data": value, "_is_non_tensor": True, "_metadata": None})
+        for path, entries in folders.items():
+            about = {"shape": list(batch), "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
+            self._describe(path, {**entries, **about})
+
+    def close(self) -> None:
+        """Close the files."""
+        for stream in self._streams.values():
+            stream.close()
+
+    def _describe(self, path: Key, entries: Mapping[str, Any]) -> None:
+        place = self._folder.joinpath(*path)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "meta.json").write_text(json.dumps(entries), encoding="utf-8")
 
 
 class _FileWriter:

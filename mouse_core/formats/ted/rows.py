@@ -16,24 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.about.dataset import About
-from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.errors import DataError, SchemaError
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.named import Columns, is_image, named_action, named_observation, schema_of, to_batches
 from mouse_core.formats.columns.transitions import TransitionRows, done_codes, transition_rows
-from mouse_core.formats.ted._reading import (
-    Entries,
-    FileEntries,
-    Key,
-    StepBlock,
-    Trajectories,
-    has_next,
-    opened,
-    pieces,
-    trajectory,
-)
+from mouse_core.formats.ted._reading import Key, StepBlock, Trajectories, has_next, opened, steps_of
 
 _LOOKED_AT = 1024
-_TRAJECTORIES = 256
 _FLAGS = {("done",), ("terminated",), ("truncated",)}
 
 
@@ -63,7 +52,7 @@ def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch
     root = Path(path)
     with opened(root) as found:
         layout = "nested" if isinstance(found, Trajectories) else "steps with next" if has_next(found) else "flat"
-        first = next(_pieces(found, _LOOKED_AT), None)
+        first = next(steps_of(found, batch_rows=_LOOKED_AT), None)
     if first is None:
         raise SchemaError(f"{root}: expected steps, found none")
     naming = _Naming(root, first, one_hot)
@@ -81,36 +70,10 @@ def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch
     )
 
 
-def _pieces(found: Entries | Trajectories, batch_rows: int) -> Iterator[StepBlock]:
-    if not isinstance(found, Trajectories):
-        yield from pieces(found, batch_rows=batch_rows)
-        return
-    length, others = None, found.file.names()
-    if "_len" in others:
-        length = int(found.file.read([("_len", 0, 1)])[0].reshape(-1)[0])
-        shape: list[int] = []
-        if "_storage_shape" in others:
-            shape = found.file.read([("_storage_shape", 0, 16)])[0].reshape(-1).tolist()
-        if len(shape) > 1 and length < np.prod(shape):
-            raise ConfigError(
-                f"{found.file.path}: expected a ring of one environment, or one that is full, found {length} of "
-                f"{shape} places used; which trajectories were never written cannot be told"
-            )
-    for first in range(0, len(found.names), _TRAJECTORIES):
-        names = found.names[first : first + _TRAJECTORIES]
-        for name, tree in zip(names, found.file.trees(names), strict=True):
-            if length is not None and length <= 0:
-                return  # what follows was never written
-            for piece in trajectory(FileEntries(found.file, tree, name), batch_rows=batch_rows):
-                if length is not None:
-                    length -= len(piece.begins)
-                yield piece
-
-
 def _batches(root: Path, naming: _Naming, schema: Any, batch_rows: int) -> Iterator[Any]:
     def parts() -> Iterator[tuple[Any, ...]]:
         ended = True
-        for piece in _pieces(found, batch_rows):
+        for piece in steps_of(found, batch_rows=batch_rows):
             observations, following, arriving = naming.columns(piece)
             ends = naming.ends(piece)
             begins = piece.begins | np.concatenate([[ended], ends[:-1]])
@@ -132,21 +95,22 @@ class _Naming:
 
     def __init__(self, root: Path, piece: StepBlock, one_hot: bool | None) -> None:
         self.where = str(root)
-        names = {key[0] for key in (*piece.root, *piece.other)}
+        others = _beside(piece)
+        names = {key[0] for key in (*piece.root, *others)}
         for name in ("action", "reward"):
             if name not in names:
-                found = [".".join(key) for key in (*piece.root, *piece.other)]
+                found = [".".join(key) for key in (*piece.root, *others)]
                 raise SchemaError(f"{root}: expected {name!r} among the steps, found {found}")
-        if not _FLAGS & piece.other.keys():
-            raise SchemaError(f"{root}: expected next.done, found {['.'.join(key) for key in piece.other]}")
+        if not _FLAGS & others.keys():
+            raise SchemaError(f"{root}: expected next.done, found {['.'.join(key) for key in others]}")
         pictures = [key for key, values in piece.root.items() if is_image(values)]
         self._picture = pictures[0] if len(pictures) == 1 else None
-        self.one_hot = _is_one_hot(piece.other.get(("action",))) if one_hot is None else one_hot
+        self.one_hot = _is_one_hot(others.get(("action",))) if one_hot is None else one_hot
 
     def columns(self, piece: StepBlock) -> tuple[Columns, Columns, Columns]:
         """Columns of the observation left, of the one arrived at, and of what arrived."""
         arriving: Columns = {}
-        for key, values in piece.other.items():
+        for key, values in _beside(piece).items():
             if key in _FLAGS:
                 continue
             if key == ("action",):
@@ -174,7 +138,7 @@ class _Naming:
 
     def _flags(self, piece: StepBlock) -> dict[str, npt.NDArray[np.bool_]]:
         return {
-            key[0]: self._single(values, key[0]).astype(bool) for key, values in piece.other.items() if key in _FLAGS
+            key[0]: self._single(values, key[0]).astype(bool) for key, values in _beside(piece).items() if key in _FLAGS
         }
 
     def _seen(self, arrays: dict[Key, npt.NDArray[Any]]) -> Columns:
@@ -210,3 +174,8 @@ def _is_one_hot(values: npt.NDArray[Any] | None) -> bool:
     if values is None or values.ndim != 2 or values.shape[1] < 2 or values.dtype.kind not in "biu" or not len(values):
         return False
     return bool(((values == 0) | (values == 1)).all() and (values.astype(np.int64).sum(axis=1) == 1).all())
+
+
+def _beside(piece: StepBlock) -> dict[Key, npt.NDArray[Any]]:
+    """Return ``other`` of a block by keys without ``next``, and without done flags at the root, which are False."""
+    return {key[1:] if key[0] == "next" else key: values for key, values in piece.other.items() if key not in _FLAGS}
