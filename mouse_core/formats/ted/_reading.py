@@ -289,10 +289,10 @@ def opened(root: Path) -> Iterator[Entries | Trajectories]:
         yield entries
         return
     with H5File(file) as opened_file:
-        found = Trajectories(opened_file, opened_file.names())
-        if found.names:
-            _check_nested(file, opened_file.names(found.names[0]))
-            yield found
+        trajectories = Trajectories(opened_file, opened_file.names())
+        if trajectories.names:
+            _check_nested(file, opened_file.names(trajectories.names[0]))
+            yield trajectories
         else:
             yield FileEntries(opened_file, opened_file.trees(["/"])[0], "")
 
