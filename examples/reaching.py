@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mouse_core import DatasetStore, Field
+from mouse_core import DatasetStore, Field, formats
 from mouse_core.formats.lerobot import write_lerobot
 
 OBSERVATION_SIZE = 10  # cosines and sines of the joints, their speeds, the fingertip, and the target
@@ -127,7 +127,7 @@ def filmed(folder: Path, episodes: int, seed: int) -> DatasetStore:
     if not folder.exists():
         rows = record(episodes, seed, "observation_images_top", Arms.film)
         write_lerobot(rows, folder, images="video:h264:gop=2:crf=18", frames_per_second=FPS, task="reach")
-    return DatasetStore.open(folder, final="drop")
+    return formats.open(folder, final="drop").to_store()
 
 
 def reached(

@@ -47,19 +47,6 @@ FLOORS = [
 ]
 
 
-# The arrows that point up: what DatasetStore.open is given may be a LeRobotDataset, here or at an address, a dataset of
-# TFDS, or Arrow and Parquet files. They stand inside functions, are followed only where such data are met, and are in
-# no picture.
-UPWARDS = {
-    "mouse_core.store.remote.opening": {"mouse_core.formats.lerobot.elsewhere"},
-    "mouse_core.store.dataset_store._opening": {
-        "mouse_core.formats.lerobot.reading",
-        "mouse_core.formats.rows",
-        "mouse_core.formats.tfds.reading",
-    },
-}
-
-
 @cache
 def parse(path: Path) -> ast.Module:
     """The syntax tree of a file."""
@@ -119,7 +106,6 @@ def arrows() -> dict[str, set[str]]:
             continue
         own = room(module)
         names = imported(parse(path), CORE)
-        names -= UPWARDS.get(module, set())
         used = {room(name) for name in names if name.split(".")[0] == "mouse_core"} - {own}
         if "mouse_core" in used:  # what adapters take from the package itself comes from the rooms that it names
             used = used - {"mouse_core"} | _offered(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,10 @@ from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files import arrow
 from mouse_core.files.noted import check_counts, check_schemas, check_seal, noted
 from mouse_core.files.reading import read_json_object
-from mouse_core.formats._files.on_disk import STATE, files_by_split, is_there, left_out
+from mouse_core.formats._files.on_disk import STATE, files_by_split, left_out
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import bytes_a_row, rows_at_once
-from mouse_core.store.dataset_store import DatasetStore
 
 _INFO = "dataset_info.json"
 # A batch as it lies in a file may be of any size; it is handed on in pieces of about this many bytes.
@@ -78,40 +77,6 @@ def read_rows(
         about=about,
         noted=_noted(files, whole=not splits),
     )
-
-
-def are_rows(path: str | os.PathLike[str]) -> bool:
-    """Whether something of the kind that ``read_rows`` reads lies at a path, be it whole or not."""
-    return is_there(Path(path))
-
-
-def store_of(
-    path: str | os.PathLike[str],
-    *,
-    splits: Sequence[str] | None = None,
-    verify: bool = False,
-    make: Callable[..., DatasetStore] = DatasetStore,
-    **options: Any,
-) -> DatasetStore:
-    """A store of rows that stay where they are; see ``read_rows``.
-
-    Args:
-        path, splits: As for ``read_rows``.
-        verify: Whether every file is compared with what was noted of it when it was written.
-        make: Makes the store.
-        **options: Of the store.
-
-    Raises:
-        ConfigError: As ``read_rows``; nothing was noted to compare with.
-        DataError, SchemaError: As ``read_rows``; a file is not what was written.
-    """
-    if verify:
-        from mouse_core.formats.verifying import verify as verified  # which knows of all formats
-        from mouse_core.store.remote.opening import refuse_to_verify
-
-        if not verified(path).compared:
-            refuse_to_verify(os.fspath(path), "Arrow or Parquet files of which no digest is noted", verify)
-    return read_rows(path, splits=splits).to_store(make, **options)
 
 
 def _noted(files: Sequence[Path], *, whole: bool) -> str | None:

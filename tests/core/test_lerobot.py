@@ -251,7 +251,7 @@ def rows_again(stream: Any) -> int:
 @pytest.mark.parametrize("way", ["store", "folder"])
 def test_marked_rows_are_found_by_their_task_and_time(way: str, tmp_path: Path) -> None:
     robot = Robot()
-    store = DatasetStore.open(robot.write(tmp_path / "set"), final="mark")
+    store = formats.open(robot.write(tmp_path / "set"), final="mark").to_store()
     if way == "folder":
         convert(formats.open(tmp_path / "set", final="mark"), tmp_path / "rows")
         store = formats.open(tmp_path / "rows").to_store()
@@ -536,7 +536,7 @@ def test_pictures_in_files_of_rows_stay_as_they_are(tmp_path: Path) -> None:
         ]
         found = table["observation_images_wrist"].to_pylist()
         assert [None if one is None else one["bytes"] for one in found] == pictures
-    store = DatasetStore.open(root, final="mark")
+    store = formats.open(root, final="mark").to_store()
     assert sum(file.stat().st_size for file in (root / ".mouse").rglob("*.arrow")) < 19 * SIDE[0] * SIDE[1]
     batch = BatchSource(store, 23, 1, sampling="last")[0]
     for number, camera in enumerate(("top", "wrist")):
@@ -581,7 +581,7 @@ def test_features_of_any_shape_are_read(shape: tuple[int, ...], dtype: str, tmp_
     changed(next((root / "data").rglob("*.parquet")), "observation.contact", made.column("x"))
     found = read_lerobot(root, final="drop").to_table()
     assert np.array(found.column("observation_contact").to_pylist()).tolist() == values.tolist()
-    assert len(DatasetStore.open(root, final="mark")) == 9
+    assert len(formats.open(root, final="mark").to_store()) == 9
 
 
 WRONG: dict[str, tuple[str, Any, str]] = {
@@ -613,7 +613,7 @@ def test_values_that_are_none_are_named_by_frame_and_left_out(case: str, tmp_pat
     stream = read_lerobot(root, final="drop", skip_broken=True)
     assert any(note.startswith("episode 1 is left out: ") for note in stream.notes)
     assert set(stream.to_table().column("metadata_episode_index").to_pylist()) == {0, 2}
-    assert len(DatasetStore.open(root, final="drop", skip_broken=True)) == 12
+    assert len(formats.open(root, final="drop", skip_broken=True).to_store()) == 12
 
 
 @pytest.mark.parametrize("way", ["no footer", "not listed"])
@@ -635,7 +635,7 @@ def test_whole_episodes_are_read_of_a_recording_that_was_killed(way: str, tmp_pa
     whole = [5, 3] if way == "no footer" else [5, 3, 7]
     assert stream.to_table().column("observation").to_pylist() == robot.state[: sum(whole)].tolist()
     assert any("total_episodes" in note for note in stream.notes)
-    assert len(stream.to_store()) == len(DatasetStore.open(root, final="drop", skip_broken=True)) == sum(whole)
+    assert len(stream.to_store()) == len(formats.open(root, final="drop", skip_broken=True).to_store()) == sum(whole)
 
 
 def test_unknown_options_are_refused_before_files_are_looked_through(
@@ -643,8 +643,6 @@ def test_unknown_options_are_refused_before_files_are_looked_through(
 ) -> None:
     root = Robot().write(tmp_path / "set")
     monkeypatch.setattr("mouse_core.formats.lerobot.reading.kept_rows", None)
-    with pytest.raises(TypeError, match="colour"):
-        DatasetStore.open(root, final="drop", colour=1)
     with pytest.raises(ConfigError, match="colour"):
         formats.open(root, final="drop", colour=1)
 

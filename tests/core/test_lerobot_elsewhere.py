@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mouse_core import BatchSource, DatasetStore, formats
+from mouse_core import BatchSource, formats
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.lerobot import elsewhere
 from mouse_core.store.remote import parquet
@@ -57,7 +57,7 @@ def test_rows_and_batches_are_those_of_the_folder(small, server, options, tmp_pa
     for name in ("format", "schema", "rows", "episodes", "notes", "metadata", "about", "alignment"):
         assert getattr(there, name) == getattr(here, name), name
     assert there.digest() == here.digest()
-    stores = here.to_store(), DatasetStore.open(url, final=final, **options)
+    stores = here.to_store(), formats.open(url, final=final, **options).to_store()
     assert stores[0].snapshot().fingerprint == stores[1].snapshot().fingerprint
     assert stores[1].about == stores[0].about
     assert there.to_store().path == url  # it stays there
@@ -78,13 +78,13 @@ def test_rows_and_batches_are_those_of_the_folder(small, server, options, tmp_pa
 def test_opening_reads_what_it_says_of_itself_and_no_frames(server, options, tmp_path):
     server.put_folder("data/robot", Robot((300, 300)).write(tmp_path / "set", files=((0,), (1,))))
     server.asked.clear()
-    there = DatasetStore.open("s3://data/robot", final="drop", **options)
+    there = formats.open("s3://data/robot", final="drop", **options).to_store()
     size = sum(one.size for path, one in server.objects.items() if "/data/" in path)
     assert 0 < server.sent("/data/") < size  # the footer of the first
     assert not server.sent("file-001.parquet")
     assert there.snapshot().rows([599])["episode_step"] == [299]
     # A web server, which lists nothing.
-    assert len(DatasetStore.open(f"{server.url}/data/robot", final="mark", cache=options["cache"])) == 602
+    assert len(formats.open(f"{server.url}/data/robot", final="mark", cache=options["cache"]).to_store()) == 602
 
 
 def test_videos_are_not_read_and_that_is_said(server, options, tmp_path):
@@ -102,7 +102,7 @@ def test_it_ends_with_its_last_reference(server, options, tmp_path):
     gc.collect()
     gc.disable()
     try:
-        there = DatasetStore.open("s3://data/robot", final="drop", **options)
+        there = formats.open("s3://data/robot", final="drop", **options).to_store()
         assert BatchSource(there, 4, 8)[0]
         assert is_left(options["cache"])
         del there
@@ -118,7 +118,7 @@ def test_a_dataset_of_the_hub_is_read_where_it_lies(options, tmp_path):
         repo = hub.create(f"{USER}/robot")
         repo.add("main", "a dataset", {name: File(file.read_bytes(), lfs=True) for name, file in files.items()})
         told = {**options, "storage_options": {"endpoint": hub.endpoint, "token": READ_TOKEN}}
-        there = DatasetStore.open(f"hf://datasets/{USER}/robot", final="drop", **told)
+        there = formats.open(f"hf://datasets/{USER}/robot", final="drop", **told).to_store()
         wanted = formats.open(folder, final="drop").to_store()
         assert there.snapshot().fingerprint == wanted.snapshot().fingerprint
 
@@ -128,25 +128,25 @@ def test_what_is_wrong_is_said(server, options, tmp_path):
     server.put_folder("data/robot", robot.write(tmp_path / "set", kind="image", files=FILES))
     url = "s3://data/robot"
     with pytest.raises(ConfigError, match=r"s3://data/robot: the observation that an episode ends in is not stored"):
-        DatasetStore.open(url, **options)
+        formats.open(url, **options).to_store()
     with pytest.raises(ConfigError, match=r"format: expected one of \['lerobot', 'rows', 'store'\] elsewhere"):
         formats.open(url, format="minari", **options)
     with pytest.raises(ConfigError, match="storage_options, cache, cache_bytes: expected an address"):
         formats.open(tmp_path / "set", final="drop", **options)
-    with pytest.raises(ConfigError, match="cameras: expected a LeRobotDataset, found other rows"):
-        DatasetStore.open("s3://data/other", cameras=False, **options)
+    with pytest.raises(ConfigError, match=r"s3://data/other: expected options of DatasetStore, found \['cameras'\]"):
+        formats.open("s3://data/other", cameras=False, **options).to_store()
     damaged = Robot((5, 3, 7, 4, 1, 9), cameras=["top"])
     damaged.frame[16:18] = damaged.frame[17:15:-1]
     server.put_folder("data/robot", damaged.write(tmp_path / "damaged", kind="image", files=FILES))
     with pytest.raises(DataError, match=r"robot/data/chunk-000/file-001.parquet: expected frame 1 of episode 3, found"):
-        DatasetStore.open(url, final="drop", **options).snapshot().rows([20])
+        formats.open(url, final="drop", **options).to_store().snapshot().rows([20])
     server.put("data/robot/meta/info.json", b"{")
     with pytest.raises(DataError, match=r"s3://data/robot/meta/info.json: "):
-        DatasetStore.open(url, final="drop", **options)
+        formats.open(url, final="drop", **options).to_store()
     del server.objects["data/robot/data/chunk-000/file-001.parquet"]
     server.put("data/robot/meta/info.json", (tmp_path / "set" / "meta" / "info.json").read_bytes())
     with pytest.raises(DataError, match=r"file-001.parquet: expected an object, found none"):
-        DatasetStore.open(url, final="drop", **options)
+        formats.open(url, final="drop", **options).to_store()
 
 
 def test_of_many_files_few_stay_open_and_what_is_kept_is_bounded(server, options, tmp_path, monkeypatch):
@@ -170,7 +170,7 @@ def test_no_more_frames_are_believed_in_than_a_file_could_have(server, options, 
     pq.write_table(table.set_column(place, "length", pa.array([5, 2**45])), episodes)
     server.put_folder("data/robot", folder)
     with pytest.raises(DataError, match=rf"file-001.parquet: expected {2**45} frames, as meta/episodes has it, found"):
-        DatasetStore.open("s3://data/robot", final="drop", **options)
+        formats.open("s3://data/robot", final="drop", **options).to_store()
 
 
 def test_a_web_server_has_the_files_of_episodes_chunk_by_chunk(server, options, tmp_path):
@@ -181,7 +181,7 @@ def test_a_web_server_has_the_files_of_episodes_chunk_by_chunk(server, options, 
         (episodes / f"chunk-{place // 2:03d}").mkdir(exist_ok=True)
         pq.write_table(table.slice(place, 1), episodes / f"chunk-{place // 2:03d}" / f"file-{place % 2:03d}.parquet")
     server.put_folder("data/robot", folder)
-    there = DatasetStore.open(f"{server.url}/data/robot", final="drop", cache=options["cache"])
+    there = formats.open(f"{server.url}/data/robot", final="drop", cache=options["cache"]).to_store()
     assert there.snapshot().fingerprint == formats.open(folder, final="drop").to_store().snapshot().fingerprint
 
 
@@ -212,4 +212,4 @@ def test_names_and_rows_of_a_footer_that_cannot_be_are_damage(server, options, t
     name = f"data/robot/{file.relative_to(folder).as_posix()}"
     server.put(name, content.replace(b"timestamp", b"times\xf9amp"))
     with pytest.raises(DataError, match=r"file-000.parquet: expected a Parquet file, found: 'utf-8' codec"):
-        DatasetStore.open("s3://data/robot", final="drop", **options)
+        formats.open("s3://data/robot", final="drop", **options).to_store()

@@ -18,7 +18,7 @@ from mouse_core import BatchSource, DatasetStore, formats
 from mouse_core.bench.opening import open_data as bench_opened
 from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats.lerobot import read_lerobot
+from mouse_core.formats.lerobot.reading import read_lerobot, store_of
 from mouse_core.inspect import inspect
 from mouse_core.video import index_video
 from tests.core.test_lerobot import SIDE, DepthRobot, Robot, depth_camera, encode
@@ -75,18 +75,18 @@ def test_frames_in_place_are_those_of_decoding_in_turn(
 def test_opening_again_reads_what_was_kept(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copied = Path(shutil.copytree(root, tmp_path / "copy"))
     shutil.rmtree(copied / ".mouse", ignore_errors=True)
-    first = DatasetStore.open(copied, final="drop")
+    first = formats.open(copied, final="drop").to_store()
     kept = list((copied / ".mouse").iterdir())
     assert len(kept) == 1
     monkeypatch.setattr("mouse_core.formats.lerobot.reading.read_description", None)  # nothing of it is read
-    again = DatasetStore.open(copied, final="drop", alignment="arrived")
+    again = store_of(copied, final="drop", alignment="arrived")
     assert again.snapshot().fingerprint == first.snapshot().fingerprint
     np.testing.assert_equal(everything(again), everything(first))
     assert formats.open(copied / ".mouse" / kept[0].name).rows == len(first)
     monkeypatch.undo()
     later = next((copied / "data").rglob("*.parquet"))
     os.utime(later, (1, 1))
-    assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
+    assert formats.open(copied, final="drop").to_store().snapshot().fingerprint == first.snapshot().fingerprint
     assert [place.name for place in (copied / ".mouse").iterdir()] != [kept[0].name]
     assert len(list((copied / ".mouse").iterdir())) == 1
     # A video with the same frames, at another time, is the same; another one is not, and rows name its frames.
@@ -94,23 +94,23 @@ def test_opening_again_reads_what_was_kept(root: Path, tmp_path: Path, monkeypat
     kept = list((copied / ".mouse").glob("*/*.arrow"))
     os.utime(video, (1, 1))
     inode = kept[0].stat().st_ino
-    assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
+    assert formats.open(copied, final="drop").to_store().snapshot().fingerprint == first.snapshot().fingerprint
     assert next((copied / ".mouse").glob("*/*.arrow")).stat().st_ino == inode
     robot, written = Robot((5, 3, 7, 4), cameras=["top", "wrist"]), video.read_bytes()
     encode(video, [255 - robot.picture(0, place) for place in range(8)])
-    check(copied, DatasetStore.open(copied, final="drop"), "drop")
+    check(copied, formats.open(copied, final="drop").to_store(), "drop")
     video.write_bytes(written)
-    assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
+    assert formats.open(copied, final="drop").to_store().snapshot().fingerprint == first.snapshot().fingerprint
     file = next((copied / ".mouse").glob("*/*.arrow"))
     content = bytearray(file.read_bytes())
     content[len(content) * 3 // 4] ^= 1
     file.write_bytes(content)  # what is damaged counts as absent
-    np.testing.assert_equal(everything(DatasetStore.open(copied, final="drop")), everything(first))
+    np.testing.assert_equal(everything(formats.open(copied, final="drop").to_store()), everything(first))
     assert not file.exists()
-    DatasetStore.open(copied, final="drop")
+    formats.open(copied, final="drop").to_store()
     (next((copied / ".mouse").iterdir()) / "state.json").unlink()  # as a machine may leave it that stopped
     (next((copied / ".mouse").iterdir()) / "data-00000-of-00001.arrow").write_bytes(b"ARROW")
-    assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
+    assert formats.open(copied, final="drop").to_store().snapshot().fingerprint == first.snapshot().fingerprint
 
 
 def test_where_the_folder_is_only_read_a_cache_is_used(
@@ -119,7 +119,7 @@ def test_where_the_folder_is_only_read_a_cache_is_used(
     copied = Path(shutil.copytree(root, tmp_path / "copy", ignore=shutil.ignore_patterns("*.index.arrow", ".mouse")))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setenv("MOUSE_CACHE", str(tmp_path / "cache"))
-    check(copied, DatasetStore.open(copied, final="drop"), "drop")
+    check(copied, formats.open(copied, final="drop").to_store(), "drop")
     assert not list(copied.rglob("*.index.arrow"))
     assert not (copied / ".mouse").exists()
     assert len(list((tmp_path / "cache" / "videos").iterdir())) == 4
@@ -135,10 +135,10 @@ def test_links_of_the_hub_are_followed_and_others_are_not(root: Path, tmp_path: 
             file.replace(tmp_path / "blobs" / f"{number}")
             file.symlink_to(tmp_path / "blobs" / f"{number}")
         if message is None:
-            check(place, DatasetStore.open(place, final="drop"), "drop")
+            check(place, formats.open(place, final="drop").to_store(), "drop")
         else:
             with pytest.raises(DataError, match=message):
-                DatasetStore.open(place, final="drop")
+                formats.open(place, final="drop").to_store()
 
 
 def test_episodes_without_their_frames_are_refused_or_left_out(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_episodes_without_their_frames_are_refused_or_left_out(tmp_path: Path) -
         DataError,
         match=r"top.*file-001\.mp4: expected a frame at (0\.9|1\.0).* nearest at 0\.8.* \(9 frames\).*episode 3 ",
     ):
-        DatasetStore.open(root, final="drop")
+        formats.open(root, final="drop").to_store()
     stream = formats.open(root, final="drop", skip_broken=True)
     assert next(note for note in stream.notes if "left out" in note).startswith("episode 3 is left out: ")
     assert (stream.episodes, stream.rows) == (3, 15)
@@ -159,18 +159,17 @@ def test_episodes_without_their_frames_are_refused_or_left_out(tmp_path: Path) -
     check(root, store, "drop", skip_broken=True)
     whole = Robot((5, 3, 7, 4), cameras=["top", "wrist"]).write(tmp_path / "whole")
     np.testing.assert_equal(
-        everything(store), {k: v[:15] for k, v in everything(DatasetStore.open(whole, final="drop")).items()}
+        everything(store), {k: v[:15] for k, v in everything(formats.open(whole, final="drop").to_store()).items()}
     )
     (root / TOP / "file-000.mp4").unlink()
     with pytest.raises(DataError, match=r"expected a readable video, found path 'videos/.*file-000\.mp4'.*episode 0 "):
-        DatasetStore.open(root, final="drop")
+        formats.open(root, final="drop").to_store()
     left = read_lerobot(root, final="mark", skip_broken=True, videos="frames")
     assert left.to_table()["metadata_episode_index"].unique().to_pylist() == [2]
     assert [path.split("/")[-1] for path, _ in left.about.videos] == ["file-001.mp4"] * 2  # none that is not there
     (root / TOP / "file-001.mp4").unlink()
-    for opened in (formats.open, DatasetStore.open):
-        with pytest.raises(DataError, match=r"expected an episode that can be read, found none: .*-000\.mp4.*-001"):
-            opened(root, final="drop", skip_broken=True)
+    with pytest.raises(DataError, match=r"expected an episode that can be read, found none: .*-000\.mp4.*-001"):
+        formats.open(root, final="drop", skip_broken=True)
 
 
 def test_inspect_names_all_episodes_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,7 +227,7 @@ def encode_at(file: Path, times: Any, frames: Any) -> None:
 
 def brightness(root: Path, **options: Any) -> list[list[int]]:
     """Of each row a pixel of its frame, which says when it is shown: in place, and decoded in turn."""
-    store = DatasetStore.open(root, final="drop", **options)
+    store = formats.open(root, final="drop", **options).to_store()
     in_turn = read_lerobot(root, final="drop", videos="pixels", **options).to_table()["observation_image"]
     found = everything(store)["obs_image"][:, 0].tolist(), [row[0][0][0] for row in in_turn.to_pylist()]
     return [[round(value / 20) for value in some] for some in found]
@@ -260,7 +259,7 @@ def test_a_frame_is_the_one_of_the_time_that_its_row_says(tmp_path: Path) -> Non
         assert brightness(root, skip_broken=True) == [[0, 2, 1, 1, 4]] * 2
         message = rf"expected a frame at 0\.6000 s, found the nearest at 0\.{time}0 s"
         with pytest.raises(DataError, match=rf"{message}.*top in episode 1 "):
-            DatasetStore.open(root, final="drop")
+            formats.open(root, final="drop").to_store()
         with pytest.raises(DataError, match=rf"{message}.*, for observation\.images\.top in episode 1"):
             read_lerobot(root, final="drop", videos="pixels").to_table()
 
@@ -277,7 +276,7 @@ def test_a_tolerance_takes_frames_that_are_further_away(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"expected an episode that can be read, found none.*tolerance="):
         read_lerobot(root, final="drop", skip_broken=True)
     assert brightness(root, tolerance=0.0035) == [[0, 1, 2, 3, 4, 5, 6, 7]] * 2
-    assert len(DatasetStore.open(root, final="drop", tolerance=0.0035)) == 8
+    assert len(formats.open(root, final="drop", tolerance=0.0035).to_store()) == 8
     assert main(["inspect", str(root), "--final", "drop", "--tolerance", "0.0035"]) == 0
     for wrong in (-1, float("nan"), "1"):
         with pytest.raises(ConfigError, match=r"tolerance \(--tolerance\): expected seconds from 0 on"):
@@ -300,7 +299,7 @@ def test_rows_that_say_no_time_are_refused_by_episode(tmp_path: Path) -> None:
     root = Robot((5, 3, 7, 4), cameras=["top"]).write(tmp_path / "set")
     set_times(root, lambda times: pa.array([None if k == 6 else t for k, t in enumerate(times)], pa.float32()))
     with pytest.raises(DataError, match=r"file-000\.parquet: expected a timestamp of frame 1, found nan; episode 1 "):
-        DatasetStore.open(root, final="drop")
+        formats.open(root, final="drop").to_store()
     with pytest.raises(DataError, match="expected a timestamp of frame 1 of episode 1, found nan"):
         read_lerobot(root, final="drop", videos="pixels").to_table()
     stream = read_lerobot(root, final="drop", videos="frames", skip_broken=True)
@@ -334,21 +333,21 @@ def test_depth_in_place_has_all_of_its_bits(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("tests.core.test_lerobot.encode", encode_depth)
     robot = DepthRobot((3, 2), cameras=["depth"])
     root = robot.write(tmp_path / "d", files=[[0, 1]], change=depth_camera({"video.pix_fmt": "gray12le"}))
-    store = DatasetStore.open(root, final="drop")
+    store = formats.open(root, final="drop").to_store()
     found = everything(store)["observation_images_depth"]
     assert found.dtype == np.uint16
     assert found.tolist() == [robot.depth(place).reshape(-1).tolist() for place in range(5)]
 
 
 def test_what_cannot_be_opened_says_why(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="expected the mode 'r', as a LeRobotDataset is only read"):
-        DatasetStore.open(root, "a")
+    with pytest.raises(ConfigError, match=r"options of DatasetStore, found .*final.*mouse_core.formats.open"):
+        DatasetStore.open(root, final="drop")
     with pytest.raises(ConfigError, match="videos: expected 'pixels' or 'frames', found 'all'"):
         read_lerobot(root, final="drop", videos="all")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="final='drop' leaves out"):
-        DatasetStore.open(root)
+        formats.open(root).to_store()
     bare = shutil.copytree(root, tmp_path / "bare", ignore=shutil.ignore_patterns("*.index.arrow", ".mouse"))
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(ImportError, match=r"^camera videos need PyAV: pip install 'mouse-data\[video\]'$"):
-        DatasetStore.open(bare, final="drop")
-    assert "observation_images_top" not in DatasetStore.open(bare, final="drop", cameras=False).columns
+        formats.open(bare, final="drop").to_store()
+    assert "observation_images_top" not in formats.open(bare, final="drop", cameras=False).to_store().columns

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mouse_core import BatchSource, DatasetStore, Field
+from mouse_core import BatchSource, DatasetStore, Field, formats
 from mouse_core.errors import DataError
 from mouse_core.formats.lerobot import write_lerobot
 
@@ -109,7 +109,7 @@ def theirs(root: Path) -> Any:
 
 def ours(root: Path, cameras: list[str]) -> dict[tuple[int, int], dict[str, np.ndarray]]:
     """Windows by episode and step."""
-    store = DatasetStore.open(root, final="mark")
+    store = formats.open(root, final="mark").to_store()
     windows: dict[str, Any] = {key: [-BEFORE, 0] for key in [*cameras, "obs_continuous"]}
     source = BatchSource(store, batch_size=8, windows={**windows, "action": range(AHEAD)}, seed=0)
     rows = store.snapshot().rows(list(range(len(store))))
@@ -177,6 +177,6 @@ def test_rows_at_times_of_no_frame_are_refused_by_both(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="violate the tolerance"):
         theirs(root)[LENGTHS[0] + 4]
     with pytest.raises(DataError, match=r"expected a frame at .* in episode 1 cannot be read"):
-        DatasetStore.open(root, final="mark")
-    store = DatasetStore.open(root, final="mark", skip_broken=True)
+        formats.open(root, final="mark").to_store()
+    store = formats.open(root, final="mark", skip_broken=True).to_store()
     assert len(store) == LENGTHS[0] + LENGTHS[2] + 2

@@ -27,7 +27,9 @@ from mouse_core.formats.lerobot._frames import INDEX, Frames
 from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, read_description
 from mouse_core.formats.pictures.changing import HeldImages
 from mouse_core.remote.client import ObjectInfo
+from mouse_core.remote.clients import Reaching
 from mouse_core.remote.clients.objects import MissingObject
+from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.disk.manifest import Manifest
 from mouse_core.store.disk.reading import settled
 from mouse_core.store.remote.files import ArrowFile, ElsewhereSegment
@@ -90,6 +92,20 @@ class LeRobotRows(ReadOnlyRows):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LeRobotRows, self._again
+
+
+def open_at(url: str, reaching: Reaching, final: str | None, cameras: bool, **options: Any) -> DatasetStore:
+    """A store of the dataset at an address, whose frames stay there.
+
+    Args:
+        url: The address.
+        reaching: How remote objects are reached.
+        final, cameras: See ``read_lerobot``.
+        **options: Of the store.
+    """
+    store = DatasetStore(**options)
+    store._rows = LeRobotRows(Place.of(url, reaching), store._rows.schema, store._rows.budget, final, cameras)
+    return store
 
 
 def description_of(store: Any) -> Description:

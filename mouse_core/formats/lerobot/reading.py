@@ -36,7 +36,7 @@ from mouse_core.formats.pictures.changing import HeldImages
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.store import stream_of
 from mouse_core.images.files import find_video
-from mouse_core.remote.clients import is_url, public_url
+from mouse_core.remote.clients import Reaching, is_url, public_url
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.video.index import index_video
 
@@ -278,7 +278,7 @@ def read_lerobot(
     ends without. Where there is no ``next.reward``, reward is 0. Every frame of a video is decoded once, in order;
     pictures that lie in Parquet stay the image files that they are.
 
-    A store of it, from ``to_store()`` or ``DatasetStore.open``, has no pixels: its rows name frames of the videos,
+    A store of it, from ``to_store()``, has no pixels: its rows name frames of the videos,
     which stay where they are, and batches have these (``mouse_core.video``). Each row's frame, which is shown at its
     "timestamp", is looked for first, and an episode that lacks some is refused.
 
@@ -374,7 +374,7 @@ def store_of(
     make: Callable[..., DatasetStore] = DatasetStore,
     **options: Any,
 ) -> DatasetStore:
-    """A store of a dataset in a folder, whose videos stay where they are; see ``DatasetStore.open``.
+    """A store of a dataset in a folder, whose videos stay where they are; see ``RowStream.to_store``.
 
     Args:
         path: The folder.
@@ -393,9 +393,9 @@ def store_of(
 def _read_elsewhere(
     url: str, final: str | None, cameras: bool, batch_rows: int, reaching: Mapping[str, Any]
 ) -> RowStream:
-    from mouse_core.formats.lerobot.elsewhere import batches_of, description_of
+    from mouse_core.formats.lerobot.elsewhere import batches_of, description_of, open_at
 
-    opened = partial(DatasetStore.open, url, final=final, cameras=cameras, **reaching)
+    opened = partial(open_at, url, Reaching(**reaching), final, cameras)
     store = opened()
     described = description_of(store)
     stream = stream_of(store, public_url(url), batch_rows, opened)

@@ -61,7 +61,7 @@ def read_tfds(
 
     Pictures are decoded. The CRCs of TFRecord files are verified.
 
-    ``to_store()`` of TFRecord files, and ``DatasetStore.open``, give a store whose rows stay there: where records begin
+    ``to_store()`` of TFRecord files gives a store whose rows stay there: where records begin
     is found once, and kept; a record is read when a batch wants rows of it, and of its pictures those that the batch
     has, which are decoded then. The CRC of a record is compared when it is first read, for which all of it is.
 

@@ -145,7 +145,7 @@ class Manifest:
 
     @property
     def layout(self) -> str:
-        """How rows lie in the newest segment, "columns" where there is none; see ``store.disk.sealed``."""
+        """How rows lie in the newest segment, "columns" where there is none; see ``store.disk.segments``."""
         return "windows" if self.segments and self.segments[-1].batch_rows else "columns"
 
     def firsts(self) -> list[int]:
