@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mouse_core._arrow.addresses import address_of_all, copy_runs, element_of_all, flat_view
+from mouse_core._arrow.addresses import address_of_all, copy_runs, flat_view
 from mouse_core._arrow.column import Column
 from mouse_core._arrow.windows import Int64s
 from mouse_core._base.memory import BatchLayout, known_layout
@@ -35,7 +35,6 @@ _LOOKED_AHEAD = 4096
 _TURNS = 3
 
 _OCTET: np.dtype[Any] = np.dtype(np.uint8)
-Moved = Callable[[Int64s, Int64s], Int64s] | None
 
 
 class CopiedField(NamedTuple):
@@ -85,7 +84,7 @@ class ByteViews:
         unsure: Sequence[CopiedField],
         heads: Int64s | None,
         padded: int = 0,
-        inline: Callable[[npt.NDArray[np.int64], int, Moved], None] | None = None,
+        inline: Callable[[npt.NDArray[np.int64], int], None] | None = None,
     ) -> None:
         self.fields, self.short, self.sizes, self.length, self.unsure = fields, short, sizes, length, unsure
         self.long = [field for field in fields if field.name not in short]
@@ -125,34 +124,28 @@ class ByteViews:
         self._latest_miss = number
         return number, 1
 
-    def copy(self, first: int, count: int, moved: Moved = None) -> dict[str, npt.NDArray[Any]]:
+    def copy(self, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
         """The batches ``first .. first + count - 1``, which are of one size, ``[count, n, S, *shape]`` by field.
 
         They lie in fresh memory, which fields share: whoever keeps one of them keeps it all.
-
-        Args:
-            first, count: Which batches.
-            moved: Says where bytes are to be copied from, of which it is given where they begin and end, int64 ``[n]``
-                addresses each. None: from where they are.
         """
         n = self.sizes[first]
         found: dict[str, npt.NDArray[Any]] = {}
         if self.long:
             layout = self._layout(n)
-            if self._inline is None and moved is None:
+            if self._inline is None:
                 views = self._array.slice(first * self._stride, count * self._stride)
             else:
                 words = self.words[first : first + count].copy()
-                if self._inline is not None:
-                    self._inline(words, first, moved)
-                views = self._views(words, () if moved is None else self._move(words, moved))
-            if self.heads is not None and moved is None and len(views) <= _LOOKED_AHEAD:
+                self._inline(words, first)
+                views = self._views(words)
+            if self.heads is not None and len(views) <= _LOOKED_AHEAD:
                 # The processor waits for many of these loads at once, but for one after the other when it copies.
                 flat_view(_OCTET).take(self.heads[first : first + count])
             found = layout.batches(_cast(views, layout.nbytes * count), count)
         if self.short:
             found = {
-                field.name: found[field.name] if field.name in found else self._short(field, first, count, moved)
+                field.name: found[field.name] if field.name in found else self._short(field, first, count)
                 for field in self.fields
             }
         return found
@@ -163,10 +156,13 @@ class ByteViews:
 
         Without those of short values that stand in the views already.
         """
-        words = self.words[first : first + count, :, : self._pieces]
-        at, begins, ends = self._ranges_of(words.reshape(-1, 2), INLINE_BYTES if self._inline is None else 0)
-        numbers = at // (self._pieces * self.words.shape[1])
-        parts = [(begins, ends, numbers)]
+        words = self.words[first : first + count, :, : self._pieces].reshape(-1, 2)
+        # A word holds the size in its lower half; behind it come the first bytes of a value that stands in its view.
+        sizes = words[:, 0] & 0xFFFFFFFF
+        at = np.flatnonzero(sizes > (INLINE_BYTES if self._inline is None else 0))
+        places, buffers = words[at, 1], np.array([buffer.address for buffer in self._buffers], np.int64)
+        begins = buffers[places & 0xFFFFFFFF] + (places >> 32)
+        parts = [(begins, begins + sizes[at], at // (self._pieces * self.words.shape[1]))]
         for field in self.fields if self.short else ():
             if field.name in self.short:
                 elements = self.short[field.name][first : first + count]
@@ -174,8 +170,7 @@ class ByteViews:
                 steps = np.array(self.sizes[first : first + count]) * self.length // elements.shape[1]
                 nbytes = np.repeat(steps * field.row_bytes, elements.shape[1])
                 parts.append((begins, begins + nbytes, np.repeat(np.arange(count), elements.shape[1])))
-        if len(parts) > 1:
-            begins, ends, numbers = (np.concatenate(some) for some in zip(*parts, strict=True))
+        begins, ends, numbers = (np.concatenate(some) for some in zip(*parts, strict=True))
         return begins, ends, numbers
 
     def allowed(self, copied: dict[str, npt.NDArray[Any]], count: int) -> npt.NDArray[np.bool_]:
@@ -187,38 +182,16 @@ class ByteViews:
             allowed &= codes.max(axis=1, initial=0) <= field.highest
         return allowed
 
-    def _ranges_of(self, words: npt.NDArray[np.int64], inline: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Of some views, int64 ``[n, 2]``, the numbers of those of more than ``inline`` bytes, and where these are."""
-        sizes, places = words.T
-        # Behind the size of a value that stands in its view come its first bytes.
-        sizes = sizes & 0xFFFFFFFF
-        at = np.flatnonzero(sizes > inline)
-        buffers = np.array([buffer.address for buffer in self._buffers], np.int64)
-        begins = buffers[places[at] & 0xFFFFFFFF] + (places[at] >> 32)
-        return at, begins, begins + sizes[at]
+    def _views(self, words: npt.NDArray[np.int64]) -> pa.Array:
+        """Return ``words`` as an Arrow array of views."""
+        return pa.Array.from_buffers(
+            pa.binary_view(), words.size // 2, [None, pa.py_buffer(words.reshape(-1)), *self._buffers]
+        )
 
-    def _move(self, words: npt.NDArray[np.int64], moved: Callable[[Int64s, Int64s], Int64s]) -> Sequence[pa.Buffer]:
-        """Have some views show the same values where they are now; the buffers there, behind the others."""
-        flat = words.reshape(-1, 2)
-        at, begins, ends = self._ranges_of(flat, INLINE_BYTES)
-        now = moved(begins, ends)
-        other = np.flatnonzero(now != begins)
-        spans: dict[int, pa.Buffer] = {}
-        flat[at[other], 1] = to_words(now[other], spans) + len(self._buffers)
-        return list(spans.values())
-
-    def _views(self, words: npt.NDArray[np.int64], more: Sequence[pa.Buffer] = ()) -> pa.Array:
-        """Some views as Arrow's array; ``more`` are buffers behind the others that they refer to."""
-        memory = [None, pa.py_buffer(words.reshape(-1)), *self._buffers, *more]
-        return pa.Array.from_buffers(pa.binary_view(), words.size // 2, memory)
-
-    def _short(self, field: CopiedField, first: int, count: int, moved: Moved) -> npt.NDArray[Any]:
+    def _short(self, field: CopiedField, first: int, count: int) -> npt.NDArray[Any]:
         """The windows of some batches of a field without views, ``[count, n, S, *shape]``."""
         elements, n = self.short[field.name][first : first + count].reshape(-1), self.sizes[first]
         steps = count * n * self.length // len(elements)
-        if moved is not None:
-            begins = address_of_all(elements, field.dtype.itemsize)
-            elements = element_of_all(moved(begins, begins + steps * field.row_bytes), field.dtype.itemsize)
         values = copy_runs(field.dtype, elements, steps * field.row_bytes // field.dtype.itemsize)
         return values.reshape(count, n, self.length, *field.shape)
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.addresses import element_of_all, flat_view, octets_at
-from mouse_core._arrow.byte_views import INLINE_BYTES, SPAN_BITS, ByteViews, CopiedField, Moved, to_words
+from mouse_core._arrow.byte_views import INLINE_BYTES, SPAN_BITS, ByteViews, CopiedField, to_words
 from mouse_core._arrow.column import Growth
 from mouse_core._arrow.dense_copies import IRREGULAR, UNKNOWN
 from mouse_core._arrow.windows import Int64s, Pieces, Windows, distinct
@@ -249,9 +249,7 @@ class FieldChunks:
         # What can still be made dense is looked up again.
         table.words[fresh, -1] = np.where((begins == UNKNOWN).any(axis=1), UNKNOWN, state)
 
-    def _put_inline(
-        self, pieces: Pieces, numbers: Int64s, words: npt.NDArray[np.int64], first: int, moved: Moved = None
-    ) -> None:
+    def _put_inline(self, pieces: Pieces, numbers: Int64s, words: npt.NDArray[np.int64], first: int) -> None:
         """Write the bytes of short values, as of windows that end shortly behind a chunk's end, into their views.
 
         With 4 and 8 bytes a step, a piece of 3 steps stands in the view of the first field, 12 bytes, and not in that
@@ -262,7 +260,6 @@ class FieldChunks:
             numbers: The fields that have views.
             words: The views of the batches from ``first`` on.
             first: The number of the first batch.
-            moved: See ``ByteViews.copy``.
         """
         wide, (chunks, rows, sizes) = self.row_bytes[numbers], (part[first : first + len(words)] for part in pieces)
         # Fields of as many bytes a step have the same short values.
@@ -272,10 +269,6 @@ class FieldChunks:
             if len(batch):
                 chunk, row, size = (part[batch, slot][:, None] for part in (chunks, rows, sizes))
                 addresses = self.table.begins[chunk, numbers[position]] + row * row_bytes
-                if moved is not None:
-                    addresses = moved(addresses.ravel(), (addresses + size * row_bytes).ravel()).reshape(
-                        addresses.shape
-                    )
                 words[batch[:, None], position, slot[:, None]] = _inline_views(addresses, size * row_bytes, row_bytes)
 
     def _to_elements(self, words: Int64s) -> Int64s:

@@ -48,7 +48,7 @@ def _stay(sampler: WindowSampler, snapshot: Snapshot, shards: int) -> bool:
         return False
     nbytes = pool.nbytes // shards
     found = [("the cache", one.room) for one in snapshot.backings]
-    if any(one.is_mapped or one.sealed_bytes for one in snapshot.segments):
+    if any(one.is_mapped or one.sealed_files for one in snapshot.segments):
         found.append(("memory", room_for_files()))
     short = [(room, where) for where, room in found if room is not None and room < nbytes]
     if short:

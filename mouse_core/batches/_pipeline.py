@@ -302,7 +302,7 @@ class Pipeline:
     def _ahead(self) -> ReadAhead[Block] | None:
         """Asks for what is read, ahead of it; None where all of it is in memory."""
         snapshot = self.planner.snapshot
-        if not any(one.backing is not None or one.is_mapped or one.sealed_bytes for one in snapshot.segments):
+        if not any(one.backing is not None or one.is_mapped or one.sealed_files for one in snapshot.segments):
             return None
         from mouse_core.readahead.reading import ReadAhead
 

@@ -98,15 +98,6 @@ def ragged(counts: Int64s) -> tuple[Int64s, Int64s]:
     return whose, np.arange(len(whose)) - (np.cumsum(counts) - counts)[whose]
 
 
-def by_group(begins: Int64s, ends: Int64s, groups: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Some ranges, those that touch or overlap in a group as one, if none lies within another; the groups ascend."""
-    order = np.lexsort((ends, begins, groups))
-    begins, ends, groups = begins[order], ends[order], groups[order]
-    apart = np.flatnonzero((groups[1:] != groups[:-1]) | (begins[1:] > ends[:-1]))
-    firsts = np.append(0, apart + 1)[: len(begins)]
-    return begins[firsts], ends[np.append(apart, len(ends) - 1)[: len(ends)]], groups[firsts]
-
-
 def _inside(
     backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s
 ) -> Iterator[tuple[RemoteMemory, npt.NDArray[np.bool_]]]:

@@ -1,46 +1,73 @@
-"""Mapped files of this machine: the kernel is told what will be read, and does not read more where memory is short."""
+"""Readahead of memory-mapped files on this machine by ``madvise``: it asks for the pages of future batches.
+
+The idea in three parts. Batches are planned before they are copied, so ``LocalFiles.ask`` can tell the kernel which
+pages come next (``MADV_WILLNEED``). ``LocalFiles.look`` turns this on when page faults wait for a disk, and off when
+nothing is read from a disk any more: with data in memory it costs one look at a counter. ``ReadaheadWindow`` finds how
+many bytes to ask for ahead. Example: with files of 2.8 GB and 900 MB of memory the window begins at 4 MB, some ten
+batches of six columns.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from mouse_core.readahead.backing import Int64s, by_group, merged, ragged
-from mouse_core.readahead.maps import Maps
-from mouse_core.readahead.own import DirectReadBuffer
+from mouse_core.readahead.backing import Int64s, merged, ragged
 from mouse_core.readahead.room import room_for_files
+
+try:
+    import resource
+except ImportError:  # Windows, where nothing is asked for
+    resource = None  # type: ignore[assignment]
+
+Made = TypeVar("Made")
 
 LEAST, FIRST, MOST = 1 << 20, 4 << 20, 64 << 20
 """Bytes that are asked for ahead: at least, at first, and at most."""
 
-# Of what there is room for in memory pages that were asked for may take one part in so many, lest they go again before
-# they are read.
+# Pages that were asked for take at most a sixteenth of the memory for files, or they are evicted before they are read.
 _PART = 16
-# Waiting for so much of the time is as good as not waiting.
+# Waiting for up to this share of the time counts as not waiting.
 _CALM = 0.04
-# So many times less waiting than before is less, and so many times more is more: what is measured varies by itself.
+# Waiting counts as less below 0.8 times the earlier waiting, and as more above 1.25 times: measurements vary.
 _LESS, _MORE = 0.8, 1.25
+# Values of MADV_WILLNEED and MADV_RANDOM on Linux and macOS.
+_WILL_NEED, _RANDOM = 3, 1
+_PAGE = mmap.PAGESIZE
+# The kernel reads at most its readahead size (128 KB by default) for one advice; the rest of a longer range is ignored.
+_AT_ONCE = 128 << 10
+# Ranges in one call of ``process_madvise``, at most.
+_MOST_RANGES = 1024
+# Readahead begins after 3 page faults that waited for a disk within 16 batches, and ends after 48 batches in which no
+# block was read from a disk.
+_FAULTS, _BATCHES_WATCHED, _BATCHES_READ = 3, 16, 48
+# The room in memory is measured again when 64 MB and an eighth of the bytes were added since the last measurement.
+_MORE_BYTES, _MORE_SHARE = 64 << 20, 8
+# From 2 page faults a batch on, although all pages were asked for, pages are evicted before they are read. For the next
+# 16 times 48 batches they are then asked for again, immediately before the copy.
+_FAULTS_EACH, _TIMES_AGAIN = 2, 16
+# ``in_parts`` gives 2 ranges first, then 64 at a time.
+_TRIED, _TOGETHER = 2, 64
 
 
 class ReadaheadWindow:
-    """How many bytes are asked for ahead, found by how long batches wait for pages all the same.
+    """Number of bytes that are asked for ahead, adapted to how long batches wait for pages.
 
-    A batch waits where its pages have not come yet, for which more depth helps, or have gone again, for which less
-    does; or where the disk gives no more, whatever the depth. Nobody says which of them it is, so it goes one step,
-    twice or half as far, and looks: on where that helped, back where it harmed, and towards where it began where it
-    made no difference, as a disk that keeps up has slow reads, too; from there the one way and the other. Where hardly
-    anybody waits it stays as it is.
+    A batch waits for one of three reasons: its pages have not come yet (more depth helps), its pages were evicted again
+    (less depth helps), or the disk is at its limit (depth changes nothing). The reason is unknown, so the window is
+    doubled or halved, and the next measurement decides: go on where waiting fell, go back where it rose, and return
+    towards the first size where it stayed the same. From the first size the next try goes the other way. Where batches
+    hardly wait the window stays.
 
     Args:
-        room: Bytes of files that there is room for in memory; None: nobody says.
+        room: Bytes of files that fit in memory; None: unknown.
     """
 
     def __init__(self, room: int | None = None) -> None:
@@ -50,7 +77,7 @@ class ReadaheadWindow:
         self._step, self._before = 2.0, 0.0
 
     def saw(self, batches: int, waited: float, seconds: float) -> None:
-        """So many batches were copied in some seconds, of which they waited for pages so many."""
+        """Adapt the window: ``batches`` were copied in ``seconds``, of which they waited ``waited`` for pages."""
         if not batches or waited <= _CALM * seconds:
             self._before = 0.0
             return
@@ -66,211 +93,133 @@ class ReadaheadWindow:
         self.nbytes = min(max(int(self.nbytes * self._step), LEAST), self.most)
 
 
-try:
-    import resource
-except ImportError:  # Windows, where nothing is asked for
-    resource = None  # type: ignore[assignment]
-
-Made = TypeVar("Made")
-Moved = Callable[[Int64s, Int64s], Int64s] | None
-"""Says where ranges are, of which it is given where they begin and end, when they have come; None: where they were."""
-
-_WILL_NEED, _RANDOM = 3, 1
-_PAGE = mmap.PAGESIZE
-_PROCESS_MADVISE, _MOST_RANGES = 440, 1024
-_NOTHING = np.zeros(0, np.int64)
-# So many page faults that wait for a disk, in so many batches, are a reason to ask ahead; and that no block was read
-# from a disk for so many batches is one not to.
-_FAULTS, _BATCHES_WATCHED, _BATCHES_READ = 3, 16, 48
-# The room in memory is looked at again when so many bytes, and one in so many, have come since it was last.
-_MORE_BYTES, _MORE_SHARE = 64 << 20, 8
-# Where so many page faults a batch wait for a disk though all was asked for, what was there already goes before it is
-# read. It is asked for again then, for so many times as many batches.
-_FAULTS_EACH, _TIMES_AGAIN = 2, 16
-# What is read as a whole may take one part in so many of what room there is in memory: no page of it goes for others.
-_OWN_PART = 2
-# Ranges are looked at so many at a time, and fewer at first.
-_TOGETHER, _TRIED = 64, 2
-
-
 class Usage(NamedTuple):
-    """What this process has had of disks so far: page faults that waited for one, and blocks read."""
+    """Disk activity of this process so far: page faults that waited for a disk, and blocks read."""
 
     faults: int
     blocks: int
 
 
 class LocalFiles:
-    """Stands behind all memory: asks the kernel to read those pages of mapped files that batches will read.
+    """Memory-mapped files of this machine as a ``RemoteMemory`` that covers all addresses.
 
-    It does so only while that helps: from when page faults wait for a disk until nothing is read from one any more.
-    Where the files do not fit in memory the kernel is told, too, to read nothing else of them on its own.
+    ``ask`` has effect only while readahead is on; see ``look``. Where the files do not fit in memory, the kernel's own
+    readahead is turned off as well (``MADV_RANDOM``).
 
     Args:
-        begins, sizes: Where files are mapped, int64 ``[files]``.
-        later: Bytes of those that are mapped when they are read.
+        segments: The ``Segment``s whose rows lie in files.
     """
 
     begin, size, gap, room = 0, (1 << 63) - 1, 8 << 10, None
 
-    def __init__(self, begins: Int64s, sizes: Int64s, later: int = 0) -> None:
-        self._advice = _Advice()
-        self._since, self._batches = usage(), 0
-        # Seconds that copying stood still for pages since then, for how many, and when that was.
-        self._waited, self._missed, self._looked = 0.0, 0, perf_counter()
-        # For how many times to look from now on what is read is asked for once more before it is.
+    def __init__(self, segments: Sequence[Any]) -> None:
+        self._bytes = self._fitting = 0
+        # Mapped files, and sealed files that may not be open yet, for which the kernel's own readahead is on.
+        self._read_by_kernel = list[Any]()
+        # Since the last measurement: disk activity, batches, seconds of waiting, page faults, and its time.
+        self._since, self._batches, self._waited, self._missed, self._looked = usage(), 0, 0.0, 0, perf_counter()
+        # For how many more measurements pages are asked for again before the copy.
         self._again = 0
-        self._bytes = int(sizes.sum()) + later
-        self.is_on = self._is_short = self._exceed_room()
-        self._maps: Maps | None = None
-        # Where what is read as a whole is, from when something is, if it can be.
-        self._own: DirectReadBuffer | None = None
-        self._tried_own = False
-        # The maps that were met, of which nothing is read that is not asked for.
-        self._met: set[int] = set()
-        if self._is_short:
-            self._advice.give(begins, sizes, _RANDOM)
+        self.is_on = self._is_short = False
+        for segment in segments:
+            self._count(segment, 1)
+        self._measure_room()
 
     @classmethod
     def of(cls, segments: Sequence[Any]) -> LocalFiles | None:
-        """Of the files of some ``Segment``s; None where there are none, or where the system takes no advice."""
-        begins, sizes, later = _files_of(segments)
-        if resource is None or not hasattr(mmap.mmap, "madvise") or not (len(begins) or later):
-            return None
-        return cls(begins, sizes, later)
+        """Return the files of ``segments``; None where there are none, or where the system takes no advice."""
+        in_files = any(one.sealed_files or _mapped_files(one) for one in segments)
+        return cls(segments) if resource is not None and hasattr(mmap.mmap, "madvise") and in_files else None
 
     def grow(self, appended: Sequence[Any], replaced: Sequence[Any]) -> None:
-        """Some ``Segment``s have come, and others are not read any more.
+        """Add the ``appended`` segments and remove the ``replaced`` ones.
 
-        How much memory there is takes as long to find out as some batches, so it is asked where they are many more.
+        Measuring the room in memory takes as long as several batches, so it happens only after much growth.
         """
-        for sign, segments in ((1, appended), (-1, replaced)):
-            _, sizes, later = _files_of(segments)
-            self._bytes += sign * (int(sizes.sum()) + later)
+        for segment in appended:
+            self._count(segment, 1)
+        for segment in replaced:
+            self._count(segment, -1)
         if not self._is_short and self._bytes - self._fitting > max(_MORE_BYTES, self._fitting // _MORE_SHARE):
-            self._is_short = self._exceed_room()
-            self.is_on = self.is_on or self._is_short
+            self._measure_room()
+
+    def _count(self, segment: Any, sign: int) -> None:
+        """Add the files of ``segment``, or with ``sign`` -1 remove them."""
+        mapped = _mapped_files(segment)
+        files = [*mapped, *segment.sealed_files]
+        self._bytes += sign * (segment.sealed_bytes + sum(size for _, size in mapped))
+        kept = [one for one in self._read_by_kernel if one not in files]
+        self._read_by_kernel = [*kept, *files] if sign > 0 else kept
+
+    def _measure_room(self) -> None:
+        """Turn readahead on where the files do not fit in the memory that is available now."""
+        self._fitting, room = self._bytes, room_for_files()
+        self.depth = ReadaheadWindow(room)
+        if room is not None and self._bytes > room:
+            self.is_on = self._is_short = True
+            self._turn_off_kernel()
+
+    def _turn_off_kernel(self) -> None:
+        """Turn off the kernel's own readahead for the files that are mapped by now."""
+        places = [(one, one if isinstance(one, tuple) else one.mapped) for one in self._read_by_kernel]
+        self._read_by_kernel = [one for one, place in places if place is None]
+        begins, sizes = np.array([place for _, place in places if place], np.int64).reshape(-1, 2).T
+        _advise(begins & ~(_PAGE - 1), sizes + begins % _PAGE, _RANDOM)
 
     def look(self, batches: int) -> bool:
-        """Whether it is worth asking, where so many batches are copied now."""
+        """Return whether readahead is on, after ``batches`` more batches."""
         self._batches += batches
         if self.is_on:
             if self._batches >= _BATCHES_READ:
-                has_gone = self._is_short and self._missed >= _FAULTS_EACH * self._batches
-                self._again = _TIMES_AGAIN if has_gone else max(0, self._again - 1)
-                before, batches, waited, seconds = self._begin_anew()
+                evicted = self._is_short and self._missed >= _FAULTS_EACH * self._batches
+                self._again = _TIMES_AGAIN if evicted else max(0, self._again - 1)
+                before, batches, waited, seconds = self._restart()
                 self.is_on = self._since.blocks != before.blocks
                 self.depth.saw(batches, waited, seconds)
         else:
             now = usage()
             if now.faults - self._since.faults >= _FAULTS:
-                self._begin_anew()
+                self._restart()
                 self.is_on = True
-                self._is_short = self._is_short or self._exceed_room()
+                if not self._is_short:
+                    self._measure_room()
             elif self._batches >= _BATCHES_WATCHED:
                 self._since, self._batches = now, 0
         return self.is_on
 
-    def _begin_anew(self) -> tuple[Usage, int, float, float]:
-        """Count from now on; the usage before, and the batches, the seconds of waiting and all seconds since."""
+    def _restart(self) -> tuple[Usage, int, float, float]:
+        """Restart the measurement; return its earlier usage, batches, seconds of waiting, and seconds in all."""
         now = perf_counter()
-        found = self._since, self._batches, self._waited, now - self._looked
+        measured = self._since, self._batches, self._waited, now - self._looked
         self._since, self._batches, self._waited, self._missed, self._looked = usage(), 0, 0.0, 0, now
-        return found
+        return measured
 
-    def watched(self, copy: Callable[[Moved], Made], ranges: Callable[[], tuple[Int64s, Int64s, Int64s]]) -> Made:
-        """What ``copy`` makes of some ranges where they are: how long it stands still says how far ahead to ask.
+    def watched(self, copy: Callable[[], Made], ranges: Callable[[], tuple[Int64s, Int64s, Int64s]]) -> Made:
+        """Return ``copy()``, which reads ``ranges()``, and measure how long it waits for pages.
 
-        What comes takes the room of what was not read for long, also of pages that were there when they were asked for:
-        these are missed one by one when they are read. Where there are many they are asked for again, together.
+        New pages replace pages that were not read for long, among them pages that were in memory when they were asked
+        for. Each of these would be a page fault of its own, so where there are many they are asked for again together.
         """
-        if self._again and self._own is None:
+        if self._again:
             begins, ends, _ = ranges()
             begins, ends = merged(begins, ends, self.gap)
             self.ask(begins, ends, np.zeros(len(begins), np.int64))
         (faults, stops), began, computed = _own_faults(), perf_counter(), thread_time()
-        with nullcontext() if self._own is None else self._own.moved() as moved:
-            made = copy(moved)
+        made = copy()
         missed, stopped = (now - before for now, before in zip(_own_faults(), (faults, stops), strict=True))
         self._missed += missed
         if missed or stopped:
             self._waited += max(0.0, perf_counter() - began - (thread_time() - computed))
         return made
 
-    def _exceed_room(self) -> bool:
-        """Whether the files do not fit in what memory there is now."""
-        self._fitting = self._bytes  # those that were there when it was looked at
-        self._room = room_for_files()
-        self.depth = ReadaheadWindow(self._room)
-        return self._room is not None and self._bytes > self._room
-
     def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
         """See ``RemoteMemory``."""
+        if self._is_short and self._read_by_kernel:
+            self._turn_off_kernel()
         begins = begins & ~(_PAGE - 1)
-        maps, found = self._known_maps(begins)
-        if len(maps.begins):
-            is_file = maps.in_file(found)
-            found, begins, ends = found[is_file], begins[is_file], np.minimum(ends, maps.ends[found])[is_file]
-            most = maps.at_once[found]
-            if (ends - begins > most).any():
-                begins, ends = _cut(begins, ends, most)
-        if self._is_short:
-            for number in set(found.tolist()) - self._met:
-                self._met.add(number)
-                begin = maps.begins[number : number + 1]
-                self._advice.give(begin, maps.ends[number : number + 1] - begin, _RANDOM)
-        self._advice.give(begins, ends - begins, _WILL_NEED)
-
-    def _known_maps(self, addresses: Int64s) -> tuple[Maps, Int64s]:
-        """What is mapped, and the map of each address; looked at again where one is in none."""
-        maps, found = self._maps, _NOTHING
-        if maps is None or (((found := maps.of(addresses)) < 0).any() and len(maps.begins)):
-            maps = self._maps = Maps() if maps is None else Maps(maps.keeps, maps.begins[maps.sure])
-            self._met, found = set(), maps.of(addresses)
-        return maps, found
-
-    def _sure_maps(self, addresses: Int64s, keeps: Any) -> Maps:
-        """What is mapped, looked at since the files were there that these addresses are of and that ``keeps`` keeps:
-        other files may have been there before.
-        """
-        maps, found = self._known_maps(addresses)
-        if not maps.is_sure(keeps, found):
-            before = maps.begins[maps.sure] if maps.keeps is keeps else _files_of(keeps.segments)[0]
-            maps, self._met = Maps(keeps, np.concatenate([before, addresses])), set()
-            self._maps = maps
-        return maps
-
-    def read_whole(
-        self, begins: Int64s, ends: Int64s, until: Int64s, first: int, keeps: Any
-    ) -> tuple[int, Int64s, Int64s]:
-        """Have some ranges read as a whole into memory of this process's own, where files do not fit in memory.
-
-        Args:
-            begins, ends: The ranges, in any order, int64 ``[n]``.
-            until: The batch from which on nobody reads each of them, int64 ``[n]``.
-            first: The batch from which on they are read.
-            keeps: The ``Snapshot``, which keeps the files mapped.
-
-        Returns:
-            How many bytes are; and the ranges that are not, as two arrays: they are to be asked for.
-        """
-        if self._is_short and not self._tried_own:
-            self._tried_own = True
-            with suppress(OSError, ValueError):
-                self._own = DirectReadBuffer((self._room or 0) // _OWN_PART)
-        if self._own is None:
-            return 0, begins, ends
-        begins, ends, until = by_group(begins, ends, until)
-        taken = self._own.take(self._sure_maps(begins, keeps), begins, ends, until, first, keeps)
-        if taken is None:
-            self._own, self._tried_own = None, False  # another next time
-            return 0, begins, ends
-        return int((ends - begins)[taken].sum()), begins[~taken], ends[~taken]
-
-    def let_go(self, batch: int) -> None:
-        """Batch ``batch`` comes: what was read as a whole and nobody reads any more needs no memory."""
-        if self._own is not None:
-            self._own.let_go(batch)
+        if len(begins) and (ends - begins).max() > _AT_ONCE:
+            begins, ends = _cut(begins, ends, _AT_ONCE)
+        _advise(begins, ends - begins, _WILL_NEED)
 
     def there(self, begins: Int64s, ends: Int64s) -> bool:
         """See ``RemoteMemory``."""
@@ -281,47 +230,44 @@ class LocalFiles:
         return None
 
     def looks_further(self) -> bool:
-        """Never: the kernel chooses what stays."""
+        """Return False: the kernel chooses which pages stay."""
         return False
 
     def still(self, token: object) -> bool:
-        """See ``RemoteMemory``: what goes away comes back when it is read."""
+        """See ``RemoteMemory``: an evicted page comes back when it is read."""
         return True
 
 
-def _cut(begins: Int64s, ends: Int64s, most: Int64s) -> tuple[Int64s, Int64s]:
-    """Ranges in pieces of at most so many bytes each: of 0..10 and 20..25 with 4, 0..4, 4..8, 8..10, 20..24, 24..25."""
+def _cut(begins: Int64s, ends: Int64s, most: int) -> tuple[Int64s, Int64s]:
+    """Ranges in pieces of at most ``most`` bytes: 0..10 and 20..25 with 4 are 0..4, 4..8, 8..10, 20..24, 24..25."""
     counts = -(-(ends - begins) // most)
     whose, number = ragged(counts)
-    cut = begins[whose] + number * most[whose]
-    return cut, np.minimum(cut + most[whose], ends[whose])
+    cut = begins[whose] + number * most
+    return cut, np.minimum(cut + most, ends[whose])
 
 
-def _files_of(segments: Sequence[Any]) -> tuple[Int64s, Int64s, int]:
-    """Where files of some ``Segment``s are mapped and their bytes, int64 ``[files]``; bytes of those mapped later."""
-    data = [one.origin.data for one in segments if one.is_mapped and one.origin is not None]
-    found = dict(pair for one in data for pair in _mapped_by(one))
-    begins, sizes = np.array([*found.items()], np.int64).reshape(-1, 2).T
-    pages = begins & ~(_PAGE - 1)
-    return pages, sizes + begins - pages, sum(one.sealed_bytes for one in segments)
+def _mapped_files(segment: Any) -> list[tuple[int, int]]:
+    """Return the first address and the bytes of each file that a segment's dataset is mapped from.
 
-
-def _mapped_by(data: Any) -> Iterator[tuple[int, int]]:
-    """Where the files begin, and their bytes, that a ``datasets.table.Table`` is mapped from."""
-    for block in (one for row in getattr(data, "blocks", [[data]]) for one in row):
+    They are the outermost buffers of each ``datasets.table.Table`` block.
+    """
+    files = dict[int, int]()
+    data = segment.origin.data if segment.is_mapped and segment.origin is not None else None
+    for block in (one for row in getattr(data, "blocks", [[data]]) for one in row if one is not None):
         columns = block.table.columns
         for buffer in columns[0].chunk(0).buffers() if columns and columns[0].num_chunks else ():
             while buffer is not None and buffer.parent is not None:
                 buffer = buffer.parent
             if buffer is not None and buffer.size:
-                yield buffer.address, buffer.size
+                files[buffer.address] = buffer.size
+    return [*files.items()]
 
 
 def in_parts(begins: Int64s, nbytes: int, later: Sequence[tuple[Int64s, int]] = ()) -> Iterator[slice]:
-    """Parts of some ranges of memory that are read one after the other, of so many bytes each from addresses on.
+    """Yield slices of ``begins`` to read one after the other, ``nbytes`` from each address on.
 
-    Once reading them has waited for a disk, the kernel is asked for all that are left together, and for what is read
-    ``later``: addresses, and bytes from each on.
+    Once reading waited for a disk, all ranges that are left are asked for together, and so are the ranges that are read
+    ``later``: pairs of addresses, and bytes from each of them on.
     """
     before: int | None = usage().faults if resource is not None else None
     first = 0
@@ -332,55 +278,58 @@ def in_parts(begins: Int64s, nbytes: int, later: Sequence[tuple[Int64s, int]] = 
         if before is not None and usage().faults > before:
             before, rest = None, [(begins[first:], nbytes), *later]
             pages = np.concatenate([some & ~(_PAGE - 1) for some, _ in rest])
-            _Advice().give(pages, np.concatenate([some + size for some, size in rest]) - pages, _WILL_NEED)
+            _advise(pages, np.concatenate([some + size for some, size in rest]) - pages, _WILL_NEED)
 
 
-class _Advice:
-    """Advice to the kernel about ranges of memory, many with one call where this process may do that."""
+def _advise(begins: Int64s, sizes: Int64s, advice: int) -> None:
+    """Give the kernel ``advice`` about ranges of memory; it ignores ranges that it refuses."""
+    one, many = _system_calls()
+    if many is not None and len(begins) > 1 and _advise_many(many, np.stack([begins, sizes], axis=1), advice):
+        return
+    for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
+        one(begin, size, advice)
 
-    def __init__(self) -> None:
-        libc = ctypes.CDLL(None)
-        self._madvise, self._syscall = libc.madvise, libc.syscall
-        self._madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        number, many, one = ctypes.c_long, ctypes.c_void_p, ctypes.c_int
-        self._syscall.argtypes = [number, one, many, ctypes.c_size_t, one, ctypes.c_uint]
-        self._many = sys.platform == "linux" and hasattr(os, "pidfd_open")
 
-    def give(self, begins: Int64s, sizes: Int64s, advice: int) -> None:
-        """Advise on ranges; where it is refused things are as they were without it."""
-        if self._many and len(begins) > 1:
-            self._many = self._give_many(begins, sizes, advice)
-            if self._many:
-                return
-        for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
-            self._madvise(begin, size, advice)
+def _advise_many(process_madvise: Any, ranges: Int64s, advice: int) -> bool:
+    """Whether the kernel took ``advice`` about all ``ranges``, int64 ``[n, 2]``; it may allow a process one at a time.
 
-    def _give_many(self, begins: Int64s, sizes: Int64s, advice: int) -> bool:
-        """Whether the kernel takes many ranges at once, as Linux does of processes with the right to."""
-        ranges = np.stack([begins, sizes], axis=1)
-        try:
-            this = os.pidfd_open(os.getpid())
-        except OSError:
-            return False
-        try:
-            for first in range(0, len(ranges), _MOST_RANGES):
-                some = ranges[first : first + _MOST_RANGES]
-                if self._syscall(_PROCESS_MADVISE, this, some.ctypes.data, len(some), advice, 0) < 0:
-                    return False
-        finally:
-            os.close(this)
-        return True
+    One call for 1,024 ranges takes half the processor time of a call for each.
+    """
+    try:
+        this = os.pidfd_open(os.getpid())
+    except (AttributeError, OSError):
+        return False
+    try:
+        parts = (ranges[first : first + _MOST_RANGES] for first in range(0, len(ranges), _MOST_RANGES))
+        return all(process_madvise(this, one.ctypes.data, len(one), advice, 0) == one[:, 1].sum() for one in parts)
+    finally:
+        os.close(this)
+
+
+@functools.cache
+def _system_calls() -> tuple[Any, Any]:
+    """The C library's ``madvise`` and ``process_madvise``, None where it has none (before glibc 2.36, and on macOS).
+
+    Python's ``mmap.madvise`` takes no memory that Arrow has mapped.
+    """
+    library, size, number = ctypes.CDLL(None), ctypes.c_size_t, ctypes.c_int
+    many: Any = getattr(library, "process_madvise", None)
+    library.madvise.argtypes = [ctypes.c_void_p, size, number]
+    if many is not None:
+        many.argtypes, many.restype = [number, ctypes.c_void_p, size, number, ctypes.c_uint], ctypes.c_ssize_t
+    return library.madvise, many
 
 
 def usage() -> Usage:
-    """What this process has had of disks so far."""
+    """Return the disk activity of this process so far."""
     now = resource.getrusage(resource.RUSAGE_SELF)
     return Usage(now.ru_majflt, now.ru_inblock)
 
 
 def _own_faults() -> tuple[int, int]:
-    """How many page faults of this thread had a page read, and how often it stood still, as it does for pages that are
-    on their way; where the system does not say, of the process.
+    """Return this thread's page faults that waited for a disk, and its voluntary waits, as for pages that are coming.
+
+    Where the system counts by process only, they are the process's.
     """
     now = resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF))
     return now.ru_majflt, now.ru_nvcsw

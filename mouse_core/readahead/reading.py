@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import DataError
 from mouse_core.readahead.backing import Int64s, RemoteMemory, ask_backings, copied_when_there, in_backings
-from mouse_core.readahead.local import LocalFiles, Moved
+from mouse_core.readahead.local import LocalFiles
 
 # Bytes of what lies elsewhere, and batches of whatever, that are asked for beyond those that are copied.
 _FAR_BYTES, _AHEAD_BATCHES = 64 << 20, 64
@@ -63,8 +63,6 @@ class Blocks(Protocol[BlockT]):
 
     most: int
     """How many batches are planned together at most."""
-    planner: Any
-    """What plans them, of a ``snapshot``."""
 
     def block_with(self, index: int) -> tuple[BlockT, int]:
         """The block that batch ``index`` is in, and its number there."""
@@ -78,7 +76,7 @@ class Blocks(Protocol[BlockT]):
 class Views(Protocol):
     """How the batches of a block are copied; see ``_arrow.byte_views.ByteViews``."""
 
-    def copy(self, first: int, count: int, moved: Moved = None) -> dict[str, npt.NDArray[Any]]:
+    def copy(self, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
         """Some batches that follow each other, by field."""
         ...
 
@@ -190,8 +188,6 @@ class ReadAhead(Generic[BlockT]):
         """Ask for what is behind some batches of a block, as far ahead as it pays: up to the end of the next block."""
         begin, number, current, copied = block.first + first * block.step, first + count, block, count
         in_turn, self._behind = begin == self._behind, begin + count * block.step
-        if self._files is not None:
-            self._files.let_go(begin)
         if block.kind < 0 and not in_turn:
             return  # in no order
         asked = self._left(block.first + number * block.step, block.step)
@@ -259,16 +255,16 @@ class ReadAhead(Generic[BlockT]):
         depth = self._files.depth
         return max(depth.nbytes, min(some, depth.most))
 
-    def _by_views(self, read: Sequence[BlockT], first: int, count: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-        """Which ranges are read of some batches to copy them, which batch each is of, from 0 on, and which row."""
-        found = [(*_NO_RANGES, _NOTHING)]
+    def _by_views(self, read: Sequence[BlockT], first: int, count: int) -> tuple[Int64s, Int64s, Int64s]:
+        """The ranges that copying some batches reads, and the batch of each, from 0 on."""
+        found = [_NO_RANGES]
         for one in read:
             views, (rows, batches) = self._views(one), _rows(one, first, count)
             if views is not None and len(rows):
                 begins, ends, numbers = views.ranges(rows.start, len(rows))
-                found.append((begins, ends, batches[numbers], numbers + rows.start))
-        begins, ends, numbers, whose = (np.concatenate(some) for some in zip(*found, strict=True))
-        return begins, ends, numbers, whose
+                found.append((begins, ends, batches[numbers]))
+        begins, ends, numbers = (np.concatenate(some) for some in zip(*found, strict=True))
+        return begins, ends, numbers
 
     def _stages(
         self, read: Sequence[BlockT], first: int, count: int, ranges: tuple[Int64s, Int64s, Int64s]
@@ -303,17 +299,10 @@ class ReadAhead(Generic[BlockT]):
 
     def _ask(self, block: BlockT, number: int, count: int) -> int:
         """Ask for what some batches read; how many bytes that are."""
-        nbytes, index, stretches = 0, block.first + number * block.step, self._stretches(block)
+        nbytes, index = 0, block.first + number * block.step
         try:
             read = self._read(block)
-            begins, ends, numbers, whose = self._by_views(read, number, count)
-            # Of several processes that share batches each reads a part of the stretches for all.
-            if stretches is not None and block.step == 1 and self._files is not None:
-                until = stretches.until[whose]
-                keeps = self._blocks.planner.snapshot
-                nbytes, begins, ends = self._files.read_whole(begins, ends, until, index, keeps)
-                numbers = np.zeros(len(begins), np.int64)
-            ranges = begins, ends, numbers
+            ranges = self._by_views(read, number, count)
             for begins, ends, numbers in self._stages(read, number, count, ranges):
                 if not self._always:  # the system sorts by no batch
                     numbers = np.zeros(len(begins), np.int64)

@@ -41,7 +41,7 @@ class ChosenSegment(Segment):
         self.num_rows = int(sizes.sum())
         self._first_values = {}
         # All of it, as its values are asked for where they lie.
-        self.backing, self.sealed_bytes = whole.backing, whole.sealed_bytes
+        self.backing, self.sealed_files = whole.backing, whole.sealed_files
 
     @property
     def fetched_by(self) -> Any:

@@ -101,8 +101,8 @@ class Segment:
     extent: object = None
     # Of rows in a folder what stands for it, and how many rows were before them: others with the same begin as they do.
     place: tuple[object, int] | None = None
-    # Of the files in a folder that hold its rows and are opened when these are read.
-    sealed_bytes: int = 0
+    # The files of a store's folder that hold its rows (``SealedFile``); each is opened when its rows are read.
+    sealed_files: Sequence[Any] = ()
     # Where values come from that are not in memory, nor in a file on this machine, until they are asked for.
     backing: RemoteMemory | None = None
     # Whether rows of the table are found through row numbers.
@@ -159,6 +159,11 @@ class Segment:
     def origin(self) -> Any:
         """The dataset that has these rows and no others, if there is one."""
         return None
+
+    @property
+    def sealed_bytes(self) -> int:
+        """Bytes of the sealed files."""
+        return sum(file.sealed.bytes for file in self.sealed_files)
 
     @property
     def recording(self) -> object:

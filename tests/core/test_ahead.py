@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import mmap
-import os
 import re
 import sys
 import warnings
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +21,7 @@ from numpy.testing import assert_array_equal
 
 from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
 from mouse_core.errors import DataError, StoreWarning
-from mouse_core.readahead import local, maps, own
+from mouse_core.readahead import local
 from mouse_core.readahead.backing import by_batch, merged
 from mouse_core.readahead.local import ReadaheadWindow
 from mouse_core.readahead.room import room_for_files
@@ -310,180 +308,6 @@ def test_blocks_of_files_are_asked_for_once_where_there_is_room(
     )
 
 
-@pytest.fixture
-def reads_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Files do not fit in memory, and what is read as a whole goes into memory of one's own; gives those, and
-    how many bytes the next has."""
-    probe = tmp_path / "probe"
-    probe.write_bytes(bytes(8192))
-    try:
-        own.DirectReads().close()
-        file = os.open(probe, os.O_RDONLY | os.O_DIRECT)
-    except (AttributeError, OSError) as error:
-        pytest.skip(f"nothing is read past the page cache here: {error}")
-    os.close(file)
-    made = SimpleNamespace(memories=[], most=1 << 20)
-    init = own.DirectReadBuffer.__init__
-
-    def making(self: Any, most: int) -> None:
-        made.memories.append(self)
-        init(self, made.most)
-
-    monkeypatch.setattr(own.DirectReadBuffer, "__init__", making)
-    monkeypatch.setattr(local.LocalFiles, "look", lambda self, batches: True)
-    monkeypatch.setattr(local, "room_for_files", lambda: 0)
-    monkeypatch.setattr("mouse_core.batches._block_residency.room_for_files", lambda: 1 << 30)
-    return made
-
-
-def _same(source: BatchSource, here: BatchSource, indices: Any) -> None:
-    for index in indices:
-        for name, values in here[index].items():
-            assert_array_equal(source[index][name], values, err_msg=f"{name} of batch {index}")
-
-
-@pytest.mark.parametrize(
-    ("boundary", "options"),
-    [
-        ("stream", {}),
-        pytest.param("episode", {"shard": (1, 2)}, marks=pytest.mark.slow),
-        pytest.param("stream", {"windows": {"reward": range(-2, 3)}}, marks=pytest.mark.slow),
-    ],
-)
-def test_blocks_larger_than_memory_are_read_into_memory_of_ones_own(
-    written: Any, reads_own: Any, monkeypatch: pytest.MonkeyPatch, boundary: Any, options: dict[str, Any]
-) -> None:
-    folder, known = written
-    there = DatasetStore.open(folder, fields=[Field("goal")], max_action_dim=5)
-    given = {"boundary": boundary, "seed": 2, **({"pad": False} if boundary == "episode" else {}), **options}
-    source, here = (BatchSource(one, 3, 8, Blocks(rows=60, pool=8), **given) for one in (there, known))
-    copied, moved = list[Int64s](), own.DirectReadBuffer.moved
-
-    @contextmanager
-    def moving(self: own.DirectReadBuffer) -> Any:
-        with moved(self) as places:
-
-            def found(begins: Int64s, ends: Int64s) -> Int64s:
-                copied.append(np.stack([begins, there := places(begins, ends)]))
-                return there
-
-            yield found
-
-    monkeypatch.setattr(own.DirectReadBuffer, "moved", moving)
-    count = len(source)
-    _same(source, here, range(count + 20))
-    # But the first batch, of which nobody knows that others follow; and what is read by offsets from anchors.
-    known_maps, (begins, found) = maps.Maps(), np.concatenate(copied, axis=1)
-    at = known_maps.of(begins)
-    assert (begins != found)[(at >= 0) & known_maps.is_file[at]].mean() > (0.95 if "windows" not in options else 0.5)
-    for memory in reads_own.memories:  # what nobody reads any more is let go of
-        assert all(memory.batch < part.until for part in memory.parts.values())
-    _same(source, here, [*range(40, 60), 7, 3 * count, *range(10), 1])
-    assert not any(part.users for memory in reads_own.memories for part in memory.parts.values())
-
-
-def test_what_cannot_be_read_past_the_page_cache_is_read_by_it(
-    written: Any, reads_own: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, known = written
-    there = DatasetStore.open(folder, max_action_dim=5)
-
-    def sources() -> Any:
-        return (BatchSource(one, 5, 8, Blocks(rows=60, pool=8), seed=2) for one in (there, known))
-
-    with monkeypatch.context() as patch:  # a disk that brings less, or another number of bytes
-        done, count = own.DirectReads.done, itertools.count()
-        patch.setattr(
-            own.DirectReads,
-            "done",
-            lambda self, *, wait: [(one, next(count) % 3 > 0) for one, _ in done(self, wait=wait)],
-        )
-        _same(*sources(), range(30))
-    with monkeypatch.context() as patch:  # a system that refuses some
-        begin = own.DirectReads.begin
-        patch.setattr(own.DirectReads, "begin", lambda self, *all: begin(self, *(one[: len(one) // 2] for one in all)))
-        _same(*sources(), range(30))
-    reads_own.most = 16 << 10  # no room but for some
-    _same(*sources(), range(30))
-    with monkeypatch.context() as patch:  # a file system without
-        patch.setattr(maps.Maps, "direct", lambda self, number: None)
-        _same(*sources(), range(30))
-    assert len(reads_own.memories) == 4
-    monkeypatch.setattr(own, "DirectReads", lambda: (_ for _ in ()).throw(OSError("none")))
-    _same(*sources(), range(30))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
-def test_a_forked_child_reads_nothing_into_its_parents_memory(written: Any, reads_own: Any) -> None:
-    folder, known = written
-    there = DatasetStore.open(folder, max_action_dim=5)
-    source, here = (BatchSource(one, 5, 8, Blocks(rows=60, pool=8), seed=2) for one in (there, known))
-    _same(source, here, range(20))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    address = np.array([reads_own.memories[0]._address])
-    if not child:
-        try:
-            assert maps.Maps().of(address)[0] >= 0, "no hole that is given to others, and taken from them at the end"
-            _same(source, here, range(20, 40))
-            assert len(reads_own.memories) == 2, "it has memory of its own"
-            os._exit(0)
-        finally:
-            os._exit(1)
-    _same(source, here, range(20, 60))
-    assert os.waitpid(child, 0)[1] == 0
-    assert reads_own.memories[0].parts
-
-
-def test_memory_of_ones_own_is_used_again_before_more_is_taken_of_the_machine(reads_own: Any) -> None:
-    memory, size = own.DirectReadBuffer(1 << 20), np.full(3, 4096)
-    for number in range(100):
-        found = memory._room_for(size)
-        assert found is not None
-        assert found[0].max() < 10 * 4096
-        memory.parts[number] = own.ReadRange(found[1], number, number + 2, None)
-        memory.let_go(number + 1)
-
-
-def test_memory_of_ones_own_is_another_after_an_interrupt(
-    written: Any, reads_own: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody knows what is under way then."""
-    folder, known = written
-    there = DatasetStore.open(folder, max_action_dim=5)
-    for method in ("begin", "done"):
-        reads_own.memories.clear()
-        source, here = (BatchSource(one, 5, 8, Blocks(rows=60, pool=8), seed=2) for one in (there, known))
-        _same(source, here, range(10))
-        with monkeypatch.context() as patch:
-            patch.setattr(own.DirectReads, method, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
-                _same(source, here, range(10, 60))
-        _same(source, here, range(8, 60))
-        assert len(reads_own.memories) == 2
-
-
-def test_of_many_files_and_of_what_was_mapped_before_each_range_is_read_of_its_own(
-    saved: Path, tmp_path: Path, reads_own: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fewer files are open at a time than are read; and where others were mapped before they are not read."""
-    there, other = formats.open(saved).to_store(**OPTIONS), tmp_path / "other"
-    memory = DatasetStore(**OPTIONS).from_dataset(datasets.load_from_disk(str(saved), keep_in_memory=True))
-    given: dict[str, Any] = {"fields": ["reward", "obs_continuous"], "seed": 2}
-    other.write_bytes(bytes(1 << 20))
-    monkeypatch.setattr(maps, "_FILES", 1)
-    source, here = (BatchSource(one, 5, 8, Blocks(rows=40, pool=8), **given) for one in (there, memory))
-    _same(source, here, [0])
-    files: Any = source._pipeline._ahead._files
-    files._maps = maps.Maps()
-    files._maps._files = [(str(other), other.stat().st_ino)] * len(files._maps.begins)
-    _same(source, here, range(1, 40))
-    (mine,) = reads_own.memories
-    assert mine.parts
-    assert all(part.is_whole for part in mine.parts.values())
-
-
 def test_a_pool_that_is_larger_than_the_cache_is_said(both: Any) -> None:
     _, _, backed = both
     backed.backings[0].room = 1000
@@ -529,71 +353,81 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+class Advice:
+    """Advice about ranges of memory, noted and not given: begins, sizes and the advice itself."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.given = list[tuple[int, int, int]]()
+        monkeypatch.setattr(local, "_advise", self._note)
+
+    def _note(self, begins: Int64s, sizes: Int64s, advice: int) -> None:
+        self.given += [(*place, advice) for place in zip(begins.tolist(), sizes.tolist(), strict=True)]
+
+    def asked(self) -> list[tuple[int, int]]:
+        """Begins and ends of the ranges that are to be read."""
+        return [(begin, begin + size) for begin, size, advice in self.given if advice == local._WILL_NEED]
+
+
 @takes_advice
+@pytest.mark.parametrize("calls", ["of one range", "of many ranges", "of many ranges, refused"])
 def test_batches_of_files_that_do_not_fit_are_the_same(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: str
 ) -> None:
-    """Saved datasets and stores; and advice that may not be given many at a time, where nobody says what is mapped."""
-    stores = [
-        formats.open(saved).to_store(**OPTIONS),
-        DatasetStore.open(tmp_path, "a", **OPTIONS).from_dataset(datasets.load_from_disk(str(saved))),
-    ]
-    source = BatchSource(stores[0], 30, 8, seed=4)
-    wanted = [source[index] for index in range(6)]
+    """Datasets, stores in both layouts, and blocks of them; by each of the calls by which advice is given."""
+    one, many = local._system_calls()
+    if calls == "of many ranges" and many is None:
+        pytest.skip("this system has no process_madvise")
+    refused = (lambda *_: -1) if "refused" in calls else many
+    dataset = datasets.load_from_disk(str(saved))
+    stores = [formats.open(saved).to_store(**OPTIONS)]
+    for layout in ("columns", "windows"):
+        with DatasetStore.open(tmp_path / layout, "a", layout=layout, **OPTIONS) as writer:
+            writer.from_dataset(dataset)
+        stores += [DatasetStore.open(tmp_path / layout, verify=verify, **OPTIONS) for verify in (True, False)]
+    sampling: tuple[Any, ...] = ("random", Blocks(rows=100, pool=8))
+    memory = DatasetStore(**OPTIONS).from_dataset(datasets.load_from_disk(str(saved), keep_in_memory=True))
+    wanted = [BatchSource(memory, 30, 8, one, seed=4) for one in sampling]
     monkeypatch.setattr(local, "room_for_files", lambda: 0)
-    tried, given, give = [0], list[int](), local._Advice.give
+    monkeypatch.setattr("mouse_core.batches._block_residency.room_for_files", lambda: 1 << 30)
+    advised = list[tuple[int, int]]()
 
-    def refused(_: int) -> int:
-        tried[0] += 1
-        raise PermissionError
+    def madvise(begin: int, size: int, advice: int) -> int:
+        advised.append((advice, size))
+        return int(one(begin, size, advice))
 
-    def giving(self: Any, begins: Int64s, sizes: Int64s, advice: int) -> None:
-        given.append(advice)
-        give(self, begins, sizes, advice)
-
+    monkeypatch.setattr(local, "_system_calls", lambda: (madvise, None if "one" in calls else refused))
     for store in stores:
-        for many in (True, False):
-            monkeypatch.setattr(local._Advice, "give", giving)
-            if not many:
-                monkeypatch.setattr(os, "pidfd_open", refused, raising=False)
-                monkeypatch.setattr(maps, "_lines", lambda _: [])
-            given.clear()
-            source = BatchSource(store, 30, 8, seed=4)
+        advised.clear()
+        for how, expected in zip(sampling, wanted, strict=True):
+            source = BatchSource(store, 30, 8, how, seed=4)
             for index in range(6):
-                for name, values in wanted[index].items():
+                for name, values in expected[index].items():
                     assert_array_equal(source[index][name], values, err_msg=f"{name} of batch {index}")
-            assert given.count(local._WILL_NEED) >= 6
-        monkeypatch.undo()
-        monkeypatch.setattr(local, "room_for_files", lambda: 0)
-    assert tried[0] or sys.platform != "linux"
+        if calls != "of many ranges":
+            assert sum(advice == local._WILL_NEED for advice, _ in advised) >= 6
+            assert any(advice == local._RANDOM for advice, _ in advised)
 
 
 @takes_advice
-@pytest.mark.skipif(sys.platform != "linux", reason="maps are looked at on Linux")
 def test_what_goes_before_it_is_read_is_asked_for_again_and_no_more_than_the_kernel_reads_at_once(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "room_for_files", lambda: 0)
-    blocks = itertools.count()
+    blocks, advice = itertools.count(), Advice(monkeypatch)
     monkeypatch.setattr(local, "usage", lambda: local.Usage(0, next(blocks)))
-    given: list[tuple[int, int]] = []
-
-    def give(self: Any, begins: Int64s, sizes: Int64s, advice: int) -> None:
-        given.extend(zip(begins.tolist(), sizes.tolist(), strict=True) if advice == local._WILL_NEED else ())
-
-    monkeypatch.setattr(local._Advice, "give", give)
     store, found = formats.open(saved).to_store(**OPTIONS), []
     for faults, most in ((1, 1 << 30), (1, 500), (3, 500)):
         monkeypatch.setattr(local, "_own_faults", partial(next, zip(itertools.count(step=faults), itertools.repeat(0))))
-        monkeypatch.setattr(maps, "_read_at_once", lambda disk, most=most: most)
+        monkeypatch.setattr(local, "_AT_ONCE", most)
         source = BatchSource(store, 30, 8, seed=4)
         for index in range(49):
             _ = source[index]
-        given.clear()
+        advice.given.clear()
         for index in range(49, 90):
             _ = source[index]
-        assert all(0 < size <= most for _, size in given)
-        found.append((len(given), {begin + at for begin, size in given for at in range(size)}))
+        asked = advice.asked()
+        assert all(begin < end <= begin + most for begin, end in asked)
+        found.append((len(asked), {at for begin, end in asked for at in range(begin, end)}))
     (whole, wanted), (cut, same), (again, more) = found
     assert same == wanted <= more
     assert whole < cut < again / 1.5
@@ -617,7 +451,9 @@ def test_a_store_that_grows_is_measured_against_memory_when_it_has_grown_much(
             source = source.with_snapshot(reader.snapshot(), epoch_start=start)
             _ = source[start]
     assert len(asked) == 1
-    large = SimpleNamespace(is_mapped=False, origin=None, sealed_bytes=100 << 20)
+    large = SimpleNamespace(
+        is_mapped=False, origin=None, sealed_files=[SimpleNamespace(mapped=None)], sealed_bytes=100 << 20
+    )
     files = local.LocalFiles.of([large])
     assert files is not None
     room[0] = 150 << 20
@@ -709,6 +545,10 @@ def test_batches_may_be_asked_for_that_were_planned_when_they_were_not(
 def test_what_tells_where_values_lie_is_asked_for_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads of record batches and offsets of lists, once one had to be waited for."""
     rows, given = 3_000, list[list[tuple[int, int]]]()
+
+    def advise(begins: Int64s, sizes: Int64s, advice: int) -> None:
+        given.append([*zip(begins, begins + sizes, strict=True)])
+
     columns: dict[str, Any] = {name: np.zeros(rows, np.int64) for name in ("action", "reward", "done")}
     columns["observation"] = pa.array([[one / 2, one / 3] for one in range(rows)], pa.list_(pa.float32()))
     table = pa.table(columns)
@@ -718,11 +558,7 @@ def test_what_tells_where_values_lie_is_asked_for_at_once(tmp_path: Path, monkey
     _ = source[0]
     faults = itertools.count()
     monkeypatch.setattr(local, "usage", lambda: local.Usage(next(faults), 0))
-    monkeypatch.setattr(
-        local._Advice,
-        "give",
-        lambda _, begins, sizes, advice: given.append([*zip(begins, begins + sizes, strict=True)]),
-    )
+    monkeypatch.setattr(local, "_advise", advise)
     for index in range(1, 10):
         _ = source[index]
     chunks = source.snapshot.segments[0].table.column("observation").chunks

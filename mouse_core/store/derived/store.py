@@ -59,7 +59,7 @@ class DerivedSegment(Segment):
         self.extent = None if segment.extent is None else object()
         self._parts, self._first_values = {}, {}
         # Where its own values lie: who copies them waits until they are here.
-        self.backing, self.sealed_bytes = segment.backing, segment.sealed_bytes
+        self.backing, self.sealed_files = segment.backing, segment.sealed_files
 
     @property
     def fetched_by(self) -> Any:

@@ -166,6 +166,8 @@ class SealedFile:
 
     # Keeps the file where it lies, for as long as this object may be asked for rows.
     kept: Shared | None = None
+    # The first address and the bytes of the mapped file, once it was opened.
+    mapped: tuple[int, int] | None = None
 
     def __init__(
         self, folder: Path, sealed: Sealed, schema: pa.Schema, first: int, identity: str = "", *, verify: bool
@@ -204,9 +206,14 @@ class SealedFile:
                 raise damaged(path, f"expected {sealed.bytes} bytes as were written, found {size}")
             if sealed.batch_rows:
                 with path.open("rb") as stream:
-                    return self._summed(mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ))
-            with pa.memory_map(str(path)) as source:
-                return self._whole(source.read_buffer(size))
+                    memory = mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ)
+                buffer, opened = pa.py_buffer(memory), self._summed(memory)
+            else:
+                with pa.memory_map(str(path)) as source:
+                    buffer = source.read_buffer(size)
+                opened = self._whole(buffer)
+        self.mapped = buffer.address, buffer.size
+        return opened
 
     def _summed(self, memory: mmap.mmap) -> SummedFile:
         from mouse_core.files.ipc.summed import SummedFile  # loaded where it is used
@@ -453,7 +460,7 @@ class SealedSegment(Segment):
     def __init__(self, file: SealedFile, image_roots: tuple[str, ...], folder: object, videos: Any = None) -> None:
         self.file, self.num_rows, self.place = file, file.sealed.rows, (folder, file.first)
         self.extent = object() if file.sealed.appended else None
-        self._named_roots, self.sealed_bytes, self._videos = image_roots, file.sealed.bytes, videos
+        self._named_roots, self.sealed_files, self._videos = image_roots, (file,), videos
         self._parts, self._first_values = {}, {}
         size = self.file.sealed.batch_rows or self.num_rows
         starts = np.append(np.arange(0, self.num_rows, size), self.num_rows)
@@ -527,7 +534,7 @@ class SealedSegments(Segment):
         first = members[0]
         self.members, self.place = list(members), first.place
         self.extent = None if first.extent is None else object()
-        self._named_roots, self.sealed_bytes = first.image_roots, sum(one.sealed_bytes for one in members)
+        self._named_roots, self.sealed_files = first.image_roots, tuple(one.file for one in members)
         self._videos = first._videos
         self._parts, self._first_values = {}, {}
         # The first row of each, and the end; the first chunk of each, and how many there are.
