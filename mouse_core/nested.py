@@ -129,6 +129,8 @@ def flatten(tree: Any, *, leaf: Callable[[Any], bool] | None = None) -> dict[Fie
     Raises:
         SchemaError: A dict with keys that are not strings, or nothing in it.
     """
+    if leaf is None and _is_flat(tree) and all(map(is_text, tree)):
+        return dict(tree)
     leaves: dict[FieldKey, Any] = {}
     _collect(tree, (), leaves, leaf)
     if not leaves:
@@ -263,7 +265,7 @@ def opened(rows: Any, lead: int, ragged: Collection[FieldKey] = (), lists: Colle
         ragged: The fields whose rows differ in length.
         lists: The nodes that are lists in rows written before, see ``lists_of``: there a list of numbers is one, too.
     """
-    if type(rows) is dict and all(type(leaf) in _FLAT for leaf in rows.values()):  # most rows are
+    if _is_plain(rows):
         return rows
     return _opened(rows, (), lead, {path_of(key) for key in ragged}, lists)
 
@@ -274,6 +276,19 @@ def lists_of(structure: Structure, path: _Path = ()) -> set[_Path]:
         return set()
     below = [lists_of(child, (*path, name)) for name, child in children_of(structure)]
     return set().union(*below, [path] if isinstance(structure, list) else [])
+
+
+def _is_flat(tree: Any) -> bool:
+    """Whether a tree is a dict of arrays, numbers and texts, as most rows are."""
+    return type(tree) is dict and bool(tree) and _FLAT.issuperset(map(type, tree.values()))
+
+
+def _is_plain(tree: Any) -> bool:
+    """Whether a tree is a dict of arrays, numbers, texts and such dicts."""
+    if type(tree) is not dict:
+        return False
+    others = [child for child in tree.values() if type(child) not in _FLAT]
+    return not others or all(map(_is_plain, others))
 
 
 _FLAT = frozenset({np.ndarray, bool, int, float, str, bytes, np.float32, np.float64, np.int64, np.bool_})

@@ -33,7 +33,7 @@ from mouse_core.replay.storages import (
     slot_error,
     state_rows,
 )
-from mouse_core.spec import Alignment, check_list
+from mouse_core.spec import Alignment
 from mouse_torch.placement import check_device
 from mouse_torch.transfer import from_numpy, to_numpy, torch_dtype
 from mouse_torch.trees import on_host
@@ -66,11 +66,9 @@ class TensorStorage(RingStorage):
         alignment: Alignment | None = None,
         ragged: Iterable[FieldKey] = (),
     ) -> None:
-        super().__init__(capacity, ndim, alignment)
-        self._ragged = check_list("ragged", ragged)
+        super().__init__(capacity, ndim, alignment, ragged)
         self._varying: ArrayStorage | None = None  # the fields that differ in length, by their place among them
         self._device = torch.empty(0, device=check_device(device)).device  # with its number
-        self._schema: RowSchema | None = None
         self._columns: dict[FieldKey, torch.Tensor] = {}
 
     def __repr__(self) -> str:
@@ -81,26 +79,6 @@ class TensorStorage(RingStorage):
     def device(self) -> torch.device:
         """Where rows lie."""
         return self._device
-
-    @property
-    def num_envs(self) -> int:
-        """Environments side by side; 1 for ``ndim=1``, and until the first write."""
-        return 1 if self._schema is None else self._schema.num_envs
-
-    @property
-    def structure(self) -> Any:
-        """How rows are nested, as ``mouse_core.nested.structure_of`` says it; None before the first write."""
-        return None if self._schema is None else self._schema.structure
-
-    @property
-    def ragged(self) -> tuple[FieldKey, ...]:
-        """Fields that differ in length: those that were said to, and those that do since the first write."""
-        return self._ragged if self._schema is None else tuple({**dict.fromkeys(self._ragged), **self._schema.varying})
-
-    @property
-    def keys(self) -> list[FieldKey]:
-        """The names of the fields; none before the first write."""
-        return [] if self._schema is None else list(self._schema.fields)
 
     @property
     def nbytes(self) -> int:

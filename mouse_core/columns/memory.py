@@ -176,15 +176,6 @@ class Values:
         """The values at ``refs``, ``[..., 2]``, copied."""
         return [self._ring.read(begin, nbytes) for begin, nbytes in refs.reshape(-1, 2).tolist()]
 
-    def opened(self, schema: RowSchema, fields: dict[FieldKey, Any]) -> dict[FieldKey, Any]:
-        """Gathered fields with their values in place of where they lie."""
-        for key, kind in schema.varying.items():
-            if key in fields:
-                refs = fields[key]
-                values = [decoded(raw, kind.varies, kind.dtype, kind.shape) for raw in self.read(refs)]
-                fields[key] = object_array(values, refs.shape[:-1])
-        return fields
-
 
 def varying_of(schema: RowSchema, arrays: Sequence[Any]) -> list[list[Bytes]]:
     """The fields that differ in length, of those that ``RowSchema.check`` gave."""
@@ -251,7 +242,7 @@ def _block(places: Sequence[int], kinds: Sequence[FieldType]) -> FieldBlock:
     return FieldBlock(places, np.dtype(layout))
 
 
-class RowMemory:
+class Columns:
     """Memory for rows of one schema.
 
     Args:
@@ -259,6 +250,7 @@ class RowMemory:
         columns: Arrays ``[rows, *shape]`` in the order of its fields.
         blocks: Blocks that ``columns`` are views of, and their rows as bytes, ``[rows]``; a field that is in none is
             gathered by itself.
+        values: The values of fields that differ in length, of which ``columns`` have the references.
     """
 
     def __init__(
@@ -266,8 +258,10 @@ class RowMemory:
         schema: RowSchema,
         columns: Sequence[npt.NDArray[Any]],
         blocks: Sequence[tuple[FieldBlock, npt.NDArray[Any]]],
+        values: Values | None = None,
     ) -> None:
         self.schema = schema
+        self.values = values or Values()
         self.keys: tuple[FieldKey, ...] = tuple(schema.fields)
         self.columns = list(columns)
         self.by_key: dict[FieldKey, npt.NDArray[Any]] = dict(zip(self.keys, self.columns, strict=True))
@@ -275,7 +269,9 @@ class RowMemory:
         self._plans: dict[tuple[int, ...], _Gather] = {}
 
     @classmethod
-    def allocate(cls, schema: RowSchema, rows: int, allocate: Callable[[int, int], Bytes]) -> RowMemory:
+    def allocate(
+        cls, schema: RowSchema, rows: int, allocate: Callable[[int, int], Bytes], values: Values | None = None
+    ) -> Columns:
         """Memory for ``rows`` rows; ``allocate`` gives the bytes of a block by its number and size."""
         columns: dict[int, npt.NDArray[Any]] = {}
         blocks = []
@@ -283,10 +279,10 @@ class RowMemory:
             raw = np.ndarray((rows,), block.raw, allocate(number, rows * block.raw.itemsize))
             columns |= zip(block.places, block.columns(raw), strict=True)
             blocks.append((block, raw))
-        return cls(schema, [columns[place] for place in range(len(columns))], blocks)
+        return cls(schema, [columns[place] for place in range(len(columns))], blocks, values)
 
     @classmethod
-    def wrap(cls, schema: RowSchema, arrays: Sequence[npt.NDArray[Any]]) -> RowMemory:
+    def wrap(cls, schema: RowSchema, arrays: Sequence[npt.NDArray[Any]]) -> Columns:
         """Rows in arrays that exist, ``[rows, *shape]``."""
         blocks = []
         for place, (array, kind) in enumerate(zip(arrays, schema.stored.values(), strict=True)):
@@ -297,8 +293,8 @@ class RowMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows there is memory for."""
-        return sum(column.nbytes for column in self.columns)
+        """Bytes of memory for all rows, used or not."""
+        return sum(column.nbytes for column in self.columns) + self.values.nbytes
 
     def write(self, begin: int, arrays: Sequence[npt.NDArray[Any]], first: int, n: int) -> None:
         """Copy rows ``first .. first + n - 1`` of ``arrays`` to the places from ``begin``."""
@@ -322,24 +318,37 @@ class RowMemory:
             plan = self._plans[places.shape] = _Gather(self, places.shape)
         return plan.run(places)
 
-    def get(self, places: Slots, values: Values) -> Any:
-        """The rows at ``places`` as a tree, in fresh memory; ``values`` has what differs in length."""
-        fields = values.opened(self.schema, self.gather(places))
+    def get(self, places: Slots) -> Any:
+        """The rows at ``places`` as a tree, in fresh memory."""
+        fields = self._with_values(self.gather(places))
         return fields if self.schema.plain else unflatten(self.schema.structure, fields)
 
-    def read(self, key: FieldKey, places: Slots | slice, values: Values) -> npt.NDArray[Any]:
+    def read(self, key: FieldKey, places: Slots | slice) -> npt.NDArray[Any]:
         """One field of the rows at ``places``, or MissingFieldError."""
         try:
             column = self.by_key[key]
         except (KeyError, TypeError) as error:
             raise MissingFieldError(f"rows: expected a field {key!r}, found {list(self.by_key)}") from error
-        found: npt.NDArray[Any] = values.opened(self.schema, {key: column[places]})[key]
+        found: npt.NDArray[Any] = self._with_values({key: column[places]})[key]
         return found
 
-    def saved(self, places: Slots | slice, values: Values) -> list[Any]:
+    def _with_values(self, fields: dict[FieldKey, Any]) -> dict[FieldKey, Any]:
+        """Gathered fields with values in place of their references."""
+        for key, kind in self.schema.varying.items():
+            if key in fields:
+                refs = fields[key]
+                values = [decoded(raw, kind.varies, kind.dtype, kind.shape) for raw in self.values.read(refs)]
+                fields[key] = object_array(values, refs.shape[:-1])
+        return fields
+
+    def refs(self, places: Slots | slice) -> list[Refs]:
+        """The references of the rows at ``places``, of each field that differs in length."""
+        return [self.by_key[key][places] for key in self.schema.varying]
+
+    def saved(self, places: Slots | slice) -> list[Any]:
         """The rows at ``places`` as ``rows_state`` takes them."""
         kinds = zip(self.schema.fields.values(), self.columns, strict=True)
-        return [values.read(column[places]) if kind.varies else column[places] for kind, column in kinds]
+        return [self.values.read(column[places]) if kind.varies else column[places] for kind, column in kinds]
 
     def layout(self, shape: tuple[int, ...]) -> BatchLayout:
         """Where the fields of so many rows lie in one stretch of memory, by their place."""
@@ -350,7 +359,7 @@ class RowMemory:
 class _Gather:
     """How rows of one shape are gathered: all that can be decided once."""
 
-    def __init__(self, memory: RowMemory, shape: tuple[int, ...]) -> None:
+    def __init__(self, memory: Columns, shape: tuple[int, ...]) -> None:
         self._keys = memory.keys
         self._n = n = int(np.prod(shape, dtype=np.int64))
         layout = memory.layout((n,))

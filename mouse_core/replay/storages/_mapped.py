@@ -32,7 +32,7 @@ import numpy.typing as npt
 import xxhash
 
 from mouse_core._base.checks import UNREADABLE
-from mouse_core.columns.memory import ByteRing, Refs, RowMemory, Values, blocks_of, varying_of
+from mouse_core.columns.memory import ByteRing, Columns, Refs, Values, blocks_of, varying_of
 from mouse_core.columns.schema import Bytes, RowSchema
 from mouse_core.errors import ConfigError, DataError, StateError, StorageError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
@@ -269,7 +269,7 @@ def write_journal(folder: Path, places: Slots, rows: Sequence[npt.NDArray[Any]],
     write_checkpoint(folder / "journal", {"places": places, "columns": columns}, sync=sync, only_writer=True)
 
 
-def read_journal(folder: Path, memory: RowMemory | None, rows: int) -> tuple[Slots, list[npt.NDArray[Any]]]:
+def read_journal(folder: Path, memory: Columns | None, rows: int) -> tuple[Slots, list[npt.NDArray[Any]]]:
     """Return the places and rows that ``write_journal`` wrote.
 
     Raises:
@@ -357,16 +357,17 @@ class RowSums:
     def __init__(self) -> None:
         self._unread: npt.NDArray[np.bool_] | None = None  # rows from before the files were opened, not read yet
 
-    def at(self, files: Sequence[Path], memory: RowMemory, values: MappedValues, sums: npt.NDArray[np.uint64]) -> None:
+    def at(self, files: Sequence[Path], memory: Columns, sums: npt.NDArray[np.uint64]) -> None:
         """Use these rows from now on.
 
         Args:
             files: The files of the rows.
             memory: The rows in the files.
-            values: The values that differ in length.
-            sums: Memory for the checksums, uint64 ``[places, files]``, the last column for ``values`` if there are any.
+            sums: Memory for the checksums, uint64 ``[places, files]``, the last column for values that differ in
+                length if there are any.
         """
-        self._files, self._memory, self._values, self._sums = files, memory, values, sums
+        self._files, self._memory, self._sums = files, memory, sums
+        self._values: Any = memory.values
         self._bytes = [memoryview(rows.view(np.uint8)) for _, rows in memory.blocks]  # type: ignore[arg-type]
 
     def make(self, places: Slots, numbers: Slots) -> None:
@@ -421,7 +422,7 @@ class RowSums:
             begins = (places * size).tolist()
             found.append([digest(content[at : at + size], seed) for at, seed in zip(begins, seeds, strict=True)])
         if self._memory.schema.varying:
-            refs = [self._memory.by_key[key][places] for key in self._memory.schema.varying]
+            refs = self._memory.refs(places)
             found.append([digest(self._values_of(refs, row), seed) for row, seed in enumerate(seeds)])
         return np.array(found, np.uint64).T
 

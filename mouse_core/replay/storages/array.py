@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.columns.memory import Refs, RowMemory, Values
+from mouse_core.columns.memory import Columns, Refs, Values
 from mouse_core.columns.schema import RowSchema, checked, whole
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
@@ -22,7 +22,7 @@ from mouse_core.replay.storages.ring import (
     slot_error,
     state_rows,
 )
-from mouse_core.spec import Alignment, check_list
+from mouse_core.spec import Alignment
 
 
 class ArrayStorage(RingStorage):
@@ -61,15 +61,13 @@ class ArrayStorage(RingStorage):
         alignment: Alignment | None = None,
         ragged: Iterable[FieldKey] = (),
     ) -> None:
-        self._ragged = check_list("ragged", ragged)
-        self._values = Values()
         if arrays is not None and capacity is not None:
             raise ConfigError(f"ArrayStorage: expected capacity or arrays, found both, capacity={capacity!r}")
         if hasattr(arrays, "rows_for"):  # a buffer
             alignment = arrays.storage.alignment if alignment is None else alignment
             arrays = arrays.rows_for("ArrayStorage", alignment, ndim)
-        super().__init__(capacity if arrays is None else 1, ndim, alignment)
-        self._memory: RowMemory | None = None
+        super().__init__(capacity if arrays is None else 1, ndim, alignment, ragged)
+        self._memory: Columns | None = None
         self._single: list[Any] = []
         self._writable = True
         if arrays is not None:
@@ -84,32 +82,13 @@ class ArrayStorage(RingStorage):
         self._capacity = self._size = self._written = n
         if schema.varying:  # of which there is no memory to take over
             self._take_memory(self._allocate(schema))
-            self._memory.write(0, self._values.keep(schema, columns, list), 0, n)  # type: ignore[union-attr]
+            self._memory.write(0, self._memory.values.keep(schema, columns, list), 0, n)  # type: ignore[union-attr]
             return
         self._writable = all(column.flags.writeable for column in columns)
-        self._take_memory(RowMemory.wrap(schema, columns))
+        self._take_memory(Columns.wrap(schema, columns))
 
     def __repr__(self) -> str:
         return f"ArrayStorage({len(self)} of {self._capacity} rows, ndim={self._ndim}, fields={self.keys})"
-
-    @property
-    def num_envs(self) -> int:
-        """Environments side by side; 1 for ``ndim=1``, and until the first write."""
-        return 1 if self._schema is None else self._schema.num_envs
-
-    @property
-    def _schema(self) -> RowSchema | None:
-        return None if self._memory is None else self._memory.schema
-
-    @property
-    def structure(self) -> Any:
-        """How rows are nested, as ``mouse_core.nested.structure_of`` says it; None before the first write."""
-        return None if self._schema is None else self._schema.structure
-
-    @property
-    def ragged(self) -> tuple[FieldKey, ...]:
-        """Fields that differ in length: those that were said to, and those that do since the first write."""
-        return self._ragged if self._schema is None else tuple({**dict.fromkeys(self._ragged), **self._schema.varying})
 
     @property
     def writable(self) -> bool:
@@ -117,14 +96,9 @@ class ArrayStorage(RingStorage):
         return self._writable
 
     @property
-    def keys(self) -> list[FieldKey]:
-        """The names of the fields; none before the first write."""
-        return [] if self._memory is None else list(self._memory.keys)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of memory for all rows, used or not."""
-        return 0 if self._memory is None else self._memory.nbytes + self._values.nbytes
+        return 0 if self._memory is None else self._memory.nbytes
 
     # ------------------------------------------------------------------ writing
 
@@ -138,7 +112,7 @@ class ArrayStorage(RingStorage):
             self._begin(schema)
         assert self._memory is not None
         lost = max(0, n - self._capacity)  # rows that would be overwritten at once
-        kept = self._values.keep(schema, [array[lost:] for array in arrays] if lost else arrays, self._refs)
+        kept = self._memory.values.keep(schema, [array[lost:] for array in arrays] if lost else arrays, self._refs)
         for slot, begin, count in self._pieces(n):
             self._memory.write(slot, kept, begin - lost, count)
         return self._appended(n), n
@@ -165,7 +139,7 @@ class ArrayStorage(RingStorage):
     def _refs(self) -> list[Refs]:
         """Where the values lie that differ in length, of every row, as views."""
         assert self._memory is not None
-        return [self._memory.by_key[key][: self._size] for key in self._memory.schema.varying]
+        return self._memory.refs(slice(self._size))
 
     def put(self, slots: Slots, rows: Any) -> None:
         """Overwrite the rows in ``slots`` by ``rows``; see ``Storage.put``."""
@@ -178,9 +152,9 @@ class ArrayStorage(RingStorage):
         arrays, n = (more or self._memory.schema).check(rows, 1, 1)
         check_put(slots, n)
         if more is not None:  # all rows there are get the new fields, and what is written later must have them
-            memory, self._values = self._allocate(more), Values()
-            self._take_memory(memory)
-        self._memory.put(slots, self._values.keep(self._memory.schema, arrays, self._refs if more is None else list))
+            self._take_memory(self._allocate(more))
+        memory = self._memory
+        memory.put(slots, memory.values.keep(memory.schema, arrays, self._refs if more is None else list))
         self._changes += 1
 
     def check(self, rows: Any) -> None:
@@ -200,19 +174,19 @@ class ArrayStorage(RingStorage):
         if self._memory is None:
             raise slot_error(slots, 0)
         self._check_slots(slots)
-        return self._memory.get(slots, self._values)
+        return self._memory.get(slots)
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
         """One field of the rows in ``slots``; see ``Storage.read``."""
         if self._memory is None:
             raise MissingFieldError(f"rows: expected a field {key!r}, found none")
-        return self._memory.read(key, slots, self._values)
+        return self._memory.read(key, slots)
 
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
         """The rows, as long as the data, and what describes them. The arrays are views."""
-        columns = [] if self._memory is None else self._memory.saved(slice(self._size), self._values)
+        columns = [] if self._memory is None else self._memory.saved(slice(self._size))
         return rows_state(self, self._schema, columns)
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -224,8 +198,8 @@ class ArrayStorage(RingStorage):
                 self._begin(schema)
             assert self._memory is not None
             self._size = 0
-            self._values = Values()
-            self._memory.write(0, self._values.keep(schema, arrays, list), 0, len(arrays[0]))
+            self._memory.values = Values()
+            self._memory.write(0, self._memory.values.keep(schema, arrays, list), 0, len(arrays[0]))
         self._size = len(arrays[0]) if arrays else 0
         self._written = written
         self._changes += 1
@@ -239,8 +213,8 @@ class ArrayStorage(RingStorage):
             self._capacity = asked
             raise
 
-    def _allocate(self, schema: RowSchema) -> RowMemory:
-        return RowMemory.allocate(schema, self._capacity, lambda _, nbytes: np.empty(nbytes, np.uint8))
+    def _allocate(self, schema: RowSchema) -> Columns:
+        return Columns.allocate(schema, self._capacity, lambda _, nbytes: np.empty(nbytes, np.uint8))
 
     def __getstate__(self) -> dict[str, Any]:
         super().__getstate__()
@@ -256,9 +230,8 @@ class ArrayStorage(RingStorage):
             self._schema.structure = kept["structure"]
         self._writable, self._changes = kept["writable"], kept["changes"]
 
-    def _take_memory(self, memory: RowMemory) -> None:
-        self._memory = memory
-        self._single = []
+    def _take_memory(self, memory: Columns) -> None:
+        self._memory, self._schema, self._single = memory, memory.schema, []
         if self._ndim == 1 and memory.schema.plain and not memory.schema.varying:
             for key, kind in memory.schema.fields.items():
                 self._single.append((key, kind.dtype, kind.shape, _scalars(kind.dtype, kind.shape)))

@@ -29,7 +29,7 @@ from mouse_core.nested import (
 )
 from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.replay.storages.ring import RingStorage, check_put, check_state
-from mouse_core.spec import Alignment, check_list
+from mouse_core.spec import Alignment
 
 _Signature = tuple[Any, ...]
 """Of a leaf: "strong", a dtype and a shape; "weak", one of Python's kinds of numbers, and a shape; "any"."""
@@ -55,7 +55,7 @@ class Signatures:
         self._of: list[tuple[_Leaves, _Leaves] | None] = []
         self._unseen: list[int] = []
         self._counts: dict[tuple[_Leaves, _Leaves], int] = {}
-        self._known: Columns | None = None
+        self._known: ItemFields | None = None
 
     def wrote(self, slot: int) -> None:
         """There is another object in a slot."""
@@ -72,7 +72,7 @@ class Signatures:
                 self._known = None
         self._unseen.append(slot)
 
-    def columns(self, items: Sequence[Any]) -> Columns:
+    def columns(self, items: Sequence[Any]) -> ItemFields:
         """The fields of all ``items``.
 
         Raises:
@@ -92,11 +92,11 @@ class Signatures:
             is_leaf = _is_none if len({_keys_of(leaves) for leaves in nodes}) < 2 else _is_none_or_list
             if is_leaf is _is_none_or_list:
                 nodes = list({without: None for _, without in self._counts})
-            self._known = Columns(_joined(nodes, self._ragged), is_leaf)
+            self._known = ItemFields(_joined(nodes, self._ragged), is_leaf)
         return self._known
 
 
-class Columns(NamedTuple):
+class ItemFields(NamedTuple):
     """The fields of all objects.
 
     Args:
@@ -116,7 +116,7 @@ def _is_none_or_list(node: Any) -> bool:
     return node is None or isinstance(node, list)
 
 
-def gathered(items: Sequence[Any], slots: Slots, columns: Columns) -> Any:
+def gathered(items: Sequence[Any], slots: Slots, columns: ItemFields) -> Any:
     """The objects in ``slots`` as one tree; what is no array of numbers of one shape as object arrays."""
     drawn = [items[slot] for slot in slots.reshape(-1).tolist()]
     dtypes, is_leaf = columns
@@ -232,8 +232,7 @@ class ListStorage(RingStorage):
     def __init__(
         self, capacity: int = 1000, *, alignment: Alignment | None = None, ragged: Iterable[FieldKey] = ()
     ) -> None:
-        super().__init__(capacity, 1, alignment)
-        self._ragged = check_list("ragged", ragged)
+        super().__init__(capacity, 1, alignment, ragged)
         self._signatures = Signatures(self._ragged)
         self._items: list[Any] = []
 

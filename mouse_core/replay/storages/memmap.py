@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.columns.memory import Refs, RowMemory, blocks_of, ring_pieces
+from mouse_core.columns.memory import Columns, Refs, blocks_of, ring_pieces
 from mouse_core.columns.schema import RowSchema, checked, whole
 from mouse_core.errors import ConfigError, MissingFieldError, StateError, StorageError
 from mouse_core.files.locking import FileLock, this_boot
@@ -102,7 +102,7 @@ class MemmapStorage:
         self.path = path = Path(path).absolute()
         self._values, self._sums, self._begins = MappedValues(path), RowSums(), Begins(path / "begins")
         self._schema: RowSchema | None = None
-        self._memory: RowMemory | None = None
+        self._memory: Columns | None = None
         self._mapped: tuple[int, int] | None = None  # generation and rows of the memory
         with storing(f"folder {path}"):
             path.mkdir(parents=True, exist_ok=True)
@@ -290,7 +290,7 @@ class MemmapStorage:
             if self._memory is None:
                 raise slot_error(slots, 0)
             check_slots(slots, len(self))
-            return self._memory.get(self._checked(self._places(slots, now), now), self._values.at(now))
+            return self._memory.get(self._checked(self._places(slots, now), now))
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
         """One field of the rows in ``slots``, copied; see ``Storage.read``."""
@@ -299,7 +299,7 @@ class MemmapStorage:
             if self._memory is None:
                 raise MissingFieldError(f"rows: expected a field {key!r}, found none")
             places = self._places(self._slots[slots] if isinstance(slots, slice) else slots, now)
-            return self._memory.read(key, self._checked(places, now), self._values.at(now))
+            return self._memory.read(key, self._checked(places, now))
 
     def oldest_begins(self, ends: Sequence[FieldKey], ids: FieldKey | None) -> npt.NDArray[np.int64] | None:
         """The steps with which the oldest episodes began, also where they are overwritten; see ``Storage``."""
@@ -420,7 +420,7 @@ class MemmapStorage:
         kept = places[wrong[-1] + 1 if len(wrong) else 0 :]
         gone = len(self) - len(kept)
         if gone:
-            columns = self._memory.saved(kept, self._values.at(now)) if self._memory is not None else []
+            columns = self._memory.saved(kept) if self._memory is not None else []
             self._replace(now, schema, columns, len(kept), now.changes + 1)
             self._begins.forget(schema, 0)
             warnings.warn(
@@ -431,17 +431,17 @@ class MemmapStorage:
             )
             self._memory, self._mapped = None, None
 
-    def _map(self, now: Counters, schema: RowSchema) -> RowMemory:
+    def _map(self, now: Counters, schema: RowSchema) -> Columns:
         """The memory of the rows' files as long as they are now."""
         length = (now.generation, now.allocated)
         if self._memory is None or self._mapped != length:
             *files, sums_file = row_files(self.path, schema, now.generation).items()
-            self._memory = RowMemory.allocate(
-                schema, now.allocated, lambda number, nbytes: map_file(files[number][0], nbytes)
+            self._memory = Columns.allocate(
+                schema, now.allocated, lambda number, nbytes: map_file(files[number][0], nbytes), self._values
             )
             sums = map_file(sums_file[0], now.allocated * sums_file[1]).view(np.uint64)
             names = [file for file, _ in files]
-            self._sums.at(names, self._memory, self._values, sums.reshape(now.allocated, sums_file[1] // 8))
+            self._sums.at(names, self._memory, sums.reshape(now.allocated, sums_file[1] // 8))
             self._mapped = length
         return self._memory
 
@@ -507,7 +507,7 @@ class MemmapStorage:
 
     # ---------------------------------------------------------------------- room for rows
 
-    def _reserve(self, schema: RowSchema, arrays: list[Any], n: int, now: Counters) -> tuple[RowMemory, Counters]:
+    def _reserve(self, schema: RowSchema, arrays: list[Any], n: int, now: Counters) -> tuple[Columns, Counters]:
         """Mapped files with room for ``n`` rows more, and the counters then; StorageError: no room on the disk."""
         now = self._lengthened(schema, now, now.written + n)
         self._save_schema(schema)
@@ -595,14 +595,13 @@ class MemmapStorage:
     def _columns(self, now: Counters) -> list[Any]:
         if self._memory is None:
             return []
-        return self._memory.saved(self._checked(self._places(self._slots, now), now), self._values.at(now))
+        return self._memory.saved(self._checked(self._places(self._slots, now), now))
 
     def _refs(self) -> list[Refs]:
         """Where the values lie that differ in length, of the rows in use."""
         if self._memory is None or self._schema is None:
             return []
-        places = self._places(self._slots, self._head.now())
-        return [self._memory.by_key[key][places] for key in self._schema.varying]
+        return self._memory.refs(self._places(self._slots, self._head.now()))
 
     # ---------------------------------------------------------------------- where the oldest episodes began
 

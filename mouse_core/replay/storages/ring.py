@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from mouse_core.columns.memory import ring_pieces
 from mouse_core.columns.schema import Bytes, FieldType, RowSchema, decoded
 from mouse_core.errors import ConfigError, DataError, RowIndexError, StateError
 from mouse_core.replay.protocols import FieldKey, Slots, Storage
-from mouse_core.spec import Alignment, check_alignment, check_count
+from mouse_core.spec import Alignment, check_alignment, check_count, check_list
 
 
 def rows_state(storage: Storage, schema: RowSchema | None, columns: Sequence[Any]) -> dict[str, Any]:
@@ -142,22 +142,27 @@ class RingStorage:
     ``read``, ``state`` and ``load``, as ``mouse_core.replay.Storage`` says. For these it uses, although their names
     begin with ``_``: ``_pieces(n)``, in which slots ``n`` more rows go; ``_appended(n)``, which counts them;
     ``_check_slots(slots)``; ``_capacity``, ``_ndim`` and ``_alignment``, which stay; ``_size``, the rows there are, and
-    ``_written``, those ever appended, both of which ``load`` sets; and ``_changes``, to which ``put`` and ``load`` add
-    one, as whoever keeps something of the rows looks at it.
+    ``_written``, those ever appended, both of which ``load`` sets; ``_schema``, the ``RowSchema`` of the first write,
+    for rows that have one; and ``_changes``, to which ``put`` and ``load`` add one, so that samplers look again.
 
     Args:
         capacity: Rows it holds.
         ndim: 1, or 2 for ``[time, env]``.
         alignment: Which transition a row's action, reward and done belong to; None: "outgoing", as for all transitions.
+        ragged: Fields whose rows are declared to differ in length.
 
     Raises:
         ConfigError: An argument out of range.
     """
 
-    def __init__(self, capacity: Any, ndim: Any = 1, alignment: Alignment | None = None) -> None:
+    def __init__(
+        self, capacity: Any, ndim: Any = 1, alignment: Alignment | None = None, ragged: Iterable[FieldKey] = ()
+    ) -> None:
         self._capacity = check_count("capacity", capacity)
         self._ndim = check_ndim(ndim)
         self._alignment = check_alignment(alignment, "outgoing")
+        self._ragged = check_list("ragged", ragged)
+        self._schema: RowSchema | None = None
         self._written = self._size = self._changes = 0
 
     def __len__(self) -> int:
@@ -176,7 +181,22 @@ class RingStorage:
     @property
     def num_envs(self) -> int:
         """Environments side by side; 1 for ``ndim=1``, and until the first write."""
-        return 1
+        return 1 if self._schema is None else self._schema.num_envs
+
+    @property
+    def structure(self) -> Any:
+        """How rows are nested, as ``mouse_core.nested.structure_of`` says it; None before the first write."""
+        return None if self._schema is None else self._schema.structure
+
+    @property
+    def ragged(self) -> tuple[FieldKey, ...]:
+        """Fields that differ in length: those that were declared, and those that do since the first write."""
+        return self._ragged if self._schema is None else tuple({**dict.fromkeys(self._ragged), **self._schema.varying})
+
+    @property
+    def keys(self) -> list[FieldKey]:
+        """The names of the fields; none before the first write."""
+        return [] if self._schema is None else list(self._schema.fields)
 
     @property
     def alignment(self) -> Alignment:
