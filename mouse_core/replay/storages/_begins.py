@@ -37,22 +37,25 @@ class Begins:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._words: Int64s | None = None
+        self._keys: list[FieldKey] = []
+        self._copies = np.empty((2, 0), np.int64)  # a step, and the numbers of ``state`` there
 
     def of(self, schema: RowSchema, ends: Sequence[FieldKey], ids: FieldKey | None, steps: range, read: Read) -> Any:
-        """The first step of the oldest episode of each environment, int64 ``[E]``; None where a field is not kept.
+        """Return the first step of the oldest episode of each environment, int64 ``[E]``; None if a field is not kept.
 
         Args:
-            schema: What a row is.
-            ends, ids: The fields that say where episodes end: where they are not 0, and where it changes.
+            schema: The schema of the rows.
+            ends: The fields that are not 0 where an episode ends.
+            ids: The field that changes where an episode begins.
             steps: The steps that lie in the files, up to the oldest that is still there.
-            read: The values of a field in the steps ``first .. last``, ``[n, E]``.
+            read: Returns the values of a field in the steps ``first .. last``, ``[n, E]``.
         """
-        fields = _fields(schema)
-        if any(key not in fields for key in (*ends, *(() if ids is None else (ids,)))):
+        keys = _keys(schema)
+        if any(key not in keys for key in (*ends, *(() if ids is None else (ids,)))):
             return None
         known = self.state(schema, steps, read)
-        begins = [known[fields.index(key), 0] + 1 for key in ends]
-        begins += [] if ids is None else [known[fields.index(ids), 1]]
+        begins = [known[keys.index(key), 0] + 1 for key in ends]
+        begins += [] if ids is None else [known[keys.index(ids), 1]]
         return np.max(begins, axis=0)
 
     def look(self, schema: RowSchema, steps: range, read: Read) -> None:
@@ -60,51 +63,49 @@ class Begins:
         self._write(schema, steps[-1], self.state(schema, steps, read))
 
     def looked(self, schema: RowSchema) -> int:
-        """The first step that was not looked at."""
-        return int(self._of_file(schema)[0])
+        """Return the first step that was not looked at."""
+        return int(self._mapped(schema)[0])
 
     def forget(self, schema: RowSchema, step: int, saved: Int64s | None = None) -> None:
-        """Of the steps before one only ``saved`` is known, see ``checked``; an episode begins with step 0."""
+        """Know only ``saved`` of the steps before one, see ``checked``; without it, an episode begins with ``step``."""
         self._write(schema, step, _unknown(schema, step) if saved is None else saved)
 
     def state(self, schema: RowSchema, steps: range, read: Read) -> Int64s:
-        """What is known at the last of some steps, ``[fields, 2, E]``: of those before it and of its changes."""
-        first, known = self._of_file(schema)
+        """Return what is known at the last of some steps, ``[fields, 2, E]``: of the steps before it."""
+        first, *numbers = self._mapped(schema).tolist()
+        known = np.array(numbers, np.int64).reshape(-1, 2, schema.num_envs)
         if not steps[0] <= first <= steps[-1] or (known[:, 0] >= first).any() or (known[:, 1] > first).any():
             first = steps[0]  # a crash of the machine took what was known of the steps before
             known = _unknown(schema, first)
-        found, last = known.copy(), steps[-1]
-        for number, key in enumerate(_fields(schema)):
+        last = steps[-1]
+        for number, key in enumerate(self._keys):
             values = read(key, first, last)
             step = np.arange(first, last + 1)[:, None]
-            found[number, 0] = np.maximum(
-                found[number, 0], np.where(values[:-1] != 0, step[:-1], -1).max(0, initial=-1)
-            )
+            ended = np.where(values[:-1] != 0, step[:-1], -1).max(0, initial=-1)
             changed = np.where(values[1:] != values[:-1], step[1:], -1).max(0, initial=-1)
-            found[number, 1] = np.maximum(found[number, 1], changed)
-        return found
-
-    def _of_file(self, schema: RowSchema) -> tuple[int, Int64s]:
-        words, size = self._mapped(schema), 1 + _size(schema)
-        copy = words[1 + int(words[0] & 1) * size :][:size]
-        return int(copy[0]), copy[1:].reshape(-1, 2, schema.num_envs).copy()
-
-    def _write(self, schema: RowSchema, step: int, known: Int64s) -> None:
-        words, size = self._mapped(schema), 1 + _size(schema)
-        other = 1 - int(words[0] & 1)
-        copy = words[1 + other * size :][:size]
-        copy[0], copy[1:] = step, known.reshape(-1)
-        words[0] = other
+            known[number] = np.maximum(known[number], [ended, changed])
+        return known
 
     def _mapped(self, schema: RowSchema) -> Int64s:
+        """Return the copy that counts."""
         if self._words is None:
-            nbytes = 8 * (1 + 2 * (1 + _size(schema)))
-            new = not self._file.exists()
-            lengthen(self._file, nbytes)
-            self._words = map_file(self._file, nbytes).view(np.int64)
-            if new:
+            self._keys = _keys(schema)
+            size = 1 + 2 * schema.num_envs * len(self._keys)
+            is_new = not self._file.exists()
+            lengthen(self._file, 8 * (1 + 2 * size))
+            self._words = map_file(self._file, 8 * (1 + 2 * size)).view(np.int64)
+            self._copies = self._words[1:].reshape(2, size)
+            if is_new:
                 self.forget(schema, 0)
-        return self._words
+        copy: Int64s = self._copies[int(self._words[0]) & 1]
+        return copy
+
+    def _write(self, schema: RowSchema, step: int, known: Int64s) -> None:
+        self._mapped(schema)
+        assert self._words is not None
+        other = 1 - (int(self._words[0]) & 1)
+        self._copies[other] = step, *known.reshape(-1)
+        self._words[0] = other
 
 
 def checked(schema: RowSchema, step: int, saved: Any) -> Int64s | None:
@@ -116,20 +117,16 @@ def checked(schema: RowSchema, step: int, saved: Any) -> Int64s | None:
     if saved is None:
         return None
     known, limit = np.asarray(saved), np.array([step, step + 1])[:, None]
-    if known.dtype != np.int64 or known.shape != (len(_fields(schema)), 2, schema.num_envs) or (known >= limit).any():
+    if known.dtype != np.int64 or known.shape != (len(_keys(schema)), 2, schema.num_envs) or (known >= limit).any():
         raise StateError(f"storage: begins: expected steps up to {step}, found {known.dtype} {list(known.shape)}")
     return known
 
 
-def _fields(schema: RowSchema) -> list[FieldKey]:
-    """The fields of one number a row."""
+def _keys(schema: RowSchema) -> list[FieldKey]:
+    """Return the fields of one number a row."""
     plain = ((key, kind) for key, kind in schema.fields.items() if not kind.varies)
     return [key for key, kind in plain if kind.dtype.kind in "biuf" and np.prod(kind.shape) == 1]
 
 
-def _size(schema: RowSchema) -> int:
-    return 2 * schema.num_envs * len(_fields(schema))
-
-
 def _unknown(schema: RowSchema, step: int) -> Int64s:
-    return np.broadcast_to(np.array([step - 1, step])[:, None], (len(_fields(schema)), 2, schema.num_envs)).copy()
+    return np.broadcast_to(np.array([step - 1, step])[:, None], (len(_keys(schema)), 2, schema.num_envs)).copy()
