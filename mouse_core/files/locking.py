@@ -11,11 +11,9 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from mouse_core.errors import ConfigError
 
@@ -87,6 +85,12 @@ class Descriptor:
         if file >= 0:
             self._close_file(file)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __del__(self) -> None:
         self.close()
 
@@ -112,55 +116,33 @@ def this_process() -> str:
     return f"process {os.getpid()} on {os.uname().nodename if hasattr(os, 'uname') else 'this machine'}"
 
 
-@contextmanager
-def alone(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold a lock file that says who holds it; refuse whoever comes meanwhile.
-
-    Args:
-        path: The file, made if it is not there.
-        what: What is being done; begins the message.
-        wait: Whether to wait for whoever holds it, instead of being refused.
-
-    Raises:
-        ConfigError: Another one holds it; the message names it.
-    """
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        if lock(file, wait=wait) is False or not is_at(path, file):
-            holder = os.read(file, _LONGEST_NAME).decode(errors="replace") or "another process"
-            raise ConfigError(f"{what}: expected to be alone at work in {str(path.parent)!r}, found {holder} there")
-        os.ftruncate(file, 0)
-        os.write(file, this_process().encode())
-        yield
-    finally:
-        os.close(file)
-
-
 class Held(Descriptor):
     """A lock file that is held until it is closed, or until its holder ends, and that says who holds it.
 
     A forked child that closes it leaves the parent's lock as it is, and as long as it does not, the lock is held.
 
     Args:
-        path: The file, made if it is not there.
-        what: What it is for; begins the message.
+        path: The file, made if it is missing.
+        what: What the lock is for; begins messages.
+        wait: Whether to wait for another holder to end.
 
     Raises:
-        ConfigError: Another one holds it, whom the message names; or the system or the file system has no such locks.
+        ConfigError: Another process holds the lock, and the message names that process; or the system or the file
+            system has no such locks.
     """
 
-    def __init__(self, path: Path, what: str) -> None:
+    def __init__(self, path: Path, what: str, *, wait: bool = False) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
             try:
-                is_free = lock(self._file, wait=False)
+                is_free = lock(self._file, wait=wait)
             except OSError as error:
                 raise ConfigError(f"{what}: expected a file system with locks (flock), found none: {error}") from error
             if is_free is None:
                 raise ConfigError(f"{what}: expected a system with file locks (flock), found none")
             if not is_free or not is_at(path, self._file):
                 holder = os.read(self._file, _LONGEST_NAME).decode(errors="replace") or "another process"
-                raise ConfigError(f"{what}: expected to be its only writer, found {holder} writing")
+                raise ConfigError(f"{what}: expected to be the only writer of {str(path.parent)!r}, found {holder}")
             os.ftruncate(self._file, 0)
             os.write(self._file, this_process().encode())
         except BaseException:

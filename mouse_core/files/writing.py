@@ -91,7 +91,7 @@ def making(path: StrPath, what: str, *, folder: bool = True) -> Iterator[Path]:
     other = remove_leftovers(target.parent, [target.name])
     check_nothing_at(target, what)
     if other is not None:
-        raise ConfigError(f"{what}: expected to be alone at work on {str(target)!r}, found process {other} there")
+        raise ConfigError(f"{what}: expected to be the only writer of {str(target)!r}, found process {other}")
     with storing(f"{what}: {str(target)!r}"):
         make_folder(target.parent)
         with _beside(target, folder=True) as partial:

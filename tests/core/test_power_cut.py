@@ -314,7 +314,7 @@ def test_two_writers_and_one_that_died(name: str, rows: RowStream, tmp_path: Pat
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "writing\n"
-        with pytest.raises(ConfigError, match=f"expected to be alone at work .*, found process {other.pid}"):
+        with pytest.raises(ConfigError, match=f"expected to be the only writer of .*, found process {other.pid}"):
             WRITERS[name](rows, tmp_path / name)
     finally:
         other.kill()

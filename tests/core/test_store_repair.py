@@ -140,7 +140,7 @@ def test_who_may_repair(damaged: bool, folder: Path, capsys: pytest.CaptureFixtu
         flip(sealed(folder)[0])
     with (
         DatasetStore.open(folder, "a"),
-        pytest.raises(ConfigError, match=r"expected to be its only writer, found process \d+ on .* writing"),
+        pytest.raises(ConfigError, match=r"expected to be the only writer of .*, found process \d+ on"),
     ):
         repair(folder)
     assert main(["repair", str(folder / "nothing")]) == 2

@@ -207,7 +207,7 @@ def test_runs_end_with_a_study_that_is_killed(tmp_path: Path) -> None:
     records = tmp_path / "out" / "runs" / "default" / "numpy" / "0" / "records.jsonl"
     while not records.exists() or not records.stat().st_size:
         time.sleep(0.05)
-    with pytest.raises(ConfigError, match="expected to be alone at work"):
+    with pytest.raises(ConfigError, match="expected to be the only writer"):
         study(steps=10**9).run(tmp_path / "out")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) == 1

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mouse_core.errors import ConfigError, MouseError
-from mouse_core.files.locking import alone
+from mouse_core.files.locking import Held
 from mouse_core.spec import check_count
 from mouse_study._files import read_json
 from mouse_study._running.folder import collect, settle
@@ -132,7 +132,7 @@ def run_study(study: Study, folder: Path, *, jobs: int, only: Sequence[str], pro
     check_count("jobs", jobs, lowest=1)
     names = selected(study.runs, only)
     folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder / "lock", "study"):
+    with Held(folder / "lock", "study"):
         declared = settle(study, folder)
         if "function" in (declared["store"] or {}):
             _make_store(declared, folder)

@@ -21,7 +21,7 @@ from typing import Any
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import ConfigError, DataError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
-from mouse_core.files.locking import alone
+from mouse_core.files.locking import Held
 from mouse_core.files.writing import making
 from mouse_study._files import write_json
 from mouse_study._names import found
@@ -473,12 +473,12 @@ def main() -> int:
     _end_with(sys.stdin.fileno())
     folder = Path(request["folder"])
     if request["run"] is None:
-        with alone(folder / "store.lock", "store", wait=True):
+        with Held(folder / "store.lock", "store", wait=True):
             make_store(request["study"]["store"], folder)
         return 0
     own = folder / "runs" / request["run"]
     # A process of a study that was killed may not have seen it yet.
-    with alone(own / "lock", "study", wait=True):
+    with Held(own / "lock", "study", wait=True):
         worker = Worker(request, own)
         signal.signal(signal.SIGTERM, lambda *_: setattr(worker, "stopping", True))
         try:

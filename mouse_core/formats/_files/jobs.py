@@ -28,7 +28,7 @@ import pyarrow as pa
 import xxhash
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.locking import alone
+from mouse_core.files.locking import Held
 from mouse_core.files.reading import read_json_object
 from mouse_core.files.writing import (
     check_nothing_at,
@@ -115,7 +115,7 @@ def job_folder(target: Path, kind: str, what: str) -> Iterator[Path]:
     folder = target.with_name(f".{target.name}.{kind}")
     with storing(f"{what}: {str(target)!r}"):
         make_folder(folder)
-        with alone(folder / _LOCK, what):
+        with Held(folder / _LOCK, what):
             try:
                 yield folder
             finally:
