@@ -17,6 +17,7 @@ import pytest
 
 from mouse_core import ConfigError, MouseError, StateError
 from mouse_core.replay import ArrayStorage, MemmapStorage, ReplayBuffer
+from tests.core.power_cut import Disk
 
 BOOT, FORMAT = 7 * 8, 7  # where the head says when the machine was started, and which format it has
 
@@ -169,6 +170,30 @@ def test_flushed_rows_outlive_the_machine(kind: str, tmp_path: Path) -> None:
             again.append(rows(5000, 1))
             assert 5000 in numbers_of(MemmapStorage(None, found), rows)
             shutil.rmtree(found)
+
+
+def test_flushed_rows_outlive_the_machine_while_they_move_to_other_files(tmp_path: Path) -> None:
+    """The files that the head on the disk names are removed once it names others there."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    disk, array = Disk(root), ReplayBuffer(ArrayStorage(60))
+    array.extend(ragged(100, 50))
+    with disk.watched():
+        storage = MemmapStorage(60, root / "m", sync="flush")
+        storage.append(ragged(0, 20))
+        storage.flush()
+        disk.promise(range(20))
+        ReplayBuffer(storage).load_state_dict(array.state_dict())
+        storage.flush()
+        disk.promise(range(100, 150))
+    promises = [frozenset(), frozenset(range(20)), frozenset(range(100, 150))]
+    for moment, machine in disk.machines(tmp_path / "machines"):
+        if moment.promised:
+            restarted(machine / "m")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                found = frozenset(numbers_of(MemmapStorage(60, machine / "m"), ragged))
+            assert found in promises[len(moment.promised) :], moment.change
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -19,7 +19,7 @@ from mouse_core.columns.memory import Columns, Refs, blocks_of, ring_pieces
 from mouse_core.columns.schema import RowSchema, checked, whole
 from mouse_core.errors import ConfigError, MissingFieldError, StateError, StorageError
 from mouse_core.files.locking import FileLock, this_boot
-from mouse_core.files.writing import remove_leftovers, storing, sync_files, sync_folders, write_file
+from mouse_core.files.writing import make_folder, remove_leftovers, storing, sync_files, sync_folders, write_file
 from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.replay.storages._begins import Begins
 from mouse_core.replay.storages._begins import checked as checked_begins
@@ -105,7 +105,7 @@ class MemmapStorage:
         self._memory: Columns | None = None
         self._mapped: tuple[int, int] | None = None  # generation and rows of the memory
         with storing(f"folder {path}"):
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path, sync=sync != "none")
             self._lock = FileLock(path / "lock")
             with self._lock:
                 self._head = Head(path / "head", capacity, self._ndim, outgoing)
@@ -475,9 +475,12 @@ class MemmapStorage:
     def _commit(self, now: Counters) -> None:
         before = self._head.now()
         has_moved = (before.generation, before.room) != (now.generation, now.room)
-        if has_moved and self._sync != "none":
+        waits = has_moved and self._sync != "none"
+        if waits:
             self._sync_rows(now)
         self._head.commit(now)
+        if waits:
+            self._sync_head()  # before the files that it named are removed
         if has_moved:
             self._remove_others(now)
         self._head.making = False
