@@ -129,7 +129,7 @@ class Sums:
 
     def __init__(self, layout: TailLayout, memory: Any, objects: Callable[[int, int], bytes] | None = None) -> None:
         self._layout, self._objects = layout, objects
-        self._bytes = memoryview(memory)[layout.rows_at :]
+        self._bytes = memoryview(memory)[layout.begins["rows"] :]
         arrays = layout.arrays(memory)
         # Slicing bytes takes a fifth of the time of slicing arrays.
         begins = {name: begin for name, (begin, _, _) in layout.memory.fields.items()}

@@ -1,16 +1,16 @@
-"""Where what lies in a tail file, and what its header says of it.
+"""The layout of a tail file, and the head that describes it.
 
 A file for 4 rows of a column ``x`` of int64, in pages of 4096 bytes::
 
-    page 0   head    what the columns are, how many rows there is room for; written once
+    page 0   head    what the columns are, how many rows the file has room for; written once
     page 1   place   of a commit that waits for the disk
-    page 2   live    how many rows count, what tells the file from a copy of it; places of two commits that do not wait
+    page 2   live    how many rows count, the origin of the file; places of two commits that do not wait
     page 3   place   of another commit that waits for the disk
     page 4   blocks  the checksums of each block of rows that is full
     page 5   rows    32 bytes of x
 
-What changes with every commit lies side by side, so that it is one write for the disk. The commits that wait for it
-have pages of their own: a page that is torn leaves the other.
+All that changes with every commit lies side by side, so that the disk writes one page. A commit that waits for the disk
+has a page of its own: if this page is torn, the other one is whole.
 """
 
 from __future__ import annotations
@@ -48,6 +48,12 @@ LIVE = 8
 _BLOCK_BYTES, _MOST_IN_A_BLOCK = 1 << 17, 1 << 10
 # Where rows of an array end is kept in int32.
 _MOST_VALUES = (1 << 31) - 1
+# Attributes of a column that stand in the head as they are.
+_PLAIN: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("nullable", "image", "whole", "single"), bool),
+    "allowed": str,
+    "object_bytes": int,
+}
 _IDENTITY = re.compile("[0-9a-f]{16}")
 
 
@@ -56,10 +62,10 @@ class ColumnBuffer:
     """One of the arrays that a column lies in, which has checksums of its own.
 
     Args:
-        column: Of which column, by number.
+        column: Number of the column.
         kind: "values", "nulls" (a byte a row), "ends" (of rows that differ in length), "sizes" (of objects, in bytes).
-        shape: Of the array.
-        dtype: Of the array.
+        shape: Shape of the array.
+        dtype: Dtype of the array.
     """
 
     column: int
@@ -69,18 +75,18 @@ class ColumnBuffer:
 
     @property
     def name(self) -> str:
-        """What the array is called among all."""
+        """Name of the array among all."""
         return f"{self.column}.{self.kind}"
 
 
 @dataclass(frozen=True)
 class TailLayout:
-    """Where what lies in a tail file.
+    """The layout of a tail file: what lies where.
 
     Args:
         columns: How each column is kept, by name.
-        rows: How many rows there is room for.
-        identity: What no other file has, 16 digits; checksums depend on it.
+        rows: Rows that the file has room for.
+        identity: 16 digits that no other file has; the seed of checksums.
         block_rows: Rows that share a checksum.
     """
 
@@ -112,98 +118,91 @@ class TailLayout:
 
     @property
     def has_objects(self) -> bool:
-        """Whether there are such columns."""
+        """Whether some column's values lie in a file of their own."""
         return bool(self.objects)
 
     @property
     def sums(self) -> int:
-        """How many checksums a block has: one for each part, and one for what lies in the file of objects."""
+        """Checksums of a block: one for each part, and one for its bytes in the file of objects."""
         return len(self.parts) + self.has_objects
 
     @memo
     def seed(self) -> int:
-        """What checksums begin with, so that those of another file are none."""
+        """The seed of checksums, so that those of another file differ."""
         return int(self.identity, 16)
-
-    # ------------------------------------------------------------------ where what begins
 
     @memo
     def description(self) -> bytes:
-        """What the head says, as JSON."""
+        """The content of the head, as JSON."""
         columns = {name: _described(column) for name, column in self.columns.items()}
         numbers = {"identity": self.identity, "rows": self.rows, "block_rows": self.block_rows}
         return json.dumps({**numbers, "columns": columns}).encode()
 
     @property
     def place_words(self) -> int:
-        """How many words of 8 bytes a commit is: its number, its rows, a number a column, the checksums of the block in
-        progress, and its own checksum.
+        """Words of 8 bytes that a commit takes: its number, its rows, a number for each column, the checksums of the
+        block in progress, and its own checksum.
         """
         return 3 + len(self.columns) + self.sums
 
-    @memo
-    def places_at(self) -> tuple[int, int, int, int]:
-        """Where the places of commits begin: of two that do not wait for the disk, and two that do."""
-        size, live = 8 * self.place_words, self.live_at
-        first = live + 8 * (LIVE + len(self.columns))
-        return first, first + size, live - _in_pages(size), live + self._live_bytes
-
-    @memo
-    def live_at(self) -> int:
-        """Where the live page begins."""
-        return _in_pages(_HEAD.size + len(self.description)) + _in_pages(8 * self.place_words)
-
-    @property
-    def _live_bytes(self) -> int:
-        return _in_pages(8 * (LIVE + len(self.columns) + 2 * self.place_words))
-
-    @memo
-    def blocks_at(self) -> int:
-        """Where the checksums of full blocks begin."""
-        return self.places_at[-1] + _in_pages(8 * self.place_words)
-
     @property
     def blocks(self) -> int:
-        """How many blocks there are, the last one included, which may be shorter."""
+        """Number of blocks; the last one may be shorter."""
         return -(-self.rows // self.block_rows)
 
     @memo
-    def rows_at(self) -> int:
-        """Where the rows begin."""
-        return self.blocks_at + _in_pages(8 * self.blocks * self.sums)
+    def memory(self) -> BatchLayout:
+        """The layout of the arrays among the rows."""
+        return BatchLayout({part.name: (part.shape, part.dtype) for part in self.parts})
 
     @memo
-    def memory(self) -> BatchLayout:
-        """How the arrays lie among the rows."""
-        return BatchLayout({part.name: (part.shape, part.dtype) for part in self.parts})
+    def begins(self) -> Mapping[str, int]:
+        """Offset of each part of the file, in whole pages, and of its end."""
+        place, live = 8 * self.place_words, 8 * (LIVE + len(self.columns))
+        sizes = {
+            "head": _HEAD.size + len(self.description),
+            "synced place": place,
+            "live": live + 2 * place,
+            "other synced place": place,
+            "blocks": 8 * self.blocks * self.sums,
+            "rows": max(PAGE, self.memory.nbytes),
+        }
+        begins, end = {}, 0
+        for name, size in sizes.items():
+            begins[name] = end
+            end += -(-size // PAGE) * PAGE
+        return {**begins, "end": end}
 
     @property
     def nbytes(self) -> int:
-        """How long the file is."""
-        return self.rows_at + max(PAGE, _in_pages(self.memory.nbytes))
+        """Length of the file."""
+        return self.begins["end"]
 
     # ------------------------------------------------------------------ from and to memory
 
     def head(self) -> bytes:
-        """The first page or pages."""
+        """Return the content of the first page or pages."""
         return _HEAD.pack(_MAGIC, FORMAT, len(self.description), checksum(self.description)) + self.description
 
     def live(self, memory: Any) -> npt.NDArray[np.int64]:
-        """The numbers of the live page."""
-        return np.frombuffer(memory, np.int64, LIVE + len(self.columns), self.live_at)
+        """Return the numbers of the live page; the last ones are those of the columns."""
+        return np.frombuffer(memory, np.int64, LIVE + len(self.columns), self.begins["live"])
 
     def places(self, memory: Any) -> list[npt.NDArray[np.uint64]]:
-        """The places of commits, each ``[place_words]``, in the order of ``places_at``."""
-        return [np.frombuffer(memory, np.uint64, self.place_words, begin) for begin in self.places_at]
+        """Return the places of commits, each ``[place_words]``: two that do not wait for the disk, two that do."""
+        first = self.begins["live"] + 8 * (LIVE + len(self.columns))
+        synced = self.begins["synced place"], self.begins["other synced place"]
+        places = first, first + 8 * self.place_words, *synced
+        return [np.frombuffer(memory, np.uint64, self.place_words, begin) for begin in places]
 
     def table(self, memory: Any) -> npt.NDArray[np.uint64]:
-        """The checksums of full blocks, ``[blocks, sums]``."""
-        words = np.frombuffer(memory, np.uint64, self.blocks * self.sums, self.blocks_at)
+        """Return the checksums of full blocks, ``[blocks, sums]``."""
+        words = np.frombuffer(memory, np.uint64, self.blocks * self.sums, self.begins["blocks"])
         return words.reshape(self.blocks, self.sums)
 
     def arrays(self, memory: Any) -> dict[str, npt.NDArray[Any]]:
-        """The arrays of all parts, by name."""
-        return self.memory.arrays(memoryview(memory)[self.rows_at :]) if self.parts else {}
+        """Return the arrays of all parts, by name."""
+        return self.memory.arrays(memoryview(memory)[self.begins["rows"] :]) if self.parts else {}
 
 
 def usual_block_rows(columns: Mapping[str, TailColumn]) -> int:
@@ -227,15 +226,15 @@ def check_rows(columns: Mapping[str, TailColumn], rows: int) -> None:
 
 
 def read_layout(path: str, read: Callable[[int, int], bytes], image_roots: tuple[str, ...] = ()) -> TailLayout:
-    """The layout that a file's head describes.
+    """Return the layout that the head of a file describes.
 
     Args:
         path: The file, for messages.
-        read: Gives bytes of the file, from a place on and so many of them, or fewer where it ends.
+        read: Returns ``count`` bytes of the file from an offset on, or fewer at its end.
         image_roots: Folders in which images that are named by path may lie.
 
     Raises:
-        DataError: It is no such file, or a damaged one; or a newer version wrote it.
+        DataError: The file is no tail file, or is damaged, or a newer version wrote it.
     """
     head = read(0, _HEAD.size)
     if len(head) < _HEAD.size or head[:8] != _MAGIC:
@@ -261,10 +260,6 @@ def read_layout(path: str, read: Callable[[int, int], bytes], image_roots: tuple
     return layout
 
 
-def _in_pages(size: int) -> int:
-    return -(-size // PAGE) * PAGE
-
-
 def _described(column: TailColumn) -> dict[str, Any]:
     kind, stored = column.kind, column.arrow_type
     schema = None if stored is None else pa.schema([pa.field("", stored)]).serialize().to_pybytes()
@@ -272,15 +267,10 @@ def _described(column: TailColumn) -> dict[str, Any]:
         "kind": [kind.kind, kind.value_type, kind.depth],
         "shape": list(map(int, column.shape)),
         "arrow_type": None if schema is None else base64.b64encode(schema).decode(),
-        "nullable": column.nullable,
         "widths": None if column.widths is None else list(map(int, column.widths)),
         "bounds": None if column.bounds is None else [_plain(bound) for bound in column.bounds],
-        "image": column.image,
         "pixel": column.pixel.name,
-        "whole": column.whole,
-        "single": column.single,
-        "allowed": column.allowed,
-        "object_bytes": int(column.object_bytes),
+        **{name: kind(getattr(column, name)) for name, kind in _PLAIN.items()},
     }
 
 
@@ -305,14 +295,9 @@ def _column(said: Mapping[str, Any], image_roots: tuple[str, ...]) -> TailColumn
         ColumnType(str(kind), str(value_type), int(depth)),
         shape=tuple(map(int, shape)),
         arrow_type=stored,
-        nullable=bool(said["nullable"]),
         widths=None if widths is None else (int(widths[0]), int(widths[1])),
         bounds=None if bounds is None else (bounds[0], bounds[1]),
-        image=bool(said["image"]),
         pixel=np.dtype(str(said["pixel"])),
-        whole=bool(said["whole"]),
-        single=bool(said["single"]),
-        allowed=str(said["allowed"]),
-        object_bytes=int(said["object_bytes"]),
         image_roots=image_roots,
+        **{name: kind(said[name]) for name, kind in _PLAIN.items()},
     )
