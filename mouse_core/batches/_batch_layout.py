@@ -236,7 +236,7 @@ def _stages_of(
     augmenting: tuple[Stage, ...] = () if augment is None else (augment,)
     if chosen.normalize is None:
         return augmenting
-    from mouse_core.statistics.stream import StreamNormalize  # a room that is loaded where batches are normalised
+    from mouse_core.statistics.normalizer import StreamNormalize  # a room that is loaded where batches are normalised
 
     fills = _fills_by_mask(chosen, read, fill)
     made = {name: one.dtype for name, one in fields.items()}

@@ -10,8 +10,7 @@ import numpy as np
 
 from mouse_core.errors import StoreWarning
 from mouse_core.readahead.room import room_for_files
-from mouse_core.sampling.plan import WindowSampler
-from mouse_core.sampling.windows import remembered
+from mouse_core.sampling.plan import WindowSampler, remembered
 from mouse_core.store.snapshot import Snapshot
 
 # Around a block, what it opens has a number that no kind of offsets has.

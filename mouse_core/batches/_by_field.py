@@ -17,10 +17,21 @@ from mouse_core.batches._mask import as_items, check_fill
 from mouse_core.batches._pipeline import Batch, Pipeline, PlannedBlocks
 from mouse_core.batches._planner import Block, Planner
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
-from mouse_core.sampling.around import Anchors, OffsetRows, clock_of, rows_at, rows_of, times_of
-from mouse_core.sampling.episodes import Boundary, EpisodeAnchors, Weighting, sampler_of
-from mouse_core.sampling.offsets import FieldWindows, Offsets, Seconds, field_windows, mask_of
+from mouse_core.sampling.offsets import (
+    Anchors,
+    FieldWindows,
+    OffsetRows,
+    Offsets,
+    Seconds,
+    clock_of,
+    field_windows,
+    mask_of,
+    rows_at,
+    rows_of,
+    times_of,
+)
 from mouse_core.sampling.plan import Blocks, Plan, Sampling, WindowSampler
+from mouse_core.sampling.windows import Boundary, EpisodeAnchors, Weighting, sampler_of
 from mouse_core.spec import FieldSpec
 from mouse_core.store.fields import FieldReader, meant_by
 from mouse_core.store.snapshot import Snapshot

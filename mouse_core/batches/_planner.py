@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mouse_core._arrow.byte_views import ByteViews
     from mouse_core.batches._mask import Absent
     from mouse_core.ranks import Uneven
-    from mouse_core.sampling.around import Anchors
+    from mouse_core.sampling.offsets import Anchors
 
 Int64s = npt.NDArray[np.int64]
 

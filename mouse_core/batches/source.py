@@ -15,8 +15,8 @@ from mouse_core.batches._pipeline import Batch, Pipeline
 from mouse_core.batches._planner import Planner
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import check_seed
-from mouse_core.sampling.episodes import Boundary, Weighting, sampler_of
 from mouse_core.sampling.plan import PaddedSampler, Plan, Sampling, WindowSampler
+from mouse_core.sampling.windows import Boundary, Weighting, sampler_of
 from mouse_core.spec import Spec, check_count
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store

@@ -20,7 +20,7 @@ from mouse_core.bench.floor import ColumnAddresses, Pieces, plain_copies
 from mouse_core.bench.frameworks import class_of, frameworks_of
 from mouse_core.bench.measuring import Contender, Timing, interleave, machine, private_memory, steady
 from mouse_core.bench.opening import Opened
-from mouse_core.sampling.episodes import Boundary
+from mouse_core.sampling.windows import Boundary
 from mouse_core.store.views import Store
 
 FLOOR = "plain copy of the same bytes"

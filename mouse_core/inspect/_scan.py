@@ -20,7 +20,7 @@ from mouse_core.formats.columns.values import UInt64s, Values, combined, hash_ro
 from mouse_core.inspect._checks.places import Places
 from mouse_core.inspect._checks.watching import Watch, missing_rows
 from mouse_core.inspect.report import ActionsReport, ColumnReport, Distribution, EpisodesReport
-from mouse_core.statistics.moments import Moments
+from mouse_core.statistics.counting import Moments
 from mouse_core.store.evidence import contradicted, flags_in
 
 _BINS = 64

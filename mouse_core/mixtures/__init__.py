@@ -1,7 +1,6 @@
 """Mixtures: several stores or sources as one, each with its share of the windows."""
 
-from mouse_core.mixtures.mixture import Mixture
-from mouse_core.mixtures.sampler import MixedWindows
+from mouse_core.mixtures.mixture import MixedWindows, Mixture
 from mouse_core.mixtures.source import MixtureSource
 from mouse_core.sampling.shares import Schedule, Shares
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.mixtures.mix import Mix, checked_stages, listed
+from mouse_core.mixtures.mixture import Mix, checked_stages, listed
 from mouse_core.prefetch.source import Source, checked_source
 from mouse_core.sampling.shares import Schedule, Shares, StagedShares, exact
 from mouse_core.spec import FieldSpec, Spec, check_count

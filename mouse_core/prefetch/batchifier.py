@@ -16,8 +16,8 @@ from mouse_core.prefetch.loader import Loader
 from mouse_core.prefetch.options import LoaderOptions
 from mouse_core.prefetch.prefetcher import Delivery, Staged
 from mouse_core.prefetch.source import Source
-from mouse_core.sampling.episodes import Boundary, Weighting
 from mouse_core.sampling.plan import Sampling
+from mouse_core.sampling.windows import Boundary, Weighting
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError
 from mouse_core.prefetch.source import RecastSource, ShardSource, Source, checked_source
-from mouse_core.sampling.episodes import Boundary, Weighting
 from mouse_core.sampling.plan import Sampling
+from mouse_core.sampling.windows import Boundary, Weighting
 from mouse_core.spec import check_count
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store

@@ -8,27 +8,28 @@ from mouse_core.replay.prioritized import PrioritizedReplayBuffer
 from mouse_core.replay.protocols import Draw, FieldKey, PrioritySampler, Sampler, Storage, Transform, Write, Writer
 from mouse_core.replay.query import query
 from mouse_core.replay.rows import RowBuffer
-from mouse_core.replay.samplers.by_age import ConsumingSampler, ReverseSampler, StalenessSampler
 from mouse_core.replay.samplers.priorities import LinearSchedule, PrioritizedSampler
-from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
-from mouse_core.replay.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
-from mouse_core.replay.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from mouse_core.replay.samplers.rows import (
+    ConsumingSampler,
+    RandomSampler,
+    ReverseSampler,
+    SamplerWithoutReplacement,
+    StalenessSampler,
+)
+from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
 from mouse_core.replay.samplers.weighing import Priorities
 from mouse_core.replay.source import BufferSource, Staleness
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.replay.storages.list import ListStorage
 from mouse_core.replay.storages.memmap import MemmapStorage
 from mouse_core.replay.transforms.compose import Compose, OnWrite
-from mouse_core.replay.transforms.compress import Compress
 from mouse_core.replay.transforms.crop import BurnIn, MarkSlices, RandomTimeCrop
-from mouse_core.replay.transforms.fields import Apply, Cast, Concatenate, Exclude, Rename, Select
+from mouse_core.replay.transforms.fields import Apply, Cast, Compress, Concatenate, Exclude, Pad, Rename, Select
+from mouse_core.replay.transforms.frames import CatFrames
+from mouse_core.replay.transforms.hindsight import HindsightRelabel
 from mouse_core.replay.transforms.images import CenterCrop, GrayScale, Resize, ToFloatImage
-from mouse_core.replay.transforms.next_view import NextView
-from mouse_core.replay.transforms.pad import Pad
-from mouse_core.replay.transforms.returns import NStep, ReturnsToGo
-from mouse_core.replay.transforms.stored.frames import CatFrames
-from mouse_core.replay.transforms.stored.hindsight import HindsightRelabel
-from mouse_core.replay.transforms.stored.vec_norm import VecNorm
+from mouse_core.replay.transforms.transitions import NextView, NStep, ReturnsToGo
+from mouse_core.replay.transforms.vec_norm import VecNorm
 from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobinWriter
 from mouse_core.sampling.shares import Schedule
 

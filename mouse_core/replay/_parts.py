@@ -25,13 +25,13 @@ from mouse_core.replay._assembly import check_names, names_added, rows_behind, s
 from mouse_core.replay.generations import Generations, alike
 from mouse_core.replay.protocols import Draw, FieldKey, Sampler, Slots, Storage, Write, Writer
 from mouse_core.replay.samplers.episodes import StorageEpisodes
+from mouse_core.replay.samplers.rows import RandomSampler
 from mouse_core.replay.samplers.slices import SliceSampler
-from mouse_core.replay.samplers.uniform import RandomSampler
 from mouse_core.replay.samplers.weighing import priorities_like
 from mouse_core.replay.storages._dataset import DatasetStorage, no_store
 from mouse_core.replay.storages.ring import check_part
-from mouse_core.replay.transforms.returns import NStep, ReturnsToGo
-from mouse_core.replay.transforms.stored.hindsight import HindsightRelabel
+from mouse_core.replay.transforms.hindsight import HindsightRelabel
+from mouse_core.replay.transforms.transitions import NStep, ReturnsToGo
 from mouse_core.replay.writers import ImmutableWriter, RoundRobinWriter, check_rows, check_writer
 from mouse_core.sampling.plan import MASK
 from mouse_core.store.snapshot import Snapshot

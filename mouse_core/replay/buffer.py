@@ -20,7 +20,7 @@ from mouse_core.replay._parts import BufferCore
 from mouse_core.replay.base import Collate, Drawn
 from mouse_core.replay.protocols import FieldKey, Sampler, Storage, Transform, Writer
 from mouse_core.replay.rows import RowBuffer
-from mouse_core.replay.samplers._common import meant
+from mouse_core.replay.samplers.rows import meant
 from mouse_core.replay.samplers.weighing import priorities_like
 from mouse_core.replay.storages._dataset import as_storage
 from mouse_core.replay.storages.list import ListStorage

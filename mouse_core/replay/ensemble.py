@@ -20,7 +20,7 @@ from mouse_core.replay._parts import check_slices
 from mouse_core.replay.base import BaseBuffer, Collate, Drawn
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.protocols import Draw, FieldKey, Slots, Transform
-from mouse_core.replay.samplers._common import meant
+from mouse_core.replay.samplers.rows import meant
 from mouse_core.replay.samplers.weighing import priorities_like
 from mouse_core.replay.storages._dataset import no_store
 from mouse_core.replay.writers import take

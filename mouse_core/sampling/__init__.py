@@ -2,14 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from mouse_core.sampling.episodes import (
-    Boundary,
-    Column,
-    EpisodeWindows,
-    StretchWindows,
-    Weighting,
-    window_sampler,
-)
 from mouse_core.sampling.plan import (
     Blocks,
     ManyStarts,
@@ -21,10 +13,16 @@ from mouse_core.sampling.plan import (
     WindowSampler,
 )
 from mouse_core.sampling.windows import (
+    Boundary,
+    Column,
     CyclicWindows,
+    EpisodeWindows,
     LastWindows,
     RandomWindows,
     SequentialWindows,
+    StretchWindows,
+    Weighting,
+    window_sampler,
 )
 
 if TYPE_CHECKING:

@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from mouse_core.episodes import ragged
 from mouse_core.randomness import Key, Order, Orders, Purpose
-from mouse_core.sampling.plan import Blocks, Stretches
-from mouse_core.sampling.windows import (
+from mouse_core.sampling.plan import (
     SECTION,
+    Blocks,
+    Stretches,
     cut_at_epochs,
     numbers_of_rows,
     read_only,

@@ -1,4 +1,4 @@
-"""Which rows around an anchor a field delivers: ``windows=`` of sources and loaders."""
+"""Rows around an anchor that a field delivers, as ``windows=`` of sources asks, within the anchor's episode."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._arrow.windows import Windows
 from mouse_core._base.checks import is_whole
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, DataError, MissingFieldError
+from mouse_core.sampling.plan import remembered
+from mouse_core.sampling.windows import episodes_of
+from mouse_core.store.fields import FieldReader
+from mouse_core.store.snapshot import Snapshot
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 Holes = Literal["refuse", "mask"]
 
@@ -196,3 +204,261 @@ def _shown(offsets: tuple[int, ...]) -> str:
     if counted and offsets == tuple(range(offsets[0], offsets[-1] + 1)):
         return f"{offsets[0]}..{offsets[-1]}"
     return ", ".join(map(str, offsets))
+
+
+# Time stamps are read in windows of so many rows, so many windows at a time.
+_LENGTH, _WINDOWS = 4096, 64
+
+
+@dataclass(frozen=True, eq=False)
+class Anchors:
+    """The anchors of a block: every step of every window.
+
+    Args:
+        row: The snapshot's row of each, int64 ``[a]``; of a step that is not there, that of the last one that is.
+        begin, end: The first row of its episode, and the one behind its last, int64 ``[a]``.
+        there: Which are there, bool ``[a]``; None: all.
+        rows: How many rows the snapshot has.
+    """
+
+    row: Int64s
+    begin: Int64s
+    end: Int64s
+    there: Bools | None
+    rows: int
+
+    @classmethod
+    def of(cls, windows: Windows, snapshot: Snapshot) -> Anchors:
+        """The anchors of located windows."""
+        table, length, starts = episodes_of(snapshot), windows.length, windows.rows
+        begin, end, _ = table.episode_of(starts)
+        if length == 1 and windows.lengths is None:
+            return cls(starts, begin, end, None, snapshot.num_rows)
+        steps = np.arange(length)
+        if windows.lengths is None:
+            there, row = None, (starts[:, None] + steps).reshape(-1)
+        else:
+            there = (steps < windows.lengths[:, None]).reshape(-1)
+            row = (starts[:, None] + np.minimum(steps, windows.lengths[:, None] - 1)).reshape(-1)
+        begin, end = (np.repeat(bound, length) for bound in (begin, end))
+        # Windows of the stream may go on in the next episode.
+        (across,) = np.nonzero(row >= end)
+        if len(across):
+            begin[across], end[across], _ = table.episode_of(row[across])
+        return cls(row, begin, end, there, snapshot.num_rows)
+
+
+class Clock(NamedTuple):
+    """The time stamps of a snapshot.
+
+    Args:
+        times: That of every row, in seconds, float64 ``[rows]``.
+        dtype: What they are stored in.
+    """
+
+    times: npt.NDArray[np.float64]
+    dtype: np.dtype[np.generic]
+
+    def spacing(self, times: npt.NDArray[np.float64]) -> npt.NDArray[np.floating[Any]] | float:
+        """How far from each other the stored numbers are at some times from 0 on: of float32 at 1,024 s 0.00012 s."""
+        if self.dtype.kind != "f":
+            return 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.spacing(times.astype(self.dtype))
+
+
+class OffsetRows(NamedTuple):
+    """Which rows of the snapshot are read for some anchors, and what of what is read belongs elsewhere.
+
+    Args:
+        start: Where runs of ``unit`` rows begin that are read, int64 ``[runs]``.
+        unit: Rows of a run.
+        target: Of the rows read, counted over all runs, those that become another one, int64 ``[m]``, ascending.
+        source: Which one of them, int64 ``[m]``; of the same anchor.
+        missing: Those that are not there, int64 ``[n]``, ascending.
+        refused: What is wrong with some of them, and which, ascending.
+    """
+
+    start: Int64s
+    unit: int
+    target: Int64s
+    source: Int64s
+    missing: Int64s
+    refused: Sequence[tuple[int, str]] = ()
+
+
+def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: bool = False) -> OffsetRows:
+    """The rows at some offsets of anchors, none of which lies beyond an episode's ends.
+
+    Of an episode in rows 10..14 four rows from 13 on are asked for: 13, 14, 15, 16, of which 15 and 16 are another
+    episode's. They are read where they are asked for; then the second row read, 14, takes the place of the third and
+    the fourth, which are missing. Of rows 17..20 none is there; read are 14..17, and the first takes the place of all.
+
+    Args:
+        anchors: Around which.
+        offsets: Which rows, K.
+        shift: See ``BlocksAround``; so many of an episode's first rows have no such value.
+        single: Whether every row is read for itself. Runs are as fast as it gets, but rows of another episode are read
+            with them.
+    """
+    firsts, unit = (np.array(offsets, np.int64), 1) if single else runs_of(offsets)
+    start = anchors.row[:, None] + (firsts + shift)
+    anchor, run = np.nonzero(_beyond(anchors, firsts, firsts + (shift + unit)))
+    asked, begin, end = start[anchor, run], anchors.begin[anchor] + shift, anchors.end[anchor]
+    # An episode of one row has no transition; that row is read, and all is missing.
+    lowest = np.minimum(begin, end - 1)
+    # What is read has a row of the episode, the one that stands for those missing, and lies within the snapshot.
+    least, most = np.maximum(lowest - (unit - 1), 0), np.minimum(end - 1, max(anchors.rows - unit, 0))
+    read = start[anchor, run] = np.clip(asked, least, most)
+    slot = (anchor * len(firsts) + run) * unit
+    lead, tail = np.clip(begin - asked, 0, unit), np.clip(end - asked, 0, unit)
+    missing, source = _edges(slot, lead, tail, unit, lowest - read, end - 1 - read)
+    # A row that is read for itself is the one that stands for it.
+    target, source = (missing, source) if unit > 1 else (missing[:0], source[:0])
+    # Only at the ends of the snapshot rows that there are were not read where they belong.
+    (cut,) = np.nonzero((asked != read) & (lead < tail))
+    if len(cut):
+        steps = np.arange(unit)
+        which, step = np.nonzero((steps >= lead[cut, None]) & (steps < tail[cut, None]))
+        belongs = slot[cut][which] + step
+        target = np.concatenate([missing, belongs])
+        source = np.concatenate([source, belongs + (asked - read)[cut][which]])
+        order = np.argsort(target, kind="stable")
+        target, source = target[order], source[order]
+    if anchors.there is not None:
+        there = np.repeat(anchors.there, len(firsts) * unit)
+        there[missing] = False
+        (missing,) = np.nonzero(~there)
+    return OffsetRows(start.reshape(-1), unit, target, source, missing)
+
+
+def _beyond(anchors: Anchors, firsts: Int64s, ends: Int64s) -> Bools:
+    """Which runs, whose first rows are so many behind the anchors', have rows beyond their episodes, ``[a, runs]``."""
+    beyond = np.zeros((len(anchors.row), len(firsts)), np.bool_)
+    if firsts.min() < 0:
+        beyond |= (anchors.row - anchors.begin)[:, None] < -firsts
+    if ends.max() > 1:
+        beyond |= (anchors.end - anchors.row)[:, None] < ends
+    return beyond
+
+
+def _edges(slot: Int64s, lead: Int64s, tail: Int64s, unit: int, lowest: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+    """Which rows of runs are missing, and which stand for them, both int64 ``[m]``, the first ascending.
+
+    A run of 4 rows from row 8 on, of which the first is missing and the last (``lead`` 1, ``tail`` 3), while its second
+    and its third stand for them (``lowest`` 1, ``last`` 2): rows 8 and 11 are missing, for which 9 and 10 stand.
+    """
+    counts = np.stack([lead, unit - tail], axis=1).reshape(-1)
+    firsts = np.stack([slot, slot + tail], axis=1).reshape(-1)
+    firsts -= np.cumsum(counts) - counts
+    source = np.repeat(np.stack([slot + lowest, slot + last], axis=1).reshape(-1), counts)
+    missing: Int64s = np.arange(len(source)) + np.repeat(firsts, counts)
+    return missing, source
+
+
+def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> OffsetRows:
+    """The rows whose time stamps are nearest to some seconds from those of anchors, within their episodes.
+
+    Of time stamps 0.0, 0.1, 0.2 and the anchor at 0.1, 0.04 seconds later is 0.14: the row at 0.1 is nearest, 0.04
+    away. Of two rows that are as near the earlier one is taken, but of all that have the anchor's time the anchor.
+
+    Args:
+        anchors: Around which.
+        seconds: Which rows, and how near they must be.
+        shift: See ``BlocksAround``: the row so many after the nearest one, which so many last rows do not have.
+        clock: The time stamps.
+    """
+    times = clock.times
+    begin, end = (bound[:, None] for bound in (anchors.begin, anchors.end))
+    # Rows that have one so many rows behind them; of an episode of one row that row, for which all is missing.
+    last = np.maximum(end - shift, begin + 1)
+    now, anchor_row = times[anchors.row][:, None], anchors.row[:, None]
+    wanted = now + np.asarray(seconds.offsets)
+    low, high = (np.broadcast_to(bound, wanted.shape).copy() for bound in (begin, last))
+    while (open_ := low < high).any():  # the first row that is not before: halve what is left of each
+        middle = (low + high) // 2
+        before = open_ & (times[np.minimum(middle, last - 1)] < wanted)
+        low = np.where(before, middle + 1, low)
+        high = np.where(open_ & ~before, middle, high)
+    after = np.minimum(low, last - 1)
+    ahead = np.maximum(after - 1, begin)
+    row = np.where(np.abs(times[ahead] - wanted) <= np.abs(times[after] - wanted), ahead, after)
+    own = times[row] == now
+    row = np.where(own, np.minimum(anchor_row, last - 1), row)
+    # Two stamps in float32 of 1,025 s are 0.00012 s apart, and each may be rounded by half of that: 0.5333 s later
+    # there may be no stamp within 0.0001 s, though the row is there.
+    tolerance = seconds.tolerance + np.nan_to_num(clock.spacing(np.maximum(np.abs(wanted), np.abs(now))))
+    near = (np.abs(times[row] - wanted) <= tolerance) & (end - begin > shift) & ~(own & (anchor_row >= last))
+    if anchors.there is not None:
+        near &= anchors.there[:, None]
+    refused: list[tuple[int, str]] = []
+    if seconds.holes == "refuse":
+        inside = ~near & (wanted > times[begin]) & (wanted < times[last - 1]) & (end - begin > shift)
+        if anchors.there is not None:
+            inside &= anchors.there[:, None]
+        for place in np.nonzero(inside.reshape(-1))[0].tolist():
+            anchor, offset = divmod(place, wanted.shape[1])
+            found = float(times[row[anchor, offset]])
+            refused.append(
+                (
+                    place,
+                    f"{seconds.clock}: expected a row within {tolerance[anchor, offset]:g} s of "
+                    f"{float(wanted[anchor, offset]):.6f} s, {seconds.offsets[offset]:+g} s from row "
+                    f"{int(anchors.row[anchor])}, found the nearest at {found:.6f} s (row {int(row[anchor, offset])}); "
+                    "a wider tolerance takes it, holes='mask' pads",
+                )
+            )
+    delivered = np.minimum(row + shift, end - 1)
+    nothing = np.zeros(0, np.int64)
+    return OffsetRows(delivered.reshape(-1), 1, nothing, nothing, np.nonzero(~near.reshape(-1))[0], refused)
+
+
+def clock_of(snapshot: Snapshot, seconds: Seconds) -> FieldReader:
+    """The reader of the time stamps that seconds are counted in.
+
+    Raises:
+        MissingFieldError: There is none.
+        ConfigError: More than a number a row.
+    """
+    reader = snapshot.readers.get(seconds.clock)
+    if reader is None:
+        raise MissingFieldError(
+            f"Seconds: expected a field {seconds.clock!r} of time stamps, found {list(snapshot.readers)}; clock= names "
+            f"another, and DatasetStore(fields=[Field({seconds.clock!r})]) makes one of a column"
+        )
+    if reader.column.width != 1:
+        raise ConfigError(f"Seconds: expected time stamps as single numbers, found {list(reader.spec.shape)} a row")
+    return reader
+
+
+def times_of(snapshot: Snapshot, seconds: Seconds) -> Clock:
+    """The time stamps of all rows of a snapshot; looked up once.
+
+    Raises:
+        DataError: A value that the field does not allow, or one before that of the row before, in one episode.
+    """
+    return remembered(snapshot, ("times", seconds.clock), lambda: _clock(snapshot, clock_of(snapshot, seconds)))
+
+
+def _clock(snapshot: Snapshot, reader: FieldReader) -> Clock:
+    times = _times(snapshot, reader)
+    back = np.nonzero(times[1:] < times[:-1])[0] + 1
+    back = back[~np.isin(back, snapshot.episode_starts)]
+    if len(back):
+        row = int(back[0])
+        raise DataError(
+            f"{reader.spec.name}: expected time stamps that ascend within an episode, found {times[row]:g} s at row "
+            f"{row} behind {times[row - 1]:g} s"
+        )
+    return Clock(times, reader.column.reading.dtype)
+
+
+def _times(snapshot: Snapshot, reader: FieldReader) -> npt.NDArray[np.float64]:
+    times, row = np.empty(snapshot.num_rows), 0
+    while row < len(times):
+        length = min(_LENGTH, len(times) - row)
+        last = min(len(times) - length, row + (_WINDOWS - 1) * length)
+        found = snapshot.stored(reader.spec.name, np.arange(row, last + 1, length), length, times.dtype).reshape(-1)
+        times[row : row + len(found)] = found
+        row += len(found)
+    return times

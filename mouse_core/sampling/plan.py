@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.checks import is_whole
+from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
 from mouse_core.store.snapshot import Snapshot
@@ -232,3 +234,74 @@ def starts_by_epochs(
             starts.append(one(last))
         first = last + 1
     return starts
+
+
+Array = TypeVar("Array", bound=npt.NDArray[Any])
+
+
+Known = TypeVar("Known")
+
+
+# Windows of a section, which are drawn together: one of an epoch's order is 60 us, 4,096 are 300 us. Part of the
+# random stream.
+SECTION = 4096
+
+
+def whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
+    """How many windows lie side by side; raises ConfigError if they are fewer than ``at_least``."""
+    windows = snapshot.num_rows // length
+    if windows < at_least:
+        wanted = f"{at_least} window{'s' * (at_least > 1)} of {length} steps ({at_least * length} rows)"
+        raise ConfigError(f"sampling: expected at least {wanted}, found {snapshot.num_rows} rows")
+    return windows
+
+
+def cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, int, int]]:
+    """``count`` items from ``begin`` on, cut where epochs of ``length`` items end: epoch, first item in it, and end.
+
+    7 items from 8 on, of epochs of 10, are items 8..9 of epoch 0 and 0..4 of epoch 1: (0, 8, 10) and (1, 0, 5).
+    """
+    end = begin + count
+    while begin < end:
+        epoch, first = divmod(begin, length)
+        last = min(first + end - begin, length)
+        yield epoch, first, last
+        begin += last - first
+
+
+def numbers_of_rows(first: int, count: int, size: int, rows: slice) -> Int64s:
+    """Which windows some rows of some batches are, of all windows one after the other, int64 ``[count, n]``.
+
+    Rows 1..2 of batches 5 and 6 of 4 windows each are windows 21, 22 and 25, 26.
+    """
+    numbers: Int64s = np.arange(first, first + count)[:, None] * size + np.arange(rows.start, rows.stop)
+    return numbers
+
+
+def slice_sections(section: Callable[[int], Array], begin: int, end: int) -> Array:
+    """Elements ``begin..end - 1``, of the last axis, of a sequence that is computed in sections of ``SECTION``."""
+    first, last = begin // SECTION, (end - 1) // SECTION
+    if first == last:
+        return cast(Array, section(first)[..., begin - first * SECTION : end - first * SECTION])
+    joined = np.concatenate([section(number) for number in range(first, last + 1)], axis=-1)
+    return cast(Array, joined[..., begin - first * SECTION : end - first * SECTION])
+
+
+def read_only(array: Array) -> Array:
+    """The array, which nobody can write to any more."""
+    array.flags.writeable = False
+    return array
+
+
+_memos: WeakKeyDictionary[Snapshot, dict[Any, Any]] = WeakKeyDictionary()
+
+
+_lock = ProcessLock()
+
+
+def remembered(snapshot: Snapshot, key: Any, compute: Callable[[], Known]) -> Known:
+    """What follows from a snapshot, computed when it is first asked for, and kept as long as that exists."""
+    with _lock:
+        known = _memos.setdefault(snapshot, {})
+    found: Known | None = known.get(key)
+    return known.setdefault(key, compute()) if found is None else found

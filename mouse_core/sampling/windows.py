@@ -1,33 +1,40 @@
-"""Windows over the stream of steps, whatever episodes it is made of.
+"""Samplers of windows: over the stream of steps, whatever episodes it is made of, or within episodes.
 
-Windows cross the ends of episodes on purpose: a model that learns in context sees one episode lead into the next,
-and ``done`` shows where.
+Windows of the stream cross the ends of episodes on purpose: a model that learns in context sees one episode lead into
+the next, and ``done`` shows where.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Any, TypeVar, cast
-from weakref import WeakKeyDictionary
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.locks import ProcessLock
+from mouse_core.episodes import EpisodeIndex, WindowRule, WindowView
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Order, Purpose, as_integers
+from mouse_core.sampling.plan import (
+    SECTION,
+    Blocks,
+    ReadsBlocks,
+    Sampling,
+    Stretches,
+    WindowSampler,
+    numbers_of_rows,
+    read_only,
+    remembered,
+    slice_sections,
+    whole_windows,
+)
+from mouse_core.spec import check_count
 from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
-Array = TypeVar("Array", bound=npt.NDArray[Any])
-Known = TypeVar("Known")
-
-# Windows of a section, which are drawn together: one of an epoch's order is 60 us, 4,096 are 300 us. Part of the
-# random stream.
-SECTION = 4096
 
 
 @dataclass(frozen=True)
@@ -161,37 +168,6 @@ class CyclicWindows(_ManyWindows):
         return _in_order(seed, epoch_start, windows, numbers) * self.sequence_length
 
 
-def whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
-    """How many windows lie side by side; raises ConfigError if they are fewer than ``at_least``."""
-    windows = snapshot.num_rows // length
-    if windows < at_least:
-        wanted = f"{at_least} window{'s' * (at_least > 1)} of {length} steps ({at_least * length} rows)"
-        raise ConfigError(f"sampling: expected at least {wanted}, found {snapshot.num_rows} rows")
-    return windows
-
-
-def cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, int, int]]:
-    """``count`` items from ``begin`` on, cut where epochs of ``length`` items end: epoch, first item in it, and end.
-
-    7 items from 8 on, of epochs of 10, are items 8..9 of epoch 0 and 0..4 of epoch 1: (0, 8, 10) and (1, 0, 5).
-    """
-    end = begin + count
-    while begin < end:
-        epoch, first = divmod(begin, length)
-        last = min(first + end - begin, length)
-        yield epoch, first, last
-        begin += last - first
-
-
-def numbers_of_rows(first: int, count: int, size: int, rows: slice) -> Int64s:
-    """Which windows some rows of some batches are, of all windows one after the other, int64 ``[count, n]``.
-
-    Rows 1..2 of batches 5 and 6 of 4 windows each are windows 21, 22 and 25, 26.
-    """
-    numbers: Int64s = np.arange(first, first + count)[:, None] * size + np.arange(rows.start, rows.stop)
-    return numbers
-
-
 def _in_order(seed: int, epoch_start: int, windows: int, numbers: Int64s) -> Int64s:
     """The windows that have some places in the drawn orders of epochs of ``windows``, one epoch behind the other.
 
@@ -215,15 +191,6 @@ def _in_order(seed: int, epoch_start: int, windows: int, numbers: Int64s) -> Int
         else:
             parts.append(_order(seed, epoch_start, epoch, windows)(some))
     return np.concatenate(parts).reshape(numbers.shape)
-
-
-def slice_sections(section: Callable[[int], Array], begin: int, end: int) -> Array:
-    """Elements ``begin..end - 1``, of the last axis, of a sequence that is computed in sections of ``SECTION``."""
-    first, last = begin // SECTION, (end - 1) // SECTION
-    if first == last:
-        return cast(Array, section(first)[..., begin - first * SECTION : end - first * SECTION])
-    joined = np.concatenate([section(number) for number in range(first, last + 1)], axis=-1)
-    return cast(Array, joined[..., begin - first * SECTION : end - first * SECTION])
 
 
 # Memos of pure functions: a section serves many batches, and costs little more than one of its elements.
@@ -257,19 +224,283 @@ def _order(seed: int, epoch_start: int, epoch: int, windows: int) -> Order:
     return Order(Key(seed, Purpose.EPOCH, epoch_start, call=epoch), windows)
 
 
-def read_only(array: Array) -> Array:
-    """The array, which nobody can write to any more."""
-    array.flags.writeable = False
-    return array
+Weighting = Literal["step", "trajectory"]
 
 
-_memos: WeakKeyDictionary[Snapshot, dict[Any, Any]] = WeakKeyDictionary()
-_lock = ProcessLock()
+@dataclass(frozen=True)
+class Column:
+    """A boundary of windows: they lie in stretches of rows in which a column has one value, over however many episodes.
+
+    Args:
+        name: The column, of single numbers or texts, or the field that reads it. Null is a value.
+    """
+
+    name: str
 
 
-def remembered(snapshot: Snapshot, key: Any, compute: Callable[[], Known]) -> Known:
-    """What follows from a snapshot, computed when it is first asked for, and kept as long as that exists."""
-    with _lock:
-        known = _memos.setdefault(snapshot, {})
-    found: Known | None = known.get(key)
-    return known.setdefault(key, compute()) if found is None else found
+Boundary = Literal["stream", "episode", "task"] | Column
+
+
+@dataclass(frozen=True)
+class EpisodeWindows:
+    """Windows that lie in one episode each; an episode shorter than a window makes one window that is filled up.
+
+    The orders are those of the samplers without episodes, over the windows that there are: "random" draws from all of
+    them, wherever they begin; "sequential", "batch", "blocks" and "last" take those that lie side by side
+    from the first row of each episode on.
+
+    Args:
+        sequence_length: Steps in a window, S.
+        batch_size: Windows in a batch.
+        sampling: "random", "last", "sequential", "batch", "blocks" or ``Blocks``.
+        weighting: For "random". "step": every window comes equally often, so long episodes come more often.
+            "trajectory": every episode that has a window comes equally often.
+        pad: Whether windows may be filled up: those of episodes that are shorter, and of windows that lie side by side
+            the last one of each episode. Otherwise these are left out. True repeats the last row; a number is what all
+            fields become.
+        drop_last: For "sequential", as in ``SequentialWindows``.
+
+    Raises:
+        ConfigError: An unknown sampling or weighting, or a weighting that the sampling does not take.
+    """
+
+    sequence_length: int
+    batch_size: int
+    sampling: str | Blocks = "random"
+    weighting: Weighting = "step"
+    pad: bool | float = True
+    drop_last: bool = True
+    _order: WindowSampler = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.weighting not in get_args(Weighting):
+            raise ConfigError(f"weighting: expected one of {list(get_args(Weighting))}, found {self.weighting!r}")
+        if self.weighting != "step" and self.sampling != "random":
+            raise ConfigError(f"weighting: expected 'step' with sampling {self.sampling!r}, found {self.weighting!r}")
+        if not isinstance(self.pad, bool | int | float | np.number):
+            raise ConfigError(f"pad: expected True, False or a number, found {self.pad!r}")
+        order = window_sampler(self.sampling, sequence_length=1, batch_size=self.batch_size, drop_last=self.drop_last)
+        object.__setattr__(self, "_order", order)
+
+    @property
+    def fill(self) -> float | None:
+        """What all fields become in steps that are not there; None: they repeat the last one that is."""
+        return None if isinstance(self.pad, bool) else self.pad
+
+    def batches_per_epoch(self, snapshot: Snapshot) -> int:
+        """As the sampling without episodes says, over the windows that lie side by side."""
+        tiles = self._windows(snapshot, tiled=True).count
+        if not tiles:
+            rule = self._rule(tiled=True)
+            raise ConfigError(
+                f"sampling: expected an episode of at least {rule.length + rule.before + rule.behind} steps, found the "
+                f"longest to have {self._table(snapshot).longest()}; pad=True takes shorter ones"
+            )
+        try:
+            return self._order.batches_per_epoch(self._numbered(tiles, snapshot))
+        except ConfigError as error:
+            wanted = f"at least {self.batch_size} windows of {self.sequence_length} steps within episodes"
+            raise ConfigError(f"sampling: expected {wanted}, found {tiles}") from error
+
+    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+        """See ``WindowSampler.starts``."""
+        ranks = self._order.starts(seed, index, self._numbers(snapshot), epoch_start)
+        return self._starts_of(snapshot, ranks, seed, [index])
+
+    def starts_of_many(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
+    ) -> Int64s | None:
+        """See ``ManyStarts.starts_of_many``; None where batches are not all of one size."""
+        draw = getattr(self._order, "starts_of_many", None)
+        ranks = None if draw is None else draw(seed, first, count, self._numbers(snapshot), epoch_start, rows)
+        if ranks is None:
+            return None
+        batches = range(first, first + count)
+        return self._starts_of(snapshot, ranks.reshape(-1), seed, batches, rows.start).reshape(ranks.shape)
+
+    def starts_to_read(
+        self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
+    ) -> Stretches | None:
+        """See ``ReadsBlocks.starts_to_read``; None where batches are not drawn from blocks."""
+        if not isinstance(self._order, ReadsBlocks):
+            return None
+        numbers = self._numbers(snapshot)
+        found = self._order.starts_to_read(seed, batches, numbers, epoch_start, rows=rows, begun=begun)
+        return None if found is None else found._replace(starts=self._starts_of(snapshot, found.starts, seed, ()))
+
+    def pool(self, snapshot: Snapshot) -> Any:
+        """See ``BlockWindows.pool``; None where batches are not drawn from blocks."""
+        pool = getattr(self._order, "pool", None)
+        return None if pool is None else pool(self._numbers(snapshot))
+
+    def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
+        """See ``PaddedSampler.lengths``."""
+        if self.pad is False:
+            return np.full(len(starts), self.sequence_length)
+        _, ends, _ = self._table(snapshot).episode_of(starts)
+        lengths: Int64s = np.minimum(ends - starts, self.sequence_length)
+        return lengths
+
+    def _numbers(self, snapshot: Snapshot) -> Snapshot:
+        """What the order chooses from: the numbers of the windows, or of the episodes that have one."""
+        view = self._windows(snapshot, tiled=self.sampling != "random")
+        return self._numbered(view.count if self.weighting == "step" else view.episode_count, snapshot)
+
+    def _numbered(self, windows: int, snapshot: Snapshot) -> Snapshot:
+        return cast(Snapshot, _Numbered(windows, self.sequence_length, snapshot))
+
+    def _starts_of(
+        self, snapshot: Snapshot, ranks: Int64s, seed: int, batches: Sequence[int], begin: int = 0
+    ) -> Int64s:
+        """Where the windows of these numbers begin, int64 ``[n]``: those of some batches, of as many each.
+
+        They are those from window ``begin`` of each batch on.
+        """
+        view = self._windows(snapshot, tiled=self.sampling != "random")
+        if self.weighting == "step":
+            return view.at(ranks).start
+        each = len(ranks) // len(batches)
+        uniform = [Key(seed, Purpose.WINDOWS, index, call=1).uniform(each, begin) for index in batches]
+        return view.in_episodes(ranks, np.concatenate(uniform)).start
+
+    def _windows(self, snapshot: Snapshot, *, tiled: bool) -> WindowView:
+        rule = self._rule(tiled=tiled)
+        return remembered(
+            snapshot,
+            (rule, self.weighting, self._stretch),
+            lambda: self._counted(WindowView(self._table(snapshot), rule)),
+        )
+
+    @property
+    def _stretch(self) -> str | None:
+        """What stays the same in all the rows that a window may lie in; None: the episode."""
+        return None
+
+    def _table(self, snapshot: Snapshot) -> EpisodeIndex:
+        if self._stretch is None:
+            return episodes_of(snapshot)
+        key = ("stretches", self._stretch)
+        return remembered(
+            snapshot, key, lambda: EpisodeIndex.of_begins(snapshot.stretch_starts(key[1]), snapshot.num_rows)
+        )
+
+    def _rule(self, *, tiled: bool) -> WindowRule:
+        return WindowRule(self.sequence_length, strict=self.pad is False, tiled=tiled)
+
+    def _counted(self, view: WindowView) -> WindowView:
+        """The view with that counted which whoever asks first counts: so several threads may ask it afterwards."""
+        _ = view.count, self.weighting == "trajectory" and view.episode_count
+        return view
+
+
+@dataclass(frozen=True)
+class EpisodeAnchors(EpisodeWindows):
+    """Windows of which every step has some steps of its episode before it, and some behind; ``pad`` is False.
+
+    Args:
+        before, behind: How many.
+    """
+
+    pad: bool | float = False
+    before: int = 0
+    behind: int = 0
+
+    def _rule(self, *, tiled: bool) -> WindowRule:
+        return WindowRule(self.sequence_length, tiled=tiled, before=self.before, behind=self.behind)
+
+
+@dataclass(frozen=True)
+class StretchWindows(EpisodeWindows):
+    """Windows that lie in one stretch of rows each, in which a column has one value; otherwise as within episodes.
+
+    Args:
+        column: Its name; "" for the task.
+    """
+
+    column: str = ""
+
+    @property
+    def _stretch(self) -> str:
+        return self.column
+
+
+def sampler_of(
+    sampling: Sampling,
+    sequence_length: int,
+    batch_size: int,
+    drop_last: bool,
+    boundary: Boundary,
+    weighting: Weighting,
+    pad: bool | float | None,
+) -> WindowSampler:
+    """The sampler of a name, for the stream of steps or within episodes, or the one given; see ``BatchSource``.
+
+    Raises:
+        ConfigError: An unknown name, or options that do not go with the sampling.
+    """
+    if not isinstance(sampling, str | Blocks):
+        if not isinstance(sampling, WindowSampler):
+            raise ConfigError(f"sampling: expected a name or a WindowSampler, found {sampling!r}")
+        if (boundary, weighting, pad) != ("stream", "step", None):
+            raise ConfigError(
+                f"boundary, weighting, pad: expected them with the name of a sampling, found {sampling!r}"
+            )
+        return sampling
+    length, size = check_count("sequence_length", sequence_length), check_count("batch_size", batch_size)
+    names = ("stream", "episode", "task")
+    if not isinstance(boundary, Column) and boundary not in names:
+        raise ConfigError(f"boundary: expected one of {list(names)} or a Column, found {boundary!r}")
+    filled = True if pad is None else pad
+    if boundary == "episode":
+        return EpisodeWindows(length, size, sampling, weighting, filled, drop_last)
+    if boundary != "stream":
+        column = boundary.name if isinstance(boundary, Column) else ""
+        return StretchWindows(length, size, sampling, weighting, filled, drop_last, column=column)
+    if weighting != "step" or pad is not None:
+        options = [f"weighting={weighting!r}"] * (weighting != "step") + [f"pad={pad!r}"] * (pad is not None)
+        raise ConfigError(f"boundary: expected 'episode' with {', '.join(options)}, found {boundary!r}")
+    return window_sampler(sampling, sequence_length=length, batch_size=size, drop_last=drop_last)
+
+
+def window_sampler(
+    sampling: str | Blocks, *, sequence_length: int, batch_size: int, drop_last: bool = True
+) -> WindowSampler:
+    """The sampler of a name: "random", "last", "sequential", "batch" or "blocks", or of ``Blocks``.
+
+    Raises:
+        ConfigError: An unknown name.
+    """
+    samplers: dict[str, WindowSampler] = {
+        "random": RandomWindows(sequence_length, batch_size),
+        "last": LastWindows(sequence_length, batch_size),
+        "sequential": SequentialWindows(sequence_length, batch_size, drop_last),
+        "batch": CyclicWindows(sequence_length, batch_size),
+    }
+    if sampling == "blocks" or isinstance(sampling, Blocks):
+        from mouse_core.sampling.blocks import BlockWindows  # loaded where windows are drawn from blocks
+
+        return BlockWindows(sequence_length, batch_size, sampling if isinstance(sampling, Blocks) else Blocks())
+    if sampling not in samplers:
+        names = [*samplers, "blocks"]
+        raise ConfigError(f"sampling: expected one of {names} or a WindowSampler, found {sampling!r}")
+    return samplers[sampling]
+
+
+def episodes_of(snapshot: Snapshot) -> EpisodeIndex:
+    """The episodes of a snapshot, one stream of steps; looked up once."""
+    return remembered(snapshot, "episodes", lambda: EpisodeIndex.of_begins(snapshot.episode_starts, snapshot.num_rows))
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """So many windows, for a sampler to choose from as from rows.
+
+    Args:
+        num_rows: How many.
+        window_rows: Rows of each, at most.
+        rows_of: Whose rows these are.
+    """
+
+    num_rows: int
+    window_rows: int
+    rows_of: Snapshot

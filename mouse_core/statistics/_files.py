@@ -17,9 +17,7 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged, json_object, read_bytes, read_json_object
 from mouse_core.files.writing import make_folder, storing, write_file
-from mouse_core.statistics._counting import Counted, Layout, PartialMoments
-from mouse_core.statistics.moments import Floats, Moments
-from mouse_core.statistics.quantiles import Sketch, Tally
+from mouse_core.statistics.counting import Counted, Floats, Layout, Moments, PartialMoments, Sketch, Tally
 
 _JSON, _MORE, _VERSION = "stats.json", "stats.npz", 1
 _NAMES = {"obs_continuous": "observation.state", "reward": "next.reward", "done": "next.done"}

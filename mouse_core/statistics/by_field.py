@@ -19,9 +19,7 @@ from mouse_core._base.progress import progress_bar
 from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.spec import Field
-from mouse_core.statistics._counting import Counted, Layout, PartialMoments, count, layout_of
-from mouse_core.statistics.moments import Moments
-from mouse_core.statistics.quantiles import Sketch, Tally
+from mouse_core.statistics.counting import Counted, Layout, Moments, PartialMoments, Sketch, Tally, count, layout_of
 from mouse_core.store.fields import FieldReader, bind_fields, meant_by
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store

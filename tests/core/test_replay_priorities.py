@@ -17,11 +17,10 @@ from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
 from mouse_core.replay.prioritized import PrioritizedReplayBuffer
 from mouse_core.replay.samplers.priorities import LinearSchedule, PrioritizedSampler, SumTree
-from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
-from mouse_core.replay.samplers.slices import SliceSampler
+from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler
 from mouse_core.replay.samplers.weighing import largest_priority, largest_weight, plus, powers, weighed, weights_of
 from mouse_core.replay.storages.array import ArrayStorage
-from mouse_core.replay.transforms.next_view import NextView
+from mouse_core.replay.transforms.transitions import NextView
 from mouse_core.replay.writers import MaxValueWriter
 from tests.core.statistics import check_frequencies
 

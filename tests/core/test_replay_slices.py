@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, DatasetStore, MissingFieldError, SchemaError, StateError
 from mouse_core.replay.buffer import ReplayBuffer
-from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
-from mouse_core.replay.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
+from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
 from mouse_core.replay.storages.array import ArrayStorage
 from tests.core.statistics import check_frequencies
 

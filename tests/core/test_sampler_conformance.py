@@ -21,8 +21,7 @@ from mouse_core.replay import (
 )
 from mouse_core.replay.protocols import Draw
 from mouse_core.replay.samplers.priorities import PrioritizedSampler
-from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
-from mouse_core.replay.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
+from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
 from mouse_core.sampling import CyclicWindows, EpisodeWindows, LastWindows, RandomWindows, SequentialWindows
 from mouse_core.testing import ReplaySamplerConformance, WindowSamplerConformance, example_store
 

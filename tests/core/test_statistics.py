@@ -20,8 +20,7 @@ from mouse_core.formats.converting import convert
 from mouse_core.formats.lerobot import read_lerobot
 from mouse_core.mixtures import Mixture, Schedule
 from mouse_core.statistics import QUANTILES, FieldStatistics, Normalizer, Statistics, statistics
-from mouse_core.statistics.moments import Moments
-from mouse_core.statistics.quantiles import Sketch
+from mouse_core.statistics.counting import Moments, Sketch
 from mouse_core.store.fields import FieldReader
 from tests.core.test_lerobot import Robot
 from tests.core.worlds import store_of

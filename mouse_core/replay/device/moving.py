@@ -12,12 +12,10 @@ from mouse_core.errors import ConfigError
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.device.options import Order, Slices
 from mouse_core.replay.protocols import Sampler
-from mouse_core.replay.samplers.by_age import ConsumingSampler
 from mouse_core.replay.samplers.episodes import StorageEpisodes
 from mouse_core.replay.samplers.priorities import PrioritizedSampler
-from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
-from mouse_core.replay.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
-from mouse_core.replay.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from mouse_core.replay.samplers.rows import ConsumingSampler, RandomSampler, SamplerWithoutReplacement
+from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
 from mouse_core.replay.samplers.weighing import Priorities
 
 Int64s = npt.NDArray[np.int64]

@@ -12,8 +12,7 @@ from mouse_core.nested import FieldKey
 from mouse_core.replay.protocols import END_KEYS, TRAJ_KEYS
 from mouse_core.replay.samplers.weighing import Priorities
 from mouse_core.replay.transforms.compose import Compose, delivered_alignment
-from mouse_core.replay.transforms.fields import Apply, Cast
-from mouse_core.replay.transforms.pad import Pad
+from mouse_core.replay.transforms.fields import Apply, Cast, Pad
 from mouse_core.spec import Alignment, check_alignment, check_count
 
 Order = Literal["random", "epochs", "queue"]

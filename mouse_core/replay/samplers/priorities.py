@@ -16,7 +16,7 @@ from mouse_core.errors import ConfigError, RowIndexError, StateError
 from mouse_core.randomness import Key
 from mouse_core.replay.protocols import Draw, Slots, Storage, Write
 from mouse_core.replay.samplers import weighing
-from mouse_core.replay.samplers._common import check_state
+from mouse_core.replay.samplers.rows import check_state
 
 Int64s = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]

@@ -14,8 +14,16 @@ from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.nested import flatten, map_tree
 from mouse_core.randomness import Key
 from mouse_core.replay.protocols import FieldKey
-from mouse_core.replay.transforms._ends import flat_flags
-from mouse_core.replay.transforms._fields import BOOKKEEPING, check_keys, device_of, find_any, on_host, replaced, runs
+from mouse_core.replay.transforms._fields import (
+    BOOKKEEPING,
+    check_keys,
+    device_of,
+    find_any,
+    flat_flags,
+    on_host,
+    replaced,
+    runs,
+)
 from mouse_core.spec import check_count
 
 Array = Any

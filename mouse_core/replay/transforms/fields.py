@@ -1,18 +1,22 @@
-"""Rename, Select, Exclude, Cast, Apply and Concatenate: what fields there are, in which dtypes, and what is in them."""
+"""Transforms of fields: Rename, Select, Exclude, Cast, Apply, Concatenate, Pad and Compress."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import is_whole
 from mouse_core.dtypes import convert, is_tensor, namespace
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.nested import find, flatten, key_of, path_of
+from mouse_core.nested import find, flatten, is_varying, key_of, object_array, path_of
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._fields import (
     BOOKKEEPING,
@@ -20,11 +24,12 @@ from mouse_core.replay.transforms._fields import (
     check_keys,
     find_any,
     leaves,
+    on_host,
     only,
     removed,
     replaced,
 )
-from mouse_core.spec import check_dtype
+from mouse_core.spec import check_count, check_dtype
 
 Array = Any
 
@@ -307,3 +312,210 @@ class Concatenate:
         for key in () if self.keep else self.keys:
             batch = removed(batch, key)
         return replaced(batch, {self.to: xp.concat(wide, axis=-1)})
+
+
+@dataclass(frozen=True, init=False)
+class Pad:
+    """Fills ragged fields up to one length, and says in ``<name>_mask`` what was there.
+
+    A field of arrays ``[length, ...]`` becomes one array ``[batch, L, ...]``, and its mask, bool ``[batch, L]``, stands
+    beside it. So a batch is arrays alone, as ``jax.jit`` and most models need it. Text has to become numbers first.
+
+    Args:
+        keys: Names of fields; none: all that are ragged.
+        length: L; None: that of the longest row of the batch, so that batches differ in shape.
+        value: What rows are filled up with.
+        side: At which end: "right" behind what is there, "left" before it, as for generation.
+        truncate: Whether what is beyond ``length`` is left out, at the end that is filled up; else it is an error.
+
+    Raises:
+        ConfigError: An argument out of range.
+        MissingFieldError: Called with a batch that lacks a field.
+        SchemaError: A field of text, or of arrays that differ in more than their length.
+        DataError: A row that is longer than ``length``, or a value that the dtype does not hold.
+    """
+
+    keys: tuple[FieldKey, ...]
+    length: int | None
+    value: float
+    side: Literal["left", "right"]
+    truncate: bool
+
+    def __init__(
+        self,
+        *keys: FieldKey,
+        length: int | None = None,
+        value: float = 0,
+        side: Literal["left", "right"] = "right",
+        truncate: bool = False,
+    ) -> None:
+        if length is not None:
+            check_count("Pad: length", length)
+        if side not in ("left", "right"):
+            raise ConfigError(f"Pad: expected the side 'left' or 'right', found {side!r}")
+        vars(self).update(keys=check_keys(keys, where="Pad"), length=length, value=value, side=side, truncate=truncate)
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch with arrays of one shape, and their masks."""
+        keys = self.keys or tuple(key for key, values in flatten(batch).items() if _is_ragged(values))
+        index = find_any(batch, "index")
+        lead = 1 if index is None else index.ndim
+        for key in keys:
+            path = path_of(key)
+            if not isinstance(path[-1], str):
+                raise ConfigError(f"Pad: expected a field with a name beside which its mask can stand, found {key!r}")
+            values, mask = self._padded(find(batch, key, where="Pad"), key, lead)
+            batch = replaced(batch, {path: values, (*path[:-1], f"{path[-1]}_mask"): mask})
+        return batch
+
+    def _padded(self, values: Any, key: FieldKey, lead: int) -> tuple[Any, Any]:
+        if not is_varying(values):  # rows that are all of one length
+            if getattr(values, "ndim", 0) <= lead:
+                raise SchemaError(f"Pad: {key!r}: expected rows of arrays, found {values!r:.80}")
+            values = object_array(list(values.reshape(-1, *values.shape[lead:])), tuple(values.shape[:lead]))
+        rows = [self._cut(_array(row, key), key) for row in values.reshape(-1)]
+        length = self.length or max((len(row) for row in rows), default=0)
+        first = next((row for row in rows if len(row)), rows[0])
+        filled = np.empty((len(rows), length, *first.shape[1:]), first.dtype)
+        try:
+            filled[...] = convert(np.array([self.value]), first.dtype)
+        except ValueError as error:
+            raise DataError(f"Pad: {key!r}: expected a value to fill up with: {error}") from error
+        mask = np.zeros(filled.shape[:2], np.bool_)
+        for place, row in enumerate(rows):
+            if row.shape[1:] != first.shape[1:] or row.dtype != first.dtype:
+                shapes = [f"{row.dtype} {list(row.shape)}" for row in (first, row)]
+                raise SchemaError(f"Pad: {key!r}: expected rows that differ in length alone, found {shapes}")
+            there = slice(length - len(row), None) if self.side == "left" else slice(len(row))
+            filled[place, there], mask[place, there] = row, True
+        return filled.reshape(*values.shape, *filled.shape[1:]), mask.reshape(*values.shape, length)
+
+    def _cut(self, row: Any, key: FieldKey) -> Any:
+        if self.length is None or len(row) <= self.length:
+            return row
+        if not self.truncate:
+            raise DataError(f"Pad: {key!r}: expected rows of up to {self.length}, found one of {len(row)}")
+        return row[-self.length :] if self.side == "left" else row[: self.length]
+
+
+def _array(row: Any, key: FieldKey) -> Any:
+    array = np.asarray(row)
+    if array.dtype.kind in "OSU" or not array.ndim:
+        raise SchemaError(f"Pad: {key!r}: expected rows of numbers, found {row!r:.60}; text must become numbers first")
+    return array
+
+
+def _is_ragged(values: Any) -> bool:
+    return is_varying(values) and all(isinstance(row, np.ndarray) for row in values.reshape(-1))
+
+
+Pack = Callable[[bytes], bytes]
+
+
+@dataclass(frozen=True, init=False)
+class Compress:
+    """Stores fields row by row as compressed bytes, in any storage, and delivers them as they were.
+
+    On the way in a row's bytes are packed; a batch's are unpacked where transforms run, in the threads of a
+    ``PrefetchBatchifier`` too, which zlib does not keep from each other. Rows that are bytes already stay as they are,
+    such as those that ``buffer[index]`` gave.
+
+    Args:
+        keys: Fields of numbers, all of one shape and dtype.
+        shape: That of a row, ``(84, 84, 3)``.
+        dtype: Theirs.
+        level: Of zlib, 0 to 9; 1 is the fastest that packs.
+        pack, unpack: What else packs bytes and unpacks them, in place of zlib: ``lz4.frame.compress``.
+
+    Raises:
+        ConfigError: No fields, a shape or dtype that is none, a level out of range, or one of the two functions alone.
+        MissingFieldError: Called with a batch that lacks a field.
+        SchemaError: On the way in, rows of another shape or dtype.
+        DataError: Bytes that are not those of such a row.
+
+    Example:
+        >>> import numpy as np
+        >>> from mouse_core.replay import ArrayStorage, Compress, ReplayBuffer
+        >>> buffer = ReplayBuffer(ArrayStorage(100), transform=Compress("pixels", shape=(64, 64)), batch_size=4)
+        >>> index = buffer.extend({"pixels": np.zeros((10, 64, 64), np.uint8)})
+        >>> stored, batch = buffer[0], buffer.sample()
+        >>> len(stored["pixels"]), batch["pixels"].shape
+        (33, (4, 64, 64))
+    """
+
+    keys: tuple[FieldKey, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    pack: Pack
+    unpack: Pack
+
+    def __init__(
+        self,
+        *keys: FieldKey,
+        shape: Sequence[int],
+        dtype: npt.DTypeLike = "uint8",
+        level: int = 1,
+        pack: Pack | None = None,
+        unpack: Pack | None = None,
+    ) -> None:
+        if not keys:
+            raise ConfigError("Compress: expected at least one field, found none")
+        if not isinstance(shape, tuple | list) or not all(is_whole(size) and size > 0 for size in shape):
+            raise ConfigError(f"Compress: shape: expected positive integers, found {shape!r:.80}")
+        if not is_whole(level) or not 0 <= level <= 9:
+            raise ConfigError(f"Compress: level: expected 0 to 9, found {level!r}")
+        if (pack is None) != (unpack is None) or not all(callable(one) for one in (pack, unpack) if one is not None):
+            raise ConfigError(f"Compress: expected functions to pack and to unpack, found {pack!r} and {unpack!r}")
+        vars(self).update(keys=check_keys(keys, where="Compress"), shape=tuple(map(int, shape)))
+        vars(self).update(dtype=check_dtype(dtype, where="Compress: dtype"))
+        vars(self).update(pack=pack or partial(zlib.compress, level=int(level)), unpack=unpack or zlib.decompress)
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch with arrays in place of bytes."""
+        return replaced(batch, {key: self._unpacked(find(batch, key, where="Compress"), key) for key in self.keys})
+
+    def inverse(self, rows: Any) -> Any:
+        """Rows with bytes in place of arrays."""
+        return replaced(rows, {key: self._packed(find(rows, key, where="Compress"), key) for key in self.keys})
+
+    def _packed(self, values: Any, key: FieldKey) -> Any:
+        if isinstance(values, bytes) or _holds_bytes(values):
+            return values
+        array = on_host(values)
+        lead = array.ndim - len(self.shape)
+        if lead < 0 or tuple(array.shape[lead:]) != self.shape or array.dtype != self.dtype:
+            raise SchemaError(
+                f"Compress: {_shown(key)}: expected rows of {self.dtype} {list(self.shape)}, found {array.dtype} "
+                f"{list(array.shape)}"
+            )
+        rows = np.ascontiguousarray(array).reshape(-1, *self.shape)
+        packed = [self.pack(row.tobytes()) for row in rows]
+        return packed[0] if not lead else object_array(packed, tuple(array.shape[:lead]))
+
+    def _unpacked(self, values: Any, key: FieldKey) -> npt.NDArray[Any]:
+        if not _holds_bytes(values):
+            raise SchemaError(f"Compress: {_shown(key)}: expected rows of bytes, found {values!r:.60}")
+        given = np.asarray(values, object) if not isinstance(values, list) else object_array(values, (len(values),))
+        made = np.empty((given.size, *self.shape), self.dtype)
+        size = math.prod(self.shape) * self.dtype.itemsize
+        for place, packed in enumerate(given.reshape(-1)):
+            try:
+                row = self.unpack(bytes(packed))
+            except Exception as error:
+                raise DataError(f"Compress: {_shown(key)}: row {place}: expected packed bytes: {error}") from error
+            if len(row) != size:
+                raise DataError(f"Compress: {_shown(key)}: row {place}: expected {size} bytes, found {len(row)}")
+            made[place] = np.frombuffer(row, self.dtype).reshape(self.shape)
+        return made.reshape(*given.shape, *self.shape)
+
+
+def _holds_bytes(values: Any) -> bool:
+    """Whether these are rows of bytes: a list of them, or an array of objects."""
+    if isinstance(values, list):
+        return bool(values) and isinstance(values[0], bytes)
+    dtype = getattr(values, "dtype", None)
+    return isinstance(dtype, np.dtype) and dtype.hasobject and values.size > 0 and isinstance(values.flat[0], bytes)
+
+
+def _shown(key: FieldKey) -> str:
+    return repr(key_of(path_of(key)))

@@ -35,7 +35,7 @@ from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
     from mouse_core.about.dataset import About
-    from mouse_core.store._episodes.table import Episodes
+    from mouse_core.store._episode_table import Episodes
 
 Array = npt.NDArray[Any]
 

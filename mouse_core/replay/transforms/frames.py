@@ -15,14 +15,16 @@ from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaE
 from mouse_core.nested import find, path_of
 from mouse_core.randomness import Key
 from mouse_core.replay.protocols import FieldKey, Slots, Storage
-from mouse_core.replay.transforms._ends import ALIVE, end_codes, flat_flags
 from mouse_core.replay.transforms._fields import (
+    ALIVE,
     BEFORE,
     NEXT,
     at_the_root,
     check_keys,
     device_of,
+    end_codes,
     find_any,
+    flat_flags,
     on_host,
     removed,
     replaced,

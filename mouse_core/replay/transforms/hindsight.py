@@ -17,20 +17,24 @@ from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.nested import find, key_of, path_of
 from mouse_core.randomness import Key
 from mouse_core.replay.protocols import FieldKey, Slots, Storage
-from mouse_core.replay.transforms._ends import ALIVE, TERMINAL, beside, end_codes, valid_steps
 from mouse_core.replay.transforms._fields import (
+    ALIVE,
     GATHERED,
     NEXT,
+    TERMINAL,
     Path,
+    beside,
     check_keys,
     device_of,
+    end_codes,
     find_any,
     on_host,
     place_of,
     removed,
     replaced,
+    valid_steps,
 )
-from mouse_core.replay.transforms.next_view import NextView
+from mouse_core.replay.transforms.transitions import NextView
 from mouse_core.spec import Alignment, check_alignment, check_count, check_unit
 
 Array = Any

@@ -1,4 +1,4 @@
-"""Which episodes a view of a store has: rules from a table of episodes to those that are taken."""
+"""The table of episodes of a store, one row for each, and the rules by which a view takes some of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,166 @@ import pyarrow.compute as pc
 
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose, check_seed
-from mouse_core.store._episodes.table import Episodes
+from mouse_core.store._column_runs import BLOCK, TASK_NUMBERS, blocks, changes, is_single
+from mouse_core.store.snapshot import Snapshot
 
+Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+
+OWN = ("episode", "start", "length", "return", "done")
+"""Names of the columns that every table of episodes has, before those of the rows."""
+
+_TYPES = (pa.int64(), pa.int64(), pa.int64(), pa.float64(), pa.int64())
+_SCHEMA = pa.schema(list(zip(OWN, _TYPES, strict=True)))
+# Fields whose columns the table says itself.
+_COUNTED = ("reward", "done", "time")
+
+
+@dataclass(frozen=True, eq=False)
+class Episodes:
+    """The episodes of some rows.
+
+    Args:
+        table: A row for each; see ``Store.episodes``.
+        rows: The rows.
+        looked_at: Names of the columns that were looked at, whether or not they are in the table.
+        origin: What tables have in common of which one was counted on from the other: an episode of the same number and
+            length is the same in both.
+    """
+
+    table: pa.Table
+    rows: Snapshot
+    looked_at: frozenset[str]
+    origin: object
+
+
+def episodes_of(rows: Snapshot, before: Episodes | None = None, tasks: Mapping[int, str] | None = None) -> Episodes:
+    """The episodes of some rows.
+
+    Args:
+        rows: The rows.
+        before: Those of rows that these may have grown from: what was counted then is not counted again, but for the
+            episode that was the last.
+        tasks: The texts of tasks, by number.
+
+    Raises:
+        DataError: A value that its field does not allow.
+    """
+    if not rows.num_rows:
+        return Episodes(_SCHEMA.empty_table(), rows, frozenset(), object())
+    if before is None or not _are_first(before.rows, rows):
+        kept, origin, known = 0, object(), {}
+        varying: frozenset[str] = frozenset()
+    else:
+        kept, origin = before.table.num_rows - 1, before.origin
+        known = {name: before.table.column(name).slice(0, kept) for name in before.table.column_names}
+        varying = before.looked_at - known.keys()  # within an episode, and so they do still
+    starts, names = rows.episode_starts, _names(rows)
+    columns: dict[str, Any] = dict(_counted(rows, starts[kept:], kept))
+    columns |= {name: _values_by_episode(rows, name, starts[kept:]) for name in names if name not in varying}
+    there = {name: _chunked(values) for name, values in columns.items() if values is not None}
+    if known:
+        there = {name: _behind(known.get(name, _chunked(pa.nulls(kept))), values) for name, values in there.items()}
+    _name_tasks(there, tasks or {})
+    return Episodes(pa.table(there).combine_chunks(), rows, frozenset(names), origin)
+
+
+def _name_tasks(columns: dict[str, pa.ChunkedArray], tasks: Mapping[int, str]) -> None:
+    """Add the texts of tasks, where there are only their numbers."""
+    numbers = next((columns[name] for name in TASK_NUMBERS if name in columns), None)
+    if tasks and numbers is not None and "task" not in columns:
+        columns["task"] = _chunked(pa.array([tasks.get(number) for number in numbers.to_pylist()], pa.string()))
+
+
+def _are_first(before: Snapshot, rows: Snapshot) -> bool:
+    """Whether these rows are those before with others behind them, read in the same way."""
+    if not 0 < before.num_rows <= rows.num_rows or len(before.segments) > len(rows.segments):
+        return False
+    if any(before.config.fields.get(name) != rows.config.fields.get(name) for name in _COUNTED):
+        return False
+    # Columns that are computed are not in the table.
+    recorded = ([segment.recorded for segment in one.segments] for one in (before, rows))
+    *firsts, last = zip(*recorded, strict=False)
+    return last[0].begins_as(last[1]) and all(one is other for one, other in firsts)
+
+
+def _names(rows: Snapshot) -> list[str]:
+    """The columns that may be the same all through an episode: numbers, texts and the like, one for each row."""
+    # Those that are computed vary from row to row, and would be computed here.
+    ours = {rows.config.fields[name].column for name in _COUNTED if name in rows.config.fields} | {*rows.config.made}
+    found: dict[str, bool] = {}
+    for segment in rows.segments:
+        for name, data_type in segment.types.items():
+            found[name] = found.get(name, True) and is_single(data_type)
+    return [name for name, single in found.items() if single and name not in ours and name not in OWN]
+
+
+def _counted(rows: Snapshot, starts: Int64s, first: int) -> dict[str, npt.NDArray[Any]]:
+    """What the table says of the episodes that begin at ``starts``, the first of which has number ``first``."""
+    ends = np.append(starts[1:], rows.num_rows)
+    done = [np.zeros(len(ends), np.int64)]  # of rows that are no steps
+    if "done" in rows.readers:
+        done = [rows.stored("done", ends[at : at + BLOCK] - 1) for at in range(0, len(ends), BLOCK)]
+    return {
+        "episode": np.arange(first, first + len(starts)),
+        "start": starts,
+        "length": ends - starts,
+        "return": _returns(rows, starts),
+        "done": np.concatenate(done).astype(np.int64),
+    }
+
+
+def _returns(rows: Snapshot, starts: Int64s) -> npt.NDArray[np.float64]:
+    """Sums of the rewards of episodes, float64 ``[n]``, each added up row by row, wherever blocks of rows end.
+
+    In rows that "arrived" the reward of an episode's first row is none of its own. Rewards 9, 1, 1, 9, 2 of episodes
+    that begin at rows 0 and 3 sum up to 2 and 2 then, and to 11 and 11 where rows are "outgoing".
+    """
+    sums = np.zeros(len(starts))
+    for begin, end in blocks(int(starts[0]), rows.num_rows) if "reward" in rows.readers else ():
+        reward = rows.stored("reward", np.array([begin]), end - begin, np.dtype(np.float64))
+        inside = starts[starts.searchsorted(begin) : starts.searchsorted(end)]
+        if rows.alignment == "arrived":
+            reward[inside - begin] = 0
+        # Which episode each row is in: that of the row before the block, and one more at each row that begins one.
+        number = starts.searchsorted(begin) - 1 + _steps_at(inside - begin, end - begin)
+        np.add.at(sums, number, reward)
+    return sums
+
+
+def _steps_at(places: Int64s, count: int) -> Int64s:
+    """How many of some places lie at or before each of ``0 .. count - 1``: places 1, 3 of 4 give 0, 1, 1, 2."""
+    there = np.zeros(count, np.int64)
+    there[places] = 1
+    return np.cumsum(there)
+
+
+def _values_by_episode(rows: Snapshot, name: str, starts: Int64s) -> pa.ChunkedArray | None:
+    """A column's value in each of the episodes that begin at ``starts``; None where one of them has several."""
+    values: list[pa.Array] = []
+    try:
+        for found, differs, at in changes(rows.segments, rows.num_rows, name, int(starts[0])):
+            inside = starts[starts.searchsorted(at) : starts.searchsorted(at + len(found))] - at
+            differs[inside] = False
+            if differs.any():
+                return None
+            values.append(found.take(pa.array(inside)))
+    except pa.ArrowException:
+        return None  # numbers in one part of the store, texts in another; or a type that cannot be compared
+    return pa.chunked_array(values)
+
+
+def _chunked(values: Any) -> pa.ChunkedArray:
+    return values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([pa.array(values)])
+
+
+def _behind(known: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of the episodes before, and of those behind them, in one type."""
+    wanted = known.type if pa.types.is_null(values.type) else values.type
+    return pa.chunked_array([*known.cast(wanted).chunks, *values.cast(wanted).chunks], wanted)
+
+
 Condition: TypeAlias = "Callable[[dict[str, Any]], bool] | Mapping[str, Any] | pc.Expression"
 
 REST = "test"

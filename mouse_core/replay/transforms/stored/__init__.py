@@ -1,1 +1,0 @@
-"""Transforms that look at other rows of the storage than those that were drawn."""
