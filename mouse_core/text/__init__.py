@@ -4,10 +4,9 @@ Texts are tokenised once, kept on disk, and delivered as any other rows. Tokeniz
 ``tokenizers``, which ``pip install 'mouse-data[text]'`` brings, or any that is called as those of ``transformers`` are.
 """
 
-from mouse_core.text.batches import as_pairs, mask_label
 from mouse_core.text.encoding import Encoder
 from mouse_core.text.kl import AdaptiveKLController, ConstantKLController, kl_estimates, kl_penalized_rewards
-from mouse_core.text.recipes import Pairs, Prompts, Recipe, Texts, Tokens
+from mouse_core.text.recipes import Pairs, Prompts, Recipe, Texts, Tokens, as_pairs, mask_label
 from mouse_core.text.tokenizing import Tokenized, tokenize
 
 __all__ = [

@@ -1,32 +1,251 @@
-"""What becomes of texts: prompts, pairs and texts as padded rows, or every token a row."""
+"""Recipes that make rows of tokens from texts: prompts, pairs and texts as padded rows, or every token a row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+from array_api_compat import array_namespace
 
-from mouse_core.errors import ConfigError
-from mouse_core.spec import STANDARD_FIELDS, Field, check_count
-from mouse_core.text._rows import (
-    batch_of,
-    check_id,
-    check_length,
-    checked_keep,
-    ended,
-    flat_of,
-    kept,
-    kept_fields,
-    kept_types,
-    padded,
-    padded_columns,
-    padded_fields,
-    padding_of,
-)
+from mouse_core.errors import ConfigError, DataError, MissingFieldError
+from mouse_core.spec import STANDARD_FIELDS, Field, check_count, check_dtype
 from mouse_core.text.encoding import Encoder
+
+_Made = TypeVar("_Made")
+_LARGEST_ID = 2**31 - 1
+Ids = Sequence[int] | npt.NDArray[np.int64]
+
+
+class InRow(DataError):
+    """What is wrong with one of the rows that a recipe was given.
+
+    Args:
+        row: Which of them, from 0.
+        message: What.
+    """
+
+    def __init__(self, row: int, message: str) -> None:
+        super().__init__(row, message)
+        self.row, self.message = row, message
+
+    def __str__(self) -> str:
+        return f"row {self.row}: {self.message}"
+
+
+def each(call: Callable[[Any], _Made], values: Iterable[Any]) -> list[_Made]:
+    """What is made of each row.
+
+    Raises:
+        InRow: Of the first that nothing can be made of.
+    """
+    made = []
+    for row, value in enumerate(values):
+        try:
+            made.append(call(value))
+        except (DataError, RecursionError) as error:
+            raise InRow(row, str(error)) from error
+    return made
+
+
+def values_of(
+    texts: pa.RecordBatch, column: str | None, *, may_be_text: bool = False, may_be_none: bool = False
+) -> list[Any]:
+    """What each row has in a column of JSON; None in each where there is no such column.
+
+    Args:
+        texts: The rows.
+        column: The column, if there is one.
+        may_be_text: Whether a text is one unless it is the JSON of messages; otherwise it is that of what is meant.
+        may_be_none: Whether rows may have nothing there.
+
+    Raises:
+        InRow: Of the first row that has nothing there and must, or a text that is no JSON.
+    """
+    if column is None:
+        return [None] * texts.num_rows
+
+    def value(said: str | None) -> Any:
+        read = None if said is None else _read(said, column)
+        if isinstance(read, str):
+            read = _chat_or_text(read) if may_be_text else _read(read, column)
+        if read is None and not may_be_none:
+            raise DataError(
+                f"column {column!r}: expected {'a text or ' if may_be_text else ''}a list of messages, found None"
+            )
+        return read
+
+    return each(value, texts[column].to_pylist())
+
+
+def _read(text: str, column: str | None) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError(f"column {column!r}: expected JSON, found {text!r:.80}: {error}") from error
+
+
+def _chat_or_text(text: str) -> Any:
+    """Messages, of OpenAI's form or ShareGPT's, where a text is the JSON of one or more."""
+    if not text.lstrip().startswith(("[", "{")):
+        return text
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    listed = read.get("conversations") if isinstance(read, dict) else read
+    is_chat = isinstance(listed, list) and all(
+        isinstance(one, dict) and ("role" in one or "from" in one) for one in listed
+    )
+    return read if is_chat and listed else text
+
+
+def check_id(name: str, token: Any) -> None:
+    """Raise ConfigError unless a token can have this id, or it is None."""
+    if token is not None:
+        check_count(name, token, 0)
+        if token > _LARGEST_ID:
+            raise ConfigError(f"{name}: expected at most {_LARGEST_ID}, found {token}")
+
+
+def checked_keep(keep: Any, taken: Sequence[str | None]) -> dict[str, str]:
+    """Columns to keep, none of which has a name that is taken."""
+    if not isinstance(keep, Mapping):
+        raise ConfigError(f"keep: expected dtypes by column, as in {{'rewards': 'float32'}}, found {keep!r:.80}")
+    for name in keep:
+        if name in taken or not isinstance(name, str):
+            others = [one for one in taken if one is not None]
+            raise ConfigError(f"keep: expected names of columns other than {others}, found {name!r}")
+    return {name: str(check_dtype(dtype, where=f"keep[{name!r}]")) for name, dtype in sorted(keep.items())}
+
+
+def _kept_types(keep: Mapping[str, str]) -> dict[str, pa.DataType]:
+    return {name: pa.from_numpy_dtype(np.dtype(dtype)) for name, dtype in keep.items()}
+
+
+def check_word(name: str, value: Any, words: tuple[str, ...]) -> None:
+    """Raise ConfigError unless ``value`` is one of ``words``."""
+    if value not in words:
+        raise ConfigError(f"{name}: expected one of {', '.join(map(repr, words))}, found {value!r:.80}")
+
+
+class PaddedRecipe:
+    """A recipe of padded rows: checks of its arguments, and the columns and fields of its rows.
+
+    A row has for each of ``_sides``, with which the names begin, the lists ``_lists``, each ``max_length`` long; then
+    ``_numbers``; then the columns in ``keep``.
+    """
+
+    _sides: ClassVar[tuple[str, ...]] = ("",)
+    _lists: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask")
+    _numbers: ClassVar[Mapping[str, pa.DataType]] = {}
+    _more_fields: ClassVar[tuple[Field, ...]] = ()
+
+    max_length: int
+    pad_id: int | None
+    padding_side: Literal["right", "left"] = "right"
+    keep: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        check_count("max_length", self.max_length)
+        check_word("padding_side", self.padding_side, ("right", "left"))
+        check_id("pad_id", self.pad_id)
+        taken = (*self._names, *self._numbers, *(one.name for one in self._more_fields), *self._sources)
+        object.__setattr__(self, "keep", checked_keep(self.keep, taken))
+
+    @property
+    def _names(self) -> list[str]:
+        return [f"{side}{name}" for side in self._sides for name in self._lists]
+
+    @property
+    def _sources(self) -> dict[str, pa.DataType]:
+        """The columns that are read to make tokens."""
+        raise NotImplementedError
+
+    @property
+    def columns(self) -> Mapping[str, pa.DataType]:
+        """The texts, and what is kept."""
+        return {**self._sources, **_kept_types(self.keep)}
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of lists of one length, numbers, and what is kept."""
+        kinds = [pa.int32() if name.endswith("input_ids") else pa.uint8() for name in self._names]
+        lists = {name: pa.list_(kind, self.max_length) for name, kind in zip(self._names, kinds, strict=True)}
+        return pa.schema({**lists, **self._numbers, **_kept_types(self.keep)})
+
+    @property
+    def fields(self) -> Sequence[Field]:
+        """The lists, int64 ``[L]``, the numbers, int64, and what is kept."""
+        own = [Field(name, dtype="int64") for name in (*self._names, *self._numbers)]
+        return [*own, *self._more_fields, *(Field(name, dtype=dtype) for name, dtype in self.keep.items())]
+
+    def _padding(self, encode: Encoder) -> int:
+        found = next((one for one in (self.pad_id, encode.pad_id, encode.eos_id) if one is not None), None)
+        if found is None:
+            raise ConfigError("pad_id: expected the id of padding, as the tokenizer says none, found None")
+        return found
+
+    def _batch(self, columns: Sequence[pa.Array], texts: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows of these columns with the kept ones of the texts."""
+        return batch_of(self.schema, [*columns, *(texts[name] for name in self.keep)])
+
+
+def flat_of(ids: Sequence[Ids]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """All ids one behind the other, and how many each text has."""
+    try:
+        wide = _joined(ids)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise DataError(f"tokenizer: expected integers [n] of each text, found others: {error}") from error
+    narrow = wide.astype(np.int32)
+    if (bad := (narrow != wide) | (narrow < 0)).any():
+        raise DataError(f"tokenizer: expected ids from 0 that 32 bits hold, found {wide[bad][0]}")
+    lengths = np.array([len(one) for one in ids], np.int64)
+    return narrow, lengths
+
+
+def _joined(ids: Sequence[Ids]) -> npt.NDArray[np.int64]:
+    if all(isinstance(one, list) for one in ids):
+        flat = array("q")
+        for one in ids:
+            flat.fromlist(one)  # type: ignore[arg-type]  # which takes integers only
+        return np.array(flat, np.int64)
+    arrays = [np.asarray(one) for one in ids]
+    for one in arrays:
+        if one.ndim != 1 or (one.size and one.dtype.kind not in "iu"):
+            raise TypeError(f"{one.dtype} {list(one.shape)}")
+    return np.concatenate([np.zeros(0, np.int64), *(one.astype(np.int64, copy=False) for one in arrays)])
+
+
+def ended(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
+    """Of tokens one behind the other, 1 at the last one of each text."""
+    done = np.zeros(int(lengths.sum()), np.int8)
+    done[lengths.cumsum()[lengths > 0] - 1] = 1
+    return done
+
+
+def padded(ids: Sequence[Ids], length: int, pad_id: int, side: str) -> list[pa.Array]:
+    """Ids ``[n, length]`` and their mask, as columns of lists."""
+    flat, lengths = flat_of(ids)
+    if lengths.size and lengths.max() > length:
+        raise DataError(f"tokenizer: expected at most max_length={length} ids of a text, found {lengths.max()}")
+    step = np.arange(length)
+    # Of 2 ids in 5 places: steps 0 and 1 on the right side's rows, 3 and 4 on the left one's.
+    there = step < lengths[:, None] if side == "right" else step >= length - lengths[:, None]
+    made = np.full((len(ids), length), pad_id, np.int32)
+    made[there] = flat
+    values = pa.array(made.reshape(-1)), pa.array(there.reshape(-1).view(np.uint8))
+    return [pa.FixedSizeListArray.from_arrays(one, length) for one in values]
+
+
+def batch_of(schema: pa.Schema, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+    """Return columns as a batch."""
+    return pa.RecordBatch.from_arrays(list(columns), schema=schema)
 
 
 @runtime_checkable
@@ -61,7 +280,7 @@ class Recipe(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts:
+class Texts(PaddedRecipe):
     """Every text a row, filled up to one length: ``input_ids`` and ``attention_mask``, ``[B, L]`` in a batch.
 
     Args:
@@ -84,39 +303,20 @@ class Texts:
     add_special_tokens: bool = True
     keep: Mapping[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        check_length(self.max_length)
-        if self.padding_side not in ("right", "left"):
-            raise ConfigError(f"padding_side: expected 'right' or 'left', found {self.padding_side!r}")
-        check_id("pad_id", self.pad_id)
-        object.__setattr__(self, "keep", checked_keep(self.keep, ("input_ids", "attention_mask", self.text)))
-
     @property
-    def columns(self) -> Mapping[str, pa.DataType]:
-        """The text, and what is kept."""
-        return {self.text: pa.string(), **kept_types(self.keep)}
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Two columns of lists of one length, and what is kept."""
-        return pa.schema([*padded_columns("", self.max_length), *kept_types(self.keep).items()])
-
-    @property
-    def fields(self) -> Sequence[Field]:
-        """``input_ids`` and ``attention_mask``, int64 ``[L]``, and what is kept."""
-        return [*padded_fields(""), *kept_fields(self.keep)]
+    def _sources(self) -> dict[str, pa.DataType]:
+        return {self.text: pa.string()}
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
         """A row for each text."""
         ids = encode(
             texts[self.text].to_pylist(), max_length=self.max_length, add_special_tokens=self.add_special_tokens
         )
-        made = padded(ids, self.max_length, padding_of(self.pad_id, encode), self.padding_side)
-        return batch_of(self.schema, [*made, *kept(texts, self.keep)])
+        return self._batch(padded(ids, self.max_length, self._padding(encode), self.padding_side), texts)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompts:
+class Prompts(PaddedRecipe):
     """Every prompt with its answer a row, as ``PromptData`` of TorchRL: ``prompt_rindex`` is where the prompt ends.
 
     A row is the tokens of ``prompt + separator + label``; ``prompt_rindex``, int64 ``[B]``, is the index of the last
@@ -148,29 +348,16 @@ class Prompts:
     add_special_tokens: bool = True
     keep: Mapping[str, str] = field(default_factory=dict)
 
+    _numbers: ClassVar[Mapping[str, pa.DataType]] = {"prompt_rindex": pa.int32()}
+    _more_fields = (Field("labels", column="input_ids", dtype="int64"),)
+
     def __post_init__(self) -> None:
-        check_length(self.max_length)
-        check_id("pad_id", self.pad_id)
+        super().__post_init__()
         check_id("eos_id", self.eos_id)
-        taken = ("input_ids", "attention_mask", "prompt_rindex", "labels", self.prompt, self.label)
-        object.__setattr__(self, "keep", checked_keep(self.keep, taken))
 
     @property
-    def columns(self) -> Mapping[str, pa.DataType]:
-        """The prompt, its answer, and what is kept."""
-        return {self.prompt: pa.string(), self.label: pa.string(), **kept_types(self.keep)}
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Two columns of lists of one length, a number, and what is kept."""
-        columns = [*padded_columns("", self.max_length), ("prompt_rindex", pa.int32())]
-        return pa.schema([*columns, *kept_types(self.keep).items()])
-
-    @property
-    def fields(self) -> Sequence[Field]:
-        """``input_ids``, ``attention_mask`` and ``labels``, int64 ``[L]``, ``prompt_rindex`` and what is kept."""
-        more = [Field("prompt_rindex", dtype="int64"), Field("labels", column="input_ids", dtype="int64")]
-        return [*padded_fields(""), *more, *kept_fields(self.keep)]
+    def _sources(self) -> dict[str, pa.DataType]:
+        return {self.prompt: pa.string(), self.label: pa.string()}
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
         """A row for each prompt whose answer ends within it."""
@@ -180,8 +367,8 @@ class Prompts:
         ids = encode(both, **options)
         last = np.array([*map(_last_of_prompt, encode(prompts, **options), ids, encode([""], **options) * len(ids))])
         eos_id = encode.eos_id if self.eos_id is None else self.eos_id
-        made = [*padded(ids, self.max_length, padding_of(self.pad_id, encode), "right"), pa.array(last, pa.int32())]
-        found = batch_of(self.schema, [*made, *kept(texts, self.keep)])
+        made = [*padded(ids, self.max_length, self._padding(encode), "right"), pa.array(last, pa.int32())]
+        found = self._batch(made, texts)
         if not self.only_whole:
             return found
         whole = [len(one) < self.max_length or one[-1] == eos_id for one in ids]
@@ -189,7 +376,7 @@ class Prompts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
+class Pairs(PaddedRecipe):
     """Every prompt with a chosen and a rejected answer a row, as ``PairwiseDataset`` of TorchRL.
 
     A batch has ``chosen_data.input_ids``, ``chosen_data.attention_mask`` and the same of ``rejected_data``, each
@@ -220,30 +407,15 @@ class Pairs:
     add_special_tokens: bool = True
     keep: Mapping[str, str] = field(default_factory=dict)
 
+    _sides = ("chosen_data.", "rejected_data.")
+
     def __post_init__(self) -> None:
-        check_length(self.max_length)
+        super().__post_init__()
         check_count("min_words", self.min_words, 0)
-        check_id("pad_id", self.pad_id)
-        fields = [f"{side}{name}" for side in _SIDES for name in ("input_ids", "attention_mask")]
-        taken = (*fields, self.prompt, self.chosen, self.rejected)
-        object.__setattr__(self, "keep", checked_keep(self.keep, taken))
 
     @property
-    def columns(self) -> Mapping[str, pa.DataType]:
-        """The prompt, its answers, and what is kept."""
-        names = (self.prompt, self.chosen, self.rejected)
-        return {**dict.fromkeys(names, pa.string()), **kept_types(self.keep)}
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Four columns of lists of one length, and what is kept."""
-        lists = [column for side in _SIDES for column in padded_columns(side, self.max_length)]
-        return pa.schema([*lists, *kept_types(self.keep).items()])
-
-    @property
-    def fields(self) -> Sequence[Field]:
-        """``input_ids`` and ``attention_mask`` of both answers, int64 ``[L]``, and what is kept."""
-        return [*(one for side in _SIDES for one in padded_fields(side)), *kept_fields(self.keep)]
+    def _sources(self) -> dict[str, pa.DataType]:
+        return dict.fromkeys((self.prompt, self.chosen, self.rejected), pa.string())
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
         """A row for each pair of answers that are two, and long enough."""
@@ -253,7 +425,7 @@ class Pairs:
             for one, other in zip(*sides, strict=True)
         ]
         texts = texts.filter(pa.array(differ, pa.bool_()))
-        prompts, pad_id = texts[self.prompt].to_pylist(), padding_of(self.pad_id, encode)
+        prompts, pad_id = texts[self.prompt].to_pylist(), self._padding(encode)
         made: list[pa.Array] = []
         for name in (self.chosen, self.rejected):
             both = [
@@ -261,7 +433,7 @@ class Pairs:
             ]
             ids = encode(both, max_length=self.max_length, add_special_tokens=self.add_special_tokens)
             made += padded(ids, self.max_length, pad_id, "right")
-        return batch_of(self.schema, [*made, *kept(texts, self.keep)])
+        return self._batch(made, texts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +459,7 @@ class Tokens:
 
     def __post_init__(self) -> None:
         if self.max_length is not None:
-            check_length(self.max_length)
+            check_count("max_length", self.max_length)
         check_id("eos_id", self.eos_id)
 
     @property
@@ -316,9 +488,6 @@ class Tokens:
         return batch_of(self.schema, [pa.array(flat), pa.array(ended(lengths))])
 
 
-_SIDES = ("chosen_data.", "rejected_data.")
-
-
 def _last_of_prompt(alone: Sequence[int], whole: Sequence[int], empty: Sequence[int]) -> int:
     """Where a prompt ends in a text: where it ends alone, but for what the tokenizer puts behind every text.
 
@@ -334,3 +503,62 @@ def fields_of(recipe: Recipe) -> list[Field]:
     own = list(recipe.fields)
     named = {one.name for one in own}
     return [*own, *(replace(one, required=False) for one in STANDARD_FIELDS if one.required and one.name not in named)]
+
+
+_PAIR = ("chosen_data", "rejected_data")
+
+
+def as_pairs(batch: Any) -> dict[str, Any]:
+    """A batch of ``Pairs`` with its two answers as dicts of their own; nothing is copied.
+
+    Args:
+        batch: A dict of arrays or a TensorDict, of NumPy, torch or JAX, with ``chosen_data.input_ids`` and so on.
+
+    Returns:
+        ``chosen_data`` and ``rejected_data``, each a dict of ``input_ids`` and ``attention_mask``, and all others.
+
+    Raises:
+        MissingFieldError: It has no field of one of the two.
+    """
+    made: dict[str, Any] = {name: {} for name in _PAIR}
+    for name in batch.keys():  # noqa: SIM118, a TensorDict iterates over its rows
+        side, _, rest = str(name).partition(".")
+        if side in _PAIR and rest:
+            made[side][rest] = batch[name]
+        else:
+            made[name] = batch[name]
+    for side in _PAIR:
+        if not made[side]:
+            raise MissingFieldError(f"as_pairs: expected fields {side}.*, found {[str(name) for name in batch.keys()]}")  # noqa: SIM118
+    return made
+
+
+def mask_label(batch: Mapping[str, Any], *, pad_id: int) -> dict[str, Any]:
+    """A batch of ``Prompts`` without the answers, as ``PromptData.mask_label`` of TorchRL makes it.
+
+    What is kept are the tokens before ``prompt_rindex``, as there: the last one of the prompt is not among them.
+
+    Args:
+        batch: ``input_ids`` ``[B, L]`` and ``prompt_rindex`` ``[B]`` of NumPy, torch or JAX; also a TensorDict.
+        pad_id: What stands in the place of all other tokens.
+
+    Returns:
+        ``input_ids`` and ``attention_mask`` ``[B, L]``, in the dtype of the ids, and ``prompt_rindex``.
+
+    Raises:
+        MissingFieldError: A field is missing.
+    """
+    names = [str(name) for name in batch.keys()]  # noqa: SIM118
+    for name in ("input_ids", "prompt_rindex"):
+        if name not in names:
+            raise MissingFieldError(f"mask_label: expected a field {name!r}, found {names}")
+    ids, last = batch["input_ids"], batch["prompt_rindex"]
+    xp: Any = array_namespace(ids, last)
+    step = xp.arange(ids.shape[1], dtype=last.dtype, device=getattr(last, "device", None))
+    is_prompt = step[None, :] < last[:, None]
+    pads = xp.full_like(ids, pad_id)
+    return {
+        "input_ids": xp.where(is_prompt, ids, pads),
+        "attention_mask": xp.astype(is_prompt, ids.dtype),
+        "prompt_rindex": last,
+    }

@@ -26,10 +26,9 @@ from mouse_core.formats.converting import convert
 from mouse_core.formats.function_identity import digest_of
 from mouse_core.spec import check_count
 from mouse_core.store.dataset_store import DatasetStore
-from mouse_core.text._rows import InRow
 from mouse_core.text._sources import Source, source_of
 from mouse_core.text.encoding import Encoder, known
-from mouse_core.text.recipes import Recipe, fields_of
+from mouse_core.text.recipes import InRow, Recipe, fields_of
 
 # Chunks that wait for each worker.
 _AHEAD = 4
@@ -255,11 +254,11 @@ def _known_texts(source: Source, root: Path, recipe: Recipe, split: str | None) 
     stamp = source.stamp()
     found = read_note(note) if stamp else {}
     if found.get("version") == _VERSION and found.get("stamp") == stamp:
-        return int(found["texts"]), str(found["digest"])
+        return int(found["texts"]), str(found["texts_digest"])
     texts, digest = _digest_of(source, recipe)
     # What changed while it was read, or just before, is read again the next time.
     if stamp and source.stamp() == stamp:
-        said = {"version": _VERSION, "stamp": stamp, "texts": texts, "digest": digest}
+        said = {"version": _VERSION, "stamp": stamp, "texts": texts, "texts_digest": digest}
         write_note(note, said, sync=False)
     return texts, digest
 

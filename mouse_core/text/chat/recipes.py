@@ -12,42 +12,24 @@ import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import Field
-from mouse_core.text._rows import (
-    batch_of,
-    check_id,
-    check_length,
-    checked_keep,
-    each,
-    ended,
-    flat_of,
-    kept,
-    kept_fields,
-    kept_types,
-    padded,
-    padded_columns,
-    padded_fields,
-    padding_of,
-    values_of,
-)
 from mouse_core.text._sources import JSON
-from mouse_core.text.chat.dicts import from_openai, from_sharegpt
 from mouse_core.text.chat.encoding import (
     STRADDLING,
     Ids,
     PairTexts,
     check_cut,
-    check_word,
     kept_of,
     mask_of,
     preference_of,
     preference_texts,
+    render_chat,
     tokens_of,
     tokens_of_pairs,
 )
-from mouse_core.text.chat.messages import Message
-from mouse_core.text.chat.spans import render_chat
+from mouse_core.text.chat.messages import Message, from_openai, from_sharegpt
 from mouse_core.text.chat.template import ChatTemplate
 from mouse_core.text.encoding import Encoder
+from mouse_core.text.recipes import PaddedRecipe, batch_of, check_word, each, ended, flat_of, padded, values_of
 
 _Side = Literal["right", "left"]
 _Straddling = Literal["include", "exclude", "refuse"]
@@ -71,8 +53,7 @@ class _OfChats:
         check_word("straddling", self.straddling, STRADDLING)
 
     @property
-    def columns(self) -> Mapping[str, pa.DataType]:
-        """The chats, as JSON, and their tools where they have some."""
+    def _sources(self) -> dict[str, pa.DataType]:
         return {name: JSON for name in (self.messages, self.tools) if name is not None}
 
     def _encoded(self, texts: pa.RecordBatch, encode: Encoder) -> tuple[list[Ids], list[Ids], pa.BooleanArray]:
@@ -94,7 +75,7 @@ class _OfChats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chats(_OfChats):
+class Chats(_OfChats, PaddedRecipe):
     """Every chat a row, filled up to one length, with the mask of what an assistant generated.
 
     A batch has ``input_ids``, ``attention_mask`` and ``assistant_masks``, int64 ``[B, L]``. They are those of
@@ -129,36 +110,18 @@ class Chats(_OfChats):
     padding_side: _Side = "right"
     keep: Mapping[str, str] = field(default_factory=dict)
 
+    _lists = ("input_ids", "attention_mask", "assistant_masks")
+
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_length(self.max_length)
-        check_word("padding_side", self.padding_side, ("right", "left"))
-        check_id("pad_id", self.pad_id)
-        taken = ("input_ids", "attention_mask", "assistant_masks", self.messages, self.tools)
-        object.__setattr__(self, "keep", checked_keep(self.keep, taken))
-
-    @property
-    def columns(self) -> Mapping[str, pa.DataType]:
-        """The chats, as JSON, their tools where they have some, and what is kept."""
-        return {**super().columns, **kept_types(self.keep)}
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Three columns of lists of one length, and what is kept."""
-        lists = [*padded_columns("", self.max_length), ("assistant_masks", pa.list_(pa.uint8(), self.max_length))]
-        return pa.schema([*lists, *kept_types(self.keep).items()])
-
-    @property
-    def fields(self) -> Sequence[Field]:
-        """``input_ids``, ``attention_mask`` and ``assistant_masks``, int64 ``[L]``, and what is kept."""
-        return [*padded_fields(""), Field("assistant_masks", dtype="int64"), *kept_fields(self.keep)]
+        _OfChats.__post_init__(self)
+        PaddedRecipe.__post_init__(self)
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
         """A row for each chat of which a token is trained."""
         ids, masks, trained = self._encoded(texts, encode)
-        made = padded(ids, self.max_length, padding_of(self.pad_id, encode), self.padding_side)
+        made = padded(ids, self.max_length, self._padding(encode), self.padding_side)
         made.append(_masks(masks, self.max_length, self.padding_side))
-        return batch_of(self.schema, [*made, *kept(texts.filter(trained), self.keep)])
+        return self._batch(made, texts.filter(trained))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +148,11 @@ class ChatTokens(_OfChats):
     straddling: _Straddling = "include"
 
     @property
+    def columns(self) -> Mapping[str, pa.DataType]:
+        """The chats, as JSON, and their tools where they have some."""
+        return self._sources
+
+    @property
     def schema(self) -> pa.Schema:
         """A token, whether it was generated, and whether it is the last one of its chat."""
         return pa.schema([("input_ids", pa.int32()), ("assistant_masks", pa.uint8()), ("done", pa.int8())])
@@ -203,7 +171,7 @@ class ChatTokens(_OfChats):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preferences:
+class Preferences(PaddedRecipe):
     """Every prompt with a chosen and a rejected answer a row, for DPO and for reward models.
 
     A batch has ``chosen_data.input_ids``, ``chosen_data.attention_mask``, ``chosen_data.completion_mask`` and the same
@@ -242,40 +210,19 @@ class Preferences:
     padding_side: _Side = "right"
     keep: Mapping[str, str] = field(default_factory=dict)
 
+    _sides = ("chosen_data.", "rejected_data.")
+    _lists = ("input_ids", "attention_mask", "completion_mask")
+
     def __post_init__(self) -> None:
         _check_template(self.template)
-        check_length(self.max_length)
+        super().__post_init__()
         check_cut(self.max_length, self.truncation_side)
-        check_word("padding_side", self.padding_side, ("right", "left"))
         check_word("straddling", self.straddling, ("include", "refuse"))
-        check_id("pad_id", self.pad_id)
-        fields = ("input_ids", "attention_mask", "completion_mask")
-        taken = [f"{side}_data.{name}" for side in _ANSWERS for name in fields]
+
+    @property
+    def _sources(self) -> dict[str, pa.DataType]:
         names = (self.prompt, self.chosen, self.rejected, self.tools)
-        object.__setattr__(self, "keep", checked_keep(self.keep, (*taken, *names)))
-
-    @property
-    def columns(self) -> Mapping[str, pa.DataType]:
-        """The prompt and its answers, as JSON, their tools where they have some, and what is kept."""
-        names = (self.prompt, self.chosen, self.rejected, self.tools)
-        return {**{name: JSON for name in names if name is not None}, **kept_types(self.keep)}
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Six columns of lists of one length, and what is kept."""
-        lists: list[tuple[str, pa.DataType]] = []
-        for side in _ANSWERS:
-            lists += padded_columns(f"{side}_data.", self.max_length)
-            lists.append((f"{side}_data.completion_mask", pa.list_(pa.uint8(), self.max_length)))
-        return pa.schema([*lists, *kept_types(self.keep).items()])
-
-    @property
-    def fields(self) -> Sequence[Field]:
-        """``input_ids``, ``attention_mask``, ``completion_mask`` of both answers, int64 ``[L]``, and what is kept."""
-        made: list[Field] = []
-        for side in _ANSWERS:
-            made += [*padded_fields(f"{side}_data."), Field(f"{side}_data.completion_mask", dtype="int64")]
-        return [*made, *kept_fields(self.keep)]
+        return {name: JSON for name in names if name is not None}
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
         """A row for each pair that differs, and of which both answers have a token."""
@@ -284,7 +231,7 @@ class Preferences:
         given.append(values_of(texts, self.tools, may_be_none=True))
         said = each(self._texts, zip(*given, strict=True))
         pairs = each(self._pair, zip(said, tokens_of_pairs(encode, said), strict=True))
-        pad_id, cut = padding_of(self.pad_id, encode), kept_of(self.max_length, self.truncation_side)
+        pad_id, cut = self._padding(encode), kept_of(self.max_length, self.truncation_side)
         ids = [[np.concatenate([one["prompt_ids"], one[f"{side}_ids"]])[cut] for one in pairs] for side in _ANSWERS]
         differ = [not np.array_equal(chosen, rejected) for chosen, rejected in zip(*ids, strict=True)]
         said_both = [bool(len(one["chosen_ids"]) and len(one["rejected_ids"])) for one in pairs]
@@ -295,7 +242,7 @@ class Preferences:
             masks = [np.repeat(np.array([0, 1], np.int64), both)[cut] for both in lengths]
             made += padded(of_side, self.max_length, pad_id, self.padding_side)
             made.append(_masks(masks, self.max_length, self.padding_side))
-        return batch_of(self.schema, [*made, *kept(texts, self.keep)]).filter(wanted)
+        return self._batch(made, texts).filter(wanted)
 
     def _texts(self, row: tuple[Any, Any, Any, Any]) -> PairTexts:
         prompt, chosen, rejected, tools = row

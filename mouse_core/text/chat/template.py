@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import read_json_object
 from mouse_core.spec import check_count
-from mouse_core.text.chat.dicts import ARGUMENTS, for_template, from_openai
-from mouse_core.text.chat.messages import Message, checked_messages, plain
+from mouse_core.text.chat.messages import ARGUMENTS, Message, checked_messages, for_template, from_openai, plain
 
 if TYPE_CHECKING:
     from mouse_core.text.chat._sandbox import Program
