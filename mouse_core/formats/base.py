@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +27,7 @@ from mouse_core.formats.columns.named import (
     ordered,
     schema_of,
     to_batch,
+    to_batches,
 )
 from mouse_core.formats.columns.transitions import TransitionRows, check_final, done_codes, episode_rows
 from mouse_core.spec import Alignment
@@ -103,6 +104,28 @@ class RowStream:
     about: About = field(default_factory=About)
     image_roots: tuple[str, ...] = ()
     noted: str | None = None
+
+    @classmethod
+    def of_columns(
+        cls,
+        path: str | os.PathLike[str],
+        format: str,
+        first: Columns,
+        rows: Callable[[], Iterable[Columns]],
+        /,
+        **attributes: Any,
+    ) -> RowStream:
+        """Return the stream of a reader that lays rows out as arrays; by default their alignment is "arrived".
+
+        Args:
+            path, format: See the class.
+            first: Some rows, or none, which have the columns of all rows.
+            rows: Returns a new iterator over all rows, a few at a time.
+            **attributes: Other attributes of the stream.
+        """
+        schema, where = schema_of(ordered(first)), os.fspath(path)
+        batches = lambda: to_batches(rows(), schema, where=where)  # noqa: E731
+        return cls(where, format, schema, batches, **{"about": About("arrived"), **attributes})
 
     def __post_init__(self) -> None:
         if self.about.alignment is None and self.alignment != "arrived":

@@ -13,13 +13,12 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside
 from mouse_core.formats._files.npz import NpyRows
@@ -30,9 +29,6 @@ from mouse_core.formats.columns.named import (
     named_action,
     named_observation,
     one_each,
-    ordered,
-    schema_of,
-    to_batches,
 )
 from mouse_core.formats.columns.transitions import check_final, done_codes, transition_rows
 
@@ -84,16 +80,13 @@ def read_dopamine(
     def rows(some: list[_Checkpoint], size: int, stack: int) -> Iterator[Columns]:
         return transition_rows(_parts(some, size, stack), final=final, where=name)
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        return to_batches(rows(parts, batch_rows, stack_size), schema, where=name)
-
-    schema = schema_of(ordered(next(rows(parts[:1], 1, 1))))
     notes = ["Terminal states and time limits are one flag in this format; both are done 1."]
     absent = sorted(set(range(min(numbers), max(numbers))) - set(found))
     if absent and checkpoints is None:
         notes.append(f"Checkpoints that are not there: {', '.join(map(str, absent[:20]))}.")
+    first, every = next(rows(parts[:1], 1, 1)), partial(rows, parts, batch_rows, stack_size)
     metadata = {"checkpoints": numbers}
-    return RowStream(name, "dopamine", schema, batches, notes=tuple(notes), metadata=metadata, about=About("arrived"))
+    return RowStream.of_columns(name, "dopamine", first, every, notes=tuple(notes), metadata=metadata)
 
 
 def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:

@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.formats._files.h5 import leaves
@@ -30,9 +29,6 @@ from mouse_core.formats.columns.named import (
     named_action,
     named_observation,
     one_each,
-    ordered,
-    schema_of,
-    to_batches,
 )
 from mouse_core.formats.columns.transitions import one_later, step_numbers
 
@@ -80,17 +76,12 @@ def read_dreamerv3(
     with closing(NpzTree(first.path)) as file:
         keys = _keys(file)
         _check_keys(file, keys, actions)
-    schema = schema_of(next(_rows([[first]], keys, actions, 1)))
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        return to_batches(_rows(streams, keys, actions, batch_rows), schema, where=str(root))
-
     count = sum(chunk.length for stream in streams for chunk in stream)
     chunks = sum(map(len, streams))
     notes = [f"{chunks} files are {len(streams)} streams; where one stops, the episode is taken as truncated."]
-    return RowStream(
-        os.fspath(path), "dreamerv3", schema, batches, rows=count, notes=tuple(notes), about=About("arrived")
-    )
+    some = next(_rows([[first]], keys, actions, 1))
+    rows = partial(_rows, streams, keys, actions, batch_rows)
+    return RowStream.of_columns(root, "dreamerv3", some, rows, rows=count, notes=tuple(notes))
 
 
 def _streams(root: Path) -> list[list[_Chunk]]:
@@ -184,7 +175,7 @@ def _rows(
                     rows |= _seen(values, actions)
                     rows["episode_step"] = step_numbers(begins[part], step)
                     step = int(rows["episode_step"][-1]) + 1
-                    yield ordered(rows)
+                    yield rows
 
 
 def _flags(file: NpzTree, chunk: _Chunk, keys: Mapping[str, Any]) -> dict[str, npt.NDArray[np.bool_]]:

@@ -19,9 +19,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.lib.format as npy
 import numpy.typing as npt
-import pyarrow as pa
 
-from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside
 from mouse_core.formats._files.npz import NpyRows
@@ -32,9 +30,6 @@ from mouse_core.formats.columns.named import (
     named_action,
     named_observation,
     one_each,
-    ordered,
-    schema_of,
-    to_batches,
 )
 from mouse_core.formats.columns.pickled import pickled_arrays
 from mouse_core.formats.columns.transitions import check_final, done_codes, episode_rows
@@ -72,15 +67,12 @@ def read_gen_dgrl(path: str | os.PathLike[str], *, final: str | None = None, bat
         first = next(_episodes(root), None)
     if first is None:
         raise ConfigError(f"{root}: expected episodes, files .npz or .npy, found none")
-    schema = schema_of(ordered(next(_blocks(first, 2))))
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        with reading(root):
-            rows = (block for episode in _episodes(root) for block in _blocks(episode, batch_rows))
-            yield from to_batches(rows, schema, where=str(root))
+    def rows() -> Iterator[Columns]:
+        return (block for episode in _episodes(root) for block in _blocks(episode, batch_rows))
 
     notes = ("An episode that Procgen cut off after its time limit is not told from one that terminated: done is 1.",)
-    return RowStream(str(root), "gen_dgrl", schema, batches, notes=notes, about=About("arrived"))
+    return RowStream.of_columns(root, "gen_dgrl", next(_blocks(first, 2)), rows, notes=notes)
 
 
 def _blocks(rows: Columns, most: int) -> Iterator[Columns]:

@@ -23,13 +23,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
 from mouse_core.formats.columns.blocks import check_batch_rows
-from mouse_core.formats.columns.named import Columns, ordered, schema_of, to_batches
+from mouse_core.formats.columns.named import Columns
 
 __all__ = ["read_openml"]
 
@@ -84,21 +83,17 @@ def read_openml(
     if chosen not in names:
         raise ConfigError(f"target: expected one of {names}, found {chosen!r}")
     table = _Table(str(file), tuple(attributes), names.index(chosen), one_hot, missing == "drop")
-    schema = schema_of(ordered(_rows(table, [])))
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        lines = _parquet_lines(file) if parquet else _read_lines(file)
-        yield from to_batches(_batches(table, lines, batch_rows), schema, where=str(file))
+    def rows() -> Iterator[Columns]:
+        return _batches(table, _parquet_lines(file) if parquet else _read_lines(file), batch_rows)
 
     how = "as asked for" if target else "as the description says" if said == chosen else "the last one"
     notes = [f"The class is {chosen!r}, {how}; each example is an episode of one step, whose reward is 1."]
     if missing:
         notes.append("Examples without a value for some attribute are left out.")
     about = {"features": table.features(), "target": chosen, "classes": list(attributes[table.target].values or ())}
-    return RowStream(
-        os.fspath(path), "openml", schema, batches, alignment="outgoing", notes=tuple(notes), metadata=about,
-        about=About("outgoing"),
-    )  # fmt: skip
+    stream = RowStream.of_columns(path, "openml", _rows(table, []), rows, notes=tuple(notes), metadata=about)
+    return stream.replace(alignment="outgoing")
 
 
 @dataclass(frozen=True)

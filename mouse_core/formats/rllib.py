@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
@@ -26,9 +24,6 @@ from mouse_core.formats.columns.named import (
     named_action,
     named_observation,
     one_each,
-    ordered,
-    schema_of,
-    to_batches,
     travels_with_action,
 )
 from mouse_core.formats.columns.pickled import pickled_values
@@ -80,19 +75,18 @@ def read_rllib(
     if first is None:
         raise damaged(name, "expected lines with samples, found none")
     check_final(final, where=name, needed=_NEXT not in first)
-    schema = schema_of(ordered(next(_rows(iter([first]), final, name))))
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        for batch in to_batches(_rows(_batches(files, policy), final, name), schema, where=name):
-            for begin in range(0, batch.num_rows, batch_rows):
-                yield batch.slice(begin, batch_rows)
+    def rows() -> Iterator[Columns]:
+        for columns in _rows(_batches(files, policy), final, name):
+            for begin in range(0, len(columns["done"]), batch_rows):
+                yield {key: values[begin : begin + batch_rows] for key, values in columns.items()}
 
     notes = (
         [] if "dones" not in first else ["dones do not tell terminal states from truncated episodes: all are terminal"]
     )
     if left := [key for key in first if _is_left_out(key, first)]:
         notes.append(f"Left out, as they are no numbers of a step: {', '.join(left)}.")
-    return RowStream(name, "rllib", schema, batches, notes=tuple(notes), about=About("arrived"))
+    return RowStream.of_columns(name, "rllib", next(_rows(iter([first]), final, name)), rows, notes=tuple(notes))
 
 
 def _files(root: Path) -> list[Path]:

@@ -18,9 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.formats._files.h5 import leaves
@@ -28,7 +26,7 @@ from mouse_core.formats._files.npz import NpzTree
 from mouse_core.formats._files.on_disk import is_zarr
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
-from mouse_core.formats.columns.named import Columns, named_action, named_observation, ordered, schema_of, to_batches
+from mouse_core.formats.columns.named import Columns, named_action, named_observation
 from mouse_core.formats.columns.transitions import TransitionRows, check_final, done_codes, one_later, step_numbers
 from mouse_core.formats.layouts._arrays import (
     HDF5,
@@ -338,7 +336,7 @@ def read_layouts(
         check_final(final, where=str(root), needed=not known)
         with reading(first.where):
             rows = TransitionRows(final=final, where=first.where)
-            schema = schema_of(ordered(next(_rows_of(file, first, 1, {}, rows))))
+            some = next(_rows_of(file, first, 1, {}, rows))
         notes = [*file.notes] if isinstance(file, ZarrTree) else []
         unnamed, attributes = _unnamed(file, said, first)
         about = attributes | {name: unnamed[name] for name in unnamed if said.other_metadata}
@@ -361,9 +359,9 @@ def read_layouts(
     if (first.whole or said.is_last) and not any(array.role in ("terminated", "truncated") for array in first.arrays):
         notes.append(f"Nothing says how episodes ended: they are taken as {said.ending}.")
 
-    def batches() -> Iterator[pa.RecordBatch]:
+    def every() -> Iterator[Columns]:
         empty: list[str] = []
-        yield from to_batches(_rows(files, said, first, final, batch_rows, empty), schema, where=str(root))
+        yield from _rows(files, said, first, final, batch_rows, empty)
         if empty:
             count = "an episode" if len(empty) == 1 else f"{len(empty)} episodes"
             warnings.warn(f"{root}: {count} without steps left out, the first {empty[0]}", stacklevel=2)
@@ -373,7 +371,7 @@ def read_layouts(
         unseen = "may be cut off where nothing shows it, unless episode_steps says after how many steps"
         absent = [path.removesuffix("?") for path in said.roles()["truncated"].values()]
         notes.append(f"There are no {', '.join(absent)}: episodes {cut if said.episode_steps else unseen}.")
-    return RowStream(str(root), name, schema, batches, notes=tuple(notes), metadata=about, about=About("arrived"))
+    return RowStream.of_columns(root, name, some, every, notes=tuple(notes), metadata=about)
 
 
 def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree, Stretch]:

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.about.dataset import About
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.formats.base import BATCH_ROWS, RowStream
-from mouse_core.formats.columns.named import Columns, is_image, named_action, named_observation, schema_of, to_batches
+from mouse_core.formats.columns.named import Columns, is_image, named_action, named_observation
 from mouse_core.formats.columns.transitions import TransitionRows, done_codes, transition_rows
 from mouse_core.formats.ted._reading import Key, StepBlock, Trajectories, has_next, opened, steps_of
 
@@ -58,19 +57,17 @@ def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch
     naming = _Naming(root, first, one_hot)
     observations, following, arriving = naming.columns(first)
     rows = TransitionRows(final=None, where=str(root))
-    schema = schema_of(rows.add(observations, arriving, np.zeros(len(first.begins), bool), following))
-    return RowStream(
-        path=str(root),
-        format="ted",
-        schema=schema,
-        batches=partial(_batches, root, naming, schema, batch_rows),
+    return RowStream.of_columns(
+        root,
+        "ted",
+        rows.add(observations, arriving, np.zeros(len(first.begins), bool), following),
+        partial(_rows, root, naming, batch_rows),
         notes=("one-hot actions were read as the numbers of the actions",) if naming.one_hot else (),
         metadata={"layout": layout},
-        about=About("arrived"),
     )
 
 
-def _batches(root: Path, naming: _Naming, schema: Any, batch_rows: int) -> Iterator[Any]:
+def _rows(root: Path, naming: _Naming, batch_rows: int) -> Iterator[Columns]:
     def parts() -> Iterator[tuple[Any, ...]]:
         ended = True
         for piece in steps_of(found, batch_rows=batch_rows):
@@ -81,7 +78,7 @@ def _batches(root: Path, naming: _Naming, schema: Any, batch_rows: int) -> Itera
             yield observations, arriving, begins, following
 
     with opened(root) as found:
-        yield from to_batches(transition_rows(parts(), final=None, where=str(root)), schema, where=str(root))
+        yield from transition_rows(parts(), final=None, where=str(root))
 
 
 class _Naming:
