@@ -241,7 +241,6 @@ WRITERS: dict[str, Callable[[RowStream, Path], Any]] = {
     "ted": write_ted,
     "ted.h5": write_ted,
     "minari-v0": write_minari,
-    "arrow-v0": lambda rows, path: write_minari(rows, path, storage="arrow"),
 }
 
 

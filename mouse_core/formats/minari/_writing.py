@@ -12,18 +12,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import append_rows, import_h5py
-from mouse_core.formats.columns.named import MISSING, Columns, is_single, nested
+from mouse_core.formats.columns.named import MISSING, Columns, is_single
 from mouse_core.formats.minari._spaces import SpaceOf, written_space
-from mouse_core.formats.sources import episodes_of, pieces_of
+from mouse_core.formats.sources import pieces_of
 
 _VERSION = "0.5.3"
 _ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")
-_ARROW_ROWS = 32_768
 
 
 def write_minari(
@@ -31,13 +29,12 @@ def write_minari(
     path: str | os.PathLike[str],
     *,
     dataset_id: str | None = None,
-    storage: str = "hdf5",
     observation_space: Any = None,
     action_space: Any = None,
     env_spec: Any = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write rows as a Minari dataset, which ``minari.load_dataset`` loads.
+    """Write rows as a Minari dataset in an HDF5 file, which ``minari.load_dataset`` loads, in bounded memory.
 
     Pictures are stored as they are, without JPEG. Metadata become infos: ``metadata_infos_<key>`` and
     ``metadata_<key>`` are ``infos[<key>]``; ``metadata_episode_seed`` is the episode's seed.
@@ -47,7 +44,6 @@ def write_minari(
         path: The dataset's folder. There must be nothing yet. For ``minari.load_dataset("maze/random-v0")`` it is
             ``maze/random-v0`` in the folder that the variable ``MINARI_DATASETS_PATH`` names.
         dataset_id: Its name, ending in ``-v`` and a number; by default from ``path``.
-        storage: "hdf5", with bounded memory, or "arrow", with one episode in memory.
         observation_space, action_space: Spaces of gymnasium, or mappings as Minari writes them. By default the
             smallest that hold the values: ``Discrete`` for single whole numbers, ``Box`` for vectors and pictures,
             ``Text``, and ``Dict`` for columns ``observation_<key>``.
@@ -58,22 +54,17 @@ def write_minari(
         The dataset's id.
 
     Raises:
-        ConfigError: Something is at ``path``, or another process is writing it; an id that Minari does not accept; an
-            unknown storage.
+        ConfigError: Something is at ``path``, or another process is writing it; an id that Minari does not accept.
         StorageError: It cannot be written; nothing is left then.
-        DataError: Rows that are null or marked as missing; an Arrow episode of 32,768 steps or more, which Minari would
-            read back wrong.
-        ImportError: h5py is not installed, for "hdf5".
+        DataError: Rows that are null or marked as missing.
+        ImportError: h5py is not installed.
     """
     target = Path(path)
     dataset_id = _check_id(dataset_id, target)
-    if storage not in ("hdf5", "arrow"):
-        raise ConfigError(f"storage: expected one of ['hdf5', 'arrow'], found {storage!r}")
     with making(target, "write_minari") as partial:
         data = partial / "data"
         data.mkdir()
-        write = _write_hdf5 if storage == "hdf5" else _write_arrow
-        counts, seen = write(rows, data)
+        counts, seen = _write_hdf5(rows, data)
         if not counts[0]:
             raise DataError("write_minari: expected rows, found none")
         size = sum(file.stat().st_size for file in data.rglob("*") if file.is_file())
@@ -81,7 +72,7 @@ def write_minari(
             **(metadata or {}),
             "total_episodes": counts[0],
             "total_steps": counts[1],
-            "data_format": storage,
+            "data_format": "hdf5",
             "jpeg_encoding": False,
             "observation_space": json.dumps(_space(observation_space, seen, "observation")),
             "action_space": json.dumps(_space(action_space, seen, "action")),
@@ -186,53 +177,3 @@ def _write_hdf5(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, Space
             steps += len(values["rewards"])
             group.attrs["total_steps"] += len(values["rewards"])
     return (episodes, steps), seen
-
-
-def _write_arrow(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, SpaceOf]]:
-    seen: dict[str, SpaceOf] = {}
-    steps = number = 0
-    for number, columns in enumerate(episodes_of(rows), start=1):
-        values = _values(columns, begins=True, seen=seen)
-        count = len(values["rewards"])
-        if count >= _ARROW_ROWS:
-            raise DataError(
-                f"write_minari: episode {number - 1}: expected fewer than {_ARROW_ROWS} steps, found {count}; Minari "
-                "reads longer ones back wrong from Arrow files, use storage='hdf5'"
-            )
-        padded = {path: _padded(array) if len(array) == count else array for path, array in values.items()}
-        tree = nested({tuple(path.split("/")): array for path, array in padded.items()})
-        batch = pa.RecordBatch.from_pydict({name: _struct(part) for name, part in tree.items()})
-        folder = data / str(number - 1)
-        folder.mkdir()
-        with pa.OSFile(str(folder / "part-0.arrow"), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        about: dict[str, Any] = {"id": number - 1, "total_steps": count}
-        if "metadata_episode_seed" in columns:
-            about["seed"] = int(columns["metadata_episode_seed"][0])
-        (folder / "metadata.json").write_text(json.dumps(about), encoding="utf-8")
-        steps += count
-    return (number, steps), seen
-
-
-def _padded(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A value more, as one observation is more than actions; no reader takes it. The last again, or 0 where none is."""
-    nothing = np.zeros((1, *array.shape[1:]), "U1" if array.dtype.kind == "O" else array.dtype)
-    return np.concatenate([array, array[-1:] if len(array) else nothing])
-
-
-def _struct(part: Any) -> pa.Array:
-    """Nested arrays as Minari's Arrow storage holds them: structs, and every shape flattened to one list."""
-    if isinstance(part, dict):
-        arrays = [_struct(item) for item in part.values()]
-        fields = []
-        for name, item, array in zip(part, part.values(), arrays, strict=True):
-            shape = item.shape[1:] if isinstance(item, np.ndarray) else ()
-            about = {"shape": ",".join(map(str, shape))} if shape else None
-            fields.append(pa.field(name, array.type, metadata=about))
-        return pa.StructArray.from_arrays(arrays, fields=fields)
-    if part.dtype.kind in "OSU":
-        return pa.array([item.decode() if isinstance(item, bytes) else item for item in part.tolist()], pa.string())
-    if part.ndim == 1:
-        return pa.array(part)
-    width = int(np.prod(part.shape[1:]))
-    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(part).reshape(-1)), width)

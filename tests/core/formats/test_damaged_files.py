@@ -38,17 +38,26 @@ def test_minari_hdf5(count: int, tmp_path: Path) -> None:
     assert counts["refused"] >= count // 5
 
 
+@pytest.fixture
+def minari_arrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A dataset that Minari stored as Arrow files."""
+    pytest.importorskip("minari")
+    from tests.core.formats.test_minari import collect
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    collect("x-v0", Counting(LENGTHS, "nested"), episodes=4, storage="arrow")
+    return tmp_path
+
+
 @pytest.mark.parametrize("count", COUNTS)
-def test_minari_arrow(count: int, tmp_path: Path) -> None:
-    rows = read_rlds([rlds_episode(log) for log in record(Counting(LENGTHS, "nested"), 4)])
-    write_minari(rows, tmp_path / "x-v0", storage="arrow")
+def test_minari_arrow(count: int, minari_arrow: Path) -> None:
+    tmp_path = minari_arrow
     counts = read_all(damaged_copies(tmp_path / "x-v0", folder_of(tmp_path), count=count, only="*.arrow"))
     assert counts["refused"] > count // 4
 
 
-def test_minari_metadata(tmp_path: Path) -> None:
-    rows = read_rlds([rlds_episode(log) for log in record(Counting(LENGTHS, "nested"), 4)])
-    write_minari(rows, tmp_path / "x-v0", storage="arrow")
+def test_minari_metadata(minari_arrow: Path) -> None:
+    tmp_path = minari_arrow
     counts = read_all(damaged_copies(tmp_path / "x-v0", folder_of(tmp_path), count=20, only="metadata.json"))
     assert counts["refused"] > 4
 
