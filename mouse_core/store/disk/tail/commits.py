@@ -1,4 +1,4 @@
-"""Commits: how many rows of a tail file count, and the checksums that tell whether they are those that were written.
+"""Commits: how many rows of a tail file count, and checksums that show whether the rows are as they were written.
 
 Rows share checksums block by block. The checksums of a full block stand in a table, and are never written again. Those
 of the block in progress are part of the commit. So a commit of 5000 rows, in blocks of 4096 rows, has one line in the
@@ -60,14 +60,14 @@ class LivePage:
 
 @dataclass(frozen=True)
 class Commit:
-    """How many rows count, as a place for commits says.
+    """A commit, as it stands in one of the places.
 
     Args:
-        number: How many commits came before.
-        rows: How many rows count.
-        since: For each column from which row on rows differ in length; see ``NumbersExtent``.
+        number: Number of commits before it.
+        rows: Rows that count.
+        since: For each column, from which row on rows differ in length; see ``NumbersExtent``.
         sums: The checksums of the block in progress.
-        place: Which place says it.
+        place: Number of the place.
     """
 
     number: int
@@ -78,23 +78,23 @@ class Commit:
 
     @property
     def waited(self) -> bool:
-        """Whether it waited for the disk."""
+        """Whether the commit waited for the disk."""
         return self.place >= _EACH
 
 
 def next_places(commits: Sequence[Commit]) -> list[int]:
-    """In which places the next commits are written: one that does not wait for the disk, and one that does."""
+    """Return the places of the next commits: of one that does not wait for the disk, and of one that does."""
     last = {commit.waited: commit for commit in sorted(commits, key=lambda commit: commit.number)}
     return [place_after(last[waits].place) if waits in last else waits * _EACH for waits in (False, True)]
 
 
 def place_after(place: int) -> int:
-    """The other place of the same kind."""
+    """Return the other place of the same kind."""
     return place ^ 1
 
 
 def write_commit(place: npt.NDArray[np.uint64], layout: TailLayout, commit: Commit) -> None:
-    """Write a commit."""
+    """Write a commit to a place."""
     words = np.empty(layout.place_words, np.uint64)
     words[0], words[1] = commit.number, commit.rows
     words[2 : 2 + len(commit.since)] = commit.since.view(np.uint64)
@@ -104,10 +104,10 @@ def write_commit(place: npt.NDArray[np.uint64], layout: TailLayout, commit: Comm
 
 
 def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout, known: int = -1) -> list[Commit]:
-    """The commits that are whole and of more rows than are known, those of most rows first."""
+    """Return the whole commits of more than ``known`` rows, the one of most rows first."""
     found = []
     for number, place in enumerate(places):
-        words = place.copy()  # before it is looked at: the writer may be at work
+        words = place.copy()  # the writer may change the place meanwhile
         columns, rows = len(layout.columns), int(words[1])
         if rows <= known:
             continue
@@ -119,12 +119,16 @@ def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout, k
 
 
 class Sums:
-    """The checksums of rows as they come.
+    """The checksums of the first rows of a file, which advance as rows come.
 
     Args:
-        layout: Where they lie.
-        memory: The file's.
-        objects: Gives the bytes that lie in the file of objects, from one place to another.
+        layout: The layout of the file.
+        memory: The memory of the file.
+        objects: Returns the bytes of the file of objects from one offset to another.
+
+    Attributes:
+        rows: Rows that the checksums cover.
+        objects_end: Offset behind the objects of these rows.
     """
 
     def __init__(self, layout: TailLayout, memory: Any, objects: Callable[[int, int], bytes] | None = None) -> None:
@@ -147,15 +151,15 @@ class Sums:
         ]
         self._ends = [arrays.get(f"{number}.ends") for number in range(len(layout.columns))]
         self._sizes = [arrays[part.name] for part in layout.parts if part.kind == "sizes"]
-        self._states = self._begun()
+        self._states = self._new_states()
         self.rows = 0
         self.objects_end = 0
 
-    def _begun(self) -> list[Any]:
+    def _new_states(self) -> list[Any]:
         return [RunningChecksum(seed=self._layout.seed) for _ in range(self._layout.sums)]
 
     def copy(self) -> Sums:
-        """The same, to go on from here on without changing this one."""
+        """Return a copy, which advances by itself."""
         copied = Sums.__new__(Sums)
         copied.__dict__.update(self.__dict__, _states=[state.copy() for state in self._states])
         return copied
@@ -168,19 +172,20 @@ class Sums:
     def advance(
         self, rows: int, since: npt.NDArray[np.int64], full: Callable[[int, npt.NDArray[np.uint64]], None]
     ) -> None:
-        """Take the rows up to ``rows``.
+        """Cover the rows before row ``rows``.
 
         Args:
-            rows: How many there are then.
+            rows: Rows that are covered then.
             since: See ``Commit``.
-            full: Is told of blocks that they fill: the number of the first, and checksums, uint64 ``[blocks, sums]``.
+            full: Called with the number of the first full block, and the checksums of full blocks, uint64
+                ``[blocks, sums]``.
         """
         size = self._layout.block_rows
         while self.rows < rows:
             block, begun = divmod(self.rows, size)
             blocks = rows // size - block
             if blocks and not begun:
-                # Most of many rows; a call for each checksum takes half the time of one that goes on.
+                # Checksums of whole blocks take half the time of running ones.
                 full(block, self._of_blocks(block, blocks, since))
                 self.rows += blocks * size
                 continue
@@ -189,32 +194,24 @@ class Sums:
             self.rows = end
             if end % size == 0:
                 full(block, np.array([self.now], np.uint64))
-                self._states = self._begun()
+                self._states = self._new_states()
 
     def skip(self, rows: int) -> None:
-        """Go on behind row ``rows``, whatever lies before; raises DataError if it is not known where objects do."""
+        """Go on behind row ``rows`` without covering rows before it; raises DataError for impossible sizes."""
         sizes = [sizes[self.rows : rows] for sizes in self._sizes]
         if any(some.size and not -1 <= int(some.min()) <= int(some.max()) < 1 << 40 for some in sizes):
             raise DataError("expected sizes of objects, found others")
         self.objects_end += sum(int(np.maximum(some, 0).sum()) for some in sizes)
-        self.rows, self._states = rows, self._begun()
+        self.rows, self._states = rows, self._new_states()
 
     def _of_blocks(self, block: int, blocks: int, since: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-        """The checksums of full blocks, uint64 ``[blocks, sums]``."""
+        """Return the checksums of full blocks, uint64 ``[blocks, sums]``."""
         digest, seed, size, data = checksum, self._layout.seed, self._layout.block_rows, self._bytes
         found = np.empty((blocks, self._layout.sums), np.uint64)
         begins = range(block * size, (block + blocks) * size, size)
         for number, part in enumerate(self._parts):
-            if part.may_differ and 0 < since[part.column] <= begins.stop:
-                places = [self._place_of(part, begin, begin + size, since) for begin in begins]
-                found[:, number] = [digest(data[at:end], seed) for at, end in places]
-            elif part.may_differ and part.kind == "ends":
-                found[:, number] = digest(b"", seed)
-            else:
-                first, step = part.begin + block * size * part.row_bytes, size * part.row_bytes
-                found[:, number] = [
-                    digest(data[at : at + step], seed) for at in range(first, first + blocks * step, step)
-                ]
+            places = [self._place_of(part, begin, begin + size, since) for begin in begins]
+            found[:, number] = [digest(data[at:end], seed) for at, end in places]
         if self._objects is not None:
             found[:, -1] = [digest(self._next_objects(begin, begin + size), seed) for begin in begins]
         return found
@@ -227,7 +224,10 @@ class Sums:
             self._states[-1].update(self._next_objects(begin, end))
 
     def _place_of(self, part: _PartPlace, begin: int, end: int, since: npt.NDArray[np.int64]) -> tuple[int, int]:
-        """From which byte to which a part of some rows lies; nowhere if that follows from the rows' numbers."""
+        """Return the first byte of a part of some rows, and the one behind the last.
+
+        Where all rows have one length, the part that says where rows end has no bytes.
+        """
         if part.may_differ:
             differs, ends = int(since[part.column]) - 1, self._ends[part.column]
             if ends is not None and 0 <= differs < end:
@@ -241,7 +241,7 @@ class Sums:
         return part.begin + begin * part.row_bytes, part.begin + end * part.row_bytes
 
     def _next_objects(self, begin: int, end: int) -> bytes:
-        """The objects of some rows, which are the next."""
+        """Return the objects of the next rows."""
         assert self._objects is not None
         at = self.objects_end
         self.objects_end += sum(int(np.maximum(sizes[begin:end], 0).sum()) for sizes in self._sizes)
@@ -249,14 +249,14 @@ class Sums:
 
 
 class _PartPlace(NamedTuple):
-    """Where a part lies.
+    """The place of a part among the rows.
 
     Args:
         kind, column: See ``ColumnBuffer``.
-        begin: Of its first byte.
-        size: How many bytes a number takes.
-        width: How many numbers a row has.
-        may_differ: Whether that is so only of rows of one length.
+        begin: Offset of its first byte.
+        size: Bytes of a number.
+        width: Numbers of a row.
+        may_differ: Whether rows may have other widths.
     """
 
     kind: str
@@ -268,15 +268,15 @@ class _PartPlace(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """How many bytes a row takes."""
+        """Bytes of a row."""
         return self.size * self.width
 
 
 def check_rows_of(path: str, layout: TailLayout, table: npt.NDArray[np.uint64], sums: Sums, commit: Commit) -> Sums:
-    """Read the rows of a commit that are not in ``sums`` yet; the checksums with them.
+    """Read the rows of a commit that ``sums`` do not cover yet, and return the checksums that cover them.
 
     Raises:
-        DataError: They are not what was written; the message names file, rows and column.
+        DataError: The rows are not what was written; the message names file, rows and column.
     """
     known, size = sums.copy(), layout.block_rows
 

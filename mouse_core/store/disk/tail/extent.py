@@ -1,8 +1,8 @@
-"""An extent whose memory is a mapped file, and which says in the same file how many rows there are.
+"""An extent whose memory is a mapped file; the count of rows stands in the same file.
 
 Values that are no numbers (strings, bytes, encoded images, whatever else Arrow holds) lie in a file beside the rows.
-They are written before the row counts that they are of, row by row, those of a row in the order of the columns. How
-long each is stands with the rows; -1 is a null. So of the rows ("ab", None) and ("c", b"xyz") there are six bytes,
+They are written row by row, in the order of the columns, before the row that has them counts. The length of each value
+stands with the rows; -1 is a null. So of the rows ("ab", None) and ("c", b"xyz") there are six bytes,
 ``abcxyz``, and the sizes 2, -1 and 1, 3.
 """
 
@@ -50,12 +50,8 @@ class ObjectsFile(Descriptor):
         self.path = path
         self._file = open_file(path, create=create, write=write)
 
-    def write(self, content: bytes, at: int) -> None:
-        """Write some values where they belong; raises OSError if not all can be."""
-        write_at(self._file, content, at)
-
     def read(self, begin: int, end: int) -> bytes:
-        """The bytes from one place to another; raises DataError where the file is shorter."""
+        """Return the bytes from one offset to another; raises DataError where the file is shorter."""
         found = []
         while begin < end:
             piece = os.pread(self._file, min(end - begin, 1 << 30), begin)
@@ -66,17 +62,17 @@ class ObjectsFile(Descriptor):
         return b"".join(found)
 
     def sync(self) -> None:
-        """Wait until they are on the disk; raises OSError if they are not."""
+        """Wait until the values are on the disk; raises OSError if they are not."""
         getattr(os, "fdatasync", os.fsync)(self._file)
 
 
 class FiledObjects(ObjectExtent):
-    """Values of one column, and what is to be written of those that no row counts yet.
+    """Objects of one column, and the bytes of those that are not written yet.
 
     Args:
-        column: How they are kept.
-        sizes: How many bytes each takes, int64 ``[rows]``; -1 for nulls.
-        before: Those of the rows that are there.
+        column: How the values are kept.
+        sizes: Bytes of each value, int64 ``[rows]``; -1 for nulls.
+        before: The values of the rows that are there.
     """
 
     def __init__(self, column: TailColumn, sizes: npt.NDArray[np.int64], before: pa.Array) -> None:
@@ -85,7 +81,7 @@ class FiledObjects(ObjectExtent):
         self._encode = _encoder(column.arrow_type)
         self._written = 0
         self.encoded: list[bytes | None] = []
-        """The bytes of values that were put since those that are written."""
+        """The bytes of the values that are not written yet."""
 
     def write(self, row: int, value: Any) -> None:
         """As for any column of objects."""
@@ -100,7 +96,7 @@ class FiledObjects(ObjectExtent):
         del self.encoded[len(self._items) - self._written :]
 
     def written(self, begin: int, end: int) -> None:
-        """Note that the values from one row to another, which were put, are written."""
+        """Note that the values of rows ``begin .. end - 1`` are written."""
         self.sizes[begin:end] = [-1 if value is None else len(value) for value in self.encoded]
         self._written, self.encoded = len(self._items), []
 
@@ -114,23 +110,28 @@ class FiledObjects(ObjectExtent):
 
 
 def read_objects(
-    file: ObjectsFile,
-    at: int,
-    columns: Sequence[TailColumn],
-    sizes: Sequence[npt.NDArray[np.int64]],
-) -> list[pa.Array]:
-    """The values of some rows.
+    file: ObjectsFile, layout: TailLayout, arrays: Mapping[str, Any], at: int, begin: int, end: int
+) -> tuple[int, list[pa.Array]]:
+    """Return the offset behind the objects of some rows, and the objects by column.
 
     Args:
-        file: Where they are.
-        at: Where those of the first row begin.
-        columns: All columns of objects.
-        sizes: How many bytes each takes, by column, int64 ``[n]``.
+        file: The file of objects.
+        layout: The layout of the rows.
+        arrays: The arrays of all parts, by name.
+        at: Offset of the objects of row ``begin``.
+        begin: The first row.
+        end: The row after the last.
 
     Raises:
-        DataError: They are no such values.
+        DataError: The bytes are no such values.
     """
-    table = np.stack(sizes, axis=1)
+    sizes = [arrays[part.name][begin:end] for part in layout.parts if part.kind == "sizes"]
+    with reading(file.path):
+        values = _objects(file, at, layout.objects, np.stack(sizes, axis=1))
+    return at + sum(int(np.maximum(some, 0).sum()) for some in sizes), values
+
+
+def _objects(file: ObjectsFile, at: int, columns: Sequence[TailColumn], table: npt.NDArray[np.int64]) -> list[pa.Array]:
     if not table.size:
         return [pa.array([], column.arrow_type) for column in columns]
     if table.min() < -1:
@@ -213,24 +214,24 @@ def _image(value: memoryview) -> dict[str, Any]:
 
 
 class TailExtent(Extent):
-    """Room for rows in a mapped file, and how many there are in the same file.
+    """Room for rows in a mapped file.
 
     Args:
-        layout: Where what lies.
-        extents: The columns, over the file's memory.
+        layout: The layout of the file.
+        extents: The columns, over the memory of the file.
         count: Rows that are there.
-        told: Where the count stands, int64 ``[1]``; None: nobody is told, and no row is taken.
-        objects: Where objects lie, if some column has them.
-        objects_end: Where those of the next row begin.
+        told: Memory that the count is written to, int64; None: the extent takes no row.
+        objects: The file of objects, if some column has objects.
+        objects_end: Offset of the objects of the next row.
     """
 
     note_at: int
-    """From how many rows on ``note`` is to be called."""
+    """Rows from which on ``note`` is called."""
 
     note: Callable[[], None]
 
     most_bytes: int | None = None
-    """From how many bytes of objects on the file takes no more rows; None: their bytes do not count."""
+    """Bytes of objects from which on the file takes no more rows; None: their bytes do not count."""
 
     keeps_together = True
     """Whether rows that come together are in one file, however many bytes their objects have."""
@@ -257,7 +258,6 @@ class TailExtent(Extent):
             return False
         if self._objects is not None:
             self._write_objects(self._objects, self.count - 1)
-            self._end_when_full()
         count = self.count
         self._told[0] = count * UNIT
         if count >= self.note_at:
@@ -269,7 +269,6 @@ class TailExtent(Extent):
         Extent.put(self, row)
         if self._objects is not None:
             self._write_objects(self._objects, self.count - 1)
-            self._end_when_full()
         self._told[0] = self.count * UNIT
         if self.count >= self.note_at:
             self.note()
@@ -283,20 +282,14 @@ class TailExtent(Extent):
             Extent.put_many(self, prepared, done + taken, some)
             if self._objects is not None:
                 self._write_objects(self._objects, self.count - some)
-                self._end_when_full()
             taken, some = taken + some, 2 * some
         self._told[0] = self.count * UNIT
         if self.count >= self.note_at:
             self.note()
         return taken
 
-    def _end_when_full(self) -> None:
-        """Have no room for more rows where the objects have all bytes that they may have."""
-        if self.most_bytes is not None and self.objects_end >= self.most_bytes:
-            self.rows = self.count
-
     def settle(self) -> None:
-        """Tell of all rows, also of one after which an interrupt came at once; StorageError takes it back."""
+        """Count all rows, also one after which an interrupt came at once; a StorageError takes that row back."""
         if self._objects is not None and self._filed[0].encoded:
             self._write_objects(self._objects, self.count)
         self._told[0] = self.count * UNIT
@@ -309,7 +302,7 @@ class TailExtent(Extent):
         content = b"".join(value for row in rows for value in row if value is not None)
         try:
             with storing(f"objects {file.path}"):
-                file.write(content, self.objects_end)
+                write_at(file.file, content, self.objects_end)
         except BaseException:
             self.count = begin
             for extent in self.extents.values():
@@ -318,10 +311,12 @@ class TailExtent(Extent):
         for extent in self._filed:
             extent.written(begin, self.count)
         self.objects_end += len(content)
+        if self.most_bytes is not None and self.objects_end >= self.most_bytes:
+            self.rows = self.count  # there is no room for more
 
 
 def _note_nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 def column_extents_of(
@@ -332,15 +327,15 @@ def column_extents_of(
     rows: int,
     known: Mapping[str, ColumnExtent] | None = None,
 ) -> dict[str, ColumnExtent]:
-    """The columns of a file over its memory.
+    """Return the columns of a file, over its memory.
 
     Args:
-        layout: Where what lies.
+        layout: The layout of the file.
         arrays: The arrays of all parts, by name.
         since: For each column, from which row on rows differ in length; see ``NumbersExtent``.
         objects: The values of columns of objects so far.
-        rows: How many rows are there.
-        known: Columns that were made of it before, and are the same with these rows.
+        rows: Rows that are there.
+        known: Columns from an earlier call that are the same with these rows.
     """
     filed, known = iter(objects), known or {}
     return {
@@ -358,28 +353,6 @@ def column_extents_of(
         )
         for number, (name, column) in enumerate(layout.columns.items())
     }
-
-
-def read_objects_of(
-    file: ObjectsFile, layout: TailLayout, arrays: Mapping[str, Any], at: int, begin: int, end: int
-) -> tuple[int, list[pa.Array]]:
-    """Where the objects of some rows end, and these, by column.
-
-    Args:
-        file: Where they are.
-        layout: Where the sizes lie.
-        arrays: The arrays of all parts, by name.
-        at: Where those of the first row begin.
-        begin: The first row.
-        end: The row after the last.
-
-    Raises:
-        DataError: They are no such values.
-    """
-    sizes = [arrays[part.name][begin:end] for part in layout.parts if part.kind == "sizes"]
-    with reading(file.path):
-        values = read_objects(file, at, layout.objects, sizes)
-    return at + sum(int(np.maximum(some, 0).sum()) for some in sizes), values
 
 
 def check_ends(path: Path, layout: TailLayout, arrays: Mapping[str, Any], since: Any, rows: int) -> None:

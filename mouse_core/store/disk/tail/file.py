@@ -1,7 +1,7 @@
-"""Files that appended rows lie in while a store is open: an extent's memory, mapped; one process writes, others read.
+"""Files of appended rows while a store is open: the memory of an extent, mapped; one process writes, others read.
 
-A row is the system's as soon as it counts, without a call: it survives the process, however that ends. It survives the
-machine once a commit that was synced says so.
+A row that counts is in the page cache without a system call: it survives the process, however that ends.
+It survives the machine once a synced commit covers it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mouse_core.errors import DataError, StoreWarning
 from mouse_core.files.locking import Descriptor
 from mouse_core.files.mapped import fence, mapped, open_file, origin, set_aside, sync_mapped
 from mouse_core.files.reading import check_inside, damaged, reading
-from mouse_core.files.writing import remove, storing, sync_folders
+from mouse_core.files.writing import remove, storing, sync_folders, write_at
 from mouse_core.store.disk.tail.commits import (
     Commit,
     LivePage,
@@ -42,11 +42,11 @@ from mouse_core.store.disk.tail.extent import (
     check_ends,
     column_extents_of,
     objects_path,
-    read_objects_of,
+    read_objects,
 )
 from mouse_core.store.disk.tail.layout import PAGE, TailLayout, check_rows, read_layout, usual_block_rows
 
-# So many rows are without a checksum at most; writing it costs as much as some twenty rows.
+# Rows without a checksum at most; writing a checksum costs as much as some twenty rows.
 _NOTED_ROWS = 1024
 _NO_NULLS = np.zeros(0, np.bool_)
 
@@ -56,7 +56,7 @@ class _TailMemory:
 
     Args:
         path: The file.
-        layout: Where what lies.
+        layout: The layout of the file.
         memory: The file, mapped.
         objects: The file of objects, if some column has them.
     """
@@ -111,8 +111,8 @@ class TailFile(_TailMemory, Descriptor):
     Attributes:
         path: The file.
         extent: Takes rows.
-        committed: How many rows were committed.
-        synced: How many rows are on the disk.
+        committed: Rows that were committed.
+        synced: Rows that are on the disk.
     """
 
     extent: TailExtent
@@ -125,25 +125,25 @@ class TailFile(_TailMemory, Descriptor):
         self._number, self._next = 0, next_places([])
         self.committed = self.synced = 0
         self._failed = False  # the last time that the disk was waited for
-        # From here on it is this object that closes the file, and nobody else.
+        # From here on this object closes the file.
         self._file, opened._file = opened._file, -1
 
     @classmethod
     def create(
         cls, path: str | os.PathLike[str], columns: Mapping[str, TailColumn], rows: int, *, often: bool = False
     ) -> TailFile:
-        """A new file, with room for so many rows.
+        """Make a new file.
 
         Args:
-            path: Where it is to be; objects lie beside it.
+            path: The file; objects lie beside it.
             columns: How each column is kept, by name.
-            rows: How many rows there is to be room for.
-            often: Whether few rows at a time will wait for the disk, as those of 100 bytes do that are flushed every
-                second. Making the file takes longer then, and waiting less.
+            rows: Rows that the file has room for.
+            often: Whether few rows at a time wait for the disk, as rows of 100 bytes that are flushed every second.
+                Then making the file takes longer, and waiting takes less.
 
         Raises:
-            ConfigError: There cannot be room for so many.
-            StorageError: It cannot be made, for the disk is full, or a file is there; nothing is left of it.
+            ConfigError: No file has room for ``rows`` rows.
+            StorageError: The file cannot be made, because the disk is full or a file is there; nothing is left of it.
         """
         path = Path(path)
         check_rows(columns, rows)
@@ -156,7 +156,7 @@ class TailFile(_TailMemory, Descriptor):
                 memory[: len(layout.head())] = layout.head()
                 objects = ObjectsFile(objects_path(path), create=True) if layout.has_objects else None
                 tail = cls(path, opened, layout, memory, objects)
-                # Whoever names it may count on it.
+                # The manifest may name the file from now on.
                 tail._sync()
                 sync_folders([path.parent])
             except BaseException:
@@ -180,20 +180,20 @@ class TailFile(_TailMemory, Descriptor):
         identity: str = "",
         sync: bool = True,
     ) -> TailFile:
-        """A file that was left, by a process that ended or a machine that was restarted, to go on with.
+        """Open a file to go on with, which a process left that ended, or a machine that was restarted.
 
-        All rows that counted are there if the machine was not restarted since. Otherwise those of the last commit that
-        is whole are, which are at least those that were synced.
+        If the machine was not restarted since, all rows that counted are there. Otherwise the rows of the last whole
+        commit are there, at least those that were synced.
 
         Args:
             path: The file.
             image_roots: Folders in which images that are named by path may lie.
-            identity: What its head must say that no other file's does; "" is any.
-            sync: Whether to wait until the rows are on the disk; after a restart that is always done.
+            identity: The identity that the head must have; "" is any.
+            sync: Whether to wait until the rows are on the disk; after a restart, the writer always waits.
 
         Raises:
-            DataError: Rows that were committed are damaged, or it is no such file, or a newer version wrote it.
-            StorageError: It cannot be read or written.
+            DataError: Committed rows are damaged, or the file is no tail file, or a newer version wrote it.
+            StorageError: The file cannot be read or written.
         """
         path = Path(path)
         with reading(path), storing(f"tail {path}"):
@@ -229,13 +229,13 @@ class TailFile(_TailMemory, Descriptor):
         self.synced = synced
         self._write(sync=sync or not is_same)
         for place in self._places:
-            # What was committed and is not there any more must never seem to be.
+            # Rows that were committed and are gone must never seem to be there.
             if int(place[1]) > rows:
                 place[:] = 0
         live.origin = here
 
     def _take_back(self, rows: int, counted: int) -> None:
-        """Say that rows that counted are dropped, if some are."""
+        """Warn of rows that counted and are dropped, if there are any."""
         if counted > rows:
             warnings.warn(
                 f"{self.path}: its last {counted - rows} rows of {counted} are dropped: it was copied, or the "
@@ -245,7 +245,7 @@ class TailFile(_TailMemory, Descriptor):
             )
 
     def _forget_behind(self, rows: int) -> None:
-        """Have room behind the last row as it was before any was put there."""
+        """Reset the room behind the last row."""
         self._since[self._since > rows] = 0
         check_ends(self.path, self.layout, self._arrays, self._since, rows)
         for part in self.layout.parts:
@@ -253,7 +253,7 @@ class TailFile(_TailMemory, Descriptor):
                 self._arrays[part.name][rows:] = False
 
     def _check_since(self, commit: Commit) -> None:
-        """Raise DataError if rows of a commit differ in length from another row on than they did."""
+        """Raise DataError if rows of a commit now differ in length from another row on."""
         for before, now in zip(commit.since.tolist(), self._since.tolist(), strict=True):
             if before != now and (before or 0 < now <= commit.rows):
                 raise damaged(self.path, f"expected rows that differ in length from {before} on, found {now}")
@@ -262,7 +262,7 @@ class TailFile(_TailMemory, Descriptor):
         layout, end = self.layout, 0
         before: list[pa.Array] = []
         if self._objects is not None:
-            end, before = read_objects_of(self._objects, layout, self._arrays, 0, 0, rows)
+            end, before = read_objects(self._objects, layout, self._arrays, 0, 0, rows)
         extents = column_extents_of(layout, self._arrays, self._since, before, rows)
         self.extent = TailExtent(layout, extents, rows, self._live.words, self._objects, end)
         # The extent must not keep the file open.
@@ -270,29 +270,29 @@ class TailFile(_TailMemory, Descriptor):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes both files have."""
+        """Bytes of both files."""
         return self.layout.nbytes + self.extent.objects_end
 
     def note(self) -> None:
-        """Write the checksums of all rows, for whoever finds a copy of the file; readers are shown nothing.
+        """Write the checksums of all rows, for a copy of the file; readers see nothing of it.
 
-        It is the beginning of a commit that waits for the disk, in whose place the next one is written.
+        This is the first half of a commit that waits for the disk; the next such commit takes the same place.
         """
         self._write_sums(sync=True)
 
     @property
     def _each(self) -> int:
-        """How many rows may be without checksums."""
+        """Rows without a checksum at most."""
         return min(_NOTED_ROWS, self.layout.block_rows)
 
     def commit(self, *, sync: bool) -> None:
-        """Let readers see the rows there are, each with a checksum.
+        """Show the rows to readers, each with a checksum.
 
         Args:
-            sync: Whether to wait until they are on the disk, and only then let readers see them.
+            sync: Whether to wait until the rows are on the disk, before readers see them.
 
         Raises:
-            StorageError: They cannot be brought to the disk. The rows are still there, and it can be tried again.
+            StorageError: The rows cannot be brought to the disk. They are still there; the next call tries again.
         """
         if self.extent.count > self.committed or (sync and self.extent.count > self.synced):
             self._write(sync=sync)
@@ -308,9 +308,9 @@ class TailFile(_TailMemory, Descriptor):
         self._live.committed = self.committed = rows
 
     def _write_sums(self, *, sync: bool) -> tuple[int, int]:
-        """Write a commit of all rows; its place, and how many they are."""
+        """Write a commit of all rows; return its place, and the number of rows."""
         self.extent.settle()
-        # All of this may be interrupted, and is done again then.
+        # After an interrupt, all of this is done again.
         rows, since, later = self.extent.count, self._since.copy(), self._sums.copy()
 
         def full(block: int, sums: npt.NDArray[np.uint64]) -> None:
@@ -326,7 +326,7 @@ class TailFile(_TailMemory, Descriptor):
         return number, rows
 
     def _sync(self) -> None:
-        """Wait until all that was written is on the disk; raises OSError if it is not."""
+        """Wait until all is on the disk; raises OSError if it is not."""
         if self._failed:
             self._write_again()
         self._failed = True
@@ -336,23 +336,23 @@ class TailFile(_TailMemory, Descriptor):
         self._failed = False
 
     def _write_again(self) -> None:
-        """Write what is there once more: where a system failed to write it, it takes it for written afterwards."""
+        """Write all bytes again: a system that failed to write them once takes them for written."""
         pages = np.frombuffer(self._memory, np.uint8)[::PAGE]
         pages[:] = pages.copy()
         if self._objects is not None:
-            self._objects.write(self._objects.read(0, self.extent.objects_end), 0)
-        # It may also have thrown it away.
+            write_at(self._objects.file, self._objects.read(0, self.extent.objects_end), 0)
+        # The system may also have dropped them.
         now = Commit(0, self._sums.rows, self._since.copy(), self._sums.now)
         check_rows_of(str(self.path), self.layout, self._table, self._new_sums(), now)
 
     def close(self) -> None:
-        """Let go of the files; may be called twice. Rows that count stay where they are."""
+        """Close the files; may be called twice. Rows that count stay in them."""
         super().close()
         if self._objects is not None:
             self._objects.close()
 
     def remove(self) -> None:
-        """Close the file and remove it; who reads it keeps its rows."""
+        """Close the file and remove it; a process that reads it keeps its rows."""
         self.close()
         remove(self.path)
         if self._objects is not None:
@@ -366,12 +366,12 @@ def _note(file: weakref.ref[TailFile]) -> None:
 
 
 class TailReader(_TailMemory):
-    """The rows of a tail file that were committed; nothing is written to it.
+    """The committed rows of a tail file that another process may be writing.
 
     Args:
         path: The file.
         image_roots: Folders in which images that are named by path may lie.
-        identity: What its head must say that no other file's does; "" is any.
+        identity: The identity that the head must have; "" is any.
 
     Attributes:
         token: Stands for the file: extents of the same reader have the same first rows.
@@ -402,7 +402,7 @@ class TailReader(_TailMemory):
         self._made: tuple[int, npt.NDArray[np.int64], dict[str, ColumnExtent]] = 0, self._since, {}
 
     def committed(self) -> int:
-        """How many rows were committed so far; costs what is new of them, whose checksums are checked.
+        """Return how many rows were committed so far, after checking the checksums of the new ones.
 
         Raises:
             DataError: Rows are damaged; the message names the file and the rows.
@@ -427,7 +427,7 @@ class TailReader(_TailMemory):
             check_ends(self.path, self.layout, self._arrays, commit.since, commit.rows)
             if self._objects is not None:
                 begin, at = self._sums.rows, self._sums.objects_end
-                _, values = read_objects_of(self._objects, self.layout, self._arrays, at, begin, commit.rows)
+                _, values = read_objects(self._objects, self.layout, self._arrays, at, begin, commit.rows)
                 self._values = [pa.concat_arrays(parts) for parts in zip(self._values, values, strict=True)]
             self._sums, self._since = sums, commit.since
         return sums.rows
@@ -447,7 +447,7 @@ class TailReader(_TailMemory):
             if end > begin:
                 gap = begin - (stretches[-1].stop if stretches else 0)
                 if self._objects is not None:
-                    _, values = read_objects_of(self._objects, self.layout, self._arrays, at, begin, end)
+                    _, values = read_objects(self._objects, self.layout, self._arrays, at, begin, end)
                     for known, some in zip(parts, values, strict=True):
                         known += [pa.nulls(gap, some.type), some]
                 first = stretches.pop().start if stretches and not gap else begin
@@ -477,14 +477,14 @@ class TailReader(_TailMemory):
         return begin
 
     def told_of(self) -> int:
-        """How many rows were committed, or seem to have been, be they whole or not."""
+        """Return how many rows were committed, or seem to have been, whole or not."""
         numbers = [commit.rows for commit in read_commits(self._places, self.layout)]
         with suppress(DataError):
             numbers.append(self._live.committed)
         return min(max(numbers, default=0), self.layout.rows)
 
     def not_flushed(self) -> int:
-        """How many rows were written behind those ``committed`` speaks of; 0 for a copy, of which that is not known."""
+        """Return how many rows were written behind the committed ones; 0 for a copy, where it is not known."""
         with reading(self.path):
             if not self._promised(self._origin)[0]:
                 return 0
@@ -492,7 +492,7 @@ class TailReader(_TailMemory):
             return max(0, written - self._look())
 
     def extent(self, rows: int) -> TailExtent:
-        """The first ``rows`` rows, of those ``committed`` spoke of."""
+        """Return the first ``rows`` of the committed rows."""
         since = np.where(self._since > rows, 0, self._since)
         extents = column_extents_of(self.layout, self._arrays, since, self._values, rows, self._same(since, rows))
         self._made = rows, since, extents
@@ -501,9 +501,7 @@ class TailReader(_TailMemory):
         return extent
 
     def _same(self, since: npt.NDArray[np.int64], rows: int) -> dict[str, ColumnExtent]:
-        """The columns that were made last and are the same with other rows: no null came, nor the first of another
-        length.
-        """
+        """Return the columns made last that have the same memory with ``rows`` rows: no null or other length came."""
         before, then, known = self._made
         return {
             name: known[name]
@@ -514,7 +512,7 @@ class TailReader(_TailMemory):
         }
 
     def close(self) -> None:
-        """Let go of the files; what was read of them stays."""
+        """Close the files; rows that were read stay."""
         if self._objects is not None:
             self._objects.close()
 
@@ -522,10 +520,10 @@ class TailReader(_TailMemory):
 def _map_layout(
     path: Path, file: int, image_roots: tuple[str, ...] = (), identity: str = "", *, write: bool
 ) -> tuple[TailLayout, mmap.mmap]:
-    """What an open file's head describes, and the file as memory.
+    """Return the layout of an open file, and the file as memory.
 
     Raises:
-        DataError: It is no tail file, or is damaged, or a newer version wrote it.
+        DataError: The file is no tail file, or is damaged, or a newer version wrote it.
     """
     size = os.fstat(file).st_size
     layout = read_layout(str(path), lambda begin, count: os.pread(file, count, begin), image_roots)
