@@ -87,11 +87,6 @@ class Limits:
             if limit is not None and (type(limit) is not int or limit < least):
                 raise ConfigError(f"{name}: expected None or a whole number of at least {least}, found {limit!r:.80}")
 
-    def refuse_for_readers(self) -> None:
-        """Raise ConfigError where there is a limit: a reader drops no rows."""
-        if self != ALL:
-            raise ConfigError("max_rows, max_bytes: expected mode 'a', found 'r'; only the writer drops rows")
-
     def of_a_file(self, most_bytes: int) -> tuple[int, int | None]:
         """How many bytes and rows a file may have, so that dropping the oldest drops no more than a part of them."""
         size = most_bytes if self.max_bytes is None else min(most_bytes, self.max_bytes // PARTS)
@@ -193,7 +188,7 @@ def _seal_quietly(rows_of: weakref.ref[Any]) -> None:
             del rows
 
 
-class SealingRows(FolderRows):
+class WrittenRows(FolderRows):
     """The rows of a folder that is written, in sealed segments and in files that wait to be sealed.
 
     Args:
@@ -217,18 +212,26 @@ class SealingRows(FolderRows):
         self.sync, self.limits = sync, limits
         self._folder = WrittenFolder(folder)
         self._layout = layout or self._folder.manifest.layout
+        self._process = os.getpid()
         # Files that take no more rows and are not sealed yet, in their order, with their segments.
         self._waiting: list[tuple[TailFile, TailSegment]] = []
         self._sealing: threading.Thread | None = None
         self._looked_at: tuple[Sequence[Sealed], range] = (), range(0)
         # The numbers of files that were found damaged, which nothing is put together with.
         self._damaged: set[int] = set()
+        # What is interrupted before the rows are sealed, in the order in which it came.
+        self._recordings: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         try:
             self._adopt(self._folder.manifest, self._folder.lease)
             self._recover()
         except BaseException:
             self._folder.close()
             raise
+        self._folder.note_opened(self.end)
+        self.appender = self._new_appender()
+        _writers.add(self)
+        self._keep_newest()
+        self._seal_in_background()
 
     def _recover(self) -> None:
         """Take over the files of rows that the last writer left, up to one that is not whole."""
@@ -264,15 +267,6 @@ class SealingRows(FolderRows):
     def end(self) -> int:
         """How many rows were ever before the next one, those included that were dropped."""
         return self._folder.manifest.dropped + self.count
-
-    def commit(self, *, sync: bool) -> None:
-        """Let readers see the rows so far.
-
-        Args:
-            sync: Whether to wait until they are on the disk, and only then let readers see them.
-        """
-        for tail, _ in self._waiting:
-            tail.commit(sync=sync)
 
     def tail_segment(self, tail: TailFile, first: int) -> TailSegment:
         """The rows of a file so far, of which ``first`` were before in the folder."""
@@ -349,10 +343,6 @@ class SealingRows(FolderRows):
         self.drop()
         self._folder.clean()
 
-    def room_of_open(self) -> tuple[int, int]:
-        """How many rows, and bytes, the file that is appended to has room for."""
-        return 0, 0
-
     def drop(self) -> None:
         """Forget the oldest rows, where there are more than are to stay, with those that the open file may take."""
         while self._drop_some():
@@ -363,14 +353,15 @@ class SealingRows(FolderRows):
         before = self._folder.manifest
         files = [(one.rows, one.bytes) for one in before.segments]
         files += [(tail.extent.count, tail.nbytes) for tail, _ in self._waiting]
-        number, cut = self.limits.too_many(files, *self.room_of_open())
+        tail = self._open_tail
+        number, cut = self.limits.too_many(files, *((0, 0) if tail is None else (tail.extent.rows, tail.nbytes)))
         # One that waits is cut once it is sealed.
         kept, schemas = self._without_first(number, cut) if cut and number < len(before.segments) else ([], ())
         if not number and not kept:
             return False
         try:
             # A power cut must not find the old rows dropped and the new ones not there yet.
-            self.commit(sync=self.sync != "none")
+            self.commit()
         except StorageError:
             self._remove(kept)
             return False  # they go when there is room
@@ -504,53 +495,6 @@ class SealingRows(FolderRows):
         """What the manifest says of a segment that it names."""
         return next(one for one in reversed(self._folder.manifest.segments) if one.number == sealed.number)
 
-
-def _say(said: Sequence[Tail], tails: Sequence[Tail]) -> bool:
-    """Whether a manifest says so of files; that no more rows come to the last one may be said with its next change."""
-    return list(said) in (list(tails), [*tails[:-1], *(one._replace(rows=None) for one in tails[-1:])])
-
-
-def _show(rows_of: weakref.ref[SealingRows]) -> None:
-    """Let other processes see the rows, once they are on the disk if the store promises that of what they see."""
-    rows = rows_of()
-    if rows is not None:
-        with rows.lock:
-            rows.commit(sync=rows.sync != "none")
-
-
-_SYNC = ("none", "flush", "append")
-
-
-class WrittenRows(SealingRows):
-    """Those of the writer.
-
-    Args:
-        folder, told, budget, verify: See ``FolderRows``.
-        sync: See ``DatasetStore.open``.
-        limits: Which rows stay.
-        layout: See ``SealingRows``.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        told: StoreSchema,
-        budget: DenseBudget,
-        verify: bool,
-        sync: str,
-        limits: Limits,
-        layout: str | None,
-    ) -> None:
-        super().__init__(folder, told, budget, verify, sync, limits, layout)
-        self._process = os.getpid()
-        # What is interrupted before the rows are sealed, in the order in which it came.
-        self._recordings: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
-        self._folder.note_opened(self.end)
-        self.appender = self._new_appender()
-        _writers.add(self)
-        self._keep_newest()
-        self._seal_in_background()
-
     def _keep_newest(self) -> None:
         """Drop rows that an older limit let stay, or none; files are cut, as they may be larger than is to stay."""
         if self.limits == ALL:
@@ -607,7 +551,12 @@ class WrittenRows(SealingRows):
 
     def _is_sealed(self) -> bool:
         """Whether all rows are in sealed segments; another thread may have appended some meanwhile."""
-        return not self._waiting and (not isinstance(self.appender, FolderAppender) or self.appender.tail is None)
+        return not self._waiting and self._open_tail is None
+
+    @property
+    def _open_tail(self) -> TailFile | None:
+        """The file that is appended to; None: no row was appended since the last one was full."""
+        return self.appender.tail if isinstance(self.appender, FolderAppender) else None
 
     def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, About]]) -> None:
         """Write the rows of segments into the folder; see ``StoreBackend``."""
@@ -685,11 +634,6 @@ class WrittenRows(SealingRows):
         self.appender = self._new_appender()
         self._folder.clean()
 
-    def room_of_open(self) -> tuple[int, int]:
-        """See ``SealingRows``."""
-        tail = self.appender.tail if isinstance(self.appender, FolderAppender) else None
-        return (0, 0) if tail is None else (tail.extent.rows, tail.nbytes)
-
     # ------------------------------------------------------------------ what the appender asks for
 
     @property
@@ -701,12 +645,13 @@ class WrittenRows(SealingRows):
         """How many bytes and rows a file may have."""
         return self.limits.of_a_file(MOST_BYTES)
 
-    def commit(self, *, sync: bool | None = None) -> None:
-        """Let readers see the rows so far, by default once they are on the disk if ``sync`` of the store says so."""
-        sync = self.sync != "none" if sync is None else sync
-        super().commit(sync=sync)
-        if isinstance(self.appender, FolderAppender) and self.appender.tail is not None:
-            self.appender.tail.commit(sync=sync)
+    def commit(self) -> None:
+        """Let readers see the rows so far, once they are on the disk unless ``sync`` of the store is "none"."""
+        sync = self.sync != "none"
+        for tail, _ in self._waiting:
+            tail.commit(sync=sync)
+        if self._open_tail is not None:
+            self._open_tail.commit(sync=sync)
         self._folder.check_there()
         self._folder.have_manifest()
 
@@ -758,9 +703,9 @@ class WrittenRows(SealingRows):
     def recount(self) -> None:
         """See ``StoreBackend``; those that count after an interrupt are there for whoever opens the folder, too."""
         super().recount()
-        if isinstance(self.appender, FolderAppender) and self.appender.tail is not None:
+        if self._open_tail is not None:
             try:
-                self.appender.tail.extent.settle()
+                self._open_tail.extent.settle()
             except StorageError:
                 super().recount()  # their objects cannot be written, and they are taken back
 
@@ -785,6 +730,22 @@ class WrittenRows(SealingRows):
         self.recount()
 
 
+def _say(said: Sequence[Tail], tails: Sequence[Tail]) -> bool:
+    """Whether a manifest says so of files; that no more rows come to the last one may be said with its next change."""
+    return list(said) in (list(tails), [*tails[:-1], *(one._replace(rows=None) for one in tails[-1:])])
+
+
+def _show(rows_of: weakref.ref[WrittenRows]) -> None:
+    """Let other processes see the rows, once they are on the disk if the store promises that of what they see."""
+    rows = rows_of()
+    if rows is not None:
+        with rows.lock:
+            rows.commit()
+
+
+_SYNC = ("none", "flush", "append")
+
+
 def open_rows(
     path: str | os.PathLike[str],
     mode: str,
@@ -806,7 +767,8 @@ def open_rows(
     # As it is now: whoever changes the folder that the process is in does not move the store.
     folder = Path(os.path.abspath(os.fspath(path)))
     if mode == "r":
-        limits.refuse_for_readers()
+        if limits != ALL:
+            raise ConfigError("max_rows, max_bytes: expected mode 'a', found 'r'; only the writer drops rows")
         if layout is not None:
             raise ConfigError("layout: expected mode 'a', found 'r'; a reader takes files as they are")
         return ReadRows(folder, told.schema, told.budget, verify)
