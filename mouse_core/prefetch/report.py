@@ -275,7 +275,7 @@ def _backings(source: Any) -> Iterator[Any]:
     snapshot = getattr(source, "snapshot", None)
     yield from getattr(snapshot, "backings", ())
     for segment in getattr(snapshot, "segments", ()):  # of values that are decoded, as those of Parquet
-        if (fetcher := getattr(segment, "fetched_by", None)) is not None:
+        if (fetcher := segment.fetched_by) is not None:
             yield fetcher
     for inner in (*getattr(source, "members", {}).values(), getattr(source, "source", None)):
         if inner is not None:

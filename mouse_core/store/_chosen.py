@@ -12,12 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.column import ColumnPart
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.windows import Stretches, cut_at_stretches
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
-from mouse_core.store._segments import Segment, are_too_short
+from mouse_core.store._segments import Segment, SegmentView, are_too_short
 from mouse_core.store.fields import SnapshotConfig
 from mouse_core.store.snapshot import Snapshot
 
@@ -25,7 +24,7 @@ from mouse_core.store.snapshot import Snapshot
 _LOOKED_AT = 64
 
 
-class ChosenSegment(Segment):
+class ChosenSegment(SegmentView):
     """Stretches of another segment's rows, in an order of their own; nothing is copied.
 
     Args:
@@ -33,34 +32,9 @@ class ChosenSegment(Segment):
         firsts, sizes: Where each stretch begins in it, and how many rows it has, at least one: int64 ``[n]``.
     """
 
-    has_indices = True
-
     def __init__(self, whole: Segment, firsts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> None:
-        self.whole, self.firsts, self.sizes = whole, firsts, sizes
-        self.begins = np.cumsum(sizes) - sizes
-        self.num_rows = int(sizes.sum())
-        self._first_values = {}
-        # All of it, as its values are asked for where they lie.
-        self.backing, self.sealed_files = whole.backing, whole.sealed_files
-
-    @property
-    def fetched_by(self) -> Any:
-        """As of the other segment; see ``ElsewhereSegment``."""
-        return getattr(self.whole, "fetched_by", None)
-
-    @memo
-    def table(self) -> pa.Table:
-        """That of the other segment."""
-        return self.whole.table
-
-    @property
-    def types(self) -> dict[str, pa.DataType]:
-        """Arrow types by column name."""
-        return self.whole.types
-
-    def column(self, name: str) -> pa.ChunkedArray | None:
-        """A column of the table."""
-        return self.whole.column(name)
+        super().__init__(whole, int(sizes.sum()))
+        self.firsts, self.sizes, self.begins, self.has_indices = firsts, sizes, np.cumsum(sizes) - sizes, True
 
     @memo
     def indices(self) -> pa.Table | None:
@@ -105,23 +79,9 @@ class ChosenSegment(Segment):
             and (len(short.firsts) == both or short.sizes[both - 1] == long.sizes[both - 1])
         )
 
-    def part(self, name: str) -> ColumnPart:
-        """One column, of which all is known that is known of the other segment's."""
-        return self.whole.part(name)
-
     def has_value(self, name: str, rows: int) -> bool:
         """Whether some value among the first ``rows`` rows is not null."""
         return not rows or self.first_value(name, rows) is not None
-
-    @memo
-    def chunk_starts(self) -> npt.NDArray[np.int64]:
-        """The first row of every chunk of the table, and the end."""
-        return self.whole.chunk_starts
-
-    @memo
-    def image_roots(self) -> tuple[str, ...]:
-        """Those of the other segment."""
-        return self.whole.image_roots
 
     def take(self, row: int, count: int = 1) -> pa.Table:
         """Some rows that follow each other, as a table; by default one."""

@@ -290,11 +290,14 @@ class Segment:
         if name not in self.types:
             return None
         if name not in self._first_values:
-            row = self._find_first(name)
-            # Kept, as every snapshot of a store that grows asks for it.
-            self._first_values[name] = None if row is None else (row, self.take(row).column(name)[0].as_py())
+            self._first_values[name] = self._look_for_first(name)  # every snapshot of a store that grows asks for it
         found = self._first_values[name]
         return None if found is None or found[0] >= rows else found
+
+    @property
+    def fetched_by(self) -> RemoteMemory | None:
+        """Who fetches values that are decoded before they are in memory; None: all lie where ``backing`` has them."""
+        return None
 
     @property
     def recorded(self) -> Segment:
@@ -314,6 +317,11 @@ class Segment:
             column = self.table.column(name)
             return not rows or column.null_count < len(column)
         return not rows or self.first_value(name, rows) is not None
+
+    def _look_for_first(self, name: str) -> tuple[int, Any] | None:
+        """The first row whose value is not null, and the value."""
+        row = self._find_first(name)
+        return None if row is None else (row, self.take(row).column(name)[0].as_py())
 
     def _find_first(self, name: str) -> int | None:
         """The first row whose value is not null."""
@@ -358,6 +366,121 @@ class Segment:
         if self.origin is not None:
             return Segment.from_dataset, (self.origin, self._named_roots)
         return Segment, (self.table, self.indices, None, self._named_roots)
+
+
+class FileSegment(Segment):
+    """Rows of files that are opened when rows of them are read.
+
+    Args:
+        schema: The columns.
+        chunk_starts: The first row of each chunk, and the end, int64 ``[chunks + 1]``.
+        image_roots: Folders in which images that rows name by path may lie, and videos.
+        place: See ``Segment``.
+        appended: Whether the rows were appended to a store, and are not those of a dataset.
+        load: Number of the dataset that the rows are of; see ``store.disk.manifest.Sealed``.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        chunk_starts: npt.NDArray[np.int64],
+        image_roots: tuple[str, ...],
+        place: tuple[object, int] | None,
+        *,
+        appended: bool,
+        load: int,
+    ) -> None:
+        self.num_rows, self.place, self.extent = int(chunk_starts[-1]), place, object() if appended else None
+        self._schema, self._load, self._named_roots = schema, load, image_roots
+        self._parts, self._first_values = {}, {}
+        self.__dict__.update(chunk_starts=chunk_starts, _same_chunks=True, is_mapped=False)
+
+    @property
+    def recording(self) -> object:
+        """See ``Segment``."""
+        return self._load or None
+
+    @memo
+    def types(self) -> dict[str, pa.DataType]:
+        """Arrow types by column name."""
+        return dict(zip(self._schema.names, self._schema.types, strict=True))
+
+    def part(self, name: str) -> ColumnPart:
+        """See ``Segment``; a file is opened, or a head read, when a chunk is touched."""
+        if name not in self._parts and name in self.types and (part := self._file_part(name)) is not None:
+            return self._parts.setdefault(name, part)
+        return super().part(name)
+
+    def _file_part(self, name: str) -> ColumnPart | None:
+        """A column that is read chunk by chunk; None: one that is made of the table's."""
+        return None
+
+
+class SegmentView(Segment):
+    """Rows of another segment, with all that is known of them; subclasses choose among its rows or add columns.
+
+    Args:
+        whole: The other segment.
+        num_rows: How many rows the view has.
+    """
+
+    def __init__(self, whole: Segment, num_rows: int) -> None:
+        self.whole, self.num_rows, self.has_indices = whole, num_rows, whole.has_indices
+        self._parts, self._first_values = {}, {}
+        # Where its own values lie: who copies them waits until they are here.
+        self.backing, self.sealed_files = whole.backing, whole.sealed_files
+
+    @property
+    def fetched_by(self) -> RemoteMemory | None:
+        """See ``Segment``."""
+        return self.whole.fetched_by
+
+    @memo
+    def table(self) -> pa.Table:
+        """See ``Segment``."""
+        return self.whole.table
+
+    @property
+    def types(self) -> dict[str, pa.DataType]:
+        """See ``Segment``."""
+        return self.whole.types
+
+    def column(self, name: str) -> pa.ChunkedArray | None:
+        """See ``Segment``."""
+        return self.whole.column(name)
+
+    @memo
+    def indices(self) -> pa.Table | None:
+        """See ``Segment``."""
+        return self.whole.indices
+
+    @memo
+    def origin(self) -> Any:
+        """See ``Segment``."""
+        return self.whole.origin
+
+    @memo
+    def runs(self) -> Stretches | None:
+        """See ``Segment``."""
+        return self.whole.runs
+
+    @memo
+    def chunk_starts(self) -> npt.NDArray[np.int64]:
+        """See ``Segment``."""
+        return self.whole.chunk_starts
+
+    @memo
+    def image_roots(self) -> tuple[str, ...]:
+        """See ``Segment``."""
+        return self.whole.image_roots
+
+    def row_numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See ``Segment``."""
+        return self.whole.row_numbers(rows)
+
+    def part(self, name: str) -> ColumnPart:
+        """See ``Segment``; the part of the other segment, which keeps what is known of its chunks."""
+        return self.whole.part(name)
 
 
 def _no_column() -> None:

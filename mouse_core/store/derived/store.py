@@ -19,7 +19,6 @@ import pyarrow as pa
 from mouse_core._arrow.column import ColumnPart
 from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.dense_copies import UNKNOWN
-from mouse_core._arrow.windows import Stretches
 from mouse_core._base.identity import derivation_identity
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
@@ -28,7 +27,7 @@ from mouse_core.errors import ConfigError, DataError, MissingFieldError, Storage
 from mouse_core.files.writing import make_folder, replacing, storing
 from mouse_core.spec import Field, FieldSpec
 from mouse_core.store._chosen import ChosenSegment
-from mouse_core.store._segments import Segment
+from mouse_core.store._segments import Segment, SegmentView
 from mouse_core.store.derived.fields import Derivation, EpisodeRows, digest_of
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
-class DerivedSegment(Segment):
+class DerivedSegment(SegmentView):
     """A segment of another snapshot, read as it is, and the derived columns for its rows.
 
     Args:
@@ -53,81 +52,44 @@ class DerivedSegment(Segment):
     def __init__(
         self, segment: Segment, number: int, derived: Mapping[str, pa.DataType], values: Callable[[str, int], Array]
     ) -> None:
-        self.rows_of, self._number, self._derived, self._values = segment, number, derived, values
-        self.num_rows, self.has_indices = segment.num_rows, segment.has_indices
+        super().__init__(segment, segment.num_rows)
+        self._number, self._derived, self._values = number, derived, values
         # Rows that are appended may change what is derived for the rows before: memory of its own for each snapshot.
         self.extent = None if segment.extent is None else object()
-        self._parts, self._first_values = {}, {}
-        # Where its own values lie: who copies them waits until they are here.
-        self.backing, self.sealed_files = segment.backing, segment.sealed_files
-
-    @property
-    def fetched_by(self) -> Any:
-        """As of that segment; see ``ElsewhereSegment``."""
-        return getattr(self.rows_of, "fetched_by", None)
 
     @property
     def recorded(self) -> Segment:
         """The same rows without columns that are computed."""
-        return self.rows_of.recorded
+        return self.whole.recorded
 
     @memo
     def table(self) -> pa.Table:
         """The steps, with the derived columns."""
-        table = self.rows_of.table
+        table = self.whole.table
         for name in self._derived:
             table = table.append_column(name, self._column(name))
         return table
 
-    @memo
-    def indices(self) -> pa.Table | None:
-        """As those of the segment."""
-        return self.rows_of.indices
-
-    @memo
-    def origin(self) -> Any:
-        """As that of the segment."""
-        return self.rows_of.origin
-
     def _slice(self, row: int, count: int) -> pa.Table:
         # Not of the table, which has all rows wherever they lie.
-        taken = self.rows_of.take(row, count)
+        taken = self.whole.take(row, count)
         for name in self._derived:
             taken = taken.append_column(name, self._column(name).slice(row, count))
         return taken
 
     def column(self, name: str) -> pa.ChunkedArray | None:
         """A column, of those of the segment without computing the others."""
-        return self._column(name) if name in self._derived else self.rows_of.column(name)
+        return self._column(name) if name in self._derived else self.whole.column(name)
 
     @property
     def types(self) -> dict[str, pa.DataType]:
         """Arrow types by column name."""
-        return {**self.rows_of.types, **self._derived}
-
-    @memo
-    def chunk_starts(self) -> npt.NDArray[np.int64]:
-        """As those of the segment."""
-        return self.rows_of.chunk_starts
-
-    @memo
-    def image_roots(self) -> tuple[str, ...]:
-        """As those of the segment."""
-        return self.rows_of.image_roots
-
-    @memo
-    def runs(self) -> Stretches | None:
-        """As those of the segment."""
-        return self.rows_of.runs
-
-    def row_numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """As those of the segment."""
-        return self.rows_of.row_numbers(rows)
+        return {**self.whole.types, **self._derived}
 
     def part(self, name: str) -> ColumnPart:
         """One column; of those of the segment its own part, which keeps what is known of its chunks."""
         if name not in self._derived:
-            return self.rows_of.part(name)
+            return self.whole.part(name)
         if name not in self._parts:
             values = partial(self._values, name, self._number)
             self._parts.setdefault(name, _DerivedPart(values, self.chunk_starts))
@@ -139,15 +101,15 @@ class DerivedSegment(Segment):
     def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
         """As that of the segment; what is derived is there for every row, and not computed to learn that."""
         if name not in self._derived:
-            return self.rows_of.first_value(name, rows)
+            return self.whole.first_value(name, rows)
         return (0, 0) if rows > 0 else None
 
     def has_value(self, name: str, rows: int) -> bool:
         """Whether some value among the first ``rows`` rows is not null."""
-        return name in self._derived or self.rows_of.has_value(name, rows)
+        return name in self._derived or self.whole.has_value(name, rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DerivedSegment, (self.rows_of, self._number, self._derived, self._values)
+        return DerivedSegment, (self.whole, self._number, self._derived, self._values)
 
 
 class _DerivedPart(ColumnPart):

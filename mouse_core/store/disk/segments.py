@@ -30,7 +30,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import check, digest
 from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.files.writing import remove, storing, sync_files, sync_folders
-from mouse_core.store._segments import Segment
+from mouse_core.store._segments import FileSegment, Segment
 from mouse_core.store.disk.folder import Lease, ReadFolder, Shared
 from mouse_core.store.disk.manifest import Sealed, bare_schema, check_identity
 from mouse_core.store.disk.tail.file import TailReader
@@ -447,7 +447,7 @@ def _no_column() -> None:
     """What stands for a column that lies in no table."""
 
 
-class SealedSegment(Segment):
+class SealedSegment(FileSegment):
     """The rows of a sealed file, in one chunk; making one opens nothing.
 
     Args:
@@ -458,18 +458,11 @@ class SealedSegment(Segment):
     """
 
     def __init__(self, file: SealedFile, image_roots: tuple[str, ...], folder: object, videos: Any = None) -> None:
-        self.file, self.num_rows, self.place = file, file.sealed.rows, (folder, file.first)
-        self.extent = object() if file.sealed.appended else None
-        self._named_roots, self.sealed_files, self._videos = image_roots, (file,), videos
-        self._parts, self._first_values = {}, {}
-        size = self.file.sealed.batch_rows or self.num_rows
-        starts = np.append(np.arange(0, self.num_rows, size), self.num_rows)
-        self.__dict__.update(chunk_starts=starts, _same_chunks=True, is_mapped=False)
-
-    @property
-    def recording(self) -> object:
-        """See ``Segment``."""
-        return self.file.sealed.load or None
+        sealed = file.sealed
+        starts = np.append(np.arange(0, sealed.rows, sealed.batch_rows or sealed.rows), sealed.rows)
+        place = (folder, file.first)
+        super().__init__(file.schema, starts, image_roots, place, appended=sealed.appended, load=sealed.load)
+        self.file, self.sealed_files, self._videos = file, (file,), videos
 
     @property
     def table(self) -> pa.Table:
@@ -480,16 +473,8 @@ class SealedSegment(Segment):
         """See ``Segment``."""
         return self.file.column(name) if name in self.types else None
 
-    def part(self, name: str) -> ColumnPart:
-        """See ``Segment``; a record batch is made when it is touched."""
-        if self.file.sealed.batch_rows and name not in self._parts and name in self.types:
-            self._parts.setdefault(name, PartOfFiles([self.file], np.zeros(1, np.int64), name, self))
-        return super().part(name)
-
-    @memo
-    def types(self) -> dict[str, pa.DataType]:
-        """Arrow types by column name."""
-        return dict(zip(self.file.schema.names, self.file.schema.types, strict=True))
+    def _file_part(self, name: str) -> ColumnPart | None:
+        return PartOfFiles([self.file], np.zeros(1, np.int64), name, self) if self.file.sealed.batch_rows else None
 
     def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
         """See ``Segment``; a column that is known to be null throughout is not looked into."""
@@ -520,7 +505,7 @@ class SealedSegment(Segment):
         return SealedSegment, (self.file, self._named_roots, self.place, self._videos)
 
 
-class SealedSegments(Segment):
+class SealedSegments(FileSegment):
     """The rows of many sealed files that follow each other; making one opens none.
 
     What a loader does once for every segment it does here once for ten thousand files.
@@ -532,20 +517,17 @@ class SealedSegments(Segment):
 
     def __init__(self, members: Sequence[SealedSegment], earlier: Sequence[SealedSegments] = ()) -> None:
         first = members[0]
-        self.members, self.place = list(members), first.place
-        self.extent = None if first.extent is None else object()
-        self._named_roots, self.sealed_files = first.image_roots, tuple(one.file for one in members)
-        self._videos = first._videos
-        self._parts, self._first_values = {}, {}
         # The first row of each, and the end; the first chunk of each, and how many there are.
         self._starts = np.cumsum([0, *(one.num_rows for one in members)], dtype=np.int64)
         self._first_chunk = np.cumsum([0, *(len(one.chunk_starts) - 1 for one in members)], dtype=np.int64)
-        self.num_rows = int(self._starts[-1])
         starts = self._starts
         if self._first_chunk[-1] > len(members):
             parts = [one.chunk_starts[:-1] + first for one, first in zip(members, starts[:-1].tolist(), strict=True)]
             starts = np.concatenate([*parts, starts[-1:]])
-        self.__dict__.update(chunk_starts=starts, _same_chunks=True, is_mapped=False)
+        options: dict[str, Any] = {"appended": first.extent is not None, "load": first.recording or 0}
+        super().__init__(first.file.schema, starts, first.image_roots, first.place, **options)
+        self.members, self.sealed_files = list(members), [one.file for one in members]
+        self._videos = first._videos
         for other in earlier:
             self._take_over(other)
 
@@ -563,29 +545,12 @@ class SealedSegments(Segment):
                     getattr(known, table)[ours] = getattr(part, table)[theirs]
 
     @property
-    def recording(self) -> object:
-        """See ``Segment``."""
-        return self.members[0].recording
-
-    @property
     def table(self) -> pa.Table:
         """The steps; opens every file."""
         return pa.concat_tables([one.table for one in self.members])
 
-    @memo
-    def types(self) -> dict[str, pa.DataType]:
-        """Arrow types by column name."""
-        return self.members[0].types
-
-    @memo
-    def _files(self) -> list[SealedFile]:
-        return [one.file for one in self.members]
-
-    def part(self, name: str) -> ColumnPart:
-        """See ``Segment``; a file is opened when a chunk of it is touched."""
-        if name not in self._parts and name in self.types:
-            self._parts.setdefault(name, PartOfFiles(self._files, self._first_chunk[:-1], name, self))
-        return super().part(name)
+    def _file_part(self, name: str) -> ColumnPart:
+        return PartOfFiles(self.sealed_files, self._first_chunk[:-1], name, self)
 
     def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
         """See ``Segment``; opens the files up to the one that has it."""

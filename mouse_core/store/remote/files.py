@@ -23,7 +23,7 @@ from mouse_core.errors import DataError
 from mouse_core.files.ipc.batches import Footer, Message, read_footer, read_message
 from mouse_core.files.ipc.columns import ColumnPlace, Memory
 from mouse_core.remote.client import ObjectInfo
-from mouse_core.store._segments import Segment
+from mouse_core.store._segments import FileSegment
 from mouse_core.store.remote.objects import FileSums, Objects, Place, Range
 
 if TYPE_CHECKING:
@@ -605,7 +605,7 @@ class Files:
 _LOOKED_AT = 64
 
 
-class ElsewhereSegment(Segment):
+class ElsewhereSegment(FileSegment):
     """The rows of files elsewhere, a chunk for each record batch; making one reads nothing.
 
     Args:
@@ -625,24 +625,14 @@ class ElsewhereSegment(Segment):
         appended: bool = False,
         load: int = 0,
     ) -> None:
-        self.files, self.place = files, place
-        self.backing = files.backing
-        self.extent = object() if appended else None
-        self.num_rows = int(files.starts[-1])
-        self._appended, self._load, self._named_roots = appended, load, image_roots
-        self._parts, self._first_values = {}, {}
+        super().__init__(files.schema, files.starts, image_roots, place, appended=appended, load=load)
+        self.files, self.backing, self._appended = files, files.backing, appended
         # The columns that were asked for, which know each other by it, and keep nobody alive.
         self._asked: WeakValueDictionary[str, _PartElsewhere] = WeakValueDictionary()
-        self.__dict__.update(chunk_starts=files.starts, _same_chunks=True, is_mapped=False)
-
-    @property
-    def recording(self) -> object:
-        """See ``Segment``."""
-        return self._load or None
 
     @property
     def fetched_by(self) -> RemoteMemory | None:
-        """Who fetches values that are decoded before they are in memory; None: all lie where ``backing`` has them."""
+        """See ``Segment``."""
         return getattr(self.files, "fetched_by", None)
 
     @memo
@@ -657,11 +647,6 @@ class ElsewhereSegment(Segment):
             columns = self._read([(chunk, self.files.column(chunk, name)) for name in names])
             yield pa.Table.from_arrays(columns, names=names)
 
-    @memo
-    def types(self) -> dict[str, pa.DataType]:
-        """Arrow types by column name."""
-        return dict(zip(self.files.schema.names, self.files.schema.types, strict=True))
-
     def column(self, name: str) -> pa.ChunkedArray | None:
         """See ``Segment``; reads all of it."""
         if name not in self.types:
@@ -671,23 +656,11 @@ class ElsewhereSegment(Segment):
             self._read([(chunk, self.files.column(chunk, name)) for chunk in chunks]), self.types[name]
         )
 
-    def part(self, name: str) -> ColumnPart:
-        """See ``Segment``; a head is read when a chunk is touched."""
-        if name not in self._parts and name in self.types:
-            is_image = column_type(self.types[name]).is_encoded
-            roots = self.image_roots if is_image else ()
-            part = self._parts.setdefault(name, _PartElsewhere(self.files, name, roots, self._asked))
-            self._asked[name] = part  # type: ignore[assignment]
-        return super().part(name)
-
-    def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
-        """See ``Segment``; what is known to be null throughout is not looked into."""
-        if name not in self.types:
-            return None
-        if name not in self._first_values:
-            self._first_values[name] = self._look_for_first(name)
-        found = self._first_values[name]
-        return None if found is None or found[0] >= rows else found
+    def _file_part(self, name: str) -> ColumnPart:
+        roots = self.image_roots if column_type(self.types[name]).is_encoded else ()
+        part = _PartElsewhere(self.files, name, roots, self._asked)
+        self._asked[name] = part
+        return part
 
     def _look_for_first(self, name: str) -> tuple[int, Any] | None:
         # There may be millions, and most often it is the very first row.
