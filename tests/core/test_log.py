@@ -1,9 +1,14 @@
-"""Records in mapped files: what was added is there at any moment, and nothing else ever is."""
+"""Durable logs: what was appended is there after a process was killed, nothing else ever is, and damage is an error."""
 
 from __future__ import annotations
 
+import mmap
+import os
 import random
+import signal
+import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import DataError
-from mouse_core.files.log import MappedLog, read_mapped_log
+from mouse_core.files.log import Log, MappedLog, read_log, read_mapped_log
+from tests.core.killing import forked
 
 FIRST, HEAD = 24, 16
 
@@ -112,3 +118,94 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "records").write_bytes(b"anything" * 10)
     with pytest.raises(DataError, match="expected a mapped log"):
         read_mapped_log(tmp_path / "records")
+
+
+# ---------------------------------------------------------------------- kills and damage
+
+
+def record_of(number: int) -> bytes:
+    return b"%d " % number * (1 + number * 7 % 400)
+
+
+def lives(path: Path, told: mmap.mmap, *, is_mapped: bool) -> None:
+    """Append records, and tell of each how many there are; of a mapped log only since it was cleared."""
+    log = MappedLog(path) if is_mapped else Log(path)
+    first = number = 0 if isinstance(log, MappedLog) else len(log.records)
+    while True:
+        if isinstance(log, MappedLog):
+            if number - first == 40:
+                told[8:16] = number.to_bytes(8, "little")
+                log.clear()
+                first = number
+            log.append(record_of(number))
+        else:
+            log.append(record_of(number), sync=number % 50 == 0)
+        number += 1
+        told[:8] = number.to_bytes(8, "little")
+
+
+def kills(folder: Path, count: int, *, is_mapped: bool) -> int:
+    """Kill a writer at random moments; how many records were there last."""
+    rng, told, number, left = random.Random(count), mmap.mmap(-1, 16), 0, 0
+    for turn in range(count):
+        path = folder / (f"mapped-{turn}" if is_mapped else "log")
+        process = forked(partial(lives, path, told, is_mapped=is_mapped))
+        deadline = time.monotonic() + 10
+        while int.from_bytes(told[:8], "little") == number and time.monotonic() < deadline:
+            time.sleep(0.0005)  # it has not begun
+        time.sleep(rng.expovariate(300))
+        os.kill(process, signal.SIGKILL)
+        assert os.waitpid(process, 0)[1] == signal.SIGKILL
+        number, cleared = (int.from_bytes(told[at : at + 8], "little") for at in (0, 8))
+        found = read_mapped_log(path) if is_mapped else read_log(path)
+        left = max(left, number)
+        if is_mapped:
+            # A clear may be on its way, and a record.
+            firsts = [cleared] if cleared < number else [cleared, cleared - 40]
+            assert any(found == list(map(record_of, range(max(first, 0), first + len(found)))) for first in firsts)
+            assert len(found) >= number - cleared or not found
+            number = 0
+            told[:16] = bytes(16)
+        else:
+            assert number <= len(found) <= number + 1
+            assert found == list(map(record_of, range(len(found))))
+            number = len(found)
+            told[:8] = number.to_bytes(8, "little")
+    return left
+
+
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_records_survive_kills(is_mapped: bool, tmp_path: Path) -> None:
+    assert kills(tmp_path, 8, is_mapped=is_mapped) > 8
+
+
+def damages(folder: Path, count: int) -> None:
+    """Flip bits of a log, cut it, or remove it: each is an error."""
+    rng, path, records = random.Random(count), folder / "log", [record_of(number) for number in range(20)]
+    log = Log(path)
+    for record in records:
+        log.append(record, sync=False)
+    log.close()
+    whole = path.read_bytes()
+    for _ in range(count):
+        damaged, at = bytearray(whole), rng.randrange(len(whole))
+        damaged[at] ^= 1 << rng.randrange(8)
+        path.write_bytes(rng.choice((damaged, whole[:at])))
+        for opened in (read_log, Log):
+            with pytest.raises(DataError, match=f"log {path}: expected"):
+                opened(path)
+    path.unlink()
+    with pytest.raises(DataError, match="found no file"):
+        read_log(path)
+    note = folder / "log.size"
+    noted = note.read_bytes()
+    path.write_bytes(whole)
+    for at in range(8 * len(noted)):
+        damaged = bytearray(noted)
+        damaged[at // 8] ^= 1 << at % 8
+        note.write_bytes(damaged)
+        assert read_log(path) == records
+
+
+def test_a_damaged_log_is_an_error_and_its_note_does_no_harm(tmp_path: Path) -> None:
+    damages(tmp_path, 60)
