@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -14,63 +14,8 @@ from mouse_core.errors import ConfigError, DataError, MissingFieldError, Missing
 from mouse_core.maps import RowMap
 from mouse_core.nested import FieldKey, as_array, flatten, path_of, stack
 from mouse_core.spec import check_list
-from mouse_core.trees import _saved
-from mouse_core.trees.steps import Steps, as_arrays, nest
+from mouse_core.trees.steps import Steps, as_arrays, keys_of, nest, paths_of, read_saved, write_saved
 from mouse_core.trees.tree import Tree
-
-
-class Columns:
-    """Arrays of one length by name; new rows begin with what is given for their column.
-
-    Args:
-        begin: For each column the number, with its dtype, that new rows have.
-    """
-
-    def __init__(self, begin: Mapping[str, np.generic]) -> None:
-        self._begin = dict(begin)
-        self._arrays = {name: np.empty(0, value.dtype) for name, value in begin.items()}
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """The column, as long as there are rows; valid until rows are added."""
-        return self._arrays[name][: self._length]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory, room for rows to come included."""
-        return sum(array.nbytes for array in self._arrays.values())
-
-    def grow(self, length: int) -> None:
-        """Have as many rows."""
-        for name, array in self._arrays.items():
-            if length > len(array):
-                larger = np.empty(max(length, len(array) * 3 // 2, 16), array.dtype)
-                larger[: self._length] = array[: self._length]
-                self._arrays[name] = array = larger
-            array[self._length : length] = self._begin[name]
-        self._length = length
-
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        """All columns, for ``load``."""
-        return {name: self[name].copy() for name in self._arrays}
-
-    def load(self, state: Mapping[str, npt.NDArray[Any]], length: int) -> None:
-        """Have exactly these columns.
-
-        Raises:
-            ValueError, KeyError: A column is missing, or of another length or dtype.
-        """
-        arrays = {}
-        for name, value in self._begin.items():
-            array = state[name]
-            if array.shape != (length,) or array.dtype != value.dtype:
-                raise ValueError(f"{name}: expected {length} of {value.dtype}, found {array.dtype} of {array.shape}")
-            arrays[name] = array.copy()
-        self._arrays, self._length = arrays, length
-
 
 Integers = npt.NDArray[np.int64]
 
@@ -114,27 +59,24 @@ def collect(forest: Links, root: int, max_depth: int | None, compact: bool) -> G
 
 
 class Links(NamedTuple):
-    """The columns of a forest that say what follows what; memory views, whose items are read at once.
+    """The edges of a forest, ordered by the nodes that they leave; memory views, whose items are read at once.
 
     Attributes:
-        first: The first edge that leaves each node, -1 where none does.
-        following: The next edge that leaves the same node, -1 behind the last.
+        edges: The numbers of all edges.
+        bounds: Node n is left by ``edges[bounds[n]]`` to ``edges[bounds[n + 1] - 1]``, in the order of their numbers.
         target: Where each edge leads.
         ended: Whether the episode ended each time with it.
     """
 
-    first: Any
-    following: Any
+    edges: Any
+    bounds: Any
     target: Any
     ended: Any
 
     def leaving(self, node: int) -> list[int]:
         """The edges that leave a node, in the order in which they were first seen."""
-        found, edge = [], self.first[node]
-        while edge >= 0:
-            found.append(edge)
-            edge = self.following[edge]
-        return found
+        edges: list[int] = self.edges[self.bounds[node] : self.bounds[node + 1]].tolist()
+        return edges
 
 
 def _reachable(forest: Links, root: int, max_depth: int | None) -> dict[int, list[int]]:
@@ -397,16 +339,10 @@ def _chosen(
     )
 
 
-_NONE = np.int64(-1)
-_NODE = {"first": _NONE, "last": _NONE}
-_EDGE = {
-    "target": _NONE,
-    "following": _NONE,
-    "count": np.int64(0),
-    "terminated": np.int64(0),
-    "truncated": np.int64(0),
-    "reward": np.float64(0),
-}
+_EDGE = np.dtype(
+    [("source", "i8"), ("target", "i8"), ("count", "i8"), ("terminated", "i8"), ("truncated", "i8"), ("reward", "f8")]
+)
+"""An edge of a forest: its nodes, how often it was taken and ended an episode, and the sum of its rewards."""
 
 
 class Forest:
@@ -456,25 +392,27 @@ class Forest:
     def _forget(self) -> None:
         self._node_map = RowMap(keys=self._names.observation)
         self._edge_map = RowMap()
-        self._nodes, self._edges = Columns(_NODE), Columns(_EDGE)
         self._extra: RowMap | None = RowMap() if self._names.extra else None
+        self._memory = np.empty(0, _EDGE)
+        # All edges in the order of their sources, and where those of each node begin; None: there are new ones.
+        self._order: tuple[Integers, Integers] | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_nodes} nodes, {len(self)} edges)"
 
     def __len__(self) -> int:
         """Edges there are."""
-        return len(self._edges)
+        return len(self._edge_map)
 
     @property
     def num_nodes(self) -> int:
         """Nodes there are: different observations."""
-        return len(self._nodes)
+        return len(self._node_map)
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory."""
-        parts = (self._node_map, self._edge_map, self._nodes, self._edges, self._extra)
+        parts = (self._node_map, self._edge_map, self._extra, self._memory)
         return sum(part.nbytes for part in parts if part is not None)
 
     # ------------------------------------------------------------------ writing
@@ -510,24 +448,30 @@ class Forest:
         both = {key: np.stack([array, given.after[key]], axis=1) for key, array in given.before.items()}
         nodes = self._node_map.extend(nest({key: array.reshape(-1, *array.shape[2:]) for key, array in both.items()}))
         sources, targets = nodes[::2], nodes[1::2]
-        before = len(self._edges)
+        before = len(self._edge_map)
         edges = self._edge_map.extend({"source": sources, "target": targets, **_actions(given.actions)})
-        self._nodes.grow(len(self._node_map))
-        self._edges.grow(len(self._edge_map))
-        self._edges["target"][edges] = targets
+        self._grow(before)
+        self._order = None
         for name, more in (
             ("count", np.ones(number, np.int64)),
             ("terminated", given.dones == 1),
             ("truncated", given.dones == 2),
             ("reward", given.rewards),
         ):
-            np.add.at(self._edges[name], edges, more)
+            np.add.at(self._memory[name], edges, more)
+        self._memory["source"][edges], self._memory["target"][edges] = sources, targets
         if self._extra is not None:
             self._extra.extend({"edge": edges}, nest(given.extra))
-        first = np.unique(edges, return_index=True)
-        new = first[0] >= before
-        self._link(first[0][new], sources[first[1][new]])
         return edges
+
+    def _grow(self, before: int) -> None:
+        """Have memory for all edges; those from number ``before`` on are new."""
+        length = len(self._edge_map)
+        if length > len(self._memory):
+            larger = np.empty(max(length, len(self._memory) * 3 // 2, 16), _EDGE)
+            larger[:before] = self._memory[:before]
+            self._memory = larger
+        self._memory[before:length] = 0
 
     def _check(self, given: Transitions) -> None:
         """Raise what a part of the forest would say of these rows, before another one was changed."""
@@ -545,19 +489,6 @@ class Forest:
         self._edge_map.index({"source": zero, "target": zero, **_actions(actions)})
         if self._extra is not None:  # of an edge that is never there, whose fields all others then have
             self._extra.extend({"edge": zero - 1}, nest({key: array[:1] for key, array in given.extra.items()}))
-
-    def _link(self, edges: Integers, sources: Integers) -> None:
-        """Have new edges follow those that leave the same nodes, in the order of their numbers."""
-        order = np.argsort(sources, kind="stable")
-        edges, sources = edges[order], sources[order]
-        same = sources[1:] == sources[:-1]
-        self._edges["following"][edges[:-1][same]] = edges[1:][same]
-        begins, ends = np.ones(len(edges), np.bool_), np.ones(len(edges), np.bool_)
-        begins[1:], ends[:-1] = ~same, ~same
-        last = self._nodes["last"][sources[begins]]
-        self._edges["following"][last[last >= 0]] = edges[begins][last >= 0]
-        self._nodes["first"][sources[begins][last < 0]] = edges[begins][last < 0]
-        self._nodes["last"][sources[ends]] = edges[ends]
 
     # ------------------------------------------------------------------ reading
 
@@ -640,17 +571,16 @@ class Forest:
         return node
 
     def _links(self) -> Links:
-        edges = self._edges
-        return Links(
-            _view(self._nodes["first"]),
-            _view(edges["following"]),
-            _view(edges["target"]),
-            _view((edges["terminated"] == edges["count"]).view(np.uint8)),
-        )
+        edges = self._memory[: len(self)]
+        if self._order is None:
+            order = np.argsort(edges["source"], kind="stable")
+            self._order = order, np.searchsorted(edges["source"][order], np.arange(self.num_nodes + 1))
+        order, bounds = self._order
+        ended = (edges["terminated"] == edges["count"]).view(np.uint8)
+        return Links(*map(_view, (order, bounds, edges["target"].copy(), ended)))
 
     def _steps(self, edges: Integers, nodes: Integers) -> Steps:
         """Edges as steps between nodes, which are named by their place in ``nodes``."""
-        columns = self._edges
         order = np.argsort(nodes, kind="stable")
 
         def place(node: Integers) -> Integers:
@@ -660,12 +590,13 @@ class Forest:
         fields: dict[FieldKey, Any] = {key: rows["action"][str(n)] for n, key in enumerate(self._names.action)}
         if self._extra is not None and len(edges):
             fields |= flatten(as_arrays(self._extra[{"edge": edges}]))
-        counts, terminated, truncated = (columns[name][edges] for name in ("count", "terminated", "truncated"))
+        values = self._memory[edges]
+        counts, terminated, truncated = values["count"], values["terminated"], values["truncated"]
         return Steps(
-            sources=place(rows["source"]),
-            targets=place(rows["target"]),
+            sources=place(values["source"]),
+            targets=place(values["target"]),
             counts=counts,
-            rewards=columns["reward"][edges] / counts,
+            rewards=values["reward"] / counts,
             dones=np.where(terminated == counts, 1, np.where(terminated + truncated == counts, 2, 0)).astype(np.int8),
             terminated=terminated,
             truncated=truncated,
@@ -680,15 +611,13 @@ class Forest:
 
         Raises:
             StorageError: The file cannot be written.
-            SchemaError: Observations or actions that differ in length.
         """
-        state: dict[str, Any] = {"names": self._names._asdict(), "nodes": None, "edges": None, "extra": None}
-        if len(self):
-            state["nodes"] = {"rows": self._node_map.rows(), "columns": self._nodes.state()}
-            state["edges"] = {"rows": self._edge_map.rows(), "columns": self._edges.state()}
-            if self._extra is not None:
-                state["extra"] = {"rows": self._extra.rows(), "values": self._extra.values()}
-        _saved.write(path, "forest", state)
+        names = self._names
+        parts = {"nodes": self._node_map, "edges": self._edge_map, "extra": self._extra}
+        states = {name: None if part is None else part.state_dict() for name, part in parts.items()}
+        keys = [paths_of(keys) for keys in (names.observation, names.action, [names.reward], names.extra)]
+        columns = {name: self._memory[name][: len(self)] for name in _EDGE.names or ()}
+        write_saved(path, "forest", {"names": keys, "columns": columns, **states})
 
     @classmethod
     def loads(cls, path: str | PathLike[str]) -> Forest:
@@ -698,17 +627,17 @@ class Forest:
             StateError: The file is damaged, of something else, or of a newer version.
             StorageError: It cannot be read.
         """
-        state = _saved.read(path, "forest", ("names", "nodes", "edges", "extra"))
+        state = read_saved(path, "forest", ("names", "columns", "nodes", "edges", "extra"))
         try:
-            forest = cls(**Names(**state["names"])._asdict())
-            if state["nodes"] is not None:
-                for rows, columns, part in (
-                    (forest._node_map, forest._nodes, state["nodes"]),
-                    (forest._edge_map, forest._edges, state["edges"]),
-                ):
-                    columns.load(part["columns"], int(rows.extend(part["rows"]).max()) + 1)
-                if forest._extra is not None:
-                    forest._extra.extend(state["extra"]["rows"], state["extra"]["values"])
+            observation, action, (reward,), extra = map(keys_of, state["names"])
+            forest = cls(observation=observation, action=action, reward=reward, extra=extra)
+            forest._node_map.load_state_dict(state["nodes"])
+            forest._edge_map.load_state_dict(state["edges"])
+            if forest._extra is not None:
+                forest._extra.load_state_dict(state["extra"])
+            forest._grow(0)
+            for name, column in state["columns"].items():
+                forest._memory[name][: len(forest)] = column
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"{path}: expected a forest, found {error!r}") from error
         return forest

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.nested import FieldKey, flatten, path_of
+from mouse_core.errors import StateError
+from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
+from mouse_core.nested import FieldKey, flatten, key_of, path_of
 
 __all__ = ["Steps"]
+
+_FORMAT = 1
 
 Integers = npt.NDArray[np.int64]
 
@@ -82,3 +87,42 @@ def as_arrays(rows: Any) -> Any:
     values = np.empty(len(rows), object)
     values[:] = rows
     return values
+
+
+# ---------------------------------------------------------------------- files
+
+
+def write_saved(path: str | PathLike[str], kind: str, state: Mapping[str, Any]) -> None:
+    """Write a forest or a tree to a checkpoint file, without pickles.
+
+    Raises:
+        StorageError: The file cannot be written.
+    """
+    write_checkpoint(path, {"format": _FORMAT, "kind": kind, **state})
+
+
+def read_saved(path: str | PathLike[str], kind: str, names: Iterable[str]) -> dict[str, Any]:
+    """Read the state that ``write_saved`` wrote, with at least these names.
+
+    Raises:
+        StateError: The file is damaged, of another kind, or of a newer version.
+        StorageError: It cannot be read.
+    """
+    state = read_checkpoint(path)
+    if state.get("kind") != kind:
+        raise StateError(f"{path}: expected a saved {kind}, found {state.get('kind', 'something else')}")
+    if state.get("format") != _FORMAT:
+        raise StateError(f"{path}: expected a {kind} of version {_FORMAT}, found version {state.get('format')}")
+    if missing := set(names) - state.keys():
+        raise StateError(f"{path}: expected {sorted(missing)} in a {kind}, found {sorted(state)}")
+    return state
+
+
+def paths_of(keys: Iterable[FieldKey]) -> list[list[str | int]]:
+    """Names of fields as JSON holds them; see ``keys_of``."""
+    return [list(path_of(key)) for key in keys]
+
+
+def keys_of(paths: Iterable[Iterable[str | int]]) -> tuple[FieldKey, ...]:
+    """The names of fields that ``paths_of`` was given."""
+    return tuple([key_of(tuple(path)) for path in paths])

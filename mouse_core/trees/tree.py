@@ -16,8 +16,7 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError, MissingRowError, SchemaError, StateError
 from mouse_core.maps import RowMap
 from mouse_core.nested import FieldKey, flatten, map_tree
-from mouse_core.trees import _saved
-from mouse_core.trees.steps import Steps, nest, rows_of
+from mouse_core.trees.steps import Steps, keys_of, nest, paths_of, read_saved, rows_of, write_saved
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -598,7 +597,10 @@ class Tree:
             StorageError: The file cannot be written.
         """
         state = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        _saved.write(path, "tree", state | {"steps": self.steps._asdict()})
+        steps, fields = self.steps._asdict(), self.steps.fields
+        names = {"fields": paths_of(fields), "actions": paths_of(self.steps.actions)}
+        steps |= names | {"values": {str(number): array for number, array in enumerate(fields.values())}}
+        write_saved(path, "tree", {**state, "steps": steps, "reward_key": paths_of([self.reward_key])})
 
     @classmethod
     def loads(cls, path: str | PathLike[str]) -> Tree:
@@ -608,11 +610,15 @@ class Tree:
             StateError: The file is damaged, of something else, or of a newer version.
             StorageError: It cannot be read.
         """
-        state = _saved.read(path, "tree", cls.__dataclass_fields__)
+        state = read_saved(path, "tree", cls.__dataclass_fields__)
         try:
-            return cls(**state | {"steps": Steps(**state["steps"])})
-        except TypeError as error:
-            raise StateError(f"{path}: expected a tree, found {error}") from error
+            steps, (reward_key,) = dict(state["steps"]), keys_of(state["reward_key"])
+            steps["fields"] = dict(zip(keys_of(steps["fields"]), steps.pop("values").values(), strict=True))
+            steps["actions"] = keys_of(steps["actions"])
+            known = {name: state[name] for name in cls.__dataclass_fields__}
+            return cls(**known | {"steps": Steps(**steps), "reward_key": reward_key})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StateError(f"{path}: expected a tree, found {error!r}") from error
 
     @cached_property
     def _leaving(self) -> Edges:
