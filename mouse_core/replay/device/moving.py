@@ -14,7 +14,7 @@ from mouse_core.replay.device.options import Order, Slices
 from mouse_core.replay.protocols import Sampler
 from mouse_core.replay.samplers.episodes import StorageEpisodes
 from mouse_core.replay.samplers.priorities import PrioritizedSampler
-from mouse_core.replay.samplers.rows import ConsumingSampler, RandomSampler, SamplerWithoutReplacement
+from mouse_core.replay.samplers.rows import ConsumingSampler, Epochs, RandomSampler, SamplerWithoutReplacement
 from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
 from mouse_core.replay.samplers.weighing import Priorities
 
@@ -63,7 +63,7 @@ def left_in(sampler: Sampler) -> int | None:
     return int(np.count_nonzero(sampler.state_dict()["left"])) if isinstance(sampler, ConsumingSampler) else None
 
 
-def epoch_state(sampler: Sampler, rows: int, began: int, position: int, batch_size: int) -> dict[str, Any]:
+def epoch_state(sampler: Any, rows: int, began: int, position: int, batch_size: int) -> dict[str, Any]:
     """The state of a sampler in an epoch; of another kind, what it is.
 
     Args:
@@ -73,26 +73,25 @@ def epoch_state(sampler: Sampler, rows: int, began: int, position: int, batch_si
         position: How many of them have come.
         batch_size: Rows or slices in a batch.
     """
-    state, ran_out = sampler.state_dict(), int(0 < rows < position + batch_size)
-    if isinstance(sampler, SamplerWithoutReplacement):
-        return state | {"rows": rows, "began": began, "position": position, "ran_out": ran_out}
-    if isinstance(sampler, SliceSamplerWithoutReplacement):
-        length = sampler.sequence_length if rows else 0
-        return state | {"length": length, "began": began, "position": position, "ran_out": ran_out}
-    return state
+    state: dict[str, Any] = sampler.state_dict()
+    ran_out = int(0 < rows < position + batch_size)
+    if not isinstance(sampler, Epochs):
+        return state
+    over = sampler.sequence_length if rows and isinstance(sampler, SliceSamplerWithoutReplacement) else rows
+    return state | {"over": over, "began": began, "position": position, "ran_out": ran_out}
 
 
-def epoch_in(sampler: Sampler, slices: int) -> tuple[int, int, int] | None:
+def epoch_in(sampler: Any, slices: int) -> tuple[int, int, int] | None:
     """Rows or slices of the epoch, when it began, and how many have come; None where none has begun, or is counted.
 
     Args:
         sampler: Where the epoch is.
         slices: How many slices there are, where it is one of slices.
     """
-    if not isinstance(sampler, SamplerWithoutReplacement | SliceSamplerWithoutReplacement):
+    if not isinstance(sampler, Epochs):
         return None
     state = sampler.state_dict()
-    rows = state["rows"] if isinstance(sampler, SamplerWithoutReplacement) else slices if state["length"] else 0
+    rows = slices if state["over"] and isinstance(sampler, SliceSamplerWithoutReplacement) else state["over"]
     return (int(rows), int(state["began"]), int(state["position"])) if rows else None
 
 
@@ -104,10 +103,9 @@ def weights_state(sampler: PrioritizedSampler, units: npt.NDArray[np.int64], lar
         units: What they weigh, by their slots.
         largest: The priority of new rows.
     """
-    state, prefix = sampler.state_dict(), _prefix(sampler)
-    end = max(state[f"{prefix}begin"], state[f"{prefix}end"])
-    known = {"weights": units, "max_priority": largest, "begin": end, "end": end}
-    return state | {f"{prefix}{name}": value for name, value in known.items()}
+    state = sampler.state_dict()
+    end = max(state["begin"], state["end"])
+    return state | {"weights": units, "max_priority": largest, "begin": end, "end": end}
 
 
 def weights_in(buffer: ReplayBuffer) -> tuple[npt.NDArray[np.int64], float] | None:
@@ -116,12 +114,8 @@ def weights_in(buffer: ReplayBuffer) -> tuple[npt.NDArray[np.int64], float] | No
     if not isinstance(sampler, PrioritizedSampler):
         return None
     sampler.weights_at(buffer.storage, slice(0))  # new rows have their weights then
-    state, prefix = sampler.state_dict(), _prefix(sampler)
-    return state[f"{prefix}weights"], state[f"{prefix}max_priority"]
-
-
-def _prefix(sampler: PrioritizedSampler) -> str:
-    return "rows." if isinstance(sampler, PrioritizedSliceSampler) else ""
+    state = sampler.state_dict()
+    return state["weights"], state["max_priority"]
 
 
 def lost_in(buffer: ReplayBuffer, slices: Slices | None, num_envs: int) -> Int64s:

@@ -16,7 +16,7 @@ from mouse_core.errors import ConfigError, RowIndexError, StateError
 from mouse_core.randomness import Key
 from mouse_core.replay.protocols import Draw, Slots, Storage, Write
 from mouse_core.replay.samplers import weighing
-from mouse_core.replay.samplers.rows import check_state
+from mouse_core.replay.samplers.rows import BaseSampler, rows_in
 
 Int64s = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -197,8 +197,6 @@ Floats = npt.NDArray[np.float64]
 Beta = float | Callable[[int], float]
 """A number, or a function from the number of the sample (0, 1, 2, ...) to one."""
 
-_VERSION = 1  # of states
-
 
 @dataclass(frozen=True)
 class LinearSchedule:
@@ -228,7 +226,7 @@ class LinearSchedule:
         return self.start + (self.end - self.start) * min(sample / self.samples, 1.0)
 
 
-class PrioritizedSampler:
+class PrioritizedSampler(BaseSampler):
     """Rows drawn in proportion to ``p_i = (priority_i + eps) ** alpha``, each draw independent of the others.
 
     New rows, and rows that are changed in place, have the largest priority that was ever set, at least 1. A batch has
@@ -255,7 +253,7 @@ class PrioritizedSampler:
         ConfigError: A number out of range.
     """
 
-    needs_order = False
+    _kinds: Mapping[str, type | str] = {"weights": "i", "max_priority": float, "begin": int, "end": int, "beta": float}
 
     def __init__(
         self, alpha: float = 0.6, beta: Beta = 0.4, eps: float = 1e-8, *, max_priority_within_buffer: bool = False
@@ -399,8 +397,7 @@ class PrioritizedSampler:
         Raises:
             ConfigError: The storage is empty, all weights are 0, or the schedule gives no usable beta.
         """
-        if not len(storage):
-            raise ConfigError("sample: expected rows, found an empty buffer")
+        rows_in(storage)
         tree = self._settle(storage)
         index = draw_slots(tree, batch_size, key)
         return Draw(index, priority_weight=importance_weights(tree, index, beta_at(self._beta, key.index)))
@@ -457,34 +454,22 @@ class PrioritizedSampler:
         """``(priority + eps) ** alpha`` of the rows in ``slots``, float64 of the same shape, multiples of 2**-24."""
         return self._settle(storage).weights[slots] / weighing.UNIT
 
-    def state_dict(self) -> dict[str, Any]:
-        """The weights of all rows in units, the largest priority, and beta where it is a number."""
+    def _state(self) -> dict[str, Any]:
+        """The weights of all rows in units, the largest priority, and beta, which is 0 for a schedule."""
         if self._tree is not None:
             self._add_new(self._tree)
             weights = self._tree.weights[: max(self._size, self._end)].copy()
         else:
             weights = np.zeros(0, np.int64) if self._loaded is None else self._loaded
         numbers = {"max_priority": self.max_priority, "begin": self._begin, "end": self._end}
-        beta = {} if callable(self._beta) else {"beta": self._beta}
-        return {"config": self._config(), "version": _VERSION, "weights": weights, **numbers, **beta}
+        return {"weights": weights, **numbers, "beta": 0.0 if callable(self._beta) else self._beta}
 
-    def _config(self) -> str:
+    def _config(self) -> dict[str, str]:
         schedule = "a schedule" if callable(self._beta) else "a number"
-        return f"PrioritizedSampler(alpha={self.alpha}, beta={schedule}, eps={self.eps}{self._shown_within()})"
+        shown = f"PrioritizedSampler(alpha={self.alpha}, beta={schedule}, eps={self.eps}{self._shown_within()})"
+        return {"config": shown}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the priorities, and the beta, that ``state`` was taken with.
-
-        Raises:
-            StateError: The state is of another sampler or configuration, of a later version, or damaged; nothing has
-                changed then.
-        """
-        kinds: dict[str, type | str] = {"weights": "i", "max_priority": float, "begin": int, "end": int, "version": int}
-        if not callable(self._beta):
-            kinds["beta"] = float
-        values = check_state(state, {"config": self._config()}, kinds, self)
-        if values["version"] != _VERSION:
-            raise StateError(f"sampler: expected a state of version {_VERSION}, found {values['version']}")
+    def _restore(self, values: Mapping[str, Any]) -> None:
         weights = values["weights"].astype(np.int64)
         if weights.size and weights.min() < 0:
             raise StateError("sampler: expected weights that are finite and not negative")
@@ -497,7 +482,7 @@ class PrioritizedSampler:
         self._tree, self._loaded = None, weights
         self._begin, self._end = values["begin"], values["end"]
         self._size = len(weights)
-        self._beta = values.get("beta", self._beta)
+        self._beta = self._beta if callable(self._beta) else values["beta"]
 
 
 def beta_at(beta: Beta, sample: int) -> float:

@@ -21,7 +21,42 @@ Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Epochs:
+class BaseSampler:
+    """What a sampler does that keeps nothing of written rows; see ``Sampler``."""
+
+    needs_order = False
+    _kinds: Mapping[str, type | str] = {}
+    """The values of the state beside the configuration, and their kinds; see ``check_state``."""
+
+    def wrote(self, storage: Storage, write: Write) -> None:
+        """Take note of written rows."""
+
+    def reset(self, storage: Storage) -> None:
+        """Take note that all rows may be others."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The configuration, and all that draws depend on besides the rows: plain values and arrays."""
+        return {**self._config(), **self._state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken.
+
+        Raises:
+            StateError: The state is of another sampler or configuration, or damaged; nothing has changed then.
+        """
+        self._restore(check_state(state, self._config(), self._kinds, self))
+
+    def _config(self) -> dict[str, str]:
+        return {"config": repr(self)}
+
+    def _state(self) -> dict[str, Any]:
+        return {}
+
+    def _restore(self, values: Mapping[str, Any]) -> None:
+        """Be where a state was taken; the values are of their kinds."""
+
+
+class Epochs(BaseSampler):
     """Epochs over ``0 .. total - 1``, each in an order of its own.
 
     Args:
@@ -29,13 +64,18 @@ class Epochs:
         shuffle: Whether an epoch has an order of its own; otherwise the numbers ascend.
     """
 
+    _kinds: Mapping[str, type | str] = dict.fromkeys(("over", "began", "position", "ran_out"), int)
+
     def __init__(self, drop_last: bool, shuffle: bool) -> None:
         self.drop_last = drop_last
         self.shuffle = shuffle
-        self._forget()
+        self._begin_anew()
 
-    def _forget(self) -> None:
-        """The next draw begins an epoch."""
+    def reset(self, storage: Storage) -> None:
+        """Take note that all rows may be others: the next draw begins an epoch."""
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._over = 0  # what the epoch is over: so many rows, or slices of so many steps
         self._began, self._position, self._ran_out = 0, 0, False
 
@@ -61,15 +101,13 @@ class Epochs:
         self._ran_out = self._is_over(total, count)
         return _order(replace(key, index=self._began), total)(ranks) if self.shuffle else ranks
 
-    def _epoch(self, over: str) -> dict[str, int]:
-        """The state of the epoch, in which what it is over has this name."""
-        numbers = {"began": self._began, over: self._over, "position": self._position}
-        return {**numbers, "ran_out": int(self._ran_out)}
+    def _state(self) -> dict[str, Any]:
+        place = {"over": self._over, "began": self._began, "position": self._position}
+        return {**place, "ran_out": int(self._ran_out)}
 
-    def _go_on(self, epoch: Mapping[str, Any], over: str) -> None:
-        """Be where a state says."""
-        self._over, self._began, self._position = epoch[over], epoch["began"], epoch["position"]
-        self._ran_out = bool(epoch["ran_out"])
+    def _restore(self, values: Mapping[str, Any]) -> None:
+        self._over, self._began, self._position = values["over"], values["began"], values["position"]
+        self._ran_out = bool(values["ran_out"])
 
 
 @lru_cache(maxsize=16)
@@ -134,19 +172,11 @@ def _checked(key: str, value: Any, kind: type | str) -> Any:
     return float(value)
 
 
-class RandomSampler:
+class RandomSampler(BaseSampler):
     """Rows drawn uniformly and independently of each other, from all there are."""
-
-    needs_order = False
 
     def __repr__(self) -> str:
         return "RandomSampler()"
-
-    def wrote(self, storage: Storage, write: Write) -> None:
-        """Nothing is kept."""
-
-    def reset(self, storage: Storage) -> None:
-        """Nothing is kept."""
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """``batch_size`` slots, each of all rows with the same probability.
@@ -154,19 +184,10 @@ class RandomSampler:
         Raises:
             ConfigError: The storage is empty.
         """
-        return Draw(key.integers(_rows(storage), batch_size))
+        return Draw(key.integers(rows_in(storage), batch_size))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing is kept."""
+    def _config(self) -> dict[str, str]:
         return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing is kept.
-
-        Raises:
-            StateError: The state is of another sampler.
-        """
-        check_state(state, {}, {}, self)
 
 
 class SamplerWithoutReplacement(Epochs):
@@ -181,7 +202,7 @@ class SamplerWithoutReplacement(Epochs):
         shuffle: Whether an epoch has an order of its own, a new one each time; otherwise the oldest row comes first.
     """
 
-    needs_order = False
+    _kinds: Mapping[str, type | str] = {**Epochs._kinds, "oldest": int}
 
     def __init__(self, *, drop_last: bool = False, shuffle: bool = True) -> None:
         super().__init__(bool(drop_last), bool(shuffle))
@@ -190,20 +211,13 @@ class SamplerWithoutReplacement(Epochs):
     def __repr__(self) -> str:
         return f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle})"
 
-    def wrote(self, storage: Storage, write: Write) -> None:
-        """Rows were written; the next draw sees whether there are more than before."""
-
-    def reset(self, storage: Storage) -> None:
-        """The rows may all be others: the next draw begins an epoch."""
-        self._forget()
-
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """The epoch's next ``batch_size`` slots, or those left of it.
 
         Raises:
             ConfigError: There are fewer rows than ``batch_size``.
         """
-        rows = _rows(storage)
+        rows = rows_in(storage)
         if batch_size > rows:
             raise ConfigError(
                 f"sample: expected at most {rows} rows in a batch without replacement, as many as there are, "
@@ -214,32 +228,29 @@ class SamplerWithoutReplacement(Epochs):
         positions = self._take(key, rows, batch_size)
         return Draw(positions if self.shuffle else (positions + self._oldest) % rows)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where in which epoch the sampler is: plain values."""
-        return {"config": repr(self), **self._epoch("rows"), "oldest": self._oldest}
+    def _state(self) -> dict[str, Any]:
+        return {**super()._state(), "oldest": self._oldest}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in the epoch in which ``state`` was taken.
-
-        Raises:
-            StateError: The state is of another sampler, or damaged.
-        """
-        kinds = dict.fromkeys(("rows", "position", "began", "oldest", "ran_out"), int)
-        values = check_state(state, {"config": repr(self)}, kinds, self)
-        if values["position"] > values["rows"]:
-            raise StateError(f"sampler: expected a position up to {values['rows']}, found {values['position']}")
-        self._go_on(values, "rows")
+    def _restore(self, values: Mapping[str, Any]) -> None:
+        if values["position"] > values["over"]:
+            raise StateError(f"sampler: expected a position up to {values['over']}, found {values['position']}")
+        super()._restore(values)
         self._oldest = values["oldest"]
 
 
-def _rows(storage: Storage) -> int:
+def rows_in(storage: Storage) -> int:
+    """How many rows a storage has.
+
+    Raises:
+        ConfigError: None.
+    """
     rows = len(storage)
     if not rows:
         raise ConfigError("sample: expected rows, found an empty buffer")
     return rows
 
 
-class ConsumingSampler:
+class ConsumingSampler(BaseSampler):
     """Every row is drawn ``times`` times after it was written, and then no more, until its slot is written anew.
 
     A batch has no row twice, and with fewer rows left than it asks for it is short. Rows that came less often come
@@ -259,7 +270,7 @@ class ConsumingSampler:
         ConfigError: Fewer than one time.
     """
 
-    needs_order = False
+    _kinds: Mapping[str, type | str] = {"left": "iu", "ran_out": int}
 
     def __init__(self, times: int = 1, *, shuffle: bool = True, drop_last: bool = False) -> None:
         self.times = check_count("times", times)
@@ -343,24 +354,17 @@ class ConsumingSampler:
                 break
         return np.concatenate(found)
 
-    def state_dict(self) -> dict[str, Any]:
-        """How often each row is still drawn: an array as long as the rows, and a plain value."""
-        return {"config": repr(self), "left": self._left[: self._rows].copy(), "ran_out": int(self._ran_out)}
+    def _state(self) -> dict[str, Any]:
+        return {"left": self._left[: self._rows].copy(), "ran_out": int(self._ran_out)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what was left when ``state`` was taken.
-
-        Raises:
-            StateError: The state is of another sampler, or damaged.
-        """
-        values = check_state(state, {"config": repr(self)}, {"left": "iu", "ran_out": int}, self)
+    def _restore(self, values: Mapping[str, Any]) -> None:
         left = values["left"].astype(np.int64)
         if left.size and not 0 <= left.min() <= left.max() <= self.times:
             raise StateError(f"sampler: expected rows left for 0..{self.times} draws, found {left.min()}..{left.max()}")
         self._left, self._rows, self._ran_out = left, len(left), bool(values["ran_out"])
 
 
-class ReverseSampler:
+class ReverseSampler(BaseSampler):
     """Rows backwards in time: a batch is the newest row and those ``stride``, ``2 * stride``, ... rows before it, and
     the next batch is the rows one before these (Rotinov, "Reverse Experience Replay", 2019).
 
@@ -376,6 +380,7 @@ class ReverseSampler:
     """
 
     needs_order = True
+    _kinds: Mapping[str, type | str] = {"rows_below": int}
 
     def __init__(self, stride: int = 300) -> None:
         self.stride = check_count("stride", stride)
@@ -383,9 +388,6 @@ class ReverseSampler:
 
     def __repr__(self) -> str:
         return f"ReverseSampler(stride={self.stride})"
-
-    def wrote(self, storage: Storage, write: Write) -> None:
-        """Nothing is kept."""
 
     def reset(self, storage: Storage) -> None:
         """Begin with the newest row."""
@@ -400,9 +402,7 @@ class ReverseSampler:
         Raises:
             ConfigError: The storage is empty.
         """
-        rows, newest = len(storage), storage.written - 1
-        if not rows:
-            raise ConfigError("sample: expected rows, found an empty buffer")
+        rows, newest = rows_in(storage), storage.written - 1
         first = self._next
         if not max(newest - 2 * self.stride, newest - rows) < first <= newest:
             first = newest
@@ -410,20 +410,14 @@ class ReverseSampler:
         back = (newest - first + self.stride * np.arange(batch_size)) % rows
         return Draw((newest - back) % storage.capacity)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The number of the row that comes next."""
-        return {"config": repr(self), "rows_below": self._next + 1}
+    def _state(self) -> dict[str, Any]:
+        return {"rows_below": self._next + 1}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken.
-
-        Raises:
-            StateError: The state is of another sampler, or damaged.
-        """
-        self._next = check_state(state, {"config": repr(self)}, {"rows_below": int}, self)["rows_below"] - 1
+    def _restore(self, values: Mapping[str, Any]) -> None:
+        self._next = values["rows_below"] - 1
 
 
-class StalenessSampler:
+class StalenessSampler(BaseSampler):
     """Rows by how many versions of the policy ago they were collected: none that is too old, and newer ones more often.
 
     A row's staleness is ``version - row[version_key]``, at least 0. It is in the batch as ``staleness``. Rows are drawn
@@ -443,7 +437,7 @@ class StalenessSampler:
         ConfigError: An argument out of range.
     """
 
-    needs_order = False
+    _kinds: Mapping[str, type | str] = {"versions": int}
     adds = ("staleness",)
 
     def __init__(
@@ -491,8 +485,7 @@ class StalenessSampler:
             MissingFieldError, SchemaError: The rows have no such field, or it is no integer for each row.
             DataError: A weight that is negative, NaN or infinite.
         """
-        if not len(storage):
-            raise ConfigError("sample: expected rows, found an empty buffer")
+        rows_in(storage)
         set_to = self._version
         if self._known is None or self._known[0] != set_to:
             self._known = set_to, *self._look(storage, set_to)
@@ -539,15 +532,9 @@ class StalenessSampler:
             raise ConfigError("sample: expected a weight above 0, found that of every row to be 0")
         return sums
 
-    def state_dict(self) -> dict[str, Any]:
-        """The version that was set: plain values."""
-        return {"config": repr(self), "versions": 0 if self._version is None else self._version + 1}
+    def _state(self) -> dict[str, Any]:
+        return {"versions": 0 if self._version is None else self._version + 1}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the version that ``state`` was taken with.
-
-        Raises:
-            StateError: The state is of another sampler, or damaged.
-        """
-        versions = check_state(state, {"config": repr(self)}, {"versions": int}, self)["versions"]
+    def _restore(self, values: Mapping[str, Any]) -> None:
+        versions = values["versions"]
         self._version, self._known = versions - 1 if versions else None, None

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.episodes import EpisodeIndex, WindowRule, Windows
-from mouse_core.errors import ConfigError, StateError
+from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
 from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage, Write
 from mouse_core.replay.samplers.episodes import STATE, StorageEpisodes, of_turns
@@ -22,7 +22,7 @@ from mouse_core.replay.samplers.priorities import (
     draw_slots,
     importance_weights,
 )
-from mouse_core.replay.samplers.rows import Epochs, check_state
+from mouse_core.replay.samplers.rows import BaseSampler, Epochs
 from mouse_core.sampling.windows import Weighting
 from mouse_core.spec import check_count
 
@@ -31,7 +31,7 @@ Int64s = npt.NDArray[np.int64]
 Span = bool | int | tuple[bool | int, bool | int]
 
 
-class SliceSampling:
+class SliceSampling(BaseSampler):
     """What samplers of slices have in common: what a slice is, the episodes, and making a draw of windows.
 
     Args:
@@ -45,6 +45,7 @@ class SliceSampling:
     """
 
     needs_order = True
+    _kinds: Mapping[str, type | str] = dict.fromkeys(STATE, "iu")
 
     def __init__(
         self,
@@ -110,6 +111,12 @@ class SliceSampling:
     def grew(self, storage: Storage) -> None:
         """There is room for more rows; see ``Sampler``."""
         self.episodes.grew(storage)
+
+    def _state(self) -> dict[str, Any]:
+        return {**self.episodes.state()}
+
+    def _restore(self, values: Mapping[str, Any]) -> None:
+        self.episodes.load(values)
 
     def _shown(self) -> str:
         """What it is made as, in the ``repr`` and in states."""
@@ -292,10 +299,10 @@ class SliceSampler(SliceSampling):
         total = view.count if self.weighting == "step" else view.episode_count
         if not total:
             raise no_window(episodes, rule, self.episodes.coming_back(storage))
-        ranks = _joined([key.integers(total, batch_size) for key in keys])
+        ranks = np.concatenate([key.integers(total, batch_size) for key in keys])
         if self.weighting == "step":
             return view.at(ranks)
-        return view.in_episodes(ranks, _joined([key.with_call(1).uniform(batch_size) for key in keys]))
+        return view.in_episodes(ranks, np.concatenate([key.with_call(1).uniform(batch_size) for key in keys]))
 
     @property
     def gives_windows(self) -> bool:
@@ -309,22 +316,6 @@ class SliceSampler(SliceSampling):
         episodes = self.episodes.settled(storage)
         rule = replace(self._rule, strict=True)
         return self._rule == rule or episodes.view(rule).episode_count == episodes.view(self._rule).episode_count
-
-    def state_dict(self) -> dict[str, Any]:
-        """The episodes there are: a string and arrays as long as their number."""
-        return {"config": repr(self), **self.episodes.state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the episodes that ``state`` was taken with.
-
-        Raises:
-            StateError: The state is of another sampler or configuration, or damaged; nothing has changed then.
-        """
-        self.episodes.load(check_state(state, {"config": repr(self)}, dict.fromkeys(STATE, "iu"), self))
-
-
-def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
@@ -346,6 +337,8 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
     Raises:
         ConfigError: As ``SliceSampler``.
     """
+
+    _kinds: Mapping[str, type | str] = {**SliceSampling._kinds, **Epochs._kinds}
 
     def __init__(
         self,
@@ -372,9 +365,9 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
         self._over = 0
 
     def reset(self, storage: Storage) -> None:
-        """The rows may all be others: the next draw looks at them once and begins an epoch."""
+        """Take note that all rows may be others: the next draw looks at them once and begins an epoch."""
         super().reset(storage)
-        self._forget()
+        self._begin_anew()
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """The epoch's next ``batch_size`` slices, or those left of it.
@@ -397,20 +390,12 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
         self._begins(key, rule.length, total, batch_size)
         return self.draw_of(view.at(self._take(key, total, batch_size)), episodes, storage)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The episodes there are, and where in which epoch the sampler is: plain values and arrays."""
-        return {"config": repr(self), **self.episodes.state(), **self._epoch("length")}
+    def _state(self) -> dict[str, Any]:
+        return {**self.episodes.state(), **Epochs._state(self)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in the epoch in which ``state`` was taken.
-
-        Raises:
-            StateError: The state is of another sampler or configuration, or damaged; nothing has changed then.
-        """
-        epoch = dict.fromkeys(("began", "length", "position", "ran_out"), int)
-        values = check_state(state, {"config": repr(self)}, {**dict.fromkeys(STATE, "iu"), **epoch}, self)
+    def _restore(self, values: Mapping[str, Any]) -> None:
         self.episodes.load(values)
-        self._go_on(values, "length")
+        Epochs._restore(self, values)
 
 
 # A look at all rows takes so many at a time.
@@ -435,6 +420,8 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
     Raises:
         ConfigError: As ``PrioritizedSampler`` and ``SliceSampler``, and a span over the begin.
     """
+
+    _kinds: Mapping[str, type | str] = {**SliceSampling._kinds, **PrioritizedSampler._kinds}
 
     def __init__(
         self,
@@ -594,23 +581,15 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
 
     # ------------------------------------------------------------------ state
 
-    def state_dict(self) -> dict[str, Any]:
-        """Priorities and episodes: plain values and arrays."""
-        rows = {f"rows.{name}": value for name, value in PrioritizedSampler.state_dict(self).items()}
-        return {"config": self._shown(), **rows, **self.episodes.state()}
+    def _config(self) -> dict[str, str]:
+        return {"config": f"{PrioritizedSampler._config(self)['config']}, {self._shown()}"}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the priorities, episodes and beta that ``state`` was taken with.
+    def _state(self) -> dict[str, Any]:
+        return {**SliceSampling._state(self), **PrioritizedSampler._state(self)}
 
-        Raises:
-            StateError: The state is of another sampler or configuration, or damaged; nothing has changed then.
-        """
-        if not isinstance(state, Mapping):
-            raise StateError(f"sampler: expected a dict, found {state!r:.80}")
-        own = {name: value for name, value in state.items() if not str(name).startswith("rows.")}
-        values = check_state(own, {"config": self._shown()}, dict.fromkeys(STATE, "iu"), self)
+    def _restore(self, values: Mapping[str, Any]) -> None:
         index = StorageEpisodes(*self.episodes.keys)
         index.load(values)
-        PrioritizedSampler.load_state_dict(self, {name[5:]: value for name, value in state.items() if name not in own})
+        PrioritizedSampler._restore(self, values)
         self.episodes = index
         self._forget()
