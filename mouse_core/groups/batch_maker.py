@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -61,26 +60,10 @@ class ResumableBatchMaker(BatchMaker, Protocol):
         """
 
 
-UIDS = "rollout_uids"
-"""What a batch maker's metadata may say: which rollouts a batch has used."""
-
+# Metadata of a batch: the uids of the rollouts that it used.
+_UIDS = "rollout_uids"
 # Groups whose rollouts are read in one go.
 _TOGETHER = 32
-
-
-@dataclass(frozen=True)
-class Made:
-    """A batch that is to be stored.
-
-    Args:
-        examples: What it is made of.
-        metadata: What its maker says of it.
-        uids: Of the rollouts it has used.
-    """
-
-    examples: Sequence[RLExample]
-    metadata: Mapping[str, Any]
-    uids: tuple[str, ...]
 
 
 class _Known(NamedTuple):
@@ -172,29 +155,22 @@ class Making:
             self._by_tokens.setdefault(_mark(tokens), []).append(known)
             self.maker.add_rollout(rollout)
 
-    def check(self, rollout: RolloutRecord) -> None:
-        """Raise DataError for a rollout that the maker would not take, if it says so before."""
-        check = getattr(self.maker, "check_rollout", None)
-        if check is not None:
-            check(rollout)
+    def ask(self, name: str, *given: Any) -> Any:
+        """Call a method that a maker may have: ``check_rollout``, ``set_policy_version`` or ``summary``."""
+        call = getattr(self.maker, name, None)
+        return None if call is None else call(*given)
 
-    def set_policy_version(self, version: str) -> None:
-        """Tell the maker which version is the latest, if it has a use for that."""
-        tell = getattr(self.maker, "set_policy_version", None)
-        if tell is not None:
-            tell(version)
-
-    def summary(self) -> dict[str, float]:
-        """What the maker says for a log, if it does."""
-        say = getattr(self.maker, "summary", None)
-        return {} if say is None else dict(say())
-
-    def batch(self, size: int, known: Container[str]) -> Made | None:
-        """A batch, the same one until ``stored`` is called; None if there are too few rollouts.
+    def batch(
+        self, size: int, known: Container[str]
+    ) -> tuple[Sequence[RLExample], Mapping[str, Any], tuple[str, ...]] | None:
+        """Return a batch, the same one until ``stored`` is called; None if there are too few rollouts.
 
         Args:
-            size: Of how many examples.
+            size: How many examples.
             known: The uids of the buffer's rollouts.
+
+        Returns:
+            The examples, the maker's metadata, and the uids of the rollouts that the batch used.
 
         Raises:
             DataError: It is not made of examples, or does not say of which rollouts. It is still what comes next. Or a
@@ -212,7 +188,7 @@ class Making:
         metadata = self.maker.get_batch_metadata(self._batch)
         if not isinstance(metadata, Mapping):
             raise DataError(f"get_batch_metadata: expected a dict, found {metadata!r:.100}")
-        return Made(self._batch, metadata, self._uids(self._batch, metadata.get(UIDS), known))
+        return self._batch, metadata, self._uids(self._batch, metadata.get(_UIDS), known)
 
     def _uids(self, batch: Sequence[RLExample], said: Any, known: Container[str]) -> tuple[str, ...]:
         """Of the rollouts that a batch has used; a restart would give those again that are missing here."""
@@ -241,7 +217,7 @@ class Making:
                 raise DataError(
                     "create_batch: expected to learn which rollouts a batch has used, or a restart would give them "
                     "again; found an example without rollout_uid, whose tokens no rollout has, and no "
-                    f"{UIDS!r} in the batch's metadata"
+                    f"{_UIDS!r} in the batch's metadata"
                 )
             free = [known for known in there if known.uid not in taken and known.uid not in self._used]
             if free:
@@ -250,11 +226,11 @@ class Making:
                 found.append(best.uid)
         return found
 
-    def stored(self, made: Made) -> None:
-        """Go on to the next batch."""
+    def stored(self, uids: Iterable[str]) -> None:
+        """Go on to the next batch; ``uids`` are the rollouts that this one used."""
         self._batch = None
         if self._by_tokens:
-            self._used.update(made.uids)
+            self._used.update(uids)
 
 
 def _mark(values: npt.NDArray[Any]) -> int:

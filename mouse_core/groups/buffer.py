@@ -7,8 +7,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,13 +35,192 @@ from mouse_core.groups.versions import version_name
 from mouse_core.groups.waiting import SealingRules
 from mouse_core.spec import check_count
 
+# Who waits looks so often whether the buffer is still the folder's: whoever takes it over can wake nobody here.
+_LOOK_SECONDS = 0.5
+# Bytes that the file is read to; it says who the owner is, and where.
+_LONGEST = 1024
 
-class StoredInBuffer:
-    """A buffer's stored rollouts and batches."""
 
-    _folder: Folder
-    _lock: ProcessLock
-    _root: Path
+class Owner(Descriptor):
+    """The right to write to a folder.
+
+    It passes to whoever takes it last: a writer that was believed dead, and is not, finds out at its next step and
+    changes nothing any more. A lock alone could not do that; it would keep the new writer out.
+
+    Args:
+        path: A file that says who the owner is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._process = os.getpid()
+        self._token = uuid.uuid4().hex.encode()
+        with storing(f"file {path}"):
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """Become the owner, once the present one has finished its step; keep all others out meanwhile."""
+        lock(self._file, wait=True)
+        try:
+            with storing(f"file {self._path}"):
+                named = self._token + b"\n" + this_process().encode()
+                os.lseek(self._file, 0, os.SEEK_SET)
+                os.write(self._file, named)
+                os.ftruncate(self._file, len(named))
+            yield
+        finally:
+            self._unlock()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Keep all others out while something is written.
+
+        Raises:
+            ClosedError: Someone else has taken the folder, or it has been closed here.
+            ForkError: This is a forked child.
+        """
+        if self._file < 0:
+            raise ClosedError(f"rollout buffer: expected an open one, found {str(self._path.parent.parent)!r} closed")
+        if os.getpid() != self._process:
+            raise ForkError(
+                f"rollout buffer: expected to be used in process {self._process}, found the forked child {os.getpid()}"
+            )
+        lock(self._file, wait=True)
+        try:
+            os.lseek(self._file, 0, os.SEEK_SET)
+            token, _, owner = os.read(self._file, _LONGEST).partition(b"\n")
+            if token != self._token:
+                by = f", by {owner.decode(errors='replace')}" if owner else ""
+                raise ClosedError(
+                    f"rollout buffer: expected to own {str(self._path.parent.parent)!r}, found it opened anew since{by}"
+                )
+            yield
+        finally:
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._file >= 0:
+            unlock(self._file)
+
+
+# How long to wait before sealing is tried again, after the disk was full.
+_RETRY_SECONDS = 5.0
+
+
+class RolloutBuffer:
+    """Rollouts on disk, group by group, and batches made of them.
+
+    A group is the rollouts of one policy version on one problem. It is sealed, which means written to a Parquet file,
+    when it is full, when it is older than a time-out, or on ``flush()``; groups that are sealed together share files.
+    What ``add_rollouts`` has returned for is on the disk: a buffer that is made again for the same folder, also after a
+    crash, has every such rollout once, and gives none to a batch that a stored batch has had.
+
+    A folder has one buffer at a time. Making another one, in this process or elsewhere, takes the folder over, and the
+    one before raises ``ClosedError``. Threads may share a buffer.
+
+    Args:
+        root_path: The folder, made if it is not there.
+        group_size: Rollouts of a full group.
+        min_group_size: Rollouts that a group needs to be sealed by the time-out; one alone cannot be scored.
+        seal_timeout: Seconds after a group's first rollout until the group is sealed as it is.
+        compression: Of messages, tokens and what else can be long: "zstd", "snappy", "gzip", "brotli", "lz4", "none".
+        batch_maker: What batches are made by; without, there are none.
+        capacity: The most rollouts that may wait for their groups; with more, the oldest groups are sealed as they are.
+        columns: What rollouts may have beside what all have; None: what was declared for the folder. More may be
+            declared when it is opened again; groups that are sealed do not wait for them, so late ones have a ``fill``.
+        max_ahead: How many rollouts may wait for their groups, for late columns or to be drawn, where producers are to
+            be held back; see ``add_rollouts``. None: any number. The batch maker then says how many are ``available``.
+        memory_bytes: About how much memory rollouts may take that wait for their groups or, in a ``GrpoBatchMaker``, to
+            be drawn. Others are read back from the log, or from their groups' files, when they are needed.
+        sync: Whether to wait for the disk. Without, a crash of the process loses nothing; one of the machine does.
+        digest: Whether a digest of the batches runs along, off by default: some 60 us an example; see ``digest``.
+
+    Raises:
+        ConfigError: An argument that cannot be used.
+        DataError: A file in the folder is damaged, or is gone and had what no other file has; the message names it.
+        StorageError: The folder cannot be read or written.
+    """
+
+    def __init__(
+        self,
+        root_path: str | Path,
+        group_size: int = 8,
+        min_group_size: int = 2,
+        seal_timeout: float = 30.0,
+        compression: str = "zstd",
+        batch_maker: BatchMaker | None = None,
+        capacity: int | None = None,
+        *,
+        columns: Iterable[RolloutColumn] | None = None,
+        max_ahead: int | None = None,
+        memory_bytes: int = 2**30,
+        sync: bool = True,
+        digest: bool = False,
+    ) -> None:
+        rules = SealingRules(group_size, min_group_size, seal_timeout, capacity)
+        check_codec(compression)
+        self._root = Path(root_path)
+        self._making = None if batch_maker is None else Making(batch_maker)
+        self._lock, self._requests, self._column_requests = ProcessLock(), Requests(), Requests()
+        self._max_ahead = None if max_ahead is None else check_count("max_ahead", max_ahead)
+        if max_ahead is not None and not hasattr(batch_maker, "available"):
+            raise ConfigError(
+                f"max_ahead: expected a batch_maker with an attribute 'available', found {batch_maker!r:.100}"
+            )
+        self._changed = threading.Condition(self._lock)
+        self._is_lacking = False  # whether the last batch that was asked for could not be made
+        with storing(f"folder {self._root}"):
+            make_folder(self._root / STATE, sync=bool(sync))
+            make_folder(self._root / BATCHES, sync=bool(sync))
+        self._owner = Owner(self._root / STATE / "owner")
+        try:
+            with self._owner.taking():
+                self._columns = declare(self._root, columns, sync=bool(sync))
+                self._folder = Folder(
+                    self._root,
+                    rules,
+                    self._making,
+                    self._columns,
+                    compression=compression,
+                    sync=bool(sync),
+                    digest=digest,
+                    memory_bytes=check_count("memory_bytes", memory_bytes, 0),
+                )
+        except BaseException:
+            self._owner.close()
+            raise
+        self._alarm = Alarm(self, RolloutBuffer._seal_due, "rollout-buffer-timeout")
+        self._alarm.set(self._folder.waiting.next_due())
+
+    # ------------------------------------------------------------------ what is there
+
+    def __repr__(self) -> str:
+        return (
+            f"RolloutBuffer({str(self._root)!r}, groups={len(self._folder.parts)}, rollouts={len(self)}, "
+            f"waiting={self.num_waiting}, batches={len(self._folder.batches.stored)})"
+        )
+
+    @property
+    def root_path(self) -> Path:
+        """The folder."""
+        return self._root
+
+    @property
+    def columns(self) -> Columns:
+        """What was declared for the folder, by name."""
+        return self._columns
+
+    @property
+    def batch_maker(self) -> BatchMaker | None:
+        """What batches are made by."""
+        return None if self._making is None else self._making.maker
+
+    @property
+    def num_ahead(self) -> int:
+        """Rollouts that wait for their groups or for late columns, and examples that batches could be made of now."""
+        with self._lock:
+            return self._folder.counts()[0] + int(getattr(self.batch_maker, "available", 0))
 
     def __len__(self) -> int:
         """Rollouts, sealed or waiting."""
@@ -155,269 +334,6 @@ class StoredInBuffer:
         """
         return self._folder.batches.batch_staleness(batch_id)
 
-
-# Who waits looks so often whether the buffer is still the folder's: whoever takes it over can wake nobody here.
-_LOOK_SECONDS = 0.5
-
-
-class Pressure:
-    """Keeps producers from running ahead, and never from what a batch lacks.
-
-    Args:
-        limit: How many rollouts may be ahead; None: any number.
-        maker: What batches are made by.
-        lock: The buffer's.
-
-    Raises:
-        ConfigError: There is a limit and no maker that says how many examples a batch could be made of.
-    """
-
-    def __init__(self, limit: int | None, maker: BatchMaker | None, lock: ProcessLock) -> None:
-        self.limit = None if limit is None else check_count("max_ahead", limit)
-        self._maker = maker
-        if self.limit is not None and not hasattr(maker, "available"):
-            raise ConfigError(f"max_ahead: expected a batch_maker with an attribute 'available', found {maker!r:.100}")
-        self._changed = threading.Condition(lock)
-        self._lacking = False
-
-    def ahead(self, waiting: int) -> int:
-        """Rollouts that the maker has not been given, so many, and examples that batches could be made of."""
-        with self._changed:
-            return waiting + int(getattr(self._maker, "available", 0))
-
-    def hold(
-        self,
-        timeout: float | None,
-        step: Callable[[], AbstractContextManager[None]],
-        counts: Callable[[], tuple[int, int]],
-    ) -> None:
-        """Wait until there is room.
-
-        Args:
-            timeout: Seconds; None: as long as it takes.
-            step: Entered to see an error where the buffer is not the folder's any more.
-            counts: How many rollouts the batch maker has not been given, and how many of these wait for late columns.
-
-        Raises:
-            TimedOutError: There was no room in time.
-        """
-        if self.limit is None:
-            return
-        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
-            raise ConfigError(f"timeout: expected seconds, at least 0, or None, found {timeout!r}")
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while (ahead := self._too_many(*counts())) is not None:
-                left = _LOOK_SECONDS if deadline is None else deadline - time.monotonic()
-                if left <= 0:
-                    raise TimedOutError(
-                        f"add_rollouts: expected room within {timeout:g} s, found {ahead} rollouts ahead of "
-                        f"max_ahead {self.limit}; batches make room, and nothing was added"
-                    )
-                with step():
-                    pass
-                self._changed.wait(min(left, _LOOK_SECONDS))
-
-    def _too_many(self, waiting: int, late: int) -> int | None:
-        """How many are ahead, if there are enough, and the last batch that was asked for was made.
-
-        What waits for late columns goes on to be bounded when it was not: more rollouts are not what it lacks.
-        """
-        if self.limit is None or (self._lacking and late < self.limit):
-            return None
-        ahead = self.ahead(waiting)
-        return ahead if ahead >= self.limit else None
-
-    def asked(self, *, made: bool) -> None:
-        """A batch was asked for. Until one is made nobody waits: what is ahead is not what that batch lacks."""
-        self._lacking = not made
-        self.wake()
-
-    def wake(self) -> None:
-        """Let those that wait look again."""
-        with self._changed:
-            self._changed.notify_all()
-
-
-# Bytes that the file is read to; it says who the owner is, and where.
-_LONGEST = 1024
-
-
-class Owner(Descriptor):
-    """The right to write to a folder.
-
-    It passes to whoever takes it last: a writer that was believed dead, and is not, finds out at its next step and
-    changes nothing any more. A lock alone could not do that; it would keep the new writer out.
-
-    Args:
-        path: A file that says who the owner is.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._process = os.getpid()
-        self._token = uuid.uuid4().hex.encode()
-        with storing(f"file {path}"):
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-
-    @contextmanager
-    def taking(self) -> Iterator[None]:
-        """Become the owner, once the present one has finished its step; keep all others out meanwhile."""
-        lock(self._file, wait=True)
-        try:
-            with storing(f"file {self._path}"):
-                named = self._token + b"\n" + this_process().encode()
-                os.lseek(self._file, 0, os.SEEK_SET)
-                os.write(self._file, named)
-                os.ftruncate(self._file, len(named))
-            yield
-        finally:
-            self._unlock()
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Keep all others out while something is written.
-
-        Raises:
-            ClosedError: Someone else has taken the folder, or it has been closed here.
-            ForkError: This is a forked child.
-        """
-        if self._file < 0:
-            raise ClosedError(f"rollout buffer: expected an open one, found {str(self._path.parent.parent)!r} closed")
-        if os.getpid() != self._process:
-            raise ForkError(
-                f"rollout buffer: expected to be used in process {self._process}, found the forked child {os.getpid()}"
-            )
-        lock(self._file, wait=True)
-        try:
-            os.lseek(self._file, 0, os.SEEK_SET)
-            token, _, owner = os.read(self._file, _LONGEST).partition(b"\n")
-            if token != self._token:
-                by = f", by {owner.decode(errors='replace')}" if owner else ""
-                raise ClosedError(
-                    f"rollout buffer: expected to own {str(self._path.parent.parent)!r}, found it opened anew since{by}"
-                )
-            yield
-        finally:
-            self._unlock()
-
-    def _unlock(self) -> None:
-        if self._file >= 0:
-            unlock(self._file)
-
-
-# How long to wait before sealing is tried again, after the disk was full.
-_RETRY_SECONDS = 5.0
-
-
-class RolloutBuffer(StoredInBuffer):
-    """Rollouts on disk, group by group, and batches made of them.
-
-    A group is the rollouts of one policy version on one problem. It is sealed, which means written to a Parquet file,
-    when it is full, when it is older than a time-out, or on ``flush()``; groups that are sealed together share files.
-    What ``add_rollouts`` has returned for is on the disk: a buffer that is made again for the same folder, also after a
-    crash, has every such rollout once, and gives none to a batch that a stored batch has had.
-
-    A folder has one buffer at a time. Making another one, in this process or elsewhere, takes the folder over, and the
-    one before raises ``ClosedError``. Threads may share a buffer.
-
-    Args:
-        root_path: The folder, made if it is not there.
-        group_size: Rollouts of a full group.
-        min_group_size: Rollouts that a group needs to be sealed by the time-out; one alone cannot be scored.
-        seal_timeout: Seconds after a group's first rollout until the group is sealed as it is.
-        compression: Of messages, tokens and what else can be long: "zstd", "snappy", "gzip", "brotli", "lz4", "none".
-        batch_maker: What batches are made by; without, there are none.
-        capacity: The most rollouts that may wait for their groups; with more, the oldest groups are sealed as they are.
-        columns: What rollouts may have beside what all have; None: what was declared for the folder. More may be
-            declared when it is opened again; groups that are sealed do not wait for them, so late ones have a ``fill``.
-        max_ahead: How many rollouts may wait for their groups, for late columns or to be drawn, where producers are to
-            be held back; see ``add_rollouts``. None: any number. The batch maker then says how many are ``available``.
-        memory_bytes: About how much memory rollouts may take that wait for their groups or, in a ``GrpoBatchMaker``, to
-            be drawn. Others are read back from the log, or from their groups' files, when they are needed.
-        sync: Whether to wait for the disk. Without, a crash of the process loses nothing; one of the machine does.
-        digest: Whether a digest of the batches runs along, off by default: some 60 us an example; see ``digest``.
-
-    Raises:
-        ConfigError: An argument that cannot be used.
-        DataError: A file in the folder is damaged, or is gone and had what no other file has; the message names it.
-        StorageError: The folder cannot be read or written.
-    """
-
-    def __init__(
-        self,
-        root_path: str | Path,
-        group_size: int = 8,
-        min_group_size: int = 2,
-        seal_timeout: float = 30.0,
-        compression: str = "zstd",
-        batch_maker: BatchMaker | None = None,
-        capacity: int | None = None,
-        *,
-        columns: Iterable[RolloutColumn] | None = None,
-        max_ahead: int | None = None,
-        memory_bytes: int = 2**30,
-        sync: bool = True,
-        digest: bool = False,
-    ) -> None:
-        rules = SealingRules(group_size, min_group_size, seal_timeout, capacity)
-        check_codec(compression)
-        self._root = Path(root_path)
-        self._making = None if batch_maker is None else Making(batch_maker)
-        self._lock, self._requests, self._column_requests = ProcessLock(), Requests(), Requests()
-        self._pressure = Pressure(max_ahead, batch_maker, self._lock)
-        with storing(f"folder {self._root}"):
-            make_folder(self._root / STATE, sync=bool(sync))
-            make_folder(self._root / BATCHES, sync=bool(sync))
-        self._owner = Owner(self._root / STATE / "owner")
-        try:
-            with self._owner.taking():
-                self._columns = declare(self._root, columns, sync=bool(sync))
-                self._folder = Folder(
-                    self._root,
-                    rules,
-                    self._making,
-                    self._columns,
-                    compression=compression,
-                    sync=bool(sync),
-                    digest=digest,
-                    memory_bytes=check_count("memory_bytes", memory_bytes, 0),
-                )
-        except BaseException:
-            self._owner.close()
-            raise
-        self._alarm = Alarm(self, RolloutBuffer._seal_due, "rollout-buffer-timeout")
-        self._alarm.set(self._folder.waiting.next_due())
-
-    # ------------------------------------------------------------------ what is there
-
-    def __repr__(self) -> str:
-        return (
-            f"RolloutBuffer({str(self._root)!r}, groups={len(self._folder.parts)}, rollouts={len(self)}, "
-            f"waiting={self.num_waiting}, batches={len(self._folder.batches.stored)})"
-        )
-
-    @property
-    def root_path(self) -> Path:
-        """The folder."""
-        return self._root
-
-    @property
-    def columns(self) -> Columns:
-        """What was declared for the folder, by name."""
-        return self._columns
-
-    @property
-    def batch_maker(self) -> BatchMaker | None:
-        """What batches are made by."""
-        return None if self._making is None else self._making.maker
-
-    @property
-    def num_ahead(self) -> int:
-        """Rollouts that wait for their groups or for late columns, and examples that batches could be made of now."""
-        with self._lock:
-            return self._pressure.ahead(self._folder.counts()[0])
-
     # ------------------------------------------------------------------ adding
 
     def add_rollout(self, rollout: RolloutRecord, *, timeout: float | None = None) -> bool:
@@ -459,14 +375,42 @@ class RolloutBuffer(StoredInBuffer):
                 given[number] = with_columns(rollout, self._columns)
                 self._folder.versions.refuse_ahead(rollout.policy_version, rollout.rollout_uid)
                 if self._making is not None:
-                    self._making.check(rollout)
-            self._pressure.hold(timeout, self._step, self._folder.counts)
+                    self._making.ask("check_rollout", rollout)
+            if self._max_ahead is not None:
+                self._wait_for_room(self._max_ahead, timeout)
             new: int = self._requests.serve(given, self._add)
         except DataError:
             with self._lock:
                 self._folder.refused += len(given)
             raise
         return new
+
+    def _wait_for_room(self, limit: int, timeout: float | None) -> None:
+        """Wait until fewer than ``limit`` rollouts are ahead; never where a batch that was asked for lacks some.
+
+        What waits for late columns goes on to be bounded even so: more rollouts are not what it lacks.
+        """
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+            raise ConfigError(f"timeout: expected seconds, at least 0, or None, found {timeout!r}")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not self._is_lacking or self._folder.counts()[1] >= limit:
+                if (ahead := self.num_ahead) < limit:
+                    return
+                left = _LOOK_SECONDS if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    raise TimedOutError(
+                        f"add_rollouts: expected room within {timeout:g} s, found {ahead} rollouts ahead of "
+                        f"max_ahead {limit}; batches make room, and nothing was added"
+                    )
+                with self._step():
+                    pass  # an error where the buffer is not the folder's any more
+                self._changed.wait(min(left, _LOOK_SECONDS))
+
+    def _wake(self) -> None:
+        """Let those that wait for room look again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _add(self, requests: Sequence[Sequence[RolloutRecord]]) -> list[int]:
         """Add what several callers gave, with one wait for the disk; how many of each were new."""
@@ -500,7 +444,7 @@ class RolloutBuffer(StoredInBuffer):
     def _add_columns(self, requests: Sequence[tuple[str, Any]]) -> list[int]:
         with self._step():
             counts = self._folder.add_columns(requests)
-            self._pressure.wake()
+            self._wake()
         return counts
 
     def flush(self) -> int:
@@ -560,7 +504,7 @@ class RolloutBuffer(StoredInBuffer):
         """
         with self._step():
             count = self._folder.give_up(uids_of(rollout_uids))
-            self._pressure.wake()
+            self._wake()
         return count
 
     def create_and_store_batch(self, batch_size: int) -> str | None:
@@ -584,7 +528,8 @@ class RolloutBuffer(StoredInBuffer):
         size = check_count("batch_size", batch_size)
         with self._step():
             batch_id = self._folder.batch(size)
-            self._pressure.asked(made=batch_id is not None)
+            self._is_lacking = batch_id is None
+            self._wake()
         return batch_id
 
     def batch_at(self, index: int, batch_size: int | None = None) -> str | None:
@@ -617,7 +562,7 @@ class RolloutBuffer(StoredInBuffer):
         with self._lock:
             self._owner.close()
             self._folder.close()
-        self._pressure.wake()
+        self._wake()
 
     def __enter__(self) -> Self:
         return self

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import RowError, convert, is_ml_float, to_numpy, widened
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.checksum import checksum
 
 _MAX_TOKEN = 2**31 - 1
 # Log-probabilities are at most 0; float32 leaves a little above, of which nothing is kept.
@@ -90,20 +90,12 @@ _VERSION = 1
 PER = ("token", "turn", "example")
 """What a column may have a value for each of."""
 
-_OF_ROLLOUTS = (
-    "environment",
-    "example_id",
-    "policy_version",
-    "rollout_uid",
-    "turns",
-    "created",
-    "replica_id",
-    "metadata",
-)
-_OF_PARTS = ("message", "role", "tokens", "logprobs", "columns")
-_OF_BATCHES = ("loss_mask", "advantage", "generator_log_probs", "mask", "segment_ids", "positions")
-_OF_CONCATENATED = ("cu_seqlens", "position", "sequence_id")
-_OWN = {*_OF_ROLLOUTS, *_OF_PARTS, *_OF_BATCHES, *_OF_CONCATENATED, "turn_ids", "staleness"}
+# Names that rollouts, turns, examples, batches and concatenated batches have themselves.
+_OF_ROLLOUTS = ("environment", "example_id", "policy_version", "rollout_uid", "turns", "created", "replica_id")
+_OF_PARTS = ("metadata", "message", "role", "tokens", "logprobs", "columns")
+_OF_EXAMPLES = ("loss_mask", "advantage", "generator_log_probs", "turn_ids", "staleness")
+_OF_BATCHES = ("mask", "segment_ids", "positions", "cu_seqlens", "position", "sequence_id")
+_TAKEN = {*_OF_ROLLOUTS, *_OF_PARTS, *_OF_EXAMPLES, *_OF_BATCHES}
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +128,7 @@ class RolloutColumn:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier() or not self.name.isascii():
             raise ConfigError(f"column: expected a name of letters, digits and '_', found {self.name!r:.80}")
-        if self.name in _OWN:
+        if self.name in _TAKEN:
             raise ConfigError(f"column: expected another name than those of all rollouts, found {self.name!r}")
         if self.name == "reward" and not (self.late and self.per == "example"):
             raise ConfigError("column 'reward': expected a late one per example, as rollouts and turns have rewards")
@@ -197,11 +189,7 @@ class RolloutColumn:
         return np.full((*counts, *self.shape), self.padding, self.dtype)
 
     def taken(self, given: Any, count: int | None, where: str) -> npt.NDArray[Any]:
-        """``values`` that are taken in.
-
-        Raises:
-            DataError: As there, or NaN or infinity, unless ``finite=False``.
-        """
+        """Return ``values`` that come from outside; DataError also for NaN or infinity, unless ``finite=False``."""
         values = self.values(given, count, where)
         if self.finite and values.dtype.kind == "f" and not (good := np.isfinite(values)).all():
             place = tuple(np.argwhere(~good)[0].tolist())
@@ -299,9 +287,6 @@ class Columns(Mapping[str, RolloutColumn]):
     def __getitem__(self, name: str) -> RolloutColumn:
         return self._columns[name]
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._columns
-
     def __iter__(self) -> Any:
         return iter(self._columns)
 
@@ -315,27 +300,20 @@ class Columns(Mapping[str, RolloutColumn]):
         """Those with a value for each token, turn or example."""
         return [column for column in self._columns.values() if column.per == per]
 
-    def names_of(self, per: str) -> list[str]:
-        """The names of those."""
-        return [column.name for column in self.of(per)]
-
     @property
     def late(self) -> list[RolloutColumn]:
         """Those that are written after a rollout was added."""
         return [column for column in self._columns.values() if column.late]
 
-    def refuse_others(self, names: Iterable[str], pers: Sequence[str], where: str) -> None:
-        """Raise DataError for a name that is not declared for one of these, or is of a late column."""
+    def refuse_others(self, names: Iterable[str], pers: Sequence[str], where: str, remedy: str = "") -> None:
+        """Raise DataError for a name that is not declared per one of ``pers``."""
         for name in names:
-            column = self._columns.get(name)
-            if column is None or column.per not in pers:
-                known = [one.name for one in self._columns.values() if one.per in pers]
+            if name not in self or self[name].per not in pers:
+                known = [one.name for one in self.values() if one.per in pers]
                 raise DataError(
                     f"{where}: expected columns that were declared for each {' or '.join(pers)}, {known}, "
-                    f"found {name!r}"
+                    f"found {name!r}{remedy}"
                 )
-            if column.late:
-                raise DataError(f"{where}: expected the late column {name!r} by add_column, found it in the rollout")
 
     def with_more(self, others: Columns) -> Columns:
         """These, and behind them the others that are not among them.
@@ -346,10 +324,7 @@ class Columns(Mapping[str, RolloutColumn]):
         for name, column in others.items():
             if self.get(name, column) != column:
                 raise ConfigError(f"columns: expected {name!r} as the folder has it, {self[name]}, found {column}")
-        return Columns((self | others).values())
-
-    def __or__(self, others: Mapping[str, RolloutColumn]) -> dict[str, RolloutColumn]:
-        return {**self._columns, **others}
+        return Columns({**self, **others}.values())
 
     def first(self, count: int) -> Columns:
         """The first so many of them."""
@@ -361,7 +336,7 @@ class Columns(Mapping[str, RolloutColumn]):
     def to_json(self) -> str:
         """A text that ``from_json`` reads."""
         columns = [asdict(column) for column in self._columns.values()]
-        return json.dumps({"version": _VERSION, "columns": columns, "crc32": _checksum(columns)})
+        return json.dumps({"version": _VERSION, "columns": columns, "checksum": _checksum(columns)})
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> Columns:
@@ -377,7 +352,7 @@ class Columns(Mapping[str, RolloutColumn]):
                 raise DataError(
                     f"{where}: expected columns of version {_VERSION}, found {version}: a newer release wrote it"
                 )
-            if said["crc32"] != _checksum(said["columns"]):
+            if said["checksum"] != _checksum(said["columns"]):
                 raise DataError(f"{where}: expected the columns as they were written, found damage")
             return cls(RolloutColumn(**column) for column in said["columns"])
         except (ValueError, KeyError, TypeError, ConfigError) as error:
@@ -385,7 +360,7 @@ class Columns(Mapping[str, RolloutColumn]):
 
 
 def _checksum(columns: Any) -> int:
-    return zlib.crc32(json.dumps(columns).encode())
+    return checksum(json.dumps(columns).encode())
 
 
 def common_columns(items: Sequence[Any]) -> Columns:

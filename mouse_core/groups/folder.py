@@ -103,7 +103,7 @@ class Folder:
         self._ready = self._all_ready(index.ready)
         if making is not None:
             for told in index.told if making.takes_groups else index.told[-1:]:
-                making.set_policy_version(told.version)
+                making.ask("set_policy_version", told.version)
             self._resume(making)
 
     def _all_ready(self, noted: Sequence[str]) -> list[GroupFile]:
@@ -230,7 +230,7 @@ class Folder:
         if goes_back:
             self._lose(told)
         if self._making is not None:
-            self._making.set_policy_version(version)
+            self._making.ask("set_policy_version", version)
             if goes_back:
                 self._making.lose(self.lost)
                 if self._making.takes_groups:
@@ -346,10 +346,11 @@ class Folder:
             return None
         # A batch is of groups in the order in which they became ready, so that must be known before.
         self._note_ready()
-        versions = [example.policy_version for example in made.examples]
+        examples, metadata, uids = made
+        versions = [example.policy_version for example in examples]
         behind = [self.versions.behind(version) if version else None for version in versions]
-        batch_id = self.batches.store(made.examples, made.metadata, made.uids, behind)
-        making.stored(made)
+        batch_id = self.batches.store(examples, metadata, uids, behind)
+        making.stored(uids)
         return batch_id
 
     def rollout(self, uid: str) -> RolloutRecord:
@@ -381,7 +382,7 @@ class Folder:
             "queued": 0 if self._making is None else self._making.num_later,
             "given_up": len(self.given_up),
         }
-        found = {} if self._making is None else self._making.summary()
+        found: dict[str, float] = {} if self._making is None else dict(self._making.ask("summary") or {})
         says = found.keys() >= {"received", "held", "used"}
         used = set() if says and not self.lost else {uid for batch in self.batches.stored for uid in batch.uids}
         lost = [uid for part in self._ready if part.place in self.lost for uid in part.uids]

@@ -1,4 +1,4 @@
-"""How much memory rollouts take, about, and what their turns earned."""
+"""Rollouts of language models: turns, rollouts, groups of rollouts, and the examples that are trained on."""
 
 from __future__ import annotations
 
@@ -246,15 +246,14 @@ def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
     where = f"rollout {rollout.rollout_uid!r}"
     if "reward" not in declared:
         check_rewarded(rollout)
-    if rollout.columns:
-        declared.refuse_others(rollout.columns, ("example",), where)
-    for turn in rollout.turns:
-        if turn.columns:
-            declared.refuse_others(turn.columns, ("token", "turn"), where)
+    _refuse_others(rollout, declared)
     if rollout.group_uid:  # of the group that another buffer sealed
         rollout = of_group(rollout, "")
     if not declared:
         return rollout
+    for name in (*rollout.columns, *(name for turn in rollout.turns for name in turn.columns)):
+        if declared[name].late:
+            raise DataError(f"{where}: expected the late column {name!r} by add_column, found it in the rollout")
     own = {name: declared[name].taken(given, None, where) for name, given in rollout.columns.items()}
     turns = tuple(
         [
@@ -274,17 +273,16 @@ def of_group(rollout: RolloutRecord, group_uid: str) -> RolloutRecord:
 
 def refuse_undeclared(rollout: RolloutRecord) -> None:
     """Raise DataError where a rollout has columns that were not declared, which an example of it would not have."""
-    if not rollout.columns and not any(turn.columns for turn in rollout.turns):
-        return
-    for columns, pers in [(rollout.columns, ("example",)), *((t.columns, ("token", "turn")) for t in rollout.turns)]:
-        for name in columns:
-            column = rollout.declared.get(name)
-            if column is None or column.per not in pers:
-                known = [one.name for one in rollout.declared.values() if one.per in pers]
-                raise DataError(
-                    f"rollout {rollout.rollout_uid!r}: expected columns that were declared for each "
-                    f"{' or '.join(pers)}, {known}, found {name!r}; a RolloutBuffer declares columns"
-                )
+    _refuse_others(rollout, rollout.declared, "; a RolloutBuffer declares columns")
+
+
+def _refuse_others(rollout: RolloutRecord, declared: Columns, remedy: str = "") -> None:
+    where = f"rollout {rollout.rollout_uid!r}"
+    if rollout.columns:
+        declared.refuse_others(rollout.columns, ("example",), where, remedy)
+    for turn in rollout.turns:
+        if turn.columns:
+            declared.refuse_others(turn.columns, ("token", "turn"), where, remedy)
 
 
 def with_late(rollout: RolloutRecord, late: Mapping[str, npt.NDArray[Any]], declared: Columns) -> RolloutRecord:
