@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain, pairwise
 from operator import itemgetter
 from typing import Any
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import DataError
-from mouse_core.groups.columns import Columns, RolloutColumn, common_columns
+from mouse_core.groups.columns import Columns, common_columns
 from mouse_core.groups.records import RLExample, RolloutRecord, Turn, refuse_undeclared, unchecked
 from mouse_core.sampling.lengths import sequence_fields
 from mouse_core.spec import check_count
@@ -23,169 +23,36 @@ Arrays = dict[str, npt.NDArray[Any]]
 """Arrays by name."""
 
 
-def columns_of_examples(
+def _columns_of_examples(
     rollouts: Sequence[RolloutRecord], turns: Sequence[Turn], sizes: npt.NDArray[np.int64], declared: Columns
 ) -> list[Arrays]:
-    """The columns of an example of each rollout; what a rollout or turn lacks is the column's fill.
+    """Return the columns of an example of each rollout; what a rollout or turn lacks is the column's fill.
 
     Args:
-        rollouts: Which.
-        turns: Of all rollouts, one after the other.
+        rollouts: The rollouts.
+        turns: The turns of all rollouts, one after the other.
         sizes: How many tokens each of the turns has.
         declared: The columns.
     """
     found: list[Arrays] = [{} for _ in rollouts]
-    counts = [len(rollout.turns) for rollout in rollouts]
-    turn_ends = np.concatenate([[0], np.cumsum(counts)])
-    token_ends = np.concatenate([[0], np.cumsum(sizes)])[turn_ends].tolist()
+    turn_ends = np.concatenate([[0], np.cumsum([len(rollout.turns) for rollout in rollouts])])
+    token_ends = np.concatenate([[0], np.cumsum(sizes)])[turn_ends]
     for name, column in declared.items():
         if column.per == "example":
             for values, rollout in zip(found, rollouts, strict=True):
                 values[name] = rollout.columns[name] if name in rollout.columns else column.filled()
             continue
-        ends = token_ends if column.per == "token" else turn_ends.tolist()
-        whole = _of_turns(column, turns, sizes)
-        for values, (begin, end) in zip(found, pairwise(ends), strict=True):
+        if column.per == "turn":
+            whole = np.stack([turn.columns[name] if name in turn.columns else column.filled() for turn in turns])
+        else:
+            nothing = column.filled(int(sizes.max()))
+            parts = [turn.columns[name] if name in turn.columns else nothing[: len(turn.tokens)] for turn in turns]
+            whole = np.concatenate(parts)
+        whole.flags.writeable = False
+        ends = token_ends if column.per == "token" else turn_ends
+        for values, (begin, end) in zip(found, pairwise(ends.tolist()), strict=True):
             values[name] = whole[begin:end]
     return found
-
-
-def _of_turns(column: RolloutColumn, turns: Sequence[Turn], sizes: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """The values of all turns, or of their tokens, in one array."""
-    if column.per == "turn":
-        values = [turn.columns[column.name] if column.name in turn.columns else column.filled() for turn in turns]
-        whole = np.stack(values)
-    else:
-        nothing = column.filled(int(sizes.max()))
-        whole = np.concatenate(
-            [
-                turn.columns[column.name] if column.name in turn.columns else nothing[: len(turn.tokens)]
-                for turn in turns
-            ]
-        )
-    whole.flags.writeable = False
-    return whole
-
-
-def turn_ids_of(rollouts: Sequence[RolloutRecord], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Which turn of its rollout each token is of, int32, one rollout after the other."""
-    numbers = np.concatenate([np.arange(len(rollout.turns), dtype=np.int32) for rollout in rollouts])
-    ids = np.repeat(numbers, sizes)
-    ids.flags.writeable = False
-    return ids
-
-
-def place_columns(
-    examples: Sequence[RLExample],
-    place: Callable[[Sequence[npt.NDArray[Any]], float], npt.NDArray[Any]],
-    rows: int,
-    row_of: npt.NDArray[np.int64],
-    segment_of: npt.NDArray[np.int64] | None = None,
-    *,
-    max_turns: int | None = None,
-    max_examples: int | None = None,
-) -> Arrays:
-    """The columns of examples that stand in rows, and ``turn_ids`` where there are some with a value per turn.
-
-    Args:
-        examples: ``n`` of them.
-        place: Puts the values of each example's tokens where these stand, and a fill elsewhere.
-        rows: How many rows there are.
-        row_of: In which row an example stands, ``[n]``.
-        segment_of: Which of the examples of its row it is, from 0, ``[n]``; None: each row has one.
-        max_turns, max_examples: Places of a row for the values of turns and examples; None: as many as are needed.
-
-    Raises:
-        ConfigError: There are to be none.
-        DataError: Examples of differing columns; more places are needed.
-    """
-    declared = common_columns(examples)
-    arrays: Arrays = {}
-    if not declared:
-        return arrays
-    segments = np.zeros_like(row_of) if segment_of is None else segment_of
-    turns = np.array([_num_turns(example, declared) for example in examples])
-    order = np.lexsort((segments, row_of))
-    first = np.searchsorted(row_of[order], np.arange(rows))  # of each row the first example
-    before = np.concatenate([[0], np.cumsum(turns[order])])
-    begins = np.empty(len(examples), np.int64)
-    begins[order] = before[:-1] - before[first[row_of[order]]]
-    if declared.of("turn"):
-        arrays["turn_ids"] = place(_shifted_ids(examples, begins), -1)
-    for name, column in declared.items():
-        own = [example.columns[name] for example in examples]
-        if column.per == "token":
-            arrays[name] = place(own, column.padding)
-        elif column.per == "turn":
-            slots = np.arange(int(turns.sum())) + np.repeat(begins - (np.cumsum(turns) - turns), turns)
-            arrays[name] = _in_slots(
-                column, np.concatenate(own), np.repeat(row_of, turns), slots, rows, ("max_turns", max_turns)
-            )
-        elif segment_of is None:
-            arrays[name] = np.stack(own)
-        else:
-            arrays[name] = _in_slots(column, np.stack(own), row_of, segments, rows, ("max_examples", max_examples))
-    return arrays
-
-
-def concatenate_columns(examples: Sequence[RLExample], total: int, max_turns: int | None = None) -> Arrays:
-    """The columns of examples that stand one behind the other, filled up to numbers of tokens and turns; ``turn_ids``.
-
-    Raises:
-        ConfigError: There are to be no turns.
-        DataError: Examples of differing columns; more turns.
-    """
-    declared = common_columns(examples)
-    arrays: Arrays = {}
-    if declared.of("turn"):
-        turns = np.array([_num_turns(example, declared) for example in examples])
-        arrays["turn_ids"] = np.concatenate(_shifted_ids(examples, np.cumsum(turns) - turns))
-    for name, column in declared.items():
-        own = [example.columns[name] for example in examples]
-        arrays[name] = np.stack(own) if column.per == "example" else np.concatenate(own)
-    for name, fill in [("turn_ids", -1), *((column.name, column.padding) for column in declared.of("token"))]:
-        if name in arrays and len(arrays[name]) < total:
-            more = np.full((total - len(arrays[name]), *arrays[name].shape[1:]), fill, arrays[name].dtype)
-            arrays[name] = np.concatenate([arrays[name], more])
-    for column in declared.of("turn"):
-        values = arrays[column.name]
-        placed = column.filled(_places(len(values), "max_turns", max_turns))
-        placed[: len(values)] = values
-        arrays[column.name] = placed
-    return arrays
-
-
-def _places(needed: int, name: str, most: int | None) -> int:
-    """How many places there are: those that are needed, or as many as were said."""
-    if most is None:
-        return needed
-    if check_count(name, most) < needed:
-        raise DataError(f"{name}: expected at least {needed} for these examples, found {most}")
-    return most
-
-
-def _num_turns(example: RLExample, declared: Columns) -> int:
-    per_turn = declared.of("turn")
-    return len(example.columns[per_turn[0].name]) if per_turn else 0
-
-
-def _shifted_ids(examples: Sequence[RLExample], begins: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int32]]:
-    """The turns' numbers where those of an example begin at ``begins``."""
-    pairs = zip(examples, begins.tolist(), strict=True)
-    return [(example.turn_ids + np.int32(begin)) for example, begin in pairs if example.turn_ids is not None]
-
-
-def _in_slots(
-    column: RolloutColumn,
-    values: npt.NDArray[Any],
-    row_of: npt.NDArray[np.int64],
-    slots: npt.NDArray[np.int64],
-    rows: int,
-    most: tuple[str, int | None],
-) -> npt.NDArray[Any]:
-    placed = column.filled(rows, _places(int(slots.max(initial=0)) + 1, *most))
-    placed[row_of, slots] = values
-    return placed
 
 
 FIELDS: dict[str, type[np.generic]] = {
@@ -269,12 +136,15 @@ class Layout:
         return found
 
     def place_all(self, fields: Fields, pad_token: int) -> Arrays:
-        """What every example has where it stands, and where there is something."""
+        """Return what every example has, where it stands."""
         # Memory that the system has just given costs as much as the copy. What has been given back once in one piece
         # malloc keeps: so the next batch takes up that of this one.
         np.empty(math.prod(self._shape) * _BYTES, np.uint8)
-        arrays = {name: self.place(values, pad_token if name == "tokens" else 0) for name, values in fields.items()}
-        return arrays | {"mask": self._repeat(np.ones_like(self._taken), np.bool_)}
+        return {name: self.place(values, pad_token if name == "tokens" else 0) for name, values in fields.items()}
+
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """Return where there is a token."""
+        return self._repeat(np.ones_like(self._taken), np.bool_)
 
     def segments(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         """The number of each example among those of its row, from 1, ``[n]``, and that of each token, 0 elsewhere."""
@@ -292,11 +162,76 @@ class Layout:
             flat[begin : begin + gap] = 0
         return places
 
+    def place_columns(
+        self,
+        examples: Sequence[RLExample],
+        segment_of: npt.NDArray[np.int64] | None = None,
+        *,
+        max_turns: int | None = None,
+        max_examples: int | None = None,
+    ) -> Arrays:
+        """Return the declared columns of examples, and ``turn_ids`` where some have a value per turn.
+
+        The turns of a row are numbered through. With 2, 1 and 3 turns of the examples of a row, the first turn of each
+        is number 0, 2 and 3 of the row.
+
+        Args:
+            examples: ``n`` of them.
+            segment_of: The number of each example in its row, from 0, ``[n]``; None: each row has one.
+            max_turns, max_examples: Places of a row for the values of turns and examples; None: as many as needed.
+
+        Raises:
+            ConfigError: There are to be none.
+            DataError: Examples of differing columns; more places are needed.
+        """
+        declared, row_of, rows = common_columns(examples), self._row_of, self._shape[0]
+        arrays: Arrays = {}
+        if not declared:
+            return arrays
+        segments = np.zeros_like(row_of) if segment_of is None else segment_of
+        per_turn = declared.of("turn")
+        turns = np.array([len(example.columns[per_turn[0].name]) if per_turn else 0 for example in examples])
+        order = np.lexsort((segments, row_of))
+        first = np.searchsorted(row_of[order], np.arange(rows))  # of each row the first example
+        before = np.concatenate([[0], np.cumsum(turns[order])])
+        begins = np.empty(len(examples), np.int64)
+        begins[order] = before[:-1] - before[first[row_of[order]]]
+        if per_turn:
+            pairs = zip(examples, begins.tolist(), strict=True)
+            ids = [example.turn_ids + np.int32(begin) for example, begin in pairs if example.turn_ids is not None]
+            arrays["turn_ids"] = self.place(ids, -1)
+        for name, column in declared.items():
+            own = [example.columns[name] for example in examples]
+            if column.per == "token":
+                arrays[name] = self.place(own, column.padding)
+            elif column.per == "turn":
+                slots = np.arange(int(turns.sum())) + np.repeat(begins - (np.cumsum(turns) - turns), turns)
+                placed = column.filled(rows, _places(slots, "max_turns", max_turns))
+                placed[np.repeat(row_of, turns), slots] = np.concatenate(own)
+                arrays[name] = placed
+            elif segment_of is None:
+                arrays[name] = np.stack(own)
+            else:
+                placed = column.filled(rows, _places(segments, "max_examples", max_examples))
+                placed[row_of, segments] = np.stack(own)
+                arrays[name] = placed
+        return arrays
+
     def _repeat(self, numbers: npt.NDArray[np.int64], dtype: type[np.generic]) -> npt.NDArray[Any]:
         """One number of each example for each of its tokens, and 0 elsewhere."""
         each = np.zeros(len(self._counts), dtype)
         each[::2] = numbers[self._order]
         return np.repeat(each, self._counts).reshape(self._shape)
+
+
+def _places(slots: npt.NDArray[np.int64], name: str, most: int | None) -> int:
+    """Return how many places a row has: ``most``, or as many as are needed."""
+    needed = int(slots.max(initial=-1)) + 1
+    if most is None:
+        return max(needed, 1)
+    if check_count(name, most) < needed:
+        raise DataError(f"{name}: expected at least {needed} for these examples, found {most}")
+    return most
 
 
 def fields_of(examples: Sequence[RLExample]) -> Fields:
@@ -401,8 +336,12 @@ def make_examples(
     advantage[~mask] = 0.0
     for values in (tokens, mask, advantage, logprobs):
         values.flags.writeable = False
-    own = columns_of_examples(rollouts, turns, sizes, declared)
-    turn_ids = turn_ids_of(rollouts, sizes) if declared.of("turn") else None
+    own = _columns_of_examples(rollouts, turns, sizes, declared)
+    turn_ids = None
+    if declared.of("turn"):  # which turn of its rollout each token is of
+        numbers = np.concatenate([np.arange(len(rollout.turns), dtype=np.int32) for rollout in rollouts])
+        turn_ids = np.repeat(numbers, sizes)
+        turn_ids.flags.writeable = False
     bounds = zip(rollouts, own, ends[:-1].tolist(), ends[1:].tolist(), strict=True)
     return [
         _example(
@@ -477,8 +416,8 @@ def pad(
     longest = _multiple(longest, pad_to_multiple_of)
     rows = np.arange(len(examples))
     layout = Layout((len(examples), longest), rows, np.zeros_like(rows), taken, cut=bool((taken < sizes).any()))
-    arrays = layout.place_all(fields, pad_token)
-    return arrays | place_columns(examples, layout.place, len(examples), rows, max_turns=max_turns)
+    arrays = {**layout.place_all(fields, pad_token), "mask": layout.mask()}
+    return arrays | layout.place_columns(examples, max_turns=max_turns)
 
 
 def pack(
@@ -525,11 +464,10 @@ def pack(
     if rows < needed:
         raise DataError(f"num_rows: expected at least {needed} rows of {length} for these examples, found {rows}")
     layout = Layout((rows, length), row_of, begin_of, taken, cut=bool((taken < sizes).any()))
-    arrays = layout.place_all(fields, pad_token)
+    arrays = {**layout.place_all(fields, pad_token), "mask": layout.mask()}
     segment_of, arrays["segment_ids"] = layout.segments()
     arrays["positions"] = layout.positions(begin_of)
-    most = {"max_turns": max_turns, "max_examples": max_examples}
-    return arrays | place_columns(examples, layout.place, rows, row_of, segment_of - 1, **most)
+    return arrays | layout.place_columns(examples, segment_of - 1, max_turns=max_turns, max_examples=max_examples)
 
 
 def concatenate(
@@ -567,15 +505,14 @@ def concatenate(
         ([3, 3, 3, 1, 2, 2], [0, 3, 4, 6])
     """
     fields = _fields(examples)
-    where = sequence_fields(_sizes(fields), None if capacity is None else check_count("capacity", capacity))
-    total = int(where["cu_seqlens"][-1])
-    arrays: Arrays = {}
-    for name, dtype in FIELDS.items():
-        values = fields[name]
-        if total < len(where["position"]):
-            values = [*values, np.full(len(where["position"]) - total, pad_token if name == "tokens" else 0, dtype)]
-        arrays[name] = side_by_side(values, len(where["position"]) * np.dtype(dtype).itemsize)
-    return arrays | where | concatenate_columns(examples, len(where["position"]), max_turns)
+    sizes = _sizes(fields)
+    where = sequence_fields(sizes, None if capacity is None else check_count("capacity", capacity))
+    # One row, whose first axis goes.
+    shape, rows = (1, len(where["position"])), np.zeros_like(sizes)
+    layout = Layout(shape, rows, np.cumsum(sizes) - sizes, sizes, cut=False)
+    arrays = layout.place_all(fields, pad_token)
+    arrays |= layout.place_columns(examples, np.arange(len(examples)), max_turns=max_turns)
+    return {name: values[0] for name, values in arrays.items()} | where
 
 
 def examples_digest(index: int, examples: Sequence[RLExample], first_row: int = 0) -> StreamDigest:
