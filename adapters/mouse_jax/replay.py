@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Sharding
 
 from mouse_core.replay import Schedule, buffer, ensemble
-from mouse_core.replay.base import BaseBuffer
+from mouse_core.replay.buffer import BaseBuffer
 from mouse_core.replay.protocols import FieldKey, Sampler, Transform, Writer
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
 from mouse_jax.placement import find_device

@@ -10,7 +10,7 @@ import torch
 
 from mouse_core.errors import ConfigError
 from mouse_core.replay import Schedule, buffer, ensemble
-from mouse_core.replay.base import BaseBuffer
+from mouse_core.replay.buffer import BaseBuffer
 from mouse_core.replay.protocols import FieldKey, Sampler, Transform, Writer
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
 from mouse_core.replay.storages.array import ArrayStorage
@@ -106,12 +106,12 @@ class ReplayBuffer(_Saved, buffer.ReplayBuffer):
     def _as_storage(self, storage: Any) -> Any:
         return super()._as_storage(_placed(ArrayStorage(1000) if storage is None else storage, self._target))
 
-    def _take_parts(self, parts: Any) -> None:
+    def _take_parts(self, storage: Any, sampler: Any, writer: Any) -> None:
         # Whether batches are tensors from the beginning.
-        self._kept = isinstance(parts.storage, TensorStorage)
-        if self._kept and self._target.type != "cpu" and not parts.writer.ordered:
-            raise ConfigError(f"writer: expected a ring for rows on {self._target}, found {parts.writer!r}")
-        super()._take_parts(parts)
+        self._kept = isinstance(storage, TensorStorage)
+        super()._take_parts(storage, sampler, writer)
+        if self._kept and self._target.type != "cpu" and not self.writer.ordered:
+            raise ConfigError(f"writer: expected a ring for rows on {self._target}, found {self.writer!r}")
 
     @property
     def device(self) -> torch.device:

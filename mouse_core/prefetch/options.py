@@ -80,7 +80,7 @@ class LoaderOptions:
         if isinstance(store, Source):
             return self._of_source(store, replace_dtypes)
         # Loaded only where there may be one.
-        from mouse_core.replay.base import BaseBuffer
+        from mouse_core.replay.buffer import BaseBuffer
         from mouse_core.replay.source import BufferSource
 
         if not isinstance(store, BaseBuffer):

@@ -1,13 +1,10 @@
 """Replay buffers: storages, writers, samplers and transforms that compose."""
 
-from mouse_core.replay.base import BaseBuffer
-from mouse_core.replay.buffer import Drawn, ReplayBuffer
+from mouse_core.replay.buffer import BaseBuffer, Drawn, PrioritizedReplayBuffer, ReplayBuffer
 from mouse_core.replay.device.options import Slices
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
-from mouse_core.replay.prioritized import PrioritizedReplayBuffer
 from mouse_core.replay.protocols import Draw, FieldKey, PrioritySampler, Sampler, Storage, Transform, Write, Writer
 from mouse_core.replay.query import query
-from mouse_core.replay.rows import RowBuffer
 from mouse_core.replay.samplers.priorities import LinearSchedule, PrioritizedSampler
 from mouse_core.replay.samplers.rows import (
     ConsumingSampler,
@@ -76,7 +73,6 @@ __all__ = [
     "ReturnsToGo",
     "ReverseSampler",
     "RoundRobinWriter",
-    "RowBuffer",
     "Sampler",
     "SamplerWithoutReplacement",
     "Schedule",

@@ -1,8 +1,8 @@
-"""Making a batch of gathered rows and what a sampler says about them."""
+"""Rows as trees: counting and checking those that are written, and making a batch of those that a sampler drew."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -25,14 +25,18 @@ from mouse_core.nested import (
     structure_of,
     unflatten,
 )
-from mouse_core.replay.base import Collate
 from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage
 from mouse_core.replay.transforms._fields import GATHERED
 
+Collate = Callable[[Sequence[Any]], Any]
+"""Makes a batch of the list of rows, or an ensemble's batch of its members' batches."""
+
 OWN = "traj_id"
-"""The one field of a draw that rows may have themselves."""
+"""The only field of a draw that rows may have themselves."""
+
 REDUCTIONS = ("max", "mean", "min", "median", "sum")
-"""What may make one priority of several."""
+"""Reductions of several priorities, or ranks, of a row to one."""
+
 _STACKED = (Mapping, tuple, np.ndarray, np.generic, bool, int, float)
 
 
@@ -49,7 +53,7 @@ def assemble(rows: Any, draw: Draw, collate: Collate | None) -> dict[str, Any]:
     elif isinstance(rows, list):
         rows = _stacked(rows)
     else:
-        rows = map_tree(_same, rows)  # dicts of its own for every batch: transforms may change them
+        rows = map_tree(lambda leaf: leaf, rows)  # new dicts for every batch, as transforms may change them
     if draw.pad is not None and draw.mask is not None and collate is None and not isinstance(rows, list):
         _pad(rows, ~draw.mask, draw.pad)
     batch = dict(rows) if isinstance(rows, Mapping) else {"data": rows}
@@ -156,8 +160,20 @@ def row_of(rows: Any, number: int) -> Any:
     return rows[number] if isinstance(rows, list) else map_tree(lambda leaf: leaf[number], rows)
 
 
-def _same(leaf: Any) -> Any:
-    return leaf
+def count_steps(rows: Any) -> int:
+    """The number of rows in ``rows``, of time steps for ``ndim=2``, or more where a list could be either."""
+    if isinstance(rows, list):
+        return len(rows)
+    count = 0
+    while is_node(rows):
+        children = children_of(rows)
+        if isinstance(rows, list):  # rows of differing length, or a node of several fields
+            count = max(count, len(children))
+        rows = children[0][1] if children else ()
+    try:
+        return max(count, len(rows))
+    except TypeError:
+        return count
 
 
 def priorities_in(
@@ -362,9 +378,3 @@ def slots_of(index: Any, size: int) -> Slots:
             f"{hint if first < 0 else ''}"
         )
     return slots
-
-
-def shown(part: Any) -> str:
-    """What a part is, the same in every process."""
-    own: Any = type(part).__repr__
-    return type(part).__name__ if own is object.__repr__ else repr(part)

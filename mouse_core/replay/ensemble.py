@@ -15,10 +15,8 @@ from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.nested import find, flatten, structure_of, unflatten
 from mouse_core.replay import shares as sharing
-from mouse_core.replay._assembly import reduced, reserved_error
-from mouse_core.replay._parts import check_slices
-from mouse_core.replay.base import BaseBuffer, Collate, Drawn
-from mouse_core.replay.buffer import ReplayBuffer
+from mouse_core.replay._assembly import Collate, reduced, reserved_error
+from mouse_core.replay.buffer import BaseBuffer, Drawn, ReplayBuffer, check_slices
 from mouse_core.replay.protocols import Draw, FieldKey, Slots, Transform
 from mouse_core.replay.samplers.rows import meant
 from mouse_core.replay.samplers.weighing import priorities_like
@@ -313,7 +311,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         for number in np.unique(ids).tolist():
             member: Any = self._buffers[number]
             if getattr(member, "prioritized", False):
-                mine = meant(ids == number, batch, member._parts.masks)
+                mine = meant(ids == number, batch, member._masks)
                 given = find(batch, member.priority_key, where="update_priority") if priority is None else priority
                 given = priorities_like(slots, reduced(given, slots.ndim, member.priority_reduction))
                 known = np.asarray(generation)[mine] if generation is not None and member.generations else None

@@ -23,7 +23,7 @@ from mouse_core.nested import (
     unflatten,
 )
 from mouse_core.randomness import Key, Purpose
-from mouse_core.replay.base import BaseBuffer, Drawn
+from mouse_core.replay.buffer import BaseBuffer, Drawn
 from mouse_core.replay.protocols import Draw
 
 _LISTED = "rows of differing length"

@@ -390,7 +390,7 @@ def test_an_outlier_that_was_corrected_is_forgotten() -> None:
         buffer.update_priority([2], [0.25])
         assert sampler.max_priority == expected
         buffer.extend({"row": np.arange(5, 8)})  # over the rows 0 and 1
-        weights = sampler.weights_at(buffer.storage, np.arange(6))
+        weights = buffer.sampler.weights_at(buffer.storage, np.arange(6))
         assert weights.tolist() == [expected, expected, 0.25, 0.5, 3.0, expected]
         again = buffer_of(PrioritizedSampler(1.0, eps=0.0, max_priority_within_buffer=within), 6)
         again.load_state_dict(buffer.state_dict())

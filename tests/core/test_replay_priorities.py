@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, StateError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.replay.buffer import ReplayBuffer
+from mouse_core.replay.buffer import PrioritizedReplayBuffer, ReplayBuffer
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
-from mouse_core.replay.prioritized import PrioritizedReplayBuffer
 from mouse_core.replay.samplers.priorities import LinearSchedule, PrioritizedSampler, SumTree
 from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler
 from mouse_core.replay.samplers.weighing import largest_priority, largest_weight, plus, powers, weighed, weights_of
