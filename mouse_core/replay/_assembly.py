@@ -167,9 +167,11 @@ def count_steps(rows: Any) -> int:
     count = 0
     while is_node(rows):
         children = children_of(rows)
+        if not children:
+            return count
         if isinstance(rows, list):  # rows of differing length, or a node of several fields
             count = max(count, len(children))
-        rows = children[0][1] if children else ()
+        rows = children[0][1]
     try:
         return max(count, len(rows))
     except TypeError:
