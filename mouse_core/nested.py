@@ -49,6 +49,7 @@ __all__ = [
     "is_node",
     "is_varying",
     "map_tree",
+    "nest",
     "opened",
     "stack",
     "stack_leaves",
@@ -183,6 +184,18 @@ def unflatten(structure: Structure, fields: Mapping[FieldKey, Any]) -> Any:
     if isinstance(structure, Leaf):
         return fields[structure.key]
     return rebuilt(structure, [unflatten(child, fields) for _, child in children_of(structure)])
+
+
+def nest(fields: Mapping[FieldKey, Any]) -> dict[str, Any]:
+    """Nested dicts of fields by name: ``{("arm", "angle"): x}`` becomes ``{"arm": {"angle": x}}``."""
+    rows: dict[str, Any] = {}
+    for key, leaf in fields.items():
+        *outer, name = map(str, path_of(key))
+        node = rows
+        for step in outer:
+            node = node.setdefault(step, {})
+        node[name] = leaf
+    return rows
 
 
 def keys_of(structure: Structure) -> list[FieldKey]:

@@ -17,6 +17,7 @@ from mouse_core.nested import (
     fit,
     flatten,
     is_varying,
+    nest,
     object_array,
     opened,
     stack,
@@ -203,14 +204,7 @@ def pick(rows: Any, fields: tuple[FieldKey, ...] | None) -> Any:
         rows = stack(rows)
     if fields is None:
         return rows
-    picked: dict[str, Any] = {}
-    for key in fields:
-        steps = [str(step) for step in ((key,) if isinstance(key, str) else key)]
-        branch = picked
-        for step in steps[:-1]:
-            branch = branch.setdefault(step, {})
-        branch[steps[-1]] = find(rows, key)
-    return picked
+    return nest({key: find(rows, key) for key in fields})
 
 
 def filled(found: Any, absent: npt.NDArray[np.bool_], default: Any) -> Any:

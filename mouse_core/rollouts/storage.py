@@ -36,8 +36,48 @@ from mouse_core.spec import check_count, check_unit
 Array = Any
 
 
-class RolloutRows:
-    """What a ``RolloutStorage`` holds, and how it is filled; see there."""
+_STATE_KEYS = ("seed", "epoch", "num_envs", "num_transitions_per_env")
+
+
+class RolloutStorage:
+    """T steps of N environments, in arrays ``[T, N, ...]``, from which mini-batches are drawn.
+
+    Rows have the alignment "outgoing": the action, reward and done of row t are those that left its observation. Fill
+    it with ``add_transitions``, call ``compute_returns``, read mini-batches, ``clear()`` it, and begin again. A field
+    is ``storage["name"]`` or ``storage.name``: the array itself, which the next rollout overwrites.
+
+    Args:
+        num_envs: N.
+        num_transitions_per_env: T.
+        fields: By name: a ``RolloutField``, or a shape, which stands for float32. Rewards and dones are always there.
+            ``values`` brings ``returns`` and ``advantages``. One number for each row is kept as ``[T, N, 1]``.
+        seed: Of the order of rows in mini-batches, in ``[0, 2**64)``.
+        amp_cfg: A dict with two functions, for previous states in mini-batches: ``amp_obs_extractor(obs)`` and
+            ``amp_ref_obs_extractor((ref_obs, mask))``, which returns a state or ``(state, mask)``. They are called
+            with all rows, ``[T * N, ...]``.
+        device: "cpu" or None; other devices are for the adapters.
+        hidden_axis: Where hidden states of one step have their environments. None: ``[layers, N, ...]`` from three
+            dimensions on, else ``[N, ...]``.
+        validate: Whether numbers that are not finite, unknown done codes and integers that do not fit are errors.
+            None: on the CPU, yes; on a device, no, since the check waits for everything queued there.
+        digest: Whether a digest of what is read runs along, off by default: a third of a microsecond for each row, with
+            which a mini-batch takes four times as long, and one of a device comes to the host; see ``digest``.
+
+    Raises:
+        ConfigError: An argument that cannot be used.
+
+    Example:
+        >>> import numpy as np
+        >>> from mouse_core.rollouts import RolloutStorage
+        >>> storage = RolloutStorage(num_envs=2, num_transitions_per_env=3, fields={"obs": (4,), "values": ()})
+        >>> for step in range(3):
+        ...     storage.add_transitions(
+        ...         {"obs": np.ones((2, 4)), "values": np.zeros(2), "rewards": np.ones(2), "dones": [False, False]}
+        ...     )
+        >>> storage.compute_returns(np.zeros(2), gamma=0.5, lam=1.0)
+        >>> storage.returns[:, 0, 0]
+        array([1.75, 1.5 , 1.  ], dtype=float32)
+    """
 
     Transition: ClassVar[type[_Transition]] = _Transition
     kind_of_arrays: ClassVar[type[HostArrays]] = HostArrays
@@ -189,8 +229,6 @@ class RolloutRows:
         number = xp.sum(xp.astype(starts, xp.int64))
         return self._step * self.num_envs / number, xp.mean(rewards)
 
-    # ------------------------------------------------------------------ details
-
     def _allocate(self, name: str) -> None:
         field = self._fields.get(name)
         for each in (name, f"{name}_mask") if field is not None and field.mask else (name,):
@@ -206,50 +244,6 @@ class RolloutRows:
             if name in rows:
                 raise SchemaError(f"{name}: expected it in every row or in none, found it first in row {self._step}")
             raise MissingFieldError(f"{name}: expected it in every row or in none, found none in row {self._step}")
-
-
-_STATE_KEYS = ("seed", "epoch", "num_envs", "num_transitions_per_env")
-
-
-class RolloutStorage(RolloutRows):
-    """T steps of N environments, in arrays ``[T, N, ...]``, from which mini-batches are drawn.
-
-    Rows have the alignment "outgoing": the action, reward and done of row t are those that left its observation. Fill
-    it with ``add_transitions``, call ``compute_returns``, read mini-batches, ``clear()`` it, and begin again. A field
-    is ``storage["name"]`` or ``storage.name``: the array itself, which the next rollout overwrites.
-
-    Args:
-        num_envs: N.
-        num_transitions_per_env: T.
-        fields: By name: a ``RolloutField``, or a shape, which stands for float32. Rewards and dones are always there.
-            ``values`` brings ``returns`` and ``advantages``. One number for each row is kept as ``[T, N, 1]``.
-        seed: Of the order of rows in mini-batches, in ``[0, 2**64)``.
-        amp_cfg: A dict with two functions, for previous states in mini-batches: ``amp_obs_extractor(obs)`` and
-            ``amp_ref_obs_extractor((ref_obs, mask))``, which returns a state or ``(state, mask)``. They are called
-            with all rows, ``[T * N, ...]``.
-        device: "cpu" or None; other devices are for the adapters.
-        hidden_axis: Where hidden states of one step have their environments. None: ``[layers, N, ...]`` from three
-            dimensions on, else ``[N, ...]``.
-        validate: Whether numbers that are not finite, unknown done codes and integers that do not fit are errors.
-            None: on the CPU, yes; on a device, no, since the check waits for everything queued there.
-        digest: Whether a digest of what is read runs along, off by default: a third of a microsecond for each row, with
-            which a mini-batch takes four times as long, and one of a device comes to the host; see ``digest``.
-
-    Raises:
-        ConfigError: An argument that cannot be used.
-
-    Example:
-        >>> import numpy as np
-        >>> from mouse_core.rollouts import RolloutStorage
-        >>> storage = RolloutStorage(num_envs=2, num_transitions_per_env=3, fields={"obs": (4,), "values": ()})
-        >>> for step in range(3):
-        ...     storage.add_transitions(
-        ...         {"obs": np.ones((2, 4)), "values": np.zeros(2), "rewards": np.ones(2), "dones": [False, False]}
-        ...     )
-        >>> storage.compute_returns(np.zeros(2), gamma=0.5, lam=1.0)
-        >>> storage.returns[:, 0, 0]
-        array([1.75, 1.5 , 1.  ], dtype=float32)
-    """
 
     @classmethod
     def motion_mimic(

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, MissingRowError, SchemaError, StateError
 from mouse_core.maps import RowMap
-from mouse_core.nested import FieldKey, as_array, flatten, path_of, stack
+from mouse_core.nested import FieldKey, as_array, flatten, nest, path_of, stack
 from mouse_core.spec import check_list
-from mouse_core.trees.steps import Steps, as_arrays, keys_of, nest, paths_of, read_saved, write_saved
+from mouse_core.trees.steps import Steps, as_arrays, keys_of, paths_of, read_saved, write_saved
 from mouse_core.trees.tree import Tree
 
 Integers = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
-from mouse_core.nested import FieldKey, flatten, key_of, path_of
+from mouse_core.nested import FieldKey, flatten, key_of, nest, path_of
 
 __all__ = ["Steps"]
 
@@ -64,18 +64,6 @@ def rows_of(taken: Steps, observations: Any, reward_key: FieldKey, steps: Any) -
     rows["next", *path_of(reward_key)] = taken.rewards[steps]
     rows |= {("next", "done"): dones != 0, ("next", "terminated"): dones == 1, ("next", "truncated"): dones == 2}
     return nest(rows | {"count": taken.counts[steps]})
-
-
-def nest(fields: Mapping[FieldKey, Any]) -> Any:
-    """Nested dicts of fields by their names."""
-    rows: dict[str, Any] = {}
-    for key, leaf in fields.items():
-        *way, name = map(str, path_of(key))
-        here = rows
-        for step in way:
-            here = here.setdefault(step, {})
-        here[name] = leaf
-    return rows
 
 
 def as_arrays(rows: Any) -> Any:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, MissingRowError, SchemaError, StateError
 from mouse_core.maps import RowMap
-from mouse_core.nested import FieldKey, flatten, map_tree
-from mouse_core.trees.steps import Steps, keys_of, nest, paths_of, read_saved, rows_of, write_saved
+from mouse_core.nested import FieldKey, flatten, map_tree, nest
+from mouse_core.trees.steps import Steps, keys_of, paths_of, read_saved, rows_of, write_saved
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]

@@ -50,17 +50,6 @@ def flatten(name: str, value: Any) -> dict[str, Any]:
     return leaves
 
 
-def nested(values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-    """Nested mappings of values by path: ``{("arm", "angle"): x}`` becomes ``{"arm": {"angle": x}}``."""
-    found: dict[str, Any] = {}
-    for (*groups, name), value in values.items():
-        inner = found
-        for group in groups:
-            inner = inner.setdefault(group, {})
-        inner[name] = value
-    return found
-
-
 def is_single(names: Collection[str], prefix: str) -> bool:
     """Whether one column is the whole observation or action, rather than a part of a nested one."""
     kinds = ("discrete", "image", "text")

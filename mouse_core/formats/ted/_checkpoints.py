@@ -16,10 +16,10 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import import_h5py
-from mouse_core.formats.columns.named import nested
 from mouse_core.formats.ted._layouts import DONE_KEYS, REWARD_KEYS, H5Split, TED2Flat, TED2Nested, key_of
 from mouse_core.formats.ted._reading import Key, Trajectories, environments, has_next, opened, steps_of
 from mouse_core.formats.ted._writing import FolderWriter
+from mouse_core.nested import nest
 
 _LAYOUTS = ("ted", "flat", "nested", "h5")
 _ABOUT = ("shift", "is_full", "_storage_shape")
@@ -132,7 +132,7 @@ def read_checkpoint(
     ordered = {
         key: np.swapaxes(values.reshape(lanes, steps, *values.shape[1:]), 0, 1) for key, values in arrays.items()
     }
-    return nested({key: values.reshape(steps, *outer, *values.shape[2:]) for key, values in ordered.items()})
+    return nest({key: values.reshape(steps, *outer, *values.shape[2:]) for key, values in ordered.items()})
 
 
 # ---------------------------------------------------------------------- writing
@@ -213,7 +213,7 @@ def _turned(ring: _Ring) -> _Ring:
 
 
 def _in_layout(ring: _Ring, layout: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    steps = nested(ring.arrays)
+    steps = nest(ring.arrays)
     if layout == "ted":
         return steps
     full = ring.used == ring.shape[0]

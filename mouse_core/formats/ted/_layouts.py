@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError, SchemaError
-from mouse_core.formats.columns.named import nested
 from mouse_core.formats.columns.transitions import differ
+from mouse_core.nested import nest
 
 _GROUP = re.compile(r"traj_(\d+)")
 
@@ -181,7 +181,7 @@ def TED2Flat(
             if key in following and key not in apart:
                 mine = _woven(mine, _lane(following[key], shape)[order, lane], ends, order[:used], key)
             flat.setdefault(key, []).append(mine)
-    result = nested({key: np.concatenate(parts) for key, parts in flat.items()})
+    result = nest({key: np.concatenate(parts) for key, parts in flat.items()})
     return {**result, shift_key: shift, is_full_key: is_full, _SHAPE: tuple(shape)}
 
 
@@ -242,7 +242,7 @@ def Flat2TED(
                 f"found {len(values)}"
             )
     places = {key: np.swapaxes(values, 0, 1) for key, values in result.items()}
-    return nested({key: values.reshape(*shape, *values.shape[2:]) for key, values in places.items()})
+    return nest({key: values.reshape(*shape, *values.shape[2:]) for key, values in places.items()})
 
 
 @_made_with_options
@@ -277,7 +277,7 @@ def TED2Nested(data: Mapping[str, Any], **options: Any) -> Any:
         key: np.split(values, (stops if len(values) == ends.size else wide_stops)[:-1])
         for key, values in arrays.items()
     }
-    return {**nested(cut), **about}
+    return {**nest(cut), **about}
 
 
 @_made_with_options

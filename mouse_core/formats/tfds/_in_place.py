@@ -30,13 +30,14 @@ from mouse_core.files.writing import replacing
 from mouse_core.formats._files.on_disk import kept_beside
 from mouse_core.formats._files.tfrecord import masked_crc32c
 from mouse_core.formats.columns.blocks import rows_at_once
-from mouse_core.formats.columns.named import nested, to_batch, travels_with_action
+from mouse_core.formats.columns.named import to_batch, travels_with_action
 from mouse_core.formats.columns.steps import Stack
 from mouse_core.formats.columns.transitions import check_final
 from mouse_core.formats.rlds.reading import stack_rows
 from mouse_core.formats.tfds._example import Feature, Read, feature_places, parse_feature, value_places
 from mouse_core.formats.tfds._features import Leaf, Split, decode_leaf
 from mouse_core.images.pixels import encode_png
+from mouse_core.nested import nest
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.store.disk.manifest import Manifest
 from mouse_core.store.disk.reading import settled
@@ -81,7 +82,7 @@ def _step_bytes(leaf: Leaf) -> int:
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    return nested({tuple(path.split("/")): value for path, value in flat.items()})
+    return nest({tuple(path.split("/")): value for path, value in flat.items()})
 
 
 def is_encoded(leaf: Leaf) -> bool:
