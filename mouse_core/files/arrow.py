@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core.errors import DataError
-from mouse_core.files.noted import check_schemas
+from mouse_core.files.manifest import check_schemas
 from mouse_core.files.reading import reading
 
 _FILE_MAGIC = b"ARROW1"

@@ -28,8 +28,8 @@ from xxhash import xxh3_64_intdigest as checksum
 from xxhash import xxh3_128 as RunningDigest
 from xxhash import xxh3_128_hexdigest as digest
 
-from mouse_core.errors import DataError
-from mouse_core.files.reading import damaged
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.reading import damaged, json_object, read_bytes
 
 __all__ = ["RunningChecksum", "RunningDigest", "checksum", "digest"]
 
@@ -113,7 +113,7 @@ def json_with_digest(value: Mapping[str, Any], *, indent: int | None = None) -> 
     """Return a JSON text whose first member is the digest of all text behind it: ``{"digest": "5f0c..", "rows": 3}``.
 
     Args:
-        value: Members of the object, at least one.
+        value: Members of the object, at least one, none called "digest".
         indent: Spaces before each member; None: one line.
     """
     rest = json.dumps(value, allow_nan=False, indent=indent).encode()[1:] + b"\n"
@@ -140,22 +140,13 @@ def check_json(path: str | os.PathLike[str], text: bytes, remedy: str = "") -> N
         raise damaged(path, f"expected the digest {digest(rest)} of its text, found {found!r:.80}; it is damaged{more}")
 
 
-def read_json_with_digest(path: Path, text: bytes | None = None) -> dict[str, Any]:
-    """Return the object that ``json_with_digest`` was given.
-
-    Args:
-        path: The file.
-        text: Its content, where it was read before.
-
-    Raises:
-        DataError: The file is damaged, or another program wrote it.
-        ConfigError: There is no file.
-    """
-    from mouse_core.files.reading import json_object, read_bytes
-
-    text = read_bytes(path) if text is None else text
-    check_json(path, text)
-    value = dict(json_object(path, text))
-    if value.pop("digest", None) is None:
-        raise DataError(f"{path}: expected a digest as its first member, found none")
+def cached_json(path: Path) -> dict[str, Any]:
+    """Return the object that ``json_with_digest`` was given; empty if the file is missing or damaged."""
+    try:
+        text = read_bytes(path)
+        check_json(path, text)
+        value = dict(json_object(path, text))
+    except (DataError, ConfigError):
+        return {}
+    value.pop("digest")
     return value

@@ -15,7 +15,7 @@ from mouse_core._base.threads import in_order
 from mouse_core.about.dataset import About, joined, read_about
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files import arrow
-from mouse_core.files.noted import check_counts, check_schemas, check_seal, noted
+from mouse_core.files.manifest import check_counts, check_parquet_checksum, check_schemas, read_manifest
 from mouse_core.files.reading import read_json_object
 from mouse_core.formats._files.on_disk import STATE, files_by_split, left_out
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
@@ -82,7 +82,7 @@ def read_rows(
 def _noted(files: Sequence[Path], *, whole: bool) -> str | None:
     """The digest that is noted of all rows, where they are those of one folder."""
     folder, *others = {file.parent for file in files}
-    about = None if others or not whole else noted(folder)
+    about = None if others or not whole else read_manifest(folder)
     return None if about is None else about.digest
 
 
@@ -129,7 +129,7 @@ def _mapped(files: Sequence[Path]) -> Any:
 def _schema_of(file: Path) -> pa.Schema:
     with reading(file):
         if file.suffix == ".parquet":
-            check_seal(file)
+            check_parquet_checksum(file)
             schema = open_parquet(file).schema_arrow
         else:
             schema = arrow.schema_of(file)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mouse_core._base.progress import progress_bar
 from mouse_core.errors import DataError
-from mouse_core.files.noted import Noted, check_bytes, check_seal, noted
+from mouse_core.files.manifest import FilesManifest, check_bytes, check_parquet_checksum, read_manifest
 from mouse_core.formats import opening
 from mouse_core.formats._files.parquet import has_checksums
 from mouse_core.formats.base import RowStream, rows_digest
@@ -133,7 +133,7 @@ def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Check
     return check_elsewhere(place, progress=progress) if place.client.exists(NAME) else None
 
 
-def _by_files(stream: RowStream, known: dict[Path, Noted], *, some: bool) -> tuple[str, str | None]:
+def _by_files(stream: RowStream, known: dict[Path, FilesManifest], *, some: bool) -> tuple[str, str | None]:
     """What comparing files with what was noted said of all rows, and the digest noted; "" and None: of other files.
 
     Args:
@@ -147,7 +147,7 @@ def _by_files(stream: RowStream, known: dict[Path, Noted], *, some: bool) -> tup
     return "every file has the checksum that was noted when it was written", digest
 
 
-def _check_files(root: Path, known: dict[Path, Noted], progress: bool) -> set[Path]:
+def _check_files(root: Path, known: dict[Path, FilesManifest], progress: bool) -> set[Path]:
     """Raise DataError unless all files are as they were written, and return those that carry what their bytes are."""
     files = [file for file in _beside(root) if file.suffix == ".parquet" and file.is_file()]
     total = sum(file.bytes for about in known.values() for file in about.files.values())
@@ -157,7 +157,7 @@ def _check_files(root: Path, known: dict[Path, Noted], progress: bool) -> set[Pa
         wrong = [line for folder, about in known.items() for line in check_bytes(folder, about, advance)]
         for file in files:
             try:
-                if check_seal(file, advance):
+                if check_parquet_checksum(file, advance):
                     sealed.add(file)
             except DataError as error:
                 wrong.append(str(error))
@@ -200,8 +200,8 @@ def _kept_by_format(stream: RowStream, sealed: set[Path]) -> tuple[str, str]:
     return compared, _NOT_COVERED.get(stream.format, "") if compared else ""
 
 
-def _all_noted(root: Path) -> dict[Path, Noted]:
+def _all_noted(root: Path) -> dict[Path, FilesManifest]:
     """What is noted of a dataset, or of every dataset of a dict of them, by folder."""
     folders = [root] if (root / "state.json").is_file() else sorted(file.parent for file in root.glob("*/state.json"))
-    found = {folder: noted(folder) for folder in folders}
+    found = {folder: read_manifest(folder) for folder in folders}
     return {folder: about for folder, about in found.items() if about is not None}

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from mouse_core._arrow.addresses import check_rows
 from mouse_core.about.dataset import About, with_about
 from mouse_core.errors import SchemaError
-from mouse_core.files.noted import seal
+from mouse_core.files.manifest import add_parquet_checksum
 from mouse_core.formats.columns.blocks import bytes_a_row
 from mouse_core.formats.columns.embedding import embed, names_files, read_image
 
@@ -349,5 +349,5 @@ class _ShardWriter:
         if shard is not None:
             with shard.sink:
                 shard.writer.close()
-            seal(Path(shard.path))
+            add_parquet_checksum(Path(shard.path))
             self.finished.append(shard)

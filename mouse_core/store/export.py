@@ -16,7 +16,7 @@ from mouse_core._arrow.addresses import check_rows
 from mouse_core._arrow.column_types import ColumnType, column_type
 from mouse_core.about.dataset import About, read_about, with_about
 from mouse_core.errors import ConfigError, DataError, StoreWarning
-from mouse_core.files.noted import note
+from mouse_core.files.manifest import add_manifest
 from mouse_core.files.writing import making
 from mouse_core.images.pixels import encode_png
 from mouse_core.spec import Field
@@ -87,7 +87,7 @@ def save(snapshot: Snapshot, dataset: Any, path: str | os.PathLike[str]) -> None
         for file in sorted(Path(partial_folder).glob("data-*.arrow")):
             with pa.memory_map(str(file)) as source:
                 rows[file.name] = sum(batch.num_rows for batch in pa.ipc.open_stream(source))
-        note(partial_folder, rows, None)
+        add_manifest(partial_folder, rows, None)
         videos = read_about(dataset).videos
         if videos:
             from mouse_core.video.frames import carry_videos  # loaded where there are some

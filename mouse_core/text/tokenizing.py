@@ -17,9 +17,9 @@ import pyarrow as pa
 from mouse_core._base.processes import results
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.checksum import cached_json, json_with_digest
 from mouse_core.files.locking import FileLock
-from mouse_core.files.noted import read_note, write_note
-from mouse_core.files.writing import make_folder, remove, storing
+from mouse_core.files.writing import make_folder, remove, storing, write_file
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.digest import RowDigest
 from mouse_core.formats.converting import convert
@@ -193,9 +193,9 @@ def tokenize(
     remove(_unfinished(target))
     store = DatasetStore.open(target, verify=False)
     beside = root / f"{name}.json"
-    if (left_out := read_note(beside).get("left out")) is None:
+    if (left_out := cached_json(beside).get("left out")) is None:
         left_out = max(count - (store.episodes.num_rows if "done" in recipe.schema.names else len(store)), 0)
-        write_note(beside, {**made_of, "source": texts.name, "left out": left_out})
+        write_file(beside, json_with_digest({**made_of, "source": texts.name, "left out": left_out}))
     return Tokenized(str(target), len(store), count, reopened, left_out)
 
 
@@ -252,14 +252,14 @@ def _known_texts(source: Source, root: Path, recipe: Recipe, split: str | None) 
     asked = json.dumps([os.path.abspath(source.name), split, str(recipe.columns)])
     note = root / f".texts-{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
     stamp = source.stamp()
-    found = read_note(note) if stamp else {}
+    found = cached_json(note) if stamp else {}
     if found.get("version") == _VERSION and found.get("stamp") == stamp:
         return int(found["texts"]), str(found["texts_digest"])
     texts, digest = _digest_of(source, recipe)
     # What changed while it was read, or just before, is read again the next time.
     if stamp and source.stamp() == stamp:
         said = {"version": _VERSION, "stamp": stamp, "texts": texts, "texts_digest": digest}
-        write_note(note, said, sync=False)
+        write_file(note, json_with_digest(said), sync=False)
     return texts, digest
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from mouse_core.about.dataset import About, with_about
 from mouse_core.errors import SchemaError
-from mouse_core.files.noted import note, seal
+from mouse_core.files.manifest import add_manifest, add_parquet_checksum
 from mouse_core.files.writing import link_or_copy, remove
 from mouse_core.formats.columns.blocks import bytes_a_row, rows_at_once
 
@@ -67,7 +67,7 @@ class ShardWriter:
         """Close the file; return its name, and no facts."""
         self._open.close()
         if isinstance(self._writer, pq.ParquetWriter):
-            seal(self._path)
+            add_parquet_checksum(self._path)
         return [self.name], None
 
     def __enter__(self) -> Self:
@@ -139,7 +139,7 @@ def describe(folder: Path, schema: pa.Schema, about: About, rows: Mapping[str, i
         "_split": None,
     }
     (folder / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
-    note(folder, rows, digest)
+    add_manifest(folder, rows, digest)
 
 
 def merged(parts: Sequence[Path], target: Path, schema: pa.Schema) -> None:
@@ -149,4 +149,4 @@ def merged(parts: Sequence[Path], target: Path, schema: pa.Schema) -> None:
             with pq.ParquetFile(str(part), page_checksum_verification=True) as source:
                 for number in range(source.num_row_groups):
                     writer.write_table(source.read_row_group(number).cast(schema))
-    seal(target)
+    add_parquet_checksum(target)

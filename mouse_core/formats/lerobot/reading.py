@@ -20,7 +20,7 @@ import pyarrow as pa
 from mouse_core._base.memo import memo
 from mouse_core.about.dataset import read_about
 from mouse_core.errors import ConfigError, DataError, StorageError
-from mouse_core.files.noted import check_bytes, noted
+from mouse_core.files.manifest import check_bytes, read_manifest
 from mouse_core.files.reading import check_inside
 from mouse_core.formats._files.on_disk import kept_beside
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
@@ -223,7 +223,7 @@ def _has_its_videos(place: Path, root: Path) -> bool:
 
 def _mapped(place: Path) -> Any:
     """Kept rows, once all bytes are what was written: nobody else looks for damage in them."""
-    about = noted(place)
+    about = read_manifest(place)
     wrong = [f"{place}: expected checksums, found none"] if about is None else check_bytes(place, about, lambda _: None)
     if wrong:
         raise DataError("; ".join(wrong))

@@ -39,9 +39,9 @@ from mouse_core.store.disk.manifest import (
     NAME,
     Manifest,
     check_identity,
-    copied,
     new_identity,
     parse_manifest,
+    repair_hint,
     write_manifest,
 )
 
@@ -200,7 +200,7 @@ class ReadFolder(Descriptor):
         had_one, being_made = _had_manifest(path), (path / LOCK).exists()
         if not (path / NAME).exists():
             if had_one:
-                raise damaged(path / NAME, f"expected the manifest of a store, found none; {copied(path)}")
+                raise damaged(path / NAME, f"expected the manifest of a store, found none; {repair_hint(path)}")
             if being_made:
                 raise ConfigError(f"{path}: expected a store ({NAME}), found a folder whose writer has made none yet")
             what = (
@@ -296,7 +296,9 @@ class WrittenFolder:
                 # A store's first file is its manifest: where there are others it was lost, and they must not be.
                 rows = sorted(files_of(path))
                 if rows:
-                    raise damaged(file, f"expected the manifest of the rows in {rows[:4]}, found none; {copied(path)}")
+                    raise damaged(
+                        file, f"expected the manifest of the rows in {rows[:4]}, found none; {repair_hint(path)}"
+                    )
                 remove_leftovers(path, only_writer=True)
                 self.replace(Manifest(identity=new_identity()))
             self.lease = Lease(path, self.manifest.next_number)

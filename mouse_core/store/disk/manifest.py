@@ -254,18 +254,18 @@ def _checked(file: Path, text: bytes) -> dict[str, Any]:
         version = said["format"]
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         what = "text that is none" if text.strip(b"\0 \n") else "an empty file"
-        raise damaged(file, f"expected the manifest of a store, found {what}; {copied(file.parent)}") from error
+        raise damaged(file, f"expected the manifest of a store, found {what}; {repair_hint(file.parent)}") from error
     if type(version) is int and version > FORMAT:
         raise damaged(
             file, f"expected version {FORMAT} at most, found version {version}, which a newer mouse-data wrote"
         )
-    check_json(file, text, copied(file.parent))
+    check_json(file, text, repair_hint(file.parent))
     if type(version) is not int or version < 1:
         raise damaged(file, f"expected version {FORMAT}, found {version!r:.80}")
     return dict(said)
 
 
-def copied(folder: Path) -> str:
+def repair_hint(folder: Path) -> str:
     """What to do about a manifest that is lost or damaged."""
     if "://" in str(folder):
         return "mouse upload sends it again"

@@ -18,7 +18,7 @@ from mouse_core.about.dataset import About, joined, read_about
 from mouse_core.errors import ConfigError, DataError, SchemaError, StorageError
 from mouse_core.files.checksum import digest, with_digest, without_digest
 from mouse_core.files.ipc.batches import Message
-from mouse_core.files.noted import check_schema, noted_in, schema_digest
+from mouse_core.files.manifest import check_schema, manifest_in, schema_digest
 from mouse_core.files.reading import MOST_JSON
 from mouse_core.files.writing import make_folder, write_file
 from mouse_core.remote.client import ObjectInfo
@@ -140,7 +140,7 @@ def _files_in(client: FolderClient, folder: str) -> _Saved | None:
     paths = [folder + name for name in _plain(entries, client.shown(folder + STATE))]
     info = _json(client, folder + INFO) or {}
     about = read_about(str(info.get("description", "")), where=client.shown(folder + INFO))
-    known = noted_in(state, client.shown(folder + STATE))
+    known = manifest_in(state, client.shown(folder + STATE))
     schemas = {folder + name: one.schema for name, one in known.files.items() if one.schema} if known else {}
     return paths, dict.fromkeys(paths, about), schemas
 
@@ -177,7 +177,7 @@ class Index:
 
     Args:
         schema: Its columns.
-        schema_digest: Of the message that has them; see ``files.noted.schema_digest``.
+        schema_digest: Of the message that has them; see ``files.manifest.schema_digest``.
         begins: At which byte each begins, int64 ``[n]``.
         rows: How many rows each has, int64 ``[n]``.
     """

@@ -1,21 +1,21 @@
-"""What is noted of files when they are written, and held against them when they are opened or verified.
+"""The manifest of a folder of files that are written once: rows, bytes and checksum of each.
 
-It stands in ``state.json`` beside what ``datasets`` keeps there, which passes over it::
+The manifest stands in ``state.json`` beside what ``datasets`` keeps there, which passes over it::
 
     "_mouse": {"rows": 603, "digest": "...",
                "files": {NAME: {"rows": 603, "bytes": 30416, "digest": "...", "schema": "..."}},
                "own_digest": "..."}
 
-The digest of all bytes is compared by ``verify``. The one of an Arrow file's schema is compared whenever the file is
-opened: under another schema the same bytes are other values.
+``verify`` compares the digest of all bytes. Whenever an Arrow file is opened, the digest of its schema is compared:
+under another schema the same bytes are other values.
 
-A Parquet file that is written here carries it in itself, between its last page and its footer, where no reader looks
-and what rewrites the file does not take it along::
+A Parquet file that is written here carries its checksums in itself, between its last page and its footer, where no
+reader looks. A program that rewrites the file does not copy them::
 
     mouse_data file DIGEST footer DIGEST mouse_data
 
-The first is of the whole file apart from these bytes, the second of all that stands behind them: the footer, its length
-and the magic number.
+The first is of the whole file apart from these bytes. The second is of all that stands behind them: the footer, its
+length and the magic number.
 """
 
 from __future__ import annotations
@@ -23,22 +23,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mouse_core.errors import ConfigError, DataError
+from mouse_core.errors import DataError
 from mouse_core.files.checksum import (
     DIGEST_DIGITS,
     check,
     digest,
     file_digest,
-    json_with_digest,
-    read_json_with_digest,
 )
 from mouse_core.files.reading import damaged, read_json_object, reading
-from mouse_core.files.writing import write_file
 
 _STATE, _INFO, _KEY = "state.json", "dataset_info.json", "_mouse"
 # What stands before the metadata of a message of Arrow's, and how large a schema is at most.
@@ -52,13 +49,13 @@ _MAGIC = b"PAR1"
 
 
 @dataclass(frozen=True)
-class NotedFile:
-    """What one file is known to be.
+class ManifestFile:
+    """A file of a manifest.
 
     Args:
-        bytes: Its size.
-        digest: Of its bytes.
-        rows: How many it holds; None where it is a description.
+        bytes: Size of the file.
+        digest: Digest of all bytes.
+        rows: Number of rows; None: a description without rows.
         schema: Digest of the schema that an Arrow file begins with; see ``schema_digest``.
     """
 
@@ -69,69 +66,69 @@ class NotedFile:
 
 
 @dataclass(frozen=True)
-class Noted:
-    """What a folder is known to hold.
+class FilesManifest:
+    """The manifest of a folder.
 
     Args:
-        rows: In all files.
-        digest: Of all rows; see ``rows_digest``. None where it was not known.
-        files: By name.
-        own_digest: Of the description in which this stands, apart from itself.
+        rows: Number of rows in all files.
+        digest: Digest of all rows; see ``formats.rows_digest``. None: not known when the folder was written.
+        files: Files by name.
+        own_digest: Digest of the ``state.json`` that the manifest stands in, apart from this entry.
     """
 
     rows: int
     digest: str | None
-    files: Mapping[str, NotedFile]
+    files: Mapping[str, ManifestFile]
     own_digest: str
 
 
-def note(folder: Path, rows: Mapping[str, int], digest: str | None) -> None:
-    """Add to the ``state.json`` of a folder what lies there.
+def add_manifest(folder: Path, rows: Mapping[str, int], digest: str | None) -> None:
+    """Add the manifest of a folder to its ``state.json``.
 
     Args:
-        folder: Complete apart from this.
-        rows: How many each file holds, by name.
-        digest: Of all rows; None where it is not known.
+        folder: The folder, complete apart from the manifest.
+        rows: Number of rows of each file, by name.
+        digest: Digest of all rows; None: not known.
     """
     sizes: dict[str, int | None] = {**rows, _INFO: None}
-    files = {name: {"rows": count, **_measured(folder / name)} for name, count in sizes.items()}
+    files = {name: asdict(_measured(folder / name, count)) for name, count in sizes.items()}
     state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
     state[_KEY] = {"rows": sum(rows.values()), "digest": digest, "files": files}
     state[_KEY]["own_digest"] = _own_digest(state)
     (folder / _STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
 
 
-def noted(folder: Path) -> Noted | None:
-    """What is noted of a folder; None where nothing is.
+def read_manifest(folder: Path) -> FilesManifest | None:
+    """Return the manifest of a folder; None: the folder has none.
 
     Raises:
-        DataError: The note is damaged.
+        DataError: The manifest is damaged.
     """
     if not (folder / _STATE).is_file():
         return None
-    return noted_in(read_json_object(folder / _STATE), folder / _STATE)
+    return manifest_in(read_json_object(folder / _STATE), folder / _STATE)
 
 
-def noted_in(state: Mapping[str, Any], where: str | Path) -> Noted | None:
-    """What is noted in a ``state.json`` that was read, which messages call ``where``; None where nothing is.
+def manifest_in(state: Mapping[str, Any], label: str | Path) -> FilesManifest | None:
+    """Return the manifest in the content of a ``state.json``, which errors call ``label``; None: there is none.
 
     Raises:
-        DataError: The note is damaged.
+        DataError: The manifest is damaged.
     """
     found = state.get(_KEY)
     if found is None:
         return None
-    with reading(where):
-        files = {str(name): NotedFile(**about) for name, about in found["files"].items()}
+    with reading(label):
+        files = {str(name): ManifestFile(**about) for name, about in found["files"].items()}
         for file in files.values():
             if type(file.bytes) is not int or type(file.rows) not in (int, type(None)):
                 raise DataError(f"expected numbers of bytes and rows, found {file!r:.200}")
         digest = None if found["digest"] is None else str(found["digest"])
-        return Noted(int(found["rows"]), digest, files, str(found["own_digest"]))
+        return FilesManifest(int(found["rows"]), digest, files, str(found["own_digest"]))
 
 
 def schema_digest(content: bytes) -> str:
-    """The digest of the message that an Arrow stream begins with: a mark, the schema's length and the schema.
+    """Return the digest of the message that an Arrow stream begins with: a mark, the schema's length and the schema.
 
     Args:
         content: The beginning of the stream, with the whole message.
@@ -145,103 +142,84 @@ def _schema_in(file: Path) -> str:
         return schema_digest(begin + stream.read(min(int.from_bytes(begin[4:], "little"), _MOST_SCHEMA)))
 
 
-def check_schemas(files: Iterable[Path]) -> None:
-    """Hold the schemas of Arrow files against what is noted of them.
+def check_schemas(files: Collection[Path]) -> None:
+    """Compare the schemas of Arrow files with the manifests of their folders.
 
     Raises:
-        DataError: Another schema than was written.
+        DataError: A file has another schema than was written.
     """
-    known: dict[Path, Noted | None] = {}
+    manifests = {folder: read_manifest(folder) for folder in {file.parent: None for file in files}}
     for file in files:
-        about = known[file.parent] = known[file.parent] if file.parent in known else noted(file.parent)
-        if about is None or file.name not in about.files or file.suffix != ".arrow":
-            continue
-        with reading(file):
-            check_schema(file, about.files[file.name].schema, _schema_in(file))
+        manifest = manifests[file.parent]
+        if manifest is not None and file.name in manifest.files and file.suffix == ".arrow":
+            with reading(file):
+                check_schema(file, manifest.files[file.name].schema, _schema_in(file))
 
 
 def check_schema(file: Any, known: str | None, found: str) -> None:
-    """Raise DataError unless the digest of a file's schema is the one that is noted, where one is."""
+    """Raise DataError unless a file's schema has the digest of its manifest; None: the manifest has none."""
     if known is not None and known != found:
         raise damaged(file, f"expected a schema with the checksum {known} as was written, found {found}")
 
 
 def check_counts(rows: Mapping[Path, int]) -> None:
-    """Hold the rows and sizes of files, which are known by now, against what is noted of them.
+    """Compare rows and sizes of files with the manifests of their folders.
 
     Args:
-        rows: How many were found in each file.
+        rows: Number of rows found in each file.
 
     Raises:
         DataError: Another number than was written, or a file that was not.
     """
     for folder in {file.parent: None for file in rows}:
-        about = noted(folder)
-        if about is None:
+        manifest = read_manifest(folder)
+        if manifest is None:
             continue
         here = {file.name: file for file in rows if file.parent == folder}
-        written = {name: known for name, known in about.files.items() if known.rows is not None}
+        written = {name: known for name, known in manifest.files.items() if known.rows is not None}
         if written.keys() != here.keys():
             raise damaged(folder / _STATE, f"expected the files {list(written)} as written, found {sorted(here)}")
         for name, file in here.items():
-            known, size = written[name], file.stat().st_size
-            if rows[file] != known.rows:
-                raise damaged(file, f"expected {known.rows} rows as were written, found {rows[file]}")
-            if size != known.bytes:
-                raise damaged(file, f"expected {known.bytes} bytes as were written, found {size}")
+            for unit, known, found in (
+                ("rows", written[name].rows, rows[file]),
+                ("bytes", written[name].bytes, file.stat().st_size),
+            ):
+                if known != found:
+                    raise damaged(file, f"expected {known} {unit} as were written, found {found}")
 
 
-def check_bytes(folder: Path, about: Noted, advance: Callable[[int], None]) -> list[str]:
-    """Hold every byte of the files of a folder against what is noted of them.
+def check_bytes(folder: Path, manifest: FilesManifest, advance: Callable[[int], None]) -> list[str]:
+    """Compare every byte of a folder's files with its manifest.
 
     Args:
-        folder: Where they are.
-        about: What is noted.
+        folder: The folder.
+        manifest: Its manifest.
         advance: Called with the number of bytes read.
 
     Returns:
-        What is wrong, a sentence a file.
+        One message for each file that differs.
     """
     wrong = []
-    if _own_digest(read_json_object(folder / _STATE)) != about.own_digest:
+    if _own_digest(read_json_object(folder / _STATE)) != manifest.own_digest:
         wrong.append(f"{folder / _STATE}: expected what was written there, found something else")
-    for name, known in about.files.items():
+    for name, known in manifest.files.items():
         file = folder / name
-        if Path(name).name != name or not file.is_file():
-            wrong.append(f"{file}: expected a file, found none")
-            continue
-        found = _measured(file, advance)
-        if found["bytes"] != known.bytes:
-            wrong.append(f"{file}: expected {known.bytes} bytes, found {found['bytes']}")
-        elif found["digest"] != known.digest:
-            wrong.append(f"{file}: expected the checksum {known.digest}, found {found['digest']}")
+        try:
+            if Path(name).name != name or not file.is_file():
+                raise damaged(file, "expected a file, found none")
+            found = _measured(file, known.rows, advance)
+            if found.bytes != known.bytes:
+                raise damaged(file, f"expected {known.bytes} bytes, found {found.bytes}")
+            check(file, "the file", known.digest, found.digest)
+        except DataError as error:
+            wrong.append(str(error))
     return wrong
-
-
-# ---------------------------------------------------------------------- what can be found out again
-
-
-def write_note(file: Path, said: Mapping[str, Any], *, sync: bool = True) -> None:
-    """Write a JSON object with its checksum, in the place of what was there.
-
-    Raises:
-        StorageError: It cannot be written.
-    """
-    write_file(file, json_with_digest(said, indent=1), sync=sync)
-
-
-def read_note(file: Path) -> dict[str, Any]:
-    """What ``write_note`` wrote; nothing where there is none, or where it is damaged: it is to be found out again."""
-    try:
-        return read_json_with_digest(file)
-    except (DataError, ConfigError):
-        return {}
 
 
 # ---------------------------------------------------------------------- Parquet
 
 
-def seal(file: Path) -> None:
+def add_parquet_checksum(file: Path) -> None:
     """Write into a Parquet file what its bytes are.
 
     Args:
@@ -257,7 +235,7 @@ def seal(file: Path) -> None:
         stream.write(_SEAL % (whole.encode(), digest(tail).encode()) + tail)
 
 
-def check_seal(file: Path, advance: Callable[[int], None] | None = None) -> bool:
+def check_parquet_checksum(file: Path, advance: Callable[[int], None] | None = None) -> bool:
     """Hold a Parquet file against the seal that was written into it.
 
     Args:
@@ -299,11 +277,10 @@ def _footer_begins(file: Path) -> int | None:
     return begins if last[4:] == _MAGIC and begins >= len(_MAGIC) else None
 
 
-def _measured(file: Path, advance: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
+def _measured(file: Path, rows: int | None, advance: Callable[[int], None] = lambda count: None) -> ManifestFile:
     with file.open("rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        found = {"bytes": size, "digest": file_digest(stream, advance=advance)}
-    return found | ({"schema": _schema_in(file)} if file.suffix == ".arrow" else {})
+        found = file_digest(stream, advance=advance)
+    return ManifestFile(file.stat().st_size, found, rows, _schema_in(file) if file.suffix == ".arrow" else None)
 
 
 def _own_digest(state: Mapping[str, Any]) -> str:
