@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from mouse_core._arrow.column import Growth
 from mouse_core._base.locks import ProcessLock
-from mouse_core.batches._batch_layout import BatchForm, MaskReader, Readers, copied_fields, part_of
 from mouse_core.batches._mask import as_items, check_fill
 from mouse_core.batches._pipeline import Batch, Pipeline, PlannedBlocks
+from mouse_core.batches._plan import BatchForm, MaskReader, Readers, copied_fields
 from mouse_core.batches._planner import Block, Planner
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.sampling.offsets import (
@@ -303,7 +303,7 @@ class PipelineAround:
             for name, reader in readers.items()
             if not isinstance(reader, ReaderAround) and name not in masks
         }
-        part = part_of(form, plain)
+        part = BatchForm.of(plain, form.dtypes, form.shapes, form.fill, is_padded=form.is_padded)
         anchors = Pipeline(planner, plain, part, fields=copied_fields(plain, part.shapes))
         groups = []
         for number, ((offsets, shift), fields) in enumerate(chosen.items()):
@@ -312,7 +312,8 @@ class PipelineAround:
             blocks = BlocksAround(anchors.blocks, offsets, shift, number, single=encoded)
             masked: dict[str, FieldReader | MaskReader] = {**fields}
             masked |= {mask: MaskReader(FieldSpec(mask, np.dtype(np.bool_), ())) for mask in map(mask_of, fields)}
-            part = replace(part_of(form, masked), is_padded=True, fill=windows.fill)
+            shapes = {name: one.spec.shape for name, one in masked.items()}  # of one row around an anchor
+            part = BatchForm.of(masked, form.dtypes, shapes, windows.fill, is_padded=True)
             pipeline = Pipeline(planner, masked, part, fields=copied_fields(fields, part.shapes), blocks=blocks)
             groups.append(Group(pipeline, blocks))
         return cls(anchors, groups, readers, form, windows)

@@ -17,7 +17,7 @@ from mouse_core._arrow.gathering import ranges_of
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchMemory, layout_of
-from mouse_core.batches._batch_layout import BatchForm, MaskReader, Readers
+from mouse_core.batches._plan import BatchForm, MaskReader, Readers
 from mouse_core.batches._planner import Block, Blocks, Planner
 from mouse_core.dtypes import RowError, convert_to
 from mouse_core.errors import DataError, StorageError

@@ -168,6 +168,12 @@ class Planner:
         first, end = self.own(size)
         return first, first - -size // self.shard[1] if self.uneven == "pad" else end
 
+    def lengths(self, plan: Plan) -> Int64s:
+        """Steps of each window of a plan that are there, int64 ``[b]``; 0 for a window of another shard."""
+        lengths = np.full(len(plan.starts), plan.length) if plan.lengths is None else plan.lengths
+        own = self.own(plan.global_size)[1] - plan.first
+        return lengths if own == len(lengths) else np.where(np.arange(len(lengths)) < own, lengths, 0)
+
     def of_plan(self, plan: Plan) -> Block:
         """A block of one batch: of the windows of a plan, from wherever."""
         return Block(0, 1, 1, 0, self.locate(plan.starts, None, plan.lengths), [plan.global_size], self)

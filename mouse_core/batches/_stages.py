@@ -208,6 +208,17 @@ class Map:
         return Map, (self.fn, self.version, self.fields, self.per, tuple(self.drop))
 
 
+def check_map(chosen: Any, shard: tuple[int, int]) -> None:
+    """Raise ConfigError unless ``chosen`` is a ``Map`` that works on this shard's rows of a batch."""
+    if not isinstance(chosen, Map):
+        raise ConfigError(f"map: expected a mouse_core.Map, found {chosen!r:.80}")
+    if shard[1] > 1 and chosen.per == "batch":
+        raise ConfigError(
+            f"map: {chosen.version!r}: expected per='window' or per='rows' with a shard, which has some rows of each "
+            f"batch, found per='batch' with shard {shard}"
+        )
+
+
 def _pickled_by_value() -> bool:
     """Whether cloudpickle, or a copy of it as Ray has one, is pickling, which takes any function."""
     frame: Any = sys._getframe(1)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchLayout
-from mouse_core.batches import _options as asked
-from mouse_core.batches._batch_layout import BatchForm, Chosen, copied_fields, form_of
 from mouse_core.batches._pipeline import Batch, Pipeline
+from mouse_core.batches._plan import BatchPlan, Readers, choose_readers, copied_fields, planned_windows
 from mouse_core.batches._planner import Planner
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import check_seed
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
     from mouse_core.batches._by_field import PipelineAround
     from mouse_core.batches._stages import Map
-    from mouse_core.ranks import Ranks, Shard, Uneven
+    from mouse_core.ranks import Shard, Uneven
     from mouse_core.sampling.offsets import FieldWindows, Seconds
     from mouse_core.statistics.normalizer import Normalization, Normalizer
 
@@ -121,11 +121,17 @@ class BatchSource:
         lengths: Iterable[int] | None = None,
         packed: bool | int = False,
     ) -> None:
-        snapshot = asked.snapshot_of(store)
-        around = None
-        sampling, sequence_length, pad, cut = asked.before_cutting(
-            *(lengths, sampling, sequence_length, pad), boundary=boundary, windows=windows
-        )
+        if not isinstance(store, Store | Snapshot):
+            raise ConfigError(f"store: expected a DatasetStore or a Snapshot, found {type(store).__name__}")
+        snapshot = store.snapshot() if isinstance(store, Store) else store
+        if not snapshot.num_rows:
+            raise ConfigError(snapshot.if_empty)
+        around = cut = None
+        if lengths is not None or hasattr(sampling, "cut_many"):
+            from mouse_core.sampling.lengths import cut_of  # loaded where lengths are drawn
+
+            cut = cut_of(lengths, sampling, sequence_length, pad, padded=boundary != "stream" or windows is not None)
+            sampling, sequence_length, pad = cut.sampling, cut.sequence_length, cut.pad
         if windows is None:
             length = 64 if sequence_length is None else sequence_length
             sampler = sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, pad)
@@ -135,64 +141,88 @@ class BatchSource:
             sampler, around = anchors_of(
                 *(windows, snapshot, sampling, sequence_length), batch_size, drop_last, boundary, weighting, pad
             )
-        sampler = asked.cut_to(snapshot.sampled_by(sampler), cut)
-        # Single rows have no steps that may be missing.
+        sampler = snapshot.sampled_by(sampler)
+        sampler = sampler if cut is None else cut.of(sampler)
         has_steps = around is None or around.batch_dims == 2
+        if not has_steps and (packed is not False or cut is not None):
+            option = "lengths" if packed is False else "packed"
+            raise ConfigError(
+                f"{option}: expected a sequence_length with windows, as single rows have no steps, found none"
+            )
+        normalizer = None
+        if normalize:
+            from mouse_core.statistics.normalizer import Normalizer, follow  # loaded where batches are normalised
+
+            if isinstance(normalize, Normalizer):
+                normalizer = normalize.over(snapshot)
+            else:
+                normalizer = follow(snapshot, normalize)
+        is_augmented = augment is not None or views != 1
+        # Missing steps are not even read where nothing else looks at a step's place; else packing comes last.
+        packs_first = packed is not False and around is None and map is None and not is_augmented and uneven == "refuse"
+        # Single rows have no steps that may be missing.
         padded = sampler if isinstance(sampler, PaddedSampler) and has_steps else None
-        names = None if fields is None else asked.as_names(fields)
-        chosen = Chosen(
-            names,
-            asked.as_names(required_fields),
-            dict(dtypes or {}),
-            dict(replace_dtypes or {}),
-            augment,
-            views,
-            around,
-            asked.normalizer_of(normalize, snapshot),
-            map,
-            packed,
-        )
-        packs_first = asked.packs_first(chosen, cut, uneven)
+        names = None if fields is None else (fields,) if isinstance(fields, str) else tuple(fields)
+        required = (required_fields,) if isinstance(required_fields, str) else tuple(required_fields)
         masked = (padded is not None and not packs_first) or uneven == "pad"
-        readers = asked.choose_readers(snapshot, names, chosen.required_fields, masked=masked)
+        readers: Readers = choose_readers(snapshot, names, required, masked=masked)
         if around is not None:
             from mouse_core.batches._by_field import readers_around
 
             readers = readers_around(readers, around, snapshot)
-        ranks, own_shard = asked.ranks_and_shard(shard, sampler.batch_size, uneven)
+        ranks, own_shard = None, (0, 1)
+        if uneven != "refuse" or repr(shard) != "(0, 1)":
+            from mouse_core.ranks import check_shard, ranks_of  # loaded where there are others
+
+            ranks = ranks_of(shard)
+            own_shard = check_shard(shard if ranks is None else ranks.shard, sampler.batch_size, uneven)
+        length, runs = sampler.sequence_length, 0 if around is None else around.runs
         planner = Planner(
             sampler,
             snapshot,
             seed=check_seed(seed),
             shard=own_shard,
             epoch_start=check_count("epoch_start", epoch_start, lowest=0),
-            windows=asked.planned_windows(
-                readers, sampler.sequence_length, 0 if around is None else around.runs * sampler.sequence_length
-            ),
+            windows=planned_windows(readers, length, runs * length),
             padded=padded,
             uneven=uneven,
             packed=packs_first,
         )
         planner.check()
-        asked.check_map(map, planner.shard)
-        form = _form(planner, readers, chosen)
+        if map is not None:
+            from mouse_core.batches._stages import check_map  # loaded where there is something to do to batches
+
+            check_map(map, own_shard)
+        plan = BatchPlan(
+            planner=planner,
+            readers=readers,
+            ranks=ranks,
+            windows=around,
+            fields=names,
+            required_fields=required,
+            dtypes=dict(dtypes or {}),
+            replace_dtypes=dict(replace_dtypes or {}),
+            augment=augment,
+            views=views,
+            normalize=normalizer,
+            map=map,
+            packed=packed,
+        )
         if around is None:
-            copied = copied_fields(readers, form.shapes)
-            self._set(Pipeline(planner, readers, form, fields=copied), chosen, ranks)
+            copied = copied_fields(readers, plan.form.shapes)
+            self._set(plan, Pipeline(planner, readers, plan.form, fields=copied))
         else:
             from mouse_core.batches._by_field import PipelineAround
 
-            self._set(PipelineAround.of(planner, readers, form, around), chosen, ranks)
+            self._set(plan, PipelineAround.of(planner, readers, plan.form, around))
 
-    def _set(self, pipeline: Pipeline | PipelineAround, chosen: Chosen, ranks: Ranks | None) -> None:
-        planner = pipeline.planner
+    def _set(self, plan: BatchPlan, pipeline: Pipeline | PipelineAround) -> None:
+        planner = plan.planner
         self.snapshot, self.sampler = planner.snapshot, planner.sampler
         self.seed, self.shard, self.epoch_start = planner.seed, planner.shard, planner.epoch_start
-        self.views, self.ranks, self.uneven, self.packed = chosen.views, ranks, planner.uneven, chosen.packed
-        self._pipeline, self._chosen = pipeline, chosen
-        self._stages = pipeline.form.stages
-        packed = chosen.packed is not False
-        self._packing = asked.packing_of(chosen, from_steps=planner.packed) if packed else None
+        self.views, self.ranks, self.uneven, self.packed = plan.views, plan.ranks, planner.uneven, plan.packed
+        self.batch_plan, self._pipeline = plan, pipeline
+        self._is_gathered_only = not plan.stages and plan.packing is None
 
     def __repr__(self) -> str:
         size = f"sequence_length={self.sequence_length}, batch_size={self.batch_size}, shard={self.shard}"
@@ -200,13 +230,10 @@ class BatchSource:
             f"{type(self).__name__}(rows={self.snapshot.num_rows}, {size}, seed={self.seed}, fields={list(self.spec)})"
         )
 
-    @memo
+    @property
     def spec(self) -> Spec:
         """The fields of a batch, known before the first is made."""
-        around, fields = self._chosen.windows, self._pipeline.form.fields
-        if self._packing is not None:
-            return Spec(self._packing.spec(fields), self.snapshot.alignment, 1)
-        return Spec(fields, self.snapshot.alignment, 2 if around is None else around.batch_dims)
+        return self.batch_plan.spec
 
     @property
     def sequence_length(self) -> int:
@@ -223,7 +250,8 @@ class BatchSource:
         """How its fields are normalised, with the numbers of now: for a policy, or ``normalize`` of another source."""
         from mouse_core.statistics.normalizer import Normalizer  # loaded where it is asked for
 
-        return Normalizer({}) if self._chosen.normalize is None else self._chosen.normalize.fixed
+        normalize = self.batch_plan.normalize
+        return Normalizer({}) if normalize is None else normalize.fixed
 
     @property
     def fingerprint(self) -> str:
@@ -234,14 +262,16 @@ class BatchSource:
 
     @property
     def identity(self) -> list[Any]:
-        """What the fingerprint is a digest of: that of the data, the sampler, the fields, and any augmentation."""
-        stages: tuple[Any, ...] = self._stages if self._packing is None else (*self._stages, self._packing)
-        return asked.identity_of(self.snapshot, self.sampler, self._pipeline.readers, stages, self._chosen.windows)
+        """All that the fingerprint is a digest of: identities of the data, the sampler, the fields, and each stage."""
+        return self.batch_plan.identity
 
     def __len__(self) -> int:
         """Batches in an epoch; ConfigError for whoever would shard a shard."""
-        asked.check_sharded_once(self.shard)
-        asked.warn_of_second_pass(self)
+        if self.shard[1] > 1:
+            from mouse_core.ranks import check_sharded_once  # loaded where there are others
+
+            check_sharded_once(self.shard)
+        _warn_of_second_pass(self)
         return self._pipeline.planner.batches_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
@@ -258,14 +288,19 @@ class BatchSource:
             IndexError: The index lies before the first epoch.
             DataError: A value that its field does not allow; the message names field and row.
         """
-        if not self._stages and self._packing is None:
+        if self._is_gathered_only:
             return self._pipeline.take(index)
         plan = self.plan(index)
         return self._staged(self._pipeline.take_of(plan), plan)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Batch]:
         """Several batches, which is what a DataLoader without ``batch_size=None`` asks for; it warns."""
-        asked.warn_of_collation(indices)
+        warnings.warn(
+            f"a DataLoader asks for a list of {len(indices)} batches, to stack them into [{len(indices)}, B, S, ...]; "
+            "a source gives whole batches: write DataLoader(source, batch_size=None)",
+            UserWarning,
+            stacklevel=2,
+        )
         return [self[index] for index in indices]
 
     def plan(self, index: int) -> Plan:
@@ -287,67 +322,98 @@ class BatchSource:
         """
         if plan.length != self.sequence_length:
             raise ConfigError(f"plan: expected windows of {self.sequence_length} steps, found {plan.length}")
-        if not self._stages and self._packing is None:
+        if self._is_gathered_only:
             return self._pipeline.gather(plan, stored=stored, out=out)
         return self._staged(self._pipeline.gather(plan, stored=stored), plan, stored=stored, out=out)
 
     def _staged(self, batch: Batch, plan: Plan, *, stored: bool = False, out: Any = None) -> Batch:
-        """What becomes of a batch that was gathered; see ``gather``."""
+        """Return a gathered batch after all stages and packing; see ``gather``."""
         from mouse_core.batches._stages import staged  # loaded where there are some
 
+        made_of = self.batch_plan
         # What a function of the user's gets does not depend on how it is moved later.
-        stored = stored and self._chosen.map is None
-        packing = self._packing
-        made: Batch = staged(self._stages, batch, plan, stored=stored, out=out if packing is None else None)
-        return made if packing is None else packing(made, asked.lengths_of(self.shard, plan), out)
+        stored, packing = stored and made_of.map is None, made_of.packing
+        made: Batch = staged(made_of.stages, batch, plan, stored=stored, out=out if packing is None else None)
+        return made if packing is None else packing(made, made_of.planner.lengths(plan), out)
 
     def layout(self, batch_size: int | Plan, *, stored: bool = False) -> BatchLayout:
         """Where the fields of so many windows, or of a plan, lie in one stretch of memory; ``stored`` as in ``gather``.
 
         Of windows that are packed only a plan says how many rows they have; ConfigError for a number.
         """
-        size = asked.axes_of(self, batch_size, self._packing)
-        dtypes = {name: field.stored_dtype if stored else field.dtype for name, field in self.spec.items()}
-        return BatchLayout({name: ((*size[name], *field.shape), dtypes[name]) for name, field in self.spec.items()})
+        spec, packing = self.spec, self.batch_plan.packing
+        if packing is None:
+            windows = len(batch_size.starts) if isinstance(batch_size, Plan) else batch_size
+            size = dict.fromkeys(spec, (windows, self.sequence_length)[: spec.batch_dims])
+        elif isinstance(batch_size, Plan):
+            lengths = self.batch_plan.planner.lengths(batch_size)
+            rows = packing.rows(lengths)
+            size = {name: (len(lengths) + 1 if one.per_sequence else rows,) for name, one in spec.items()}
+        else:
+            raise ConfigError(
+                f"layout: expected a plan, as packed windows have as many rows as there are, found {batch_size!r}"
+            )
+        dtypes = {name: field.stored_dtype if stored else field.dtype for name, field in spec.items()}
+        return BatchLayout({name: ((*size[name], *field.shape), dtypes[name]) for name, field in spec.items()})
 
     def with_snapshot(self, snapshot: Snapshot, *, epoch_start: int, seed: int | None = None) -> BatchSource:
         """The same source over other rows, whose first epoch begins at ``epoch_start``."""
         seed = self.seed if seed is None else check_seed(seed)
         epoch_start = check_count("epoch_start", epoch_start, lowest=0)
-        growth = snapshot.grown_from(self.snapshot)
+        growth, plan = snapshot.grown_from(self.snapshot), self.batch_plan
         if growth is None or list(snapshot.readers) != list(self.snapshot.readers):
-            options = self._options() | {"seed": seed, "epoch_start": epoch_start}
-            source = _restore(snapshot, self.sampler, options)
+            source = _restore(snapshot, self.sampler, plan.arguments() | {"seed": seed, "epoch_start": epoch_start})
         else:
             source = type(self).__new__(type(self))
             pipeline = self._pipeline.forward(snapshot, growth, seed=seed, epoch_start=epoch_start)
-            chosen = self._chosen
-            normalize = None if chosen.normalize is None else chosen.normalize.over(snapshot, grown=True)
-            if normalize is not chosen.normalize:  # by what the rows are, which are more now
-                chosen = chosen._replace(normalize=normalize)
-                pipeline.form = _form(pipeline.planner, pipeline.readers, chosen)
-            source._set(pipeline, chosen, self.ranks)
+            source._set(plan.forward(pipeline.planner, pipeline.readers), pipeline)
+            pipeline.form = source.batch_plan.form
         # Whoever takes a new snapshot every so many batches will do so again.
         source._pipeline.begin_with(max(1, epoch_start - self.epoch_start))
         return source
 
     def with_options(self, **options: Any) -> BatchSource:
         """The same windows with other options: ``shard=``, ``replace_dtypes=`` and the like."""
-        return _restore(self.snapshot, self.sampler, self._options() | options)
-
-    def _options(self) -> dict[str, Any]:
-        planned = {"seed": self.seed, "shard": self.ranks or self.shard, "epoch_start": self.epoch_start}
-        return {**planned, "uneven": self.uneven, **self._chosen._asdict()}
+        return _restore(self.snapshot, self.sampler, self.batch_plan.arguments() | options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.snapshot, self.sampler, self._options())
+        return _restore, (self.snapshot, self.sampler, self.batch_plan.arguments())
 
 
-def _form(planner: Planner, readers: Any, chosen: Chosen) -> BatchForm:
-    """What batches of some fields are like."""
-    actions = planner.snapshot.config.dims["max_action_dim"] or 0
-    return form_of(readers, chosen, None if planner.packed else planner.padded, max_num_actions=actions)
+def _restore(snapshot: Snapshot, sampler: WindowSampler, arguments: dict[str, Any]) -> BatchSource:
+    return BatchSource(snapshot, sampling=sampler, **arguments)
 
 
-def _restore(snapshot: Snapshot, sampler: WindowSampler, options: dict[str, Any]) -> BatchSource:
-    return BatchSource(snapshot, sampling=sampler, **options)
+# Where samplers whose indices are those of one epoch begin a pass, by module, and the sampler's name there.
+_REPEATING = {
+    "torch.utils.data.sampler": {"SequentialSampler.__iter__": "self", "RandomSampler.__iter__": "self"},
+    "torchdata.stateful_dataloader.sampler": {"_StatefulRandomSamplerIterator.__init__": "sampler"},
+}
+
+
+def _warn_of_second_pass(source: object) -> None:
+    """Warn if a sampler of torch's DataLoader begins a second pass over the indices of the first epoch.
+
+    Such a sampler asks for the length of ``source`` once in each pass. Only the stack says who asks. The sampler keeps
+    how many passes there were: another loader over the same source begins with its first one.
+    """
+    frame, level = sys._getframe(1), 1
+    while frame.f_code.co_name == "__len__" and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    sampler = _REPEATING.get(frame.f_globals.get("__name__", ""), {}).get(frame.f_code.co_qualname)
+    callers = [caller for caller in (frame.f_back, frame.f_back and frame.f_back.f_back) if caller is not None]
+    if sampler is None or any(caller.f_locals.get("first_iter") for caller in callers):
+        return  # the latter is an iterator with workers, which begins its first pass twice
+    passes: dict[int, int] = vars(frame.f_locals[sampler]).setdefault("_mouse_passes", {})
+    passes[id(source)] = passes.get(id(source), 0) + 1
+    if passes[id(source)] != 2:
+        return
+    while frame.f_globals.get("__name__", "").startswith(("torch.", "torchdata.")) and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        "a DataLoader asks for the batches of the first epoch a second time: a source goes on beyond its length, a "
+        "sampler of torch does not; mouse_torch.DataLoader(source) delivers the next epoch in every loop, "
+        "sampler=range(begin, end) delivers any batches, and range(len(source)) the same ones again",
+        UserWarning,
+        stacklevel=level + 1,
+    )

@@ -176,7 +176,7 @@ def _window(source: BatchSource, plan: Plan, number: int, view: int) -> dict[str
     if source.packed is not False:
         raise ConfigError("batches: expected windows side by side, found packed ones, which this page does not show")
     # A function of the user's may look at all windows of a batch; all else becomes of each what it would alone.
-    alone = source._chosen.map is None
+    alone = source.batch_plan.map is None
     nbytes = source.layout(1 if alone else plan).nbytes * source.views
     if nbytes > _MOST_BYTES:
         raise ConfigError(
@@ -193,7 +193,7 @@ def _window(source: BatchSource, plan: Plan, number: int, view: int) -> dict[str
 
 def _offsets(source: BatchSource) -> dict[str, list[float]]:
     """Of windows by field, which steps around the anchor, or seconds, each field has; nothing for others."""
-    around = source._chosen.windows
+    around = source.batch_plan.windows
     if around is None:
         return {}
     found: dict[str, list[float]] = {}

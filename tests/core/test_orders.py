@@ -14,8 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DatasetStore
-from mouse_core.batches import _options as _source_options
 from mouse_core.batches import _planner
+from mouse_core.batches import source as _source
 from mouse_core.batches._planner import Planner
 from mouse_core.sampling import WindowSampler
 from mouse_core.store import _segments
@@ -73,7 +73,7 @@ def test_any_order_gives_what_the_oracle_says(
         assume(options["sampling"] != "sequential" or options["drop_last"] or short % shard[1] == 0)
         with (
             patch.object(_planner, "_KEPT_BYTES", kept),
-            patch.object(_source_options, "planned_windows", lambda *_: most),
+            patch.object(_source, "planned_windows", lambda *_: most),
             patch.multiple(_segments, _MOST_RUNS=runs, _LOOKED_AT=16),
         ):
             source = BatchSource(built.store, epoch_start=begin, shard=shard, **options)
@@ -99,7 +99,7 @@ def test_threads_in_any_order(sampling: str, threads: int) -> None:
         [rng.permutation(300) for _ in range(threads)],
         [*turns[:-1], turns[-1][::-1]],
     ):
-        with patch.object(_source_options, "planned_windows", lambda *_: 90):
+        with patch.object(_source, "planned_windows", lambda *_: 90):
             source = BatchSource(store, 4, 3, sampling=sampling, drop_last=False)
             wrong: list[Any] = []
             begin = threading.Barrier(threads)
@@ -149,7 +149,7 @@ def test_batches_in_other_orders_are_planned_together(order: str) -> None:
     store = DatasetStore()
     store.extend({"action": np.zeros(90), "reward": np.zeros(90), "done": np.zeros(90, np.int64)})
     sampler: WindowSampler = Counting()
-    with patch.object(_source_options, "planned_windows", lambda *_: 300):  # blocks of 100 batches
+    with patch.object(_source, "planned_windows", lambda *_: 300):  # blocks of 100 batches
         source = BatchSource(store, sampling=sampler)
         indices = {
             "shuffled": np.random.default_rng(0).permutation(400).tolist() * 2,

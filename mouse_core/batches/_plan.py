@@ -1,0 +1,463 @@
+"""The plan of a source's batches, resolved once from the arguments of ``BatchSource``.
+
+A plan has three parts. What is drawn: ``planner`` names the windows of each batch. What is read: ``readers`` by field.
+What becomes of it: ``form`` describes a batch as it is gathered, ``stages`` change it one after the other, ``packing``
+removes missing steps at the end, and ``spec`` describes the result. Example: with ``normalize={"reward": "mean_std"}``
+a stored float64 reward is gathered as float64 (``form.dtypes``), a stage makes float32 of it, ``spec`` says float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.checks import recipe
+from mouse_core._base.memo import memo
+from mouse_core.batches._planner import Planner
+from mouse_core.dtypes import number_kind
+from mouse_core.errors import ConfigError, MissingFieldError
+from mouse_core.sampling.plan import MASK, PaddedSampler
+from mouse_core.spec import FieldSpec, Spec, check_dtype, replaced_by
+from mouse_core.store.fields import FieldReader, meant_by
+from mouse_core.store.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from mouse_core._arrow.byte_views import CopiedField
+    from mouse_core.augment.config import AugmentTokensConfig
+    from mouse_core.augment.stream import StreamAugment
+    from mouse_core.batches._mask import Packing
+    from mouse_core.batches._stages import Map, Stage
+    from mouse_core.ranks import Ranks
+    from mouse_core.sampling.offsets import FieldWindows
+    from mouse_core.statistics.normalizer import Normalizer
+
+# Windows that are located together take about 2.9 MB.
+_PLANNED_BYTES = 11 << 18
+
+
+class MaskReader:
+    """Reader of the field ``mask``, which has no column: windows that were located with their lengths say its values.
+
+    Args:
+        spec: Spec of the field, by default of ``mask``.
+    """
+
+    def __init__(self, spec: FieldSpec | None = None) -> None:
+        self.spec = FieldSpec(MASK, np.dtype(np.bool_), ()) if spec is None else spec
+
+    @property
+    def identity(self) -> list[Any]:
+        """The field's name; the sampler's identity says the rest."""
+        return [self.spec.name]
+
+    def check_fills(self, dtype: np.dtype[Any]) -> None:
+        """Do nothing: every dtype holds 0 and 1."""
+
+    def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
+        """Return bool."""
+        return self.spec.dtype
+
+
+Readers = Mapping[str, FieldReader | MaskReader]
+DTypes = Mapping[str, np.dtype[np.generic]]
+
+
+@dataclass(frozen=True, eq=False)
+class BatchForm:
+    """Dtypes and shapes of gathered fields, and what is left to do after a copy.
+
+    Attributes for both kinds of dtypes are indexed by ``stored``: False for the delivered dtypes, True for stored ones.
+
+    Args:
+        dtypes: Dtypes that the fields are gathered in.
+        shapes: Shape of a step, by field.
+        fill: Value of missing steps; None: the last step that is there.
+        is_padded: Whether steps may be missing.
+        converted: Fields that are copied in another dtype than the column's.
+        checked: Fields that are copied and whose values are then compared with their bounds.
+        is_copied: Whether a batch of copied fields and masks is complete.
+    """
+
+    dtypes: tuple[DTypes, DTypes]
+    shapes: dict[str, tuple[int, ...]]
+    fill: float | None
+    is_padded: bool
+    converted: tuple[frozenset[str], frozenset[str]]
+    checked: frozenset[str]
+    is_copied: tuple[bool, bool]
+
+    @classmethod
+    def of(
+        cls,
+        readers: Readers,
+        dtypes: tuple[DTypes, DTypes],
+        shapes: Mapping[str, tuple[int, ...]],
+        fill: float | None,
+        *,
+        is_padded: bool,
+    ) -> BatchForm:
+        """Return the form of the fields in ``readers``; ``dtypes`` and ``shapes`` may have more fields."""
+        delivered, stored = ({name: some[name] for name in readers} for some in dtypes)
+        plain = {name: reader for name, reader in readers.items() if _is_plain(reader)}
+        converted = tuple(
+            frozenset(name for name, reader in plain.items() if reader.column.reading.dtype != some[name])
+            for some in (delivered, stored)
+        )
+        bounded = [name for name, one in plain.items() if one.bounds is not None and one.highest is None]
+        masks = [name for name, reader in readers.items() if isinstance(reader, MaskReader)]
+        # Batches that are copied together have one mask, whichever dtypes they are asked for in.
+        complete = len(plain) + len(masks) == len(readers) and not bounded
+        complete = complete and all(delivered[name] == stored[name] for name in masks)
+        return cls(
+            (delivered, stored),
+            {name: shapes[name] for name in readers},
+            fill,
+            is_padded,
+            (converted[0], converted[1]),
+            frozenset(bounded),
+            (complete and not converted[0], complete and not converted[1]),
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BatchPlan:
+    """All that decides about the batches of a ``BatchSource``; see the module.
+
+    Args:
+        planner: Draws and locates windows of a snapshot.
+        readers: Readers by field, in the order of a batch.
+        ranks: The processes that share the batches, where ``shard="auto"`` found them.
+        windows: Offsets by field, None without ``windows=``.
+        fields, required_fields, dtypes, replace_dtypes, augment, views, normalize, map, packed: Arguments of
+            ``BatchSource``, checked.
+    """
+
+    planner: Planner
+    readers: Readers
+    ranks: Ranks | None
+    windows: FieldWindows | None
+    fields: tuple[str, ...] | None
+    required_fields: tuple[str, ...]
+    dtypes: dict[str, npt.DTypeLike]
+    replace_dtypes: dict[Any, npt.DTypeLike]
+    augment: AugmentTokensConfig | None
+    views: int
+    normalize: Normalizer | None
+    map: Map | None
+    packed: bool | int
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of ``BatchSource`` for the same plan, but for the snapshot and the sampler."""
+        planner = self.planner
+        names = ("windows", "fields", "required_fields", "dtypes", "replace_dtypes", "augment", "views", "normalize")
+        return {
+            "seed": planner.seed,
+            "shard": self.ranks or planner.shard,
+            "epoch_start": planner.epoch_start,
+            "uneven": planner.uneven,
+            **{name: getattr(self, name) for name in (*names, "map", "packed")},
+        }
+
+    def forward(self, planner: Planner, readers: Readers) -> BatchPlan:
+        """Return the same plan over a snapshot that has grown; statistics of its rows are computed anew."""
+        normalize = None if self.normalize is None else self.normalize.over(planner.snapshot, grown=True)
+        if normalize is not self.normalize:
+            return replace(self, planner=planner, readers=readers, normalize=normalize)
+        plan = object.__new__(BatchPlan)  # with all that is computed already: online loops take a snapshot often
+        plan.__dict__.update(self.__dict__, planner=planner, readers=readers)
+        return plan
+
+    @property
+    def batch_dims(self) -> int:
+        """Number of axes before a field's own: 2 for ``[B, S]``, 1 for single rows ``[B]``; packing ignored."""
+        return 2 if self.windows is None else self.windows.batch_dims
+
+    @memo
+    def spec(self) -> Spec:
+        """Fields of a delivered batch."""
+        fields = self.stages[-1].spec if self.stages else self._gathered
+        alignment = self.planner.snapshot.alignment
+        if self.packing is None:
+            return Spec(dict(fields), alignment, self.batch_dims)
+        return Spec(self.packing.spec(fields), alignment, 1)
+
+    @property
+    def identity(self) -> list[Any]:
+        """All that decides about batches, but for the seed, the delivered dtypes, and the shard."""
+        from mouse_core._base.identity import sampler_identity
+
+        sampler, masked = self.planner.sampler, isinstance(self.planner.sampler, PaddedSampler)
+        fields = [
+            reader.identity
+            for name, reader in self.readers.items()
+            if not isinstance(reader, MaskReader) or (masked and name == MASK)
+        ]
+        if self.windows is not None and not self.windows.offsets and self.batch_dims == 1:
+            fields.append(["[B]"])  # rows alone: no field says that there is no axis of steps
+        stages: tuple[Any, ...] = self.stages if self.packing is None else (*self.stages, self.packing)
+        return [self.planner.snapshot.fingerprint, sampler_identity(sampler), fields, *(one.identity for one in stages)]
+
+    # ------------------------------------------------------------------ what becomes of it
+
+    @memo
+    def form(self) -> BatchForm:
+        """Form of a gathered batch, before the first stage.
+
+        Raises:
+            ConfigError: Something that cannot be done to these fields.
+            MissingFieldError: A dtype for a field that is not there.
+        """
+        delivered, stored = self._delivered, {name: one.stored_dtype for name, one in self._gathered.items()}
+        for stage in reversed(self.stages):
+            delivered, stored = stage.arriving_dtypes(delivered), stage.arriving_dtypes(stored)
+        fill = None if self._padded is None else self._padded.fill
+        if fill is not None:
+            from mouse_core.batches._mask import check_fill
+
+            filled = {name: stored[name] for name, reader in self.readers.items() if not isinstance(reader, MaskReader)}
+            check_fill(fill, filled)
+            if self._is_augmented:
+                raise ConfigError(f"pad: expected True or False with augment or views, found {fill}")
+        shapes = {name: field.shape for name, field in self._gathered.items()}
+        return BatchForm.of(self.readers, (delivered, stored), shapes, fill, is_padded=self._padded is not None)
+
+    @memo
+    def stages(self) -> tuple[Stage, ...]:
+        """Changes of a batch in their order: normalise numbers, augment, normalise images, apply ``map``."""
+        fields = self._gathered
+        read = {name: self.readers[name].stored_dtype(np.dtype(np.float64)) for name in self._normalized}
+        augment = self._augment(read)
+        stages: tuple[Stage, ...] = () if augment is None else (augment,)
+        if self.normalize is not None:
+            from mouse_core.statistics.normalizer import StreamNormalize  # a room that is loaded where it is needed
+
+            fills = self._fills_by_mask(read)
+            made = {name: one.dtype for name, one in fields.items()}
+            known = {name: one for name, one in self.normalize.items() if name in fields}
+            images = {name: one for name, one in known.items() if fields[name].image_shape is not None}
+            numbers = {name: one for name, one in known.items() if name not in images}
+            arriving = made if augment is None else augment.arriving_dtypes(made)
+            before = StreamNormalize(numbers, fields, read, arriving, fills)
+            behind = StreamNormalize(images, before.spec if augment is None else augment.spec, read, made, fills)
+            stages = (*((before,) if numbers else ()), *stages, *((behind,) if images else ()))
+        if self.map is not None:
+            from mouse_core.batches._stages import StreamMap  # loaded where there is something to do to batches
+
+            behind_all = stages[-1].spec if stages else fields
+            replaced = replaced_by(self.replace_dtypes)
+            stages = (*stages, StreamMap.of(self.map, behind_all, replaced, self.batch_dims))
+        return stages
+
+    @memo
+    def packing(self) -> Packing | None:
+        """How windows are packed; None where they are not."""
+        if self.packed is False:
+            return None
+        from mouse_core.batches._mask import Packing, check_packed  # loaded where batches are packed
+
+        return Packing(check_packed(self.packed), self.planner.packed, replaced_by(self.replace_dtypes))
+
+    @property
+    def _padded(self) -> PaddedSampler | None:
+        """The sampler whose missing steps are gathered, too; None: nothing is missing, or it is not gathered."""
+        return None if self.planner.packed else self.planner.padded
+
+    @property
+    def _is_augmented(self) -> bool:
+        """Whether ``augment`` or ``views`` ask for something, allowed or not."""
+        return self.augment is not None or type(self.views) is not int or self.views != 1
+
+    @memo
+    def _gathered(self) -> dict[str, FieldSpec]:
+        """Specs of the fields before the first stage; normalised fields in the dtypes that they get."""
+        delivered = self._delivered
+        stored = {
+            name: delivered[name] if name in self._normalized else reader.stored_dtype(delivered[name])
+            for name, reader in self.readers.items()
+        }
+        return {
+            name: reader.spec.replace(dtype=delivered[name], stored_dtype=stored[name])
+            for name, reader in self.readers.items()
+        }
+
+    @memo
+    def _delivered(self) -> dict[str, np.dtype[np.generic]]:
+        """Dtypes before the first stage, by field."""
+        # ``map`` gets the same dtypes in every framework: what a framework cannot hold is replaced behind it.
+        replaced = self.replace_dtypes if self.map is None else {}
+        return self._dtypes_with({**self.dtypes, **self._normalized}, replaced)
+
+    def _dtypes_with(
+        self, dtypes: Mapping[str, npt.DTypeLike], replace_dtypes: Mapping[Any, npt.DTypeLike]
+    ) -> dict[str, np.dtype[np.generic]]:
+        """Dtypes by field, with ``dtypes`` and ``replace_dtypes`` as in ``BatchSource``."""
+        for name in dtypes:
+            if name not in self.readers:
+                raise MissingFieldError(f"dtypes: expected fields among {list(self.readers)}, found {name!r}")
+        table = replaced_by(replace_dtypes)
+        chosen = {
+            name: check_dtype(dtypes[name], where=f"dtypes[{name!r}]") if name in dtypes else reader.spec.dtype
+            for name, reader in self.readers.items()
+        }
+        delivered = {name: table.get(dtype, dtype) for name, dtype in chosen.items()}
+        for name, dtype in delivered.items():
+            self.readers[name].check_fills(dtype)
+        return delivered
+
+    @memo
+    def _normalized(self) -> dict[str, npt.DTypeLike]:
+        """Dtypes of normalised fields: float32, unless ``dtypes`` has another.
+
+        A normaliser that is given may have more fields than are delivered; each field that is given by a kind must be
+        delivered.
+        """
+        found: dict[str, npt.DTypeLike] = {}
+        normalize: Mapping[str, Any] = {} if self.normalize is None else self.normalize
+        for name, scaling in normalize.items():
+            if name not in self.readers and not self.normalize.follows:  # type: ignore[union-attr]
+                continue
+            if name not in self.readers:
+                raise MissingFieldError(f"normalize: expected fields among {list(self.readers)}, found {name!r}")
+            has_offsets = self.windows is not None and name in self.windows.offsets
+            spec = self.readers[name].spec
+            scaling.check_field(spec, axes_before=1 if has_offsets else 0)
+            found[name] = self.dtypes.get(name, np.float32)
+            if number_kind(check_dtype(found[name], where=f"dtypes[{name!r}]")) != "f":
+                raise ConfigError(f"normalize: {name}: expected a floating dtype, found {found[name]!r}")
+            if name not in self.dtypes and spec.dtype.kind in "iub" and spec.image_shape is None:
+                raise ConfigError(
+                    f"normalize: {name}: expected measurements or images, found {spec.dtype}, which may be codes; "
+                    f"dtypes={{{name!r}: 'float32'}} says that they are numbers"
+                )
+        return found
+
+    def _augment(self, read: DTypes) -> StreamAugment | None:
+        """The stage that augments; images that are normalised are augmented before, as they are stored (``read``)."""
+        if not self._is_augmented:
+            return None
+        offsets = frozenset[str]()
+        if self.windows is not None:
+            offsets = frozenset(self.windows.offsets)
+            if self.windows.fill is not None:
+                # It would be augmented, too: a code of its own is none that can be permuted.
+                raise ConfigError(f"pad: expected True or False with augment or views, found {self.windows.fill}")
+        from mouse_core.augment.stream import stream_augment  # a room that is loaded where batches are augmented
+
+        fields = self._gathered
+        images = {name: dtype for name, dtype in read.items() if fields[name].image_shape is not None}
+        numbers = {name: np.float32 for name in read if name not in self.dtypes}
+        computed = {**self._dtypes_with({**numbers, **self.dtypes}, {}), **images}
+        arriving = {name: one.replace(dtype=images[name]) if name in images else one for name, one in fields.items()}
+        return stream_augment(
+            self.augment,
+            self.views,
+            arriving,
+            computed,
+            max_num_actions=self.planner.snapshot.config.dims["max_action_dim"] or 0,
+            batch_dims=self.batch_dims,
+            offsets=offsets,
+            masks=[name for name, reader in self.readers.items() if isinstance(reader, MaskReader)],
+        )
+
+    def _fills_by_mask(self, read: DTypes) -> dict[str, tuple[str, float]]:
+        """The mask and the value of missing steps, by normalised field that has such."""
+        fill = None if self._padded is None else self._padded.fill
+        fills = {} if fill is None else dict.fromkeys(read, (MASK, fill))
+        if self.windows is not None:
+            from mouse_core.sampling.offsets import mask_of  # loaded where there are some
+
+            for name in read.keys() & self.windows.offsets.keys():
+                fills.pop(name, None)
+                if self.windows.fill is not None:
+                    fills[name] = (mask_of(name), self.windows.fill)
+        return fills
+
+
+def copied_fields(readers: Readers, shapes: Mapping[str, tuple[int, ...]]) -> list[CopiedField]:
+    """Return the fields whose values can be copied from where they lie."""
+    from mouse_core._arrow.byte_views import CopiedField, cast_copies  # with Arrow's functions, which take long to load
+
+    found = []
+    for name, reader in readers.items() if cast_copies() else ():
+        if _is_plain(reader):
+            column, dtype = reader.column, reader.column.reading.dtype
+            row_bytes = column.width * dtype.itemsize
+            found.append(CopiedField(name, shapes[name], column, dtype, row_bytes, reader.highest))
+    return found
+
+
+def _is_plain(reader: FieldReader | MaskReader) -> TypeGuard[FieldReader]:
+    return isinstance(reader, FieldReader) and reader.column.reading.is_plain
+
+
+# ---------------------------------------------------------------------- arguments
+
+
+def planned_windows(readers: Readers, length: int, around: int = 0) -> int:
+    """Return how many windows to locate together: the hundred array operations cost nearly the same for few windows.
+
+    A window takes 32 bytes, and 24 for each field, 8 for a field of single numbers. ``around`` other windows are read
+    around its steps, 56 bytes each. With 6 fields of windows it is 2,883,584 // (32 + 24 * 6) = 16,384 windows.
+    """
+    numbers = sum(length == 1 and not reader.spec.shape for reader in readers.values())
+    most = _PLANNED_BYTES // (32 + 24 * len(readers) - 16 * numbers + 56 * around)
+    return max(1 if around else 1024, most)
+
+
+def choose_readers(
+    snapshot: Snapshot, fields: tuple[str, ...] | None, required: tuple[str, ...], *, masked: bool
+) -> dict[str, FieldReader | MaskReader]:
+    """Return readers of the chosen fields, and of ``mask`` where steps or windows may be missing (``masked``).
+
+    Raises:
+        MissingFieldError: A named field does not exist, or one of the store's datasets lacks it and no value fills
+            its nulls.
+        ConfigError: A stored field is named ``mask``.
+    """
+    readers: dict[str, FieldReader | MaskReader] = {**snapshot.readers}
+    if masked:
+        if MASK in readers:
+            raise ConfigError(
+                f"boundary, uneven: expected a store without a field {MASK!r}, which batches get, found one"
+            )
+        readers[MASK] = MaskReader()
+    for option, names in (("required_fields", required), ("fields", fields or ())):
+        for name in names:
+            if name not in readers:
+                raise _missing(snapshot, option, name, readers)
+    chosen = {name: reader for name, reader in readers.items() if fields is None or name in (*fields, MASK)}
+    for name in dict.fromkeys([*required, *chosen]):
+        reader = readers[name]
+        if isinstance(reader, FieldReader):
+            _check_parts(snapshot, reader, "required_fields" if name in required else "fields")
+    return chosen
+
+
+def _missing(snapshot: Snapshot, option: str, name: str, readers: Readers) -> MissingFieldError:
+    """Error for a field that does not exist."""
+    fields = snapshot.config.fields
+    if name in fields:
+        column = fields[name].column
+        said = recipe(snapshot.config.types, [column])
+        hint = f"; {said}: rename it, or read it with Field({name!r}, column=...)" if said else ""
+        return MissingFieldError(
+            f"{option}: expected {name!r} (from a column {column!r} that is not null throughout), found "
+            f"{list(readers)}{hint}"
+        )
+    hint = meant_by(name, readers, snapshot.config.types)
+    return MissingFieldError(f"{option}: expected {name!r}, found {list(readers)}{hint}")
+
+
+def _check_parts(snapshot: Snapshot, reader: FieldReader, option: str) -> None:
+    """Raise MissingFieldError if a dataset of the store lacks the field and no value fills its nulls."""
+    name = reader.spec.name
+    where = snapshot.lacking(reader) if reader.field.fill is None else None
+    if where is not None:
+        raise MissingFieldError(
+            f"{option}: expected {name!r} in all datasets of the store, found {where}; leave the field out with "
+            f"fields=[...], or say what a null becomes with Field({name!r}, fill=...)"
+        )
