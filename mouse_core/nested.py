@@ -353,7 +353,11 @@ def _differ(items: list[Any], lead: int) -> bool:
         values = [value for item in values for value in item]
     if not lead or not values or not all(_is_value(value) for value in values):
         return False
-    shapes = {np.shape(value) for value in values}
+    return differ_in_length({np.shape(value) for value in values})
+
+
+def differ_in_length(shapes: set[tuple[int, ...]]) -> bool:
+    """Whether these shapes of rows differ in their first axis, and in nothing else."""
     return len(shapes) > 1 and () not in shapes and len({shape[1:] for shape in shapes}) == 1
 
 

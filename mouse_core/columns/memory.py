@@ -1,4 +1,11 @@
-"""How rows lie in memory: small fields side by side, large ones by themselves; writing and gathering them."""
+"""Columns: rows in memory, of one process or mapped.
+
+Small fields of a row lie side by side, so that reading a row touches one place; large ones lie by themselves. Values
+that differ in length lie in a ring of bytes, one behind the other: a row refers to its value by the position of its
+first byte, counted over all bytes ever written, and by its length. The ring is twice as long as the values in use need.
+When it is full, values of rows that are gone make room; if they leave too little, the ring moves to longer memory. In a
+ring of 8 bytes, of which 10 were ever written, the value (8, 2) lies in the places 0 and 1.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.memory import BatchLayout, MemoryPool
-from mouse_core.columns.schema import FieldType, RowSchema, decoded
+from mouse_core.columns.schema import FieldType, RowSchema
 from mouse_core.errors import DataError, MissingFieldError
 from mouse_core.nested import FieldKey, object_array, unflatten
 
@@ -38,7 +45,7 @@ def ring_pieces(first: int, n: int, capacity: int) -> Iterator[tuple[int, int, i
 
 
 Refs = npt.NDArray[np.int64]
-"""Where rows' values lie, ``[n, 2]``: the first byte among all that were ever written, and how many they are."""
+"""References to values, ``[n, 2]``: the position of the first byte among all ever written, and the length."""
 
 _LEAST_ROOM = 1 << 12
 
@@ -81,37 +88,37 @@ class ByteRing:
 
 
 def _room_for(nbytes: int) -> int:
-    """Bytes of a ring in which so many are in use, and as many may come before it is looked through again."""
+    """Return the length of a ring with ``nbytes`` in use: as many may come before the rows are searched again."""
     return max(2 * nbytes, _LEAST_ROOM)
 
 
 def _is_full(room: int, used: int, coming: int) -> bool:
-    """Whether a ring is to be made anew. Looking through all rows for what is in use must not happen too often."""
+    """Whether a ring needs other memory; with little room left too, as searching all rows must be rare."""
     return used + coming > room or room - used < room // 8
 
 
 def _is_sparse(span: int, used: int) -> bool:
-    """Whether a ring is mostly holes, which rows left that were overwritten out of order."""
+    """Whether a ring is mostly holes, left by rows that were overwritten out of order."""
     return span > 4 * used + _LEAST_ROOM
 
 
 def _in_use(columns: Sequence[Refs], end: int) -> tuple[int, int]:
-    """The first byte that some row has, and how many bytes rows have together, by where their values lie."""
+    """Return the position of the first byte in use, and how many bytes are in use."""
     there = [refs[refs[:, 1] > 0] for refs in columns]
     begin = min((int(refs[:, 0].min()) for refs in there if len(refs)), default=end)
     return begin, sum(int(refs[:, 1].sum()) for refs in there)
 
 
 class Values:
-    """The values of rows in memory, as long as there are rows."""
+    """The values of rows that differ in length; those of rows that are gone are overwritten."""
 
     packs = True
-    """Whether a ring that is mostly holes is written anew; otherwise the holes stay until the rows between them go."""
+    """Whether a ring of mostly holes is written anew; otherwise holes stay until the rows between them are gone."""
 
     def __init__(self) -> None:
         self._ring = ByteRing(np.empty(0, np.uint8))
-        self._begin = 0  # before it lies nothing that a row in use has
-        self._end = 0  # behind the last byte that was ever written
+        self._begin = 0  # the first byte that may be in use
+        self._end = 0  # behind the last byte ever written
 
     @property
     def nbytes(self) -> int:
@@ -121,12 +128,12 @@ class Values:
     def keep(
         self, schema: RowSchema, arrays: Sequence[Any], refs: Callable[[], Sequence[Refs]]
     ) -> Sequence[npt.NDArray[Any]]:
-        """Rows as they lie in memory: of what differs in length, where it lies.
+        """Write the values that differ in length, and return the arrays with references in their place.
 
         Args:
-            schema: Of the rows.
-            arrays: What ``RowSchema.check`` gave.
-            refs: Gives where the values of the rows in use lie; where there are holes they are changed.
+            schema: The schema of the rows.
+            arrays: The arrays that ``RowSchema.check`` returned.
+            refs: Returns the references of the rows in use, as views: packing changes them.
         """
         if not schema.varying:
             return arrays
@@ -141,7 +148,7 @@ class Values:
         return [next(kept) if kind.varies else array for array, kind in zip(arrays, kinds, strict=True)]
 
     def reserve(self, coming: int, refs: Callable[[], Sequence[Refs]]) -> None:
-        """Have room for so many bytes more; ``refs`` as for ``keep``."""
+        """Make room for ``coming`` more bytes; ``refs`` as for ``keep``."""
         if not _is_full(self.nbytes, self._end - self._begin, coming):
             return
         columns = refs()
@@ -154,14 +161,14 @@ class Values:
         self._begin = begin
 
     def is_sparse(self, refs: Callable[[], Sequence[Refs]]) -> bool:
-        """Whether most of the ring is held by what no row has any more."""
+        """Whether most of the ring is held by values of rows that are gone."""
         if not _is_full(self.nbytes, self._end - self._begin, 0):
             return False
         begin, used = _in_use(refs(), self._end)
         return _is_sparse(self._end - begin, used)
 
     def _pack(self, columns: Sequence[Refs], nbytes: int) -> None:
-        """Write what rows have to other memory without holes, and say in the rows where it lies now."""
+        """Write the values in use to other memory without holes, and update the references."""
         ring, end = ByteRing(np.empty(_room_for(nbytes), np.uint8)), 0
         for refs in columns:
             refs[...] = ring.write(end, self.read(refs))
@@ -173,12 +180,12 @@ class Values:
         return np.empty(nbytes, np.uint8)
 
     def read(self, refs: Refs) -> list[Bytes]:
-        """The values at ``refs``, ``[..., 2]``, copied."""
+        """Copy the values at ``refs``, ``[..., 2]``."""
         return [self._ring.read(begin, nbytes) for begin, nbytes in refs.reshape(-1, 2).tolist()]
 
 
 def varying_of(schema: RowSchema, arrays: Sequence[Any]) -> list[list[Bytes]]:
-    """The fields that differ in length, of those that ``RowSchema.check`` gave."""
+    """Return the arrays of the fields that differ in length, among those that ``RowSchema.check`` returned."""
     return [array for array, kind in zip(arrays, schema.fields.values(), strict=True) if kind.varies]
 
 
@@ -188,7 +195,7 @@ _Scratch = tuple[npt.NDArray[Any], list[tuple[int, npt.NDArray[Any]]]]
 # Fields up to this many bytes lie side by side, so that reading a row touches one place. Larger ones lie by
 # themselves, where they are copied once, not twice.
 _SIDE_BY_SIDE = 1024
-# Rows pass through about this many bytes on their way apart into fields: what the processor keeps close.
+# Rows are copied through a buffer of about this many bytes on their way into fields, as much as a cache holds.
 _SCRATCH = 1 << 18
 _ALIGNMENT = 64
 _POOL_FROM = 1 << 20
@@ -199,8 +206,8 @@ class FieldBlock:
     """Fields whose values lie side by side.
 
     Args:
-        places: Which fields of the row's list they are.
-        dtype: One row of them: a structured dtype with the fields ``f0``, ``f1``, ... in the order of ``places``.
+        places: The places of the fields in the schema.
+        dtype: One row: a structured dtype with the fields ``f0``, ``f1``, ... in the order of ``places``.
     """
 
     def __init__(self, places: Sequence[int], dtype: np.dtype[Any]) -> None:
@@ -215,7 +222,7 @@ class FieldBlock:
 
 
 def blocks_of(schema: RowSchema) -> list[FieldBlock]:
-    """How the fields of a row are laid out; the same for the same schema everywhere."""
+    """Return the layout of the fields of a row; the same for the same schema everywhere."""
     kinds = list(schema.stored.values())
     small = [place for place, kind in enumerate(kinds) if kind.nbytes <= _SIDE_BY_SIDE]
     # Widest items first: then every field begins at a multiple of its item's size, nearly without gaps.
@@ -246,7 +253,7 @@ class Columns:
     """Memory for rows of one schema.
 
     Args:
-        schema: What a row looks like.
+        schema: The schema of the rows.
         columns: Arrays ``[rows, *shape]`` in the order of its fields.
         blocks: Blocks that ``columns`` are views of, and their rows as bytes, ``[rows]``; a field that is in none is
             gathered by itself.
@@ -272,7 +279,7 @@ class Columns:
     def allocate(
         cls, schema: RowSchema, rows: int, allocate: Callable[[int, int], Bytes], values: Values | None = None
     ) -> Columns:
-        """Memory for ``rows`` rows; ``allocate`` gives the bytes of a block by its number and size."""
+        """Allocate memory for ``rows`` rows; ``allocate`` returns the bytes of a block by its number and size."""
         columns: dict[int, npt.NDArray[Any]] = {}
         blocks = []
         for number, block in enumerate(blocks_of(schema)):
@@ -283,7 +290,7 @@ class Columns:
 
     @classmethod
     def wrap(cls, schema: RowSchema, arrays: Sequence[npt.NDArray[Any]]) -> Columns:
-        """Rows in arrays that exist, ``[rows, *shape]``."""
+        """Use existing arrays ``[rows, *shape]`` as memory."""
         blocks = []
         for place, (array, kind) in enumerate(zip(arrays, schema.stored.values(), strict=True)):
             if array.flags.c_contiguous and array.size and array.dtype == kind.dtype:
@@ -307,9 +314,9 @@ class Columns:
             column[places] = array
 
     def gather(self, places: Slots) -> dict[FieldKey, npt.NDArray[Any]]:
-        """The rows at ``places``, which the caller has checked: contiguous arrays ``[*places.shape, *shape]``.
+        """Copy the rows at ``places``, which the caller has checked, to arrays ``[*places.shape, *shape]``.
 
-        They lie in fresh memory, at multiples of 64 bytes.
+        The arrays are contiguous and begin at multiples of 64 bytes in fresh memory.
         """
         plan = self._plans.get(places.shape)
         if plan is None:
@@ -337,7 +344,7 @@ class Columns:
         for key, kind in self.schema.varying.items():
             if key in fields:
                 refs = fields[key]
-                values = [decoded(raw, kind.varies, kind.dtype, kind.shape) for raw in self.values.read(refs)]
+                values = [kind.decode(raw) for raw in self.values.read(refs)]
                 fields[key] = object_array(values, refs.shape[:-1])
         return fields
 
@@ -346,18 +353,18 @@ class Columns:
         return [self.by_key[key][places] for key in self.schema.varying]
 
     def saved(self, places: Slots | slice) -> list[Any]:
-        """The rows at ``places`` as ``rows_state`` takes them."""
+        """Return the rows at ``places`` as ``rows_state`` takes them."""
         kinds = zip(self.schema.fields.values(), self.columns, strict=True)
         return [self.values.read(column[places]) if kind.varies else column[places] for kind, column in kinds]
 
     def layout(self, shape: tuple[int, ...]) -> BatchLayout:
-        """Where the fields of so many rows lie in one stretch of memory, by their place."""
+        """Return the layout of the fields of ``shape`` rows in one stretch of memory, by their places."""
         kinds = enumerate(self.schema.stored.values())
         return BatchLayout({str(place): ((*shape, *kind.shape), kind.dtype) for place, kind in kinds})
 
 
 class _Gather:
-    """How rows of one shape are gathered: all that can be decided once."""
+    """A plan for gathering rows at places of one shape."""
 
     def __init__(self, memory: Columns, shape: tuple[int, ...]) -> None:
         self._keys = memory.keys
@@ -385,7 +392,7 @@ class _Gather:
         return memory, list(zip(block.places, block.columns(memory), strict=True))
 
     def run(self, places: Slots) -> dict[FieldKey, npt.NDArray[Any]]:
-        """The rows at ``places``, which have the shape that was prepared for."""
+        """Gather the rows at ``places``, which have the plan's shape."""
         flat = places.reshape(-1)
         if self._pool is not None:
             memory: Bytes = self._pool.take()

@@ -1,4 +1,4 @@
-"""What a row looks like, and how its fields lie in memory."""
+"""The schema of rows: their fields, how these are nested, and the check that new rows fit."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from mouse_core.nested import (
     Leaf,
     Structure,
     as_array,
+    differ_in_length,
     fit,
     flatten,
     is_like,
@@ -37,38 +38,32 @@ Bytes = npt.NDArray[np.uint8]
 TEXT, BYTES, RAGGED = "text", "bytes", "ragged"
 
 
-# ---------------------------------------------------------------------- which fields they are
-
-
-def kind_of(leaf: Any, lead: int) -> str:
-    """What the first values of a field say that it is; "" for numbers in arrays of one shape.
+def field_kind(leaf: Any, lead: int) -> str:
+    """Return the kind of a field by its first values: TEXT, BYTES, RAGGED, or "" for numbers in rows of one shape.
 
     Args:
-        leaf: The field's values of some rows.
+        leaf: The field's values.
         lead: How many axes count rows.
     """
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "OSU":
         return ""
-    values, shape = apart(leaf, lead)
+    values, shape = row_values(leaf, lead)
     if len(shape) < lead or not values:
         return ""
     for kind, accepted in ((TEXT, str), (BYTES, bytes)):
         if all(isinstance(value, accepted) for value in values):
             return kind
-    return RAGGED if _is_ragged(values) else ""
-
-
-def _is_ragged(values: Sequence[Any]) -> bool:
-    """Whether values are arrays that differ along their first axis, and in nothing else."""
     try:
-        shapes = {np.shape(value) for value in values}
+        return RAGGED if differ_in_length({np.shape(value) for value in values}) else ""
     except ValueError:
-        return False
-    return len(shapes) > 1 and () not in shapes and len({shape[1:] for shape in shapes}) == 1
+        return ""
 
 
-def apart(leaf: Any, lead: int) -> tuple[list[Any], tuple[int, ...]]:
-    """The values of a field row by row, and the shape of its first axes; fewer than ``lead`` where there are fewer."""
+def row_values(leaf: Any, lead: int) -> tuple[list[Any], tuple[int, ...]]:
+    """Return the values of a field row by row, and the sizes of the axes that count rows.
+
+    There are fewer than ``lead`` sizes for a leaf with fewer axes.
+    """
     shape: tuple[int, ...] = ()
     values = [leaf]
     for _ in range(lead):
@@ -82,54 +77,6 @@ def apart(leaf: Any, lead: int) -> tuple[list[Any], tuple[int, ...]]:
     return values, shape
 
 
-# ---------------------------------------------------------------------- to bytes and back
-
-
-def encoded(value: Any, kind: str, dtype: np.dtype[Any], shape: tuple[int, ...], *, where: str) -> Bytes:
-    """A row's value as bytes.
-
-    Raises:
-        SchemaError: It is of another kind, dtype or shape.
-        DataError: Python numbers that the dtype does not hold.
-    """
-    if kind == TEXT:
-        if not isinstance(value, str):
-            raise SchemaError(f"{where}: expected text as in the first write, found {value!r:.60}")
-        # A lone surrogate is no text elsewhere, but it is in Python.
-        return np.frombuffer(value.encode("utf-8", "surrogatepass"), np.uint8)
-    if kind == BYTES:
-        if not isinstance(value, bytes):
-            raise SchemaError(f"{where}: expected bytes as in the first write, found {value!r:.60}")
-        return np.frombuffer(value, np.uint8)
-    array = fit(value, dtype, where=where)
-    if array.ndim != 1 + len(shape) or array.shape[1:] != shape:
-        axes = ", ".join(["length", *map(str, shape)])
-        raise SchemaError(
-            f"{where}: expected the shape [{axes}] of the first write, found {list(array.shape)}; ListStorage takes any"
-        )
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def decoded(raw: Bytes, kind: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-    """What ``encoded`` was called on; an array lies in the memory of ``raw``. DataError: bytes that nobody encoded."""
-    try:
-        if kind == TEXT:
-            return raw.tobytes().decode("utf-8", "surrogatepass")
-        return raw.tobytes() if kind == BYTES else raw.view(dtype).reshape(-1, *shape)
-    except ValueError as error:
-        raise DataError(f"rows: expected the bytes of {kind}, found damaged ones: {error}") from error
-
-
-def first_array(values: Sequence[Any], *, where: str) -> npt.NDArray[Any]:
-    """The first of the rows' arrays with something in it, which says the dtype and the shape of an item."""
-    if not values:
-        raise SchemaError(f"{where}: expected at least one row, found none")
-    array = as_array(next((value for value in values if np.size(value)), values[0]), where=where)
-    if not array.ndim:
-        raise SchemaError(f"{where}: expected rows of arrays [length, ...], found {values[0]!r:.60}")
-    return array
-
-
 _FORMAT = 1
 _LONGEST = (1 << 31) - 1  # NumPy's limit for an axis of a row
 
@@ -139,9 +86,9 @@ class FieldType:
     """Dtype and shape of one field of a row.
 
     Args:
-        dtype: Of its values; uint8 for text and bytes.
-        shape: Of one row; of a ragged one, of one item.
-        varies: "text", "bytes" or "ragged" where rows differ in length.
+        dtype: The dtype of the values; uint8 for text and bytes.
+        shape: The shape of a row; for ragged rows, of one item.
+        varies: TEXT, BYTES or RAGGED for rows that differ in length, else "".
     """
 
     dtype: np.dtype[Any]
@@ -150,27 +97,66 @@ class FieldType:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one row's values."""
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        """Bytes of one row."""
+        return self.dtype.itemsize * prod(self.shape)
+
+    def encode(self, value: Any, *, where: str) -> Bytes:
+        """Convert the value of a row that may differ in length to bytes.
+
+        Raises:
+            SchemaError: The value has another kind, dtype or shape.
+            DataError: Python numbers that the dtype does not hold.
+        """
+        if self.varies == TEXT:
+            if not isinstance(value, str):
+                raise SchemaError(f"{where}: expected text as in the first write, found {value!r:.60}")
+            # UTF-8 has no lone surrogates, Python's texts may.
+            return np.frombuffer(value.encode("utf-8", "surrogatepass"), np.uint8)
+        if self.varies == BYTES:
+            if not isinstance(value, bytes):
+                raise SchemaError(f"{where}: expected bytes as in the first write, found {value!r:.60}")
+            return np.frombuffer(value, np.uint8)
+        array = fit(value, self.dtype, where=where)
+        if array.ndim != 1 + len(self.shape) or array.shape[1:] != self.shape:
+            axes = ", ".join(["length", *map(str, self.shape)])
+            raise SchemaError(
+                f"{where}: expected the shape [{axes}] of the first write, found {list(array.shape)}; "
+                "ListStorage takes any"
+            )
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+    def decode(self, raw: Bytes) -> Any:
+        """Convert the bytes of ``encode`` to the value; an array shares the memory of ``raw``.
+
+        Raises:
+            DataError: The bytes are damaged.
+        """
+        try:
+            if self.varies == TEXT:
+                return raw.tobytes().decode("utf-8", "surrogatepass")
+            return raw.tobytes() if self.varies == BYTES else raw.view(self.dtype).reshape(-1, *self.shape)
+        except ValueError as error:
+            raise DataError(f"rows: expected the bytes of {self.varies}, found damaged ones: {error}") from error
 
 
 class RowSchema:
     """The fields of a row, and how they are nested.
 
     Args:
-        structure: How they are nested.
-        fields: Their dtypes and shapes by name.
+        structure: How the fields are nested; see ``mouse_core.nested.structure_of``.
+        fields: The dtype and shape of each field.
         num_envs: Rows of one time step.
     """
 
     def __init__(self, structure: Structure, fields: Mapping[FieldKey, FieldType], num_envs: int = 1) -> None:
         self.structure = structure
         self.lists = lists_of(structure)
-        self.from_data = False  # whether a file says how rows are nested, which names classes and does not have them
+        # Whether the structure comes from a file, which names the classes of named tuples and does not have them.
+        self.from_data = False
         self.fields = dict(fields)
         self.num_envs = num_envs
         self.varying = {key: kind for key, kind in self.fields.items() if kind.varies}
-        # What lies in a row: of what differs in length, where it lies.
+        # What lies in the memory of a row: references to the values that differ in length.
         self.stored = {key: _REF if kind.varies else kind for key, kind in self.fields.items()}
         self.plain = isinstance(structure, dict) and all(isinstance(child, Leaf) for child in structure.values())
 
@@ -181,12 +167,12 @@ class RowSchema:
         Args:
             rows: The rows.
             lead: How many axes count rows.
-            ndim: That of the storage.
-            ragged: Fields that are said to be ragged.
+            ndim: The storage's.
+            ragged: Fields that are declared to be ragged.
 
         Raises:
             SchemaError: Leaves that are no arrays, or have fewer axes.
-            ConfigError: A field is said to be ragged that is not there.
+            ConfigError: A field in ``ragged`` is not among the fields.
         """
         fields: dict[FieldKey, FieldType] = {}
         num_envs = 1
@@ -194,30 +180,32 @@ class RowSchema:
         if not leaves.keys() >= set(ragged):
             raise ConfigError(f"ragged: expected fields of {list(leaves)}, found {sorted(map(str, ragged))}")
         for key, leaf in leaves.items():
-            kind = RAGGED if key in ragged else kind_of(leaf, lead)
-            if kind:
-                values, shape = apart(leaf, lead)
-                if len(shape) < lead:
-                    raise SchemaError(f"{_where(key)}: expected {_axes(lead, ndim)}, found {leaf!r:.60}")
-                if ndim == 2 and not fields:
-                    num_envs = shape[lead - 1]
-                item = first_array(values, where=_where(key)) if kind == RAGGED else np.empty(1, np.uint8)
-                fields[key] = FieldType(item.dtype.newbyteorder("="), item.shape[1:], kind)
-                continue
-            array = as_array(_even(key, leaf), where=_where(key))
-            if array.ndim < lead:
-                raise SchemaError(f"{_where(key)}: expected {_axes(lead, ndim)}, found the shape {array.shape}")
+            where, varies = _where(key), RAGGED if key in ragged else field_kind(leaf, lead)
+            if varies:
+                values, shape = row_values(leaf, lead)
+                found = f"{leaf!r:.60}"
+            else:
+                array = as_array(_even(key, leaf), where=where)
+                shape, found = array.shape[:lead], f"the shape {array.shape}"
+            if len(shape) < lead:
+                raise SchemaError(f"{where}: expected {_axes(lead, ndim)}, found {found}")
             if ndim == 2 and not fields:
-                num_envs = array.shape[lead - 1]
-            fields[key] = FieldType(array.dtype.newbyteorder("="), array.shape[lead:])
+                num_envs = shape[lead - 1]
+            if varies == RAGGED:
+                item = _first_item(values, where=where)
+                fields[key] = FieldType(item.dtype.newbyteorder("="), item.shape[1:], varies)
+            elif varies:
+                fields[key] = FieldType(np.dtype(np.uint8), (), varies)
+            else:
+                fields[key] = FieldType(array.dtype.newbyteorder("="), array.shape[lead:])
         if num_envs < 1:
             raise SchemaError("rows: expected at least one environment, found none")
         return cls(structure_of(rows), fields, num_envs)
 
     def check(self, rows: Any, lead: int, ndim: int) -> tuple[list[Any], int]:
-        """The leaves of ``rows`` as arrays ``[n, *shape]`` in the order of ``fields``, and ``n``.
+        """Return the leaves of ``rows`` as arrays ``[n, *shape]`` in the order of ``fields``, and ``n``.
 
-        Of what differs in length, a list of the bytes of each row.
+        For a field that differs in length, return a list with the bytes of each row.
 
         Raises:
             SchemaError: Another structure, dtype, shape, or number of environments than the first write's.
@@ -231,10 +219,12 @@ class RowSchema:
         for key, kind in self.fields.items():
             array = leaves[key]
             if kind.varies:
-                values, found = self._bytes(key, kind, array, lead, ndim)
+                values, found = row_values(array, lead)
+                if (isinstance(array, str | bytes) and lead) or len(found) < lead:
+                    raise SchemaError(f"{_where(key)}: expected {_axes(lead, ndim)}, found {array!r:.60}")
+                arrays.append([kind.encode(value, where=_where(key)) for value in values])
                 self._check_lead(key, found, ndim, expected)
                 expected = found
-                arrays.append(values)
                 continue
             if type(array) is not np.ndarray or array.dtype != kind.dtype:
                 array = _fitting(key, kind, array)
@@ -253,7 +243,7 @@ class RowSchema:
         return arrays, len(arrays[0])
 
     def with_more(self, rows: Any, lead: int) -> RowSchema | None:
-        """The schema of rows with these fields and others; None where they have no others, or not all of these.
+        """Return the schema of rows that have these fields and others; None for rows without others, or all of these.
 
         Raises:
             SchemaError: As ``of``.
@@ -264,7 +254,11 @@ class RowSchema:
         return RowSchema(found.structure, {**self.fields, **found.fields, **self.fields}, self.num_envs)
 
     def whole_steps(self, capacity: int) -> int:
-        """How many of ``capacity`` rows are whole time steps: 99 of 100, of 3 environments; ConfigError for none."""
+        """Return how many of ``capacity`` rows are whole time steps: 99 of 100 with 3 environments.
+
+        Raises:
+            ConfigError: There is no room for one time step.
+        """
         if capacity < self.num_envs:
             raise ConfigError(f"capacity: expected room for a step of {self.num_envs} environments, found {capacity}")
         return capacity - capacity % self.num_envs
@@ -280,18 +274,8 @@ class RowSchema:
                 f"{_if_listed([next(iter(self.fields)), key])}"
             )
 
-    def _bytes(
-        self, key: FieldKey, kind: FieldType, leaf: Any, lead: int, ndim: int
-    ) -> tuple[list[Bytes], tuple[int, ...]]:
-        """The rows' values as bytes, and the shape of the axes that count rows."""
-        values, shape = apart(leaf, lead)
-        if (isinstance(leaf, str | bytes) and lead) or len(shape) < lead:
-            raise SchemaError(f"{_where(key)}: expected {_axes(lead, ndim)}, found {leaf!r:.60}")
-        where = _where(key)
-        return [encoded(value, kind.varies, kind.dtype, kind.shape, where=where) for value in values], shape
-
     def to_json(self) -> dict[str, Any]:
-        """The schema in plain values."""
+        """Convert the schema to plain values."""
         fields = [
             [
                 key if isinstance(key, str) else list(key),
@@ -306,7 +290,7 @@ class RowSchema:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RowSchema:
-        """What ``to_json`` was called on; raises one of ``UNREADABLE`` for anything else."""
+        """Restore the schema from ``to_json``; raise one of ``UNREADABLE`` for other values."""
         if value["format"] != _FORMAT:
             found = f"found {value['format']}; a newer mouse-data wrote them"
             raise ValueError(f"expected rows of format {_FORMAT}, {found}")
@@ -323,21 +307,21 @@ class RowSchema:
         return made
 
     def take_nodes(self, rows: Any) -> None:
-        """Nest rows from now on as ``rows`` are nested, if a file said how, and only their classes differ."""
+        """Take over the classes of the nodes of ``rows``, if these are nested as the structure from a file says."""
         structure = structure_of(rows)
         if is_like(structure, self.structure):
             self.structure = structure
         self.from_data = False
 
     def same_as(self, other: RowSchema) -> bool:
-        """Whether rows of one are rows of the other."""
+        """Whether rows of the other schema fit this one."""
         return self.fields == other.fields and self.num_envs == other.num_envs
 
 
 def whole(
     rows: Any, known: RowSchema | None, *, one: bool = False, ndim: int, ragged: Collection[FieldKey] = ()
 ) -> Any:
-    """Rows as one tree, opened; the arguments as for ``checked``."""
+    """Return rows as one tree, see ``mouse_core.nested.opened``; the arguments are as for ``checked``."""
     lists: Collection[Any] = ()
     if known is not None:
         ragged, lists = known.varying, known.lists
@@ -351,14 +335,14 @@ def whole(
 def checked(
     rows: Any, known: RowSchema | None, *, one: bool, ndim: int, ragged: Collection[FieldKey]
 ) -> tuple[RowSchema, list[Any], int]:
-    """The schema of rows to be written, their leaves as ``RowSchema.check`` gives them, and how many rows there are.
+    """Return the schema of rows to be written, their leaves as ``RowSchema.check`` gives them, and their number.
 
     Args:
         rows: As for ``Storage.append``.
-        known: The schema of the rows there are; None: these are the first.
+        known: The schema of the rows in the storage; None: these are the first.
         one: Whether ``rows`` is a single row, or for ``ndim=2`` a single time step.
-        ndim: That of the storage.
-        ragged: Fields that are said to be ragged.
+        ndim: The storage's.
+        ragged: Fields that are declared to be ragged.
 
     Raises:
         SchemaError, DataError, ConfigError: As ``RowSchema.of`` and ``RowSchema.check``.
@@ -386,15 +370,25 @@ def _field_type(dtype: str, shape: list[int], varies: str = "") -> FieldType:
     return kind
 
 
+def _first_item(values: Sequence[Any], *, where: str) -> npt.NDArray[Any]:
+    """Return the first array that is not empty, as it has the dtype and the shape of an item."""
+    if not values:
+        raise SchemaError(f"{where}: expected at least one row, found none")
+    array = as_array(next((value for value in values if np.size(value)), values[0]), where=where)
+    if not array.ndim:
+        raise SchemaError(f"{where}: expected rows of arrays [length, ...], found {values[0]!r:.60}")
+    return array
+
+
 def _fitting(key: FieldKey, kind: FieldType, leaf: Any) -> npt.NDArray[Any]:
-    """A leaf that is no array of the field's dtype as one; raises as ``RowSchema.check``."""
+    """Convert a leaf to an array of the field's dtype; raise as ``RowSchema.check``."""
     if isinstance(leaf, Mapping | tuple):
         raise SchemaError(f"{_where(key)}: expected an array as in the first write, found {leaf!r:.60}")
     return fit(_even(key, leaf), kind.dtype, where=_where(key))
 
 
 def _even(key: FieldKey, leaf: Any) -> Any:
-    """The arrays in an array of objects as one array; SchemaError where they differ in shape."""
+    """Stack the arrays in an array of objects; raise SchemaError for arrays of differing shapes."""
     if not is_varying(leaf) or not leaf.size or not hasattr(leaf.flat[0], "shape"):
         return leaf
     items = leaf.reshape(-1).tolist()
@@ -408,19 +402,19 @@ def _even(key: FieldKey, leaf: Any) -> Any:
 
 
 def _if_listed(keys: list[FieldKey]) -> str:
-    """What to do about lists of arrays that were meant as one array: half a sentence where a field is in a list."""
+    """Remedy for lists of arrays that were meant as one array: half a sentence if a field is in a list."""
     if all(isinstance(key, str) or not any(isinstance(step, int) for step in key) for key in keys):
         return ""
     return "; each array in a list or tuple is a field of its own, and np.stack(arrays) is one field"
 
 
 def _if_single(found: tuple[int, ...], expected: tuple[int, ...], ndim: int) -> str:
-    """The remedy for a row where rows are expected: half a sentence if only the axis of rows is missing."""
+    """Remedy for a row where rows are expected: half a sentence if only the axis of rows is missing."""
     return "; one row is written as [row]" if found == expected and ndim == 1 else ""
 
 
 def _if_declared(key: FieldKey, found: tuple[int, ...], expected: tuple[int, ...]) -> str:
-    """What to do about rows of another shape: half a sentence where they differ in their first axis alone."""
+    """Remedy for rows of another shape: half a sentence, with ``ragged`` if only their first axis differs."""
     if len(found) != len(expected) or not found or found[1:] != expected[1:]:
         return "; ListStorage takes any"
     return f"; a field whose rows differ in length is declared, ragged=[{key!r}], or kept in a ListStorage"

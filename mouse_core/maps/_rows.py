@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.columns.schema import FieldType, RowSchema, apart
+from mouse_core.columns.schema import FieldType, RowSchema, row_values
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.nested import (
     FieldKey,
@@ -74,7 +74,7 @@ class KeyRows:
         arrays, found = schema.check(tree, 1, 1)
         given = flatten(tree)
         leaves = [
-            object_array(apart(given[key], 1)[0], (found,)) if kind.varies else array
+            object_array(row_values(given[key], 1)[0], (found,)) if kind.varies else array
             for (key, kind), array in zip(schema.fields.items(), arrays, strict=True)
         ]
         for key, kind in schema.fields.items():

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mouse_core._base.checks import UNREADABLE, is_whole
 from mouse_core._base.locks import is_spawning
 from mouse_core.columns.memory import ring_pieces
-from mouse_core.columns.schema import Bytes, FieldType, RowSchema, decoded
+from mouse_core.columns.schema import Bytes, FieldType, RowSchema
 from mouse_core.errors import ConfigError, DataError, RowIndexError, StateError
 from mouse_core.replay.protocols import FieldKey, Slots, Storage
 from mouse_core.spec import Alignment, check_alignment, check_count, check_list
@@ -66,7 +66,7 @@ def _unpacked(key: FieldKey, kind: FieldType, column: Mapping[str, Any], size: i
     values = [raw[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
     try:
         for value in values:
-            decoded(value.copy(), kind.varies, kind.dtype, kind.shape)
+            kind.decode(value.copy())
     except ValueError as error:
         raise StateError(f"storage: field {key!r}: expected {kind.varies} rows, found {error}") from error
     return values
