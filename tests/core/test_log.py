@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from mouse_core import DataError
 from mouse_core.files.log import Log, MappedLog, read_log, read_mapped_log
+from mouse_core.files.writing import sync_folders
 from tests.core.killing import forked
+from tests.core.power_cut import Disk
 
 FIRST, HEAD = 24, 16
 
@@ -209,3 +211,40 @@ def damages(folder: Path, count: int) -> None:
 
 def test_a_damaged_log_is_an_error_and_its_note_does_no_harm(tmp_path: Path) -> None:
     damages(tmp_path, 60)
+
+
+def test_rewritten_records_are_acknowledged(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with Log(path) as log:
+        log.append(b"older" * 9, sync=False)
+        assert log.rewrite([b"first", b"second"]) == [0, 21]
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(DataError, match="expected 43 acknowledged bytes, found 21 whole ones"):
+        read_log(path)
+    path.write_bytes(whole)
+    assert read_log(path) == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_a_sync_brings_records_to_the_disk(is_mapped: bool, tmp_path: Path) -> None:
+    root = tmp_path / "disk"
+    root.mkdir()
+    disk = Disk(root, by_page=is_mapped)
+    with disk.watched():
+        if is_mapped:
+            mapped = MappedLog(root / "log")
+            sync_folders([root])
+            for record in (b"first", b"second" * 999):
+                mapped.append(record)
+                mapped.sync()
+                disk.promise(record)
+        else:
+            log = Log(root / "log")
+            for record in (b"first", b"second" * 999):
+                log.append(record, sync=True)
+                disk.promise(record)
+    for moment, machine in disk.machines(tmp_path / "machines"):
+        if moment.promised:
+            found = (read_mapped_log if is_mapped else read_log)(machine / "log")
+            assert found[: len(moment.promised)] == moment.promised, moment.change

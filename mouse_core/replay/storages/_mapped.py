@@ -48,6 +48,8 @@ _MAGIC = 0x00504D4D53554F4D | ord(str(_FORMAT)) << 56
 _WORDS = 32
 _CAPACITY, _NDIM, _ALIGNMENT, _JOURNAL, _WHICH, _MAKING, _BOOT = range(1, 8)
 _COPIES, _SYNCED, _CLOSED = (8, 16), 24, 25
+# Places beyond the capacity, at most.
+_SPARE_BYTES, _SPARE_ROWS = 1 << 20, 1024
 _MOST = 1 << 40  # more rows than anybody writes, and a terabyte of room
 
 
@@ -94,7 +96,6 @@ class Counters:
         changes: How often rows were changed otherwise.
         allocated: Rows that the files have room for.
         generation: Which files hold the rows.
-        spare: Rows beyond the capacity that the files may have.
         end: Bytes ever written of values that differ in length.
         room: Bytes that the ring of these values has.
         summed: The rows before this one have checksums.
@@ -104,7 +105,6 @@ class Counters:
     changes: int = 0
     allocated: int = 0
     generation: int = 0
-    spare: int = 0
     end: int = 0
     room: int = 0
     summed: int = 0
@@ -179,13 +179,8 @@ class Head:
         if magic != _MAGIC or not 1 <= capacity < 1 << 62 or ndim not in (1, 2) or not {*flags} <= {0, 1}:
             raise StateError(f"{path}: expected the head of a mapped buffer, found something else")
         now = self.now()
-        most = max(now.written, now.changes, now.allocated, now.generation, now.spare)
-        if (
-            not 0 <= min(_as_tuple(now)) <= most < _MOST
-            or now.spare > capacity
-            or now.summed > now.written
-            or not min(now.written, now.spare) <= now.allocated <= capacity + now.spare
-        ):
+        most = max(now.written, now.changes, now.allocated, now.generation)
+        if not 0 <= min(_as_tuple(now)) <= most < _MOST or now.summed > now.written:
             raise StateError(f"{path}: expected numbers of a buffer of {capacity} rows, found {now}")
 
     def now(self) -> Counters:
@@ -236,18 +231,23 @@ def read_schema(folder: Path, capacity: int, now: Counters) -> RowSchema | None:
         return None
     try:
         schema = RowSchema.from_json(json.loads(path.read_text()))
-        for rows in (now.written, now.spare):
-            if rows % schema.num_envs:
-                raise ValueError(f"{schema.num_envs} environments where the head says {rows} rows")
-        places = schema.whole_steps(capacity) + now.spare
+        if now.written % schema.num_envs:
+            raise ValueError(f"{schema.num_envs} environments where the head says {now.written} rows")
+        places = num_places(schema, capacity)
         if not min(now.written, places) <= now.allocated <= places:
             raise ValueError(f"{places} places where the head says {now}")
-        blocks_of(schema)
     except UNREADABLE as error:
         raise StateError(f"{path}: expected the fields of a row, found {error!r}") from error
     except OSError as error:
         raise StorageError(f"{path}: expected a file that can be read, found {error}") from error
     return schema
+
+
+def num_places(schema: RowSchema, capacity: int) -> int:
+    """Return how many rows the files may have: more than a storage holds, so that new rows overwrite none in use."""
+    held, row = schema.whole_steps(capacity), sum(block.raw.itemsize for block in blocks_of(schema))
+    steps = -(-min(held, _SPARE_ROWS, max(1, _SPARE_BYTES // row)) // schema.num_envs)
+    return held + steps * schema.num_envs
 
 
 def row_files(folder: Path, schema: RowSchema, generation: int) -> dict[Path, int]:

@@ -30,6 +30,7 @@ from mouse_core.replay.storages._mapped import (
     RowSums,
     lengthen,
     map_file,
+    num_places,
     read_journal,
     read_schema,
     row_files,
@@ -40,8 +41,8 @@ from mouse_core.replay.storages.ring import check_ndim, check_put, check_slots, 
 from mouse_core.spec import Alignment, check_alignment, check_count, check_list
 
 Sync = Literal["none", "flush", "append"]
-# How much longer files become at least, and how many places there are beyond the capacity at most.
-_GROWTH, _SPARE_BYTES, _SPARE_ROWS = 1 << 16, 1 << 20, 1024
+# Bytes that files become longer by, at least.
+_GROWTH = 1 << 16
 
 
 class MemmapStorage:
@@ -102,6 +103,7 @@ class MemmapStorage:
         self.path = path = Path(path).absolute()
         self._values, self._sums, self._begins = MappedValues(path), RowSums(), Begins(path / "begins")
         self._schema: RowSchema | None = None
+        self._num_places = 0
         self._memory: Columns | None = None
         self._mapped: tuple[int, int] | None = None  # generation and rows of the memory
         with storing(f"folder {path}"):
@@ -116,7 +118,7 @@ class MemmapStorage:
             self._head.boot = this_boot()
             self._remove_others(now)
             places = self._places(self._slots, now)
-            self._sums.watch(places[self._numbers(places, now) < now.summed], self._num_places(now))
+            self._sums.watch(places[self._numbers(places, now) < now.summed], self._num_places)
 
     def __len__(self) -> int:
         return min(self._head.written, self.capacity)
@@ -204,7 +206,7 @@ class MemmapStorage:
             if not n and self._schema is None:
                 return 0, 0
             memory, now = self._reserve(schema, arrays, n, now)
-            first, done, places = now.written, 0, self._num_places(now)
+            first, done, places = now.written, 0, self._num_places
             while done < n:
                 # As many as there are places that no row in use has: of 4 rows and 2 places more, in which rows 0 to 5
                 # were written, rows 2 to 5 are in use; two more rows go to the places 0 and 1, a third waits for them.
@@ -308,9 +310,7 @@ class MemmapStorage:
             if self._schema is None or now.written <= self.capacity:
                 return None
             steps = self._steps_to_oldest(now)
-            found: npt.NDArray[np.int64] | None = self._begins.of(
-                self._schema, ends, ids, steps, partial(self._read_steps, now)
-            )
+            found: npt.NDArray[np.int64] | None = self._begins.of(self._schema, ends, ids, steps, self._read_steps)
             return found
 
     def verify(self) -> None:
@@ -322,7 +322,7 @@ class MemmapStorage:
         with self._lock:
             now = self._catch_up()
             places = self._places(self._slots, now)
-            self._sums.watch(places, self._num_places(now))
+            self._sums.watch(places, self._num_places)
             if self._memory is not None:
                 self._checked(places, now)
 
@@ -335,7 +335,7 @@ class MemmapStorage:
             state = rows_state(self, self._schema, self._columns(now))
             if self._schema is not None and now.written > self.capacity:
                 steps = self._steps_to_oldest(now)
-                state["begins"] = self._begins.state(self._schema, steps, partial(self._read_steps, now))
+                state["begins"] = self._begins.state(self._schema, steps, self._read_steps)
             return state
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -362,7 +362,7 @@ class MemmapStorage:
             self.flush()
             now = self._catch_up()
             if self._schema is not None:
-                now = replace(now, allocated=min(now.written, self._num_places(now)))
+                now = replace(now, allocated=min(now.written, self._num_places))
                 self._head.commit(now)
                 for file, size in self._files(self._schema, now).items():
                     with suppress(OSError), open(file, "r+b") as opened:
@@ -380,7 +380,7 @@ class MemmapStorage:
         """Catch up with the other processes, and with one that died while it changed rows."""
         now = self._head.now()
         if self._schema is None:
-            self._schema = read_schema(self.path, self._head.capacity, now)
+            self._know(read_schema(self.path, self._head.capacity, now))
         if self._schema is not None:
             self._map(now, self._schema)
         if self._head.making:
@@ -413,7 +413,7 @@ class MemmapStorage:
             self._head.journal = False  # it did not reach the disk: rows that were being changed have wrong checksums
             now = self._catch_up()
         numbers = np.arange(max(0, now.written - self.capacity), now.summed)
-        places = numbers % self._num_places(now)
+        places = numbers % self._num_places
         self._values.at(now)
         (wrong,) = np.nonzero(self._sums.wrong(places, numbers).any(axis=1))
         # Behind the last wrong one: those before it may have been overwritten by rows that did not reach the disk.
@@ -489,7 +489,7 @@ class MemmapStorage:
         """Give all rows checksums; the counters then."""
         numbers = np.arange(max(now.summed, now.written - self.capacity), now.written)
         self._values.at(now)
-        self._sums.make(numbers % self._num_places(now), numbers)
+        self._sums.make(numbers % self._num_places, numbers)
         return replace(now, summed=now.written)
 
     def _apply_journal(self) -> None:
@@ -523,17 +523,13 @@ class MemmapStorage:
 
     def _lengthened(self, schema: RowSchema, now: Counters, rows: int) -> Counters:
         """Make the files long enough for ``rows`` rows, as far as there are places; the counters then."""
-        capacity = schema.whole_steps(self._head.capacity)
-        if not now.spare:
-            row = sum(block.raw.itemsize for block in blocks_of(schema))
-            steps = -(-min(capacity, _SPARE_ROWS, max(1, _SPARE_BYTES // row)) // schema.num_envs)
-            now = replace(now, spare=steps * schema.num_envs)
-        rows = min(rows, capacity + now.spare)
+        places = self._num_places or num_places(schema, self._head.capacity)
+        rows = min(rows, places)
         if rows <= now.allocated:
             return now
         files = row_files(self.path, schema, now.generation)
         least = now.allocated + max(now.allocated // 8, _GROWTH // sum(files.values()))
-        rows = min(max(rows, least), capacity + now.spare)
+        rows = min(max(rows, least), places)
         for file, size in files.items():
             lengthen(file, rows * size)
         return replace(now, allocated=rows)
@@ -541,7 +537,11 @@ class MemmapStorage:
     def _save_schema(self, schema: RowSchema) -> None:
         if self._schema is None:
             write_file(self.path / "schema", json.dumps(schema.to_json()).encode(), only_writer=True)
-            self._schema = schema
+            self._know(schema)
+
+    def _know(self, schema: RowSchema | None) -> None:
+        self._schema = schema
+        self._num_places = 0 if schema is None else num_places(schema, self._head.capacity)
 
     def _compact(self, schema: RowSchema, now: Counters) -> Counters:
         """Write all rows anew where most bytes of the values' ring are of overwritten rows; the counters then."""
@@ -554,7 +554,7 @@ class MemmapStorage:
     def _replace(self, now: Counters, schema: RowSchema, arrays: list[Any], written: int, changes: int) -> None:
         """Write rows to new files, and count these from then on."""
         self._head.making = True
-        later = Counters(written, changes, 0, now.generation + 1, now.spare)
+        later = Counters(written, changes, 0, now.generation + 1)
         try:
             later = self._lengthened(schema, later, written)
             rows, later = self._values.kept(schema, arrays, later, list)
@@ -574,20 +574,17 @@ class MemmapStorage:
         """All slots in use."""
         return np.arange(len(self), dtype=np.int64)
 
-    def _num_places(self, now: Counters) -> int:
-        return self.capacity + now.spare
-
     def _places(self, slots: Slots, now: Counters) -> Slots:
         """Where in the files the rows in ``slots`` lie."""
         if now.written <= self.capacity:
             return slots
         newest = now.written - 1
-        return (newest - (newest - slots) % self.capacity) % self._num_places(now)
+        return (newest - (newest - slots) % self.capacity) % self._num_places
 
     def _numbers(self, places: Slots, now: Counters) -> Slots:
         """Which rows lie at some places: of 4 rows and 2 places more, with 9 rows written, place 1 has row 7."""
         newest = now.written - 1
-        return newest - (newest - places) % self._num_places(now)
+        return newest - (newest - places) % self._num_places
 
     def _checked(self, places: Slots, now: Counters) -> Slots:
         """The places, if the rows there are what was written."""
@@ -612,15 +609,15 @@ class MemmapStorage:
         """Take note of what rows say of episodes that are no longer in use, before others are written over them."""
         assert self._schema is not None
         if now.written > self.capacity:
-            self._begins.look(self._schema, self._steps_to_oldest(now), partial(self._read_steps, now))
+            self._begins.look(self._schema, self._steps_to_oldest(now), self._read_steps)
 
     def _steps_to_oldest(self, now: Counters) -> range:
         """The steps that lie in the files, up to the oldest that is in use."""
-        first = max(0, now.written - self._num_places(now))
+        first = max(0, now.written - self._num_places)
         return range(first // self.num_envs, max(0, now.written - self.capacity) // self.num_envs + 1)
 
-    def _read_steps(self, now: Counters, key: FieldKey, first: int, last: int) -> npt.NDArray[Any]:
+    def _read_steps(self, key: FieldKey, first: int, last: int) -> npt.NDArray[Any]:
         assert self._memory is not None
-        places = np.arange(first * self.num_envs, (last + 1) * self.num_envs) % self._num_places(now)
+        places = np.arange(first * self.num_envs, (last + 1) * self.num_envs) % self._num_places
         values: npt.NDArray[Any] = self._memory.by_key[key][places].reshape(-1, self.num_envs)
         return values
