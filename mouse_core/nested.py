@@ -186,7 +186,7 @@ def unflatten(structure: Structure, fields: Mapping[FieldKey, Any]) -> Any:
     return rebuilt(structure, [unflatten(child, fields) for _, child in children_of(structure)])
 
 
-def nest(fields: Mapping[FieldKey, Any]) -> dict[str, Any]:
+def nest(fields: Mapping[Any, Any]) -> dict[str, Any]:
     """Nested dicts of fields by name: ``{("arm", "angle"): x}`` becomes ``{"arm": {"angle": x}}``."""
     rows: dict[str, Any] = {}
     for key, leaf in fields.items():
