@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -45,7 +45,7 @@ class StoreBackend:
         self.schema, self.budget = schema, budget
         self.segments: list[Segment] = []
         self.count = self._cleared = 0
-        self.appender = Appender(schema, self.segments)
+        self.appender: Appender | Refusing = Appender(schema, self.segments)
         self.lock = ProcessLock()
         self._kept: Snapshot | None = None
         #: What the first rows that are appended say; None: no more are looked at.
@@ -90,6 +90,7 @@ class StoreBackend:
             said: For each what to call it in messages, and what it says of itself.
         """
         with self.lock:
+            self.check_open()
             schema = self.schema.merged(segments, said)
             self.appender.close()
             self.segments.extend(segments)
@@ -100,6 +101,7 @@ class StoreBackend:
     def clear(self) -> None:
         """Forget all rows; see ``DatasetStore.clear``."""
         with self.lock:
+            self.check_open()
             self._cleared += self.count
             self.segments, self.count, self._kept = [], 0, None
             self.appender = Appender(self.schema, self.segments)
@@ -116,8 +118,15 @@ class StoreBackend:
 
     def recount(self) -> None:
         """Count the rows that were taken, after an error in the middle; those of which only a part came are none."""
+        if isinstance(self.appender, Refusing):
+            return
         self.appender.forget_parts()
         self.count = sum(segment.num_rows for segment in self.segments) + self.appender.count
+
+    def check_open(self) -> None:
+        """Raise the error that says why, where no rows may be written from here."""
+        if isinstance(self.appender, Refusing):
+            raise self.appender.error()
 
     def flush(self) -> None:
         """There is nothing to write; see ``DatasetStore.flush``."""
@@ -127,6 +136,34 @@ class StoreBackend:
 
     def interrupt_on_close(self, recording: Any) -> None:
         """There is no moment for it; see ``DatasetStore.interrupt_on_close``."""
+
+
+class Refusing:
+    """Takes no rows, in the place of an appender.
+
+    Args:
+        error: Makes the error that says why.
+    """
+
+    count = 0
+
+    def __init__(self, error: Callable[[], Exception]) -> None:
+        self.error = error
+
+    def append(self, row: Any) -> None:
+        """Refuse a row."""
+        raise self.error()
+
+    def extend(self, columns: Any, n: int) -> None:
+        """Refuse rows."""
+        raise self.error()
+
+    def segment(self) -> None:
+        """Return no rows."""
+
+    def close(self) -> None:
+        """Refuse rows that would come behind those there are."""
+        raise self.error()
 
 
 class Appender:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,15 +85,13 @@ def check_store(folder: Path, *, progress: bool = False) -> Checked:
         StorageError: The system cannot read a file now.
     """
     read = ReadFolder(folder)
-    manifest, rows, not_flushed, wrong = read.manifest, 0, 0, {}
-    total = sum(one.bytes for one in manifest.segments)
-    with progress_bar("verifying", total=total, unit="bytes", enabled=progress and total > 0) as advance:
-        for number, one in enumerate(manifest.segments):
-            reason = _wrong_with(folder, manifest, number)
-            if reason:
-                wrong[one.name] = reason
-            rows += 0 if reason else one.rows
-            advance(one.bytes)
+    manifest, not_flushed = read.manifest, 0
+
+    def check(number: int, sealed: Sealed) -> None:
+        _table(folder, manifest, number, verify=True).validate(full=True)
+
+    found = check_sealed(manifest, check, lambda sealed: str(folder / sealed.name), progress=progress)
+    rows, wrong = found.rows, found.wrong
     for tail in manifest.tails:
         try:
             reader = TailReader(folder / tail.name, identity=tail.identity)
@@ -109,15 +107,33 @@ def check_store(folder: Path, *, progress: bool = False) -> Checked:
     return Checked(rows, len(manifest.segments) + len(manifest.tails), wrong, not_flushed)
 
 
-def _wrong_with(folder: Path, manifest: Manifest, number: int) -> str:
-    """What is wrong with a sealed segment, in words; empty if nothing is."""
-    try:
-        _table(folder, manifest, number, verify=True).validate(full=True)
-    except StorageError:
-        raise
-    except (MouseError, pa.ArrowException) as error:
-        return str(error)
-    return ""
+def check_sealed(
+    manifest: Manifest, check: Callable[[int, Sealed], None], label: Callable[[Sealed], str], *, progress: bool
+) -> Checked:
+    """Check every sealed file of a store, wherever it lies.
+
+    Args:
+        manifest: The manifest of the store.
+        check: Reads a file, given its number and its entry, and raises an error where it is not what was written.
+        label: Returns the path or address of a file, for messages.
+        progress: Whether a bar shows how far it is.
+
+    Raises:
+        StorageError: A file cannot be read now.
+    """
+    rows, wrong, total = 0, dict[str, str](), sum(one.bytes for one in manifest.segments)
+    with progress_bar("verifying", total=total, unit="bytes", enabled=progress and total > 0) as advance:
+        for number, sealed in enumerate(manifest.segments):
+            try:
+                check(number, sealed)
+                rows += sealed.rows
+            except StorageError:
+                raise
+            except (MouseError, pa.ArrowException) as error:
+                where = label(sealed)
+                wrong[sealed.name] = str(error) if where in str(error) else f"{where}: {error}"
+            advance(sealed.bytes)
+    return Checked(rows, len(manifest.segments), wrong)
 
 
 def _table(folder: Path, manifest: Manifest, number: int, *, verify: bool = False) -> pa.Table:

@@ -14,42 +14,13 @@ from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._base.identity import common_start
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import check_alignment
-from mouse_core.store._intake import StoreBackend
+from mouse_core.store._intake import Refusing, StoreBackend
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import Lease, ReadFolder, Shared, repairable
 from mouse_core.store.disk.manifest import Manifest, Sealed
 from mouse_core.store.disk.segments import SealedFile, SealedSegment, SealedSegments, TailSegment, together
 from mouse_core.store.disk.tail.file import TailReader
-
-
-class Refusing:
-    """What rows are appended to where none may be.
-
-    Args:
-        error: Makes the error that says why.
-    """
-
-    count = 0
-
-    def __init__(self, error: Any) -> None:
-        self.error = error
-
-    def append(self, row: Any) -> None:
-        """Refuse a row."""
-        raise self.error()
-
-    def extend(self, columns: Any, n: int) -> None:
-        """Refuse rows."""
-        raise self.error()
-
-    def segment(self) -> None:
-        """No rows."""
-        return
-
-    def close(self) -> None:
-        """Refuse what is to come behind the rows."""
-        raise self.error()
 
 
 def settled(told: StoreSchema, manifest: Manifest, where: str) -> StoreSchema:
@@ -138,11 +109,6 @@ class FolderRows(StoreBackend):
             self._videos = VideoFiles(videos)
         return SealedSegment(file, (os.path.realpath(self.folder_path), *roots), self._token, self._videos)
 
-    def recount(self) -> None:
-        """See ``StoreBackend``; where none are taken nothing changes."""
-        if not isinstance(self.appender, Refusing):
-            super().recount()
-
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process reads the folder.
         return ReadRows, (self.folder_path, self._told, self.budget, self._verify)
@@ -158,7 +124,7 @@ class ReadRows(FolderRows):
         self._sealed = 0
         # Of each tail, as far as rows were seen.
         self._open: list[TailSegment] = []
-        self.appender = Refusing(partial(_refused, self.folder_path))  # type: ignore[assignment]
+        self.appender = Refusing(partial(_refused, self.folder_path))
         self._follow()
 
     def seen(self) -> Self:
@@ -215,14 +181,6 @@ class ReadRows(FolderRows):
                 break
         self.segments[self._sealed :] = self._open
         self.count = first - self._folder.manifest.dropped
-
-    def take(self, segments: Any, said: Any) -> None:
-        """Refuse rows."""
-        raise _refused(self.folder_path)
-
-    def clear(self) -> None:
-        """Refuse to forget rows."""
-        raise _refused(self.folder_path)
 
     def close(self) -> None:
         """Let go of the manifest, which is opened again if somebody asks."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,12 +35,12 @@ from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._base.locks import uninterrupted
 from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, StorageError
 from mouse_core.files.writing import remove
-from mouse_core.store._intake import Appender, StoreBackend
+from mouse_core.store._intake import Appender, Refusing, StoreBackend
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import WrittenFolder, repairable
 from mouse_core.store.disk.manifest import Manifest, Sealed, Tail
-from mouse_core.store.disk.reading import FolderRows, ReadRows, Refusing
+from mouse_core.store.disk.reading import FolderRows, ReadRows
 from mouse_core.store.disk.segments import (
     LAYOUTS,
     MOST_BYTES,
@@ -511,7 +511,7 @@ class WrittenRows(FolderRows):
     def flush(self) -> None:
         """See ``DatasetStore.flush``."""
         with self.lock:
-            self._check()
+            self.check_open()
             self.commit()
             self._seal_in_background()
             self._folder.clean()
@@ -562,7 +562,7 @@ class WrittenRows(FolderRows):
         """Write the rows of segments into the folder; see ``StoreBackend``."""
         while True:
             with self.lock:
-                self._check()
+                self.check_open()
                 schema = self.schema.merged(segments, said)
                 if self._is_sealed():
                     loads = self._loads_of(segments, schema)
@@ -622,7 +622,7 @@ class WrittenRows(FolderRows):
     def clear(self) -> None:
         """Forget all rows; the files go once the manifest no longer names them."""
         with self.lock:
-            self._check()
+            self.check_open()
         self._wait_for_sealing()
         with self.lock:
             uninterrupted(self._forget)
@@ -709,14 +709,9 @@ class WrittenRows(FolderRows):
             except StorageError:
                 super().recount()  # their objects cannot be written, and they are taken back
 
-    def _check(self) -> None:
-        """Raise unless rows may be written from here."""
-        if isinstance(self.appender, Refusing):
-            raise self.appender.error()
-
-    def _refuse(self, error: object) -> None:
+    def _refuse(self, error: Callable[[], Exception]) -> None:
         """Take no more rows."""
-        self.appender = Refusing(error)  # type: ignore[assignment]
+        self.appender = Refusing(error)
         self._folder.close()
 
     def let_go(self) -> None:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,10 +15,10 @@ from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.windows import Int64s
 from mouse_core.errors import ConfigError, DataError, StoreWarning
 from mouse_core.remote.client import ObjectInfo
-from mouse_core.store._intake import StoreBackend
+from mouse_core.store._intake import Refusing, StoreBackend
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store.disk.manifest import MOST_BYTES, NAME, Manifest, Sealed, check_identity, parse_manifest
-from mouse_core.store.disk.reading import Refusing, settled
+from mouse_core.store.disk.reading import settled
 from mouse_core.store.remote.files import ArrowFile, ElsewhereSegment, Files
 from mouse_core.store.remote.objects import FileSums, Place, addressed, name_of_sums
 from mouse_core.store.snapshot import Snapshot
@@ -44,18 +44,7 @@ class ReadOnlyRows(StoreBackend):
     def __init__(self, url: str, schema: StoreSchema, budget: DenseBudget) -> None:
         super().__init__(schema, budget)
         self.path = url
-        self.appender = Refusing(partial(_refused, url))  # type: ignore[assignment]
-
-    def recount(self) -> None:
-        """Nothing was taken."""
-
-    def take(self, segments: Any, said: Any) -> NoReturn:
-        """Refuse rows."""
-        raise _refused(str(self.path))
-
-    def clear(self) -> NoReturn:
-        """Refuse to forget rows."""
-        raise _refused(str(self.path))
+        self.appender = Refusing(partial(_refused, url))
 
 
 class ElsewhereRows(ReadOnlyRows):

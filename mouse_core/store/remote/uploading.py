@@ -16,7 +16,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import page_checksums
 from mouse_core.remote.clients import Reaching, open_client
 from mouse_core.remote.clients.objects import MissingObject
-from mouse_core.store.disk.checking import Checked
+from mouse_core.store.disk.checking import Checked, check_sealed
 from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.manifest import MOST_BYTES, NAME, Manifest, Sealed, parse_manifest
 from mouse_core.store.disk.segments import SealedFile
@@ -235,15 +235,9 @@ def check_elsewhere(place: Place, *, progress: bool = False) -> Checked:
     """
     client = place.client
     content, _ = client.read(NAME, most_bytes=MOST_BYTES)
-    manifest, rows, wrong = parse_manifest(addressed(client.shown(NAME)), content), 0, {}
-    total = sum(one.bytes for one in manifest.segments)
-    with progress_bar("verifying", total=total, unit="bytes", enabled=progress and total > 0) as advance:
-        for sealed in manifest.segments:
-            try:
-                checked_content(client, client.head(sealed.name), sealed)
-                rows += sealed.rows
-            except (DataError, ConfigError) as error:
-                where = client.shown(sealed.name)
-                wrong[sealed.name] = str(error) if where in str(error) else f"{where}: {error}"
-            advance(sealed.bytes)
-    return Checked(rows, len(manifest.segments), wrong)
+    manifest = parse_manifest(addressed(client.shown(NAME)), content)
+
+    def check(number: int, sealed: Sealed) -> None:
+        checked_content(client, client.head(sealed.name), sealed)
+
+    return check_sealed(manifest, check, lambda sealed: client.shown(sealed.name), progress=progress)
