@@ -198,7 +198,7 @@ class RolloutBuffer:
     def __repr__(self) -> str:
         return (
             f"RolloutBuffer({str(self._root)!r}, groups={len(self._folder.parts)}, rollouts={len(self)}, "
-            f"waiting={self.num_waiting}, batches={len(self._folder.batches.stored)})"
+            f"waiting={self._folder.waiting.count}, batches={len(self._folder.batches.stored)})"
         )
 
     @property
@@ -219,6 +219,9 @@ class RolloutBuffer:
     @property
     def num_ahead(self) -> int:
         """Rollouts that wait for their groups or for late columns, and examples that batches could be made of now."""
+        return self._ahead()
+
+    def _ahead(self) -> int:
         with self._lock:
             return self._folder.counts()[0] + int(getattr(self.batch_maker, "available", 0))
 
@@ -395,7 +398,7 @@ class RolloutBuffer:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self._is_lacking or self._folder.counts()[1] >= limit:
-                if (ahead := self.num_ahead) < limit:
+                if (ahead := self._ahead()) < limit:
                     return
                 left = _LOOK_SECONDS if deadline is None else deadline - time.monotonic()
                 if left <= 0:

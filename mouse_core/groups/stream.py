@@ -220,30 +220,19 @@ class BatchShare:
             "token_staleness_max" of the tokens in the loss.
     """
 
-    def __init__(
-        self,
-        index: int,
-        batch_id: str,
-        batch: Sequence[RLExample],
-        staleness: npt.NDArray[np.float64],
-        kind: MicroBatch,
-        shard: tuple[int, int],
-        first: int,
-        deliver: Callable[[Arrays, Columns], Any],
-        *,
-        skip_longer: bool = False,
-        token_versions: str | None = None,
-    ) -> None:
+    def __init__(self, stream: RolloutStream, index: int, batch_id: str, first: int) -> None:
         self.index, self.batch_id, self.first = index, batch_id, first
-        self._deliver = deliver
+        self._deliver, self._kind, token_versions = stream._deliver, stream._kind, stream._token_versions
+        batch, staleness = stream._batches.read_batch(batch_id), stream._batches.batch_staleness(batch_id)
+        kind, (rank, count) = self._kind, stream.shard
         sizes = [len(example) for example in batch]
-        kept = [place for place, size in enumerate(sizes) if not skip_longer or size <= kind.row]
-        planned = plan([sizes[place] for place in kept], shard[1], kind)
+        kept = [place for place, size in enumerate(sizes) if not stream._skip_longer or size <= kind.row]
+        planned = plan([sizes[place] for place in kept], count, kind)
         ranks = [[[kept[number] for number in numbers] for numbers in one] for one in planned]
-        own = ranks[shard[0]]
+        own = ranks[rank]
         self.places = np.array([place for places in own for place in places], np.int64)
         self.examples = [batch[place] for place in self.places.tolist()]
-        self._kind, self._micro = kind, [[batch[place] for place in places] for places in own]
+        self._micro = [[batch[place] for place in places] for places in own]
         self.staleness = staleness[self.places]
         self._empty = _empty(batch)
         behind = {"staleness": staleness[~np.isnan(staleness)]}
@@ -437,18 +426,7 @@ class RolloutStream:
         index = self._next
         batch_id = self._wait(index)
         self._check_before(index)
-        share = BatchShare(
-            index,
-            batch_id,
-            self._batches.read_batch(batch_id),
-            self._batches.batch_staleness(batch_id),
-            self._kind,
-            self.shard,
-            self._first,
-            self._deliver,
-            skip_longer=self._skip_longer,
-            token_versions=self._token_versions,
-        )
+        share = BatchShare(self, index, batch_id, self._first)
         self._last = index, self._after, len(share)
         self._next, self._first, self._after = index + 1, 0, batch_id
         return share
