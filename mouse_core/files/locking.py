@@ -1,7 +1,6 @@
-"""Locks between processes: the system frees them when their holder ends, however it ends.
+"""Locks between processes (``flock``): the system frees a lock when its holder ends, however it ends.
 
-They belong to open files (``flock``), so a folder that is open can be locked as well, and who holds a lock never keeps
-one that is free: what a dead process locked is not locked any more.
+A lock belongs to an open file or folder. So a lock that a dead process held is free.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ def lock(file: int, *, wait: bool) -> bool | None:
     """Lock an open file or folder until it is unlocked or closed.
 
     Args:
-        file: Its descriptor.
-        wait: Whether to wait for whoever holds it.
+        file: Descriptor of the file or folder.
+        wait: Whether to wait until another holder frees the lock.
 
     Returns:
-        Whether it is locked now; None where the system has no such locks.
+        Whether the file is locked now; None where the system has no such locks.
 
     Raises:
-        OSError: The file system has none.
+        OSError: The file system has no such locks.
     """
     if fcntl is None:
         return None
@@ -50,13 +49,13 @@ def lock(file: int, *, wait: bool) -> bool | None:
 
 
 def unlock(file: int) -> None:
-    """Let others have the lock of an open file."""
+    """Free the lock of an open file."""
     if fcntl is not None:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def is_at(path: str | os.PathLike[str], file: int) -> bool:
-    """Whether an open file or folder is still the one at ``path``, and was not removed or replaced."""
+    """Whether an open file or folder is still the one at ``path``."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file))
     except OSError:
@@ -64,10 +63,10 @@ def is_at(path: str | os.PathLike[str], file: int) -> bool:
 
 
 class Descriptor:
-    """What has a file open: ``_file`` is its descriptor, -1 where it has been closed or was never opened."""
+    """An open file that closes itself: ``_file`` is its descriptor, -1 if it was closed or never opened."""
 
     _file = -1
-    # Of the class, as it may outlive what modules have: one that nobody closed is closed as Python ends.
+    # An attribute of the class: modules are emptied before the last descriptors are closed as Python ends.
     _close_file = staticmethod(os.close)
 
     def __init__(self, file: int = -1) -> None:
@@ -80,7 +79,7 @@ class Descriptor:
 
     def close(self) -> None:
         """Close the file; may be called twice."""
-        # It is closed once, also where an interrupt comes between.
+        # An interrupt between these lines must not close the file twice.
         file, self._file = self._file, -1
         if file >= 0:
             self._close_file(file)
@@ -96,7 +95,7 @@ class Descriptor:
 
 
 def this_boot() -> int:
-    """A number that is another one when the machine was restarted, from 1; 0 where the system does not say."""
+    """Return a number from 1 that changes when the machine is restarted; 0 where the system has none."""
     try:
         said = _asked(b"kern.bootsessionuuid") if sys.platform == "darwin" else _BOOT.read_text()
         return 1 + int(said.replace("-", "")[:15], 16)
@@ -105,14 +104,14 @@ def this_boot() -> int:
 
 
 def _asked(name: bytes) -> str:
-    """A text that macOS's kernel knows by a name; empty where it does not."""
+    """Return a text of the kernel of macOS by its name; empty if there is none."""
     found, size = ctypes.create_string_buffer(64), ctypes.c_size_t(64)
     failed = ctypes.CDLL(None).sysctlbyname(name, found, ctypes.byref(size), None, ctypes.c_size_t(0))
     return "" if failed else found.value.decode()
 
 
 def this_process() -> str:
-    """What others are told of who holds a lock."""
+    """Return the name of this process, for messages about locks."""
     return f"process {os.getpid()} on {os.uname().nodename if hasattr(os, 'uname') else 'this machine'}"
 
 

@@ -1,4 +1,4 @@
-"""Files that are mapped: made as long as they will ever be, synced, told from copies of themselves."""
+"""Mapped files: room on the disk, single words, syncing, and the origin that tells a file from its copies."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from mouse_core.files.reading import damaged
 from mouse_core.files.writing import write_all
 
 _BINARY = getattr(os, "O_BINARY", 0)
-# What a system says whose file system cannot set room aside.
+# Errors of a file system that cannot set room aside.
 _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 _ZEROS = bytes(1 << 20)
 _FENCE = threading.Lock()
 
 
 def open_file(path: Path, *, create: bool = False, write: bool = True) -> int:
-    """A descriptor of a file."""
+    """Open a file, and return its descriptor."""
     flags = (os.O_RDWR if write else os.O_RDONLY) | _BINARY | getattr(os, "O_CLOEXEC", 0)
     return os.open(path, flags | (os.O_CREAT | os.O_EXCL if create else 0), 0o644)
 
 
 def set_aside(file: int, size: int, *, begin: int = 0, written: bool = False) -> None:
-    """Make a file ``size`` bytes long, all of which the disk has room for: a write to mapped memory that finds no room
-    would end the process.
+    """Make a file ``size`` bytes long, and reserve room on the disk for all of it.
+
+    Without that room, a write to mapped memory ends the process.
 
     Args:
-        file: It.
-        size: How long.
-        begin: How long it is.
-        written: Whether all of it is written once, so that the file system has nothing to note where a page is written
-            for the first time. Waiting for few pages here and there takes half as long then; making the file takes
-            longer, as long as writing all of it.
+        file: Descriptor of the file.
+        size: Length of the file then.
+        begin: Length of the file now.
+        written: Whether to write all bytes once. Then the file system has nothing to note when a page is first written,
+            and syncing a few pages takes half as long; making the file takes as long as writing all of it.
 
     Raises:
         OSError: The disk is full, or the file would be longer than is allowed.
@@ -49,15 +49,15 @@ def set_aside(file: int, size: int, *, begin: int = 0, written: bool = False) ->
             write_all(file, memoryview(_ZEROS)[: size - at])
     advise: Any = getattr(os, "posix_fadvise", None)
     if written and advise is not None:
-        # Large pieces that were written are held as such, and written as a whole if a byte changes. What is read is
-        # held page by page, and read ahead, no page is waited for where it is written for the first time.
+        # The system caches written bytes in large pieces, and writes such a piece as a whole if one byte changes. It
+        # caches read bytes page by page; reading ahead, no first write waits for a page.
         os.fsync(file)
         advise(file, begin, size - begin, os.POSIX_FADV_DONTNEED)
         advise(file, begin, size - begin, os.POSIX_FADV_WILLNEED)
 
 
 def _reserved(file: int, begin: int, size: int) -> bool:
-    """Have a file system set room aside; whether it can."""
+    """Ask the file system to reserve room; return whether it can."""
     reserve: Any = getattr(os, "posix_fallocate", None)
     if reserve is None:
         return False
@@ -71,16 +71,12 @@ def _reserved(file: int, begin: int, size: int) -> bool:
 
 
 def mapped(file: int, size: int, *, write: bool) -> mmap.mmap:
-    """The first ``size`` bytes of a file as memory."""
+    """Map the first ``size`` bytes of a file."""
     return mmap.mmap(file, size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
 
 
 def sync_mapped(file: int, memory: mmap.mmap) -> None:
-    """Wait until what was written to a mapped file is on the disk.
-
-    Raises:
-        OSError: It is not.
-    """
+    """Wait until the bytes of a mapped file are on the disk; raises OSError if they are not."""
     sync: Any = getattr(os, "fdatasync", None)
     if sync is None:
         memory.flush()
@@ -89,9 +85,9 @@ def sync_mapped(file: int, memory: mmap.mmap) -> None:
 
 
 def fence() -> None:
-    """Have what this thread wrote to memory so far be seen by other processes before what it writes from here on.
+    """Let other processes see the earlier writes of this thread to memory before its later ones.
 
-    Taking and freeing a lock does that on every processor; x86 would not need it.
+    Taking and freeing a lock does that on every processor; x86 does not need it.
     """
     for _ in range(2):
         with _FENCE:
@@ -99,11 +95,9 @@ def fence() -> None:
 
 
 def origin(file: int) -> int:
-    """What tells an open file from a copy of it, and from itself after a restart of the machine, in 31 bits; 0: nothing
-    does.
+    """Return a number of 31 bits that differs for a copy of the file, and after a restart of the machine; 0: unknown.
 
-    A copy that was given the number of the file it is a copy of, once that was removed, is not told from it until the
-    machine is restarted.
+    A copy that has the inode number of the removed original has the same origin, until the machine is restarted.
     """
     boot, found = this_boot(), os.fstat(file)
     return boot and max(1, xxhash.xxh3_64_intdigest(f"{boot} {found.st_dev} {found.st_ino}".encode()) >> 33)

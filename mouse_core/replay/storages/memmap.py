@@ -1,4 +1,4 @@
-"""MemmapStorage: rows in mapped files, which several processes write and read."""
+"""MemmapStorage: rows in mapped files that several processes write and read."""
 
 from __future__ import annotations
 
@@ -46,36 +46,35 @@ _GROWTH = 1 << 16
 
 
 class MemmapStorage:
-    """Rows as nested dicts or tuples of arrays in mapped files, of which several processes may write and read.
+    """Rows as nested dicts or tuples of arrays in mapped files, which several processes may write and read.
 
-    The processes take turns: a row is whole or not there, also where a writer is killed in the middle of a write. Rows
-    are written to places that no row in use has (the files have a few more places than ``capacity``), and count when
-    they are complete; what is changed in place is written to a journal first. Whoever comes next after a crash goes on
-    from there.
+    The processes take turns. A row is whole or not there, even if its writer is killed in the middle of a write: new
+    rows go to places that no row in use has (the files have a few more places than ``capacity``) and count when they
+    are complete; a change in place goes to a journal first. The next process goes on from there.
 
-    The files are about as long as the data, exactly so after ``close()``; a full disk is found before a row is written.
-    Priorities are not shared.
+    The files are about as long as the data, and exactly as long after ``close()``. A full disk is found before a row is
+    written. Priorities are not shared.
 
-    Rows outlive the process as soon as a write returns. ``flush()`` and ``close()`` give all rows checksums, and rows
-    that have some outlive the machine, as ``sync`` says:
+    Rows outlive the process as soon as a write returns. ``flush()`` and ``close()`` give all rows checksums. Which rows
+    with checksums outlive the machine depends on ``sync``:
 
-    - ``"none"``: nothing waits for the disk. After a power cut those rows are there that had reached it.
+    - ``"none"``: nothing waits for the disk. After a power cut, the rows that had reached the disk are there.
     - ``"flush"``: all rows that were written when ``flush()`` or ``close()`` returned. A crash of the machine takes
-      those that came after it, and as many of the oldest, whose places these took.
+      later rows, and as many of the oldest rows, whose places the later ones took.
     - ``"append"``: every write is flushed.
 
-    Whoever opens the folder has each row compared with its checksum when it first reads it. If the machine was
-    restarted and not all rows are known to be on the disk, they are looked at when the folder is opened: what is whole,
-    up to the last checksum, stays, and a warning says how many rows are gone.
+    After opening, each row is compared with its checksum when it is first read. If the machine was restarted and not
+    all rows are known to be on the disk, opening compares all rows: the whole ones up to the last checksum stay, and a
+    warning counts the others.
 
     Args:
-        capacity: Rows it holds, as for ``ArrayStorage``; None: as many as the buffer at ``path`` does.
-        path: A folder of its own; made if it is not there. A buffer that is there is opened, with its rows.
+        capacity: Rows that the storage holds, as for ``ArrayStorage``; None: as many as the one at ``path``.
+        path: A folder for this storage alone, made if it is missing. A storage that is there is opened, with its rows.
         ndim: 1, or 2 for ``[time, env]``.
-        alignment: Which transition a row's action, reward and done belong to; None: what the buffer at ``path`` says,
-            else "outgoing".
+        alignment: Which transition a row's action, reward and done belong to; None: the alignment of the storage at
+            ``path``, or "outgoing" for a new one.
         ragged: Fields whose rows are arrays of differing length; see ``ArrayStorage``.
-        sync: When rows reach the disk, "none", "flush" or "append"; that of this process's writes.
+        sync: When the rows that this process writes reach the disk: "none", "flush" or "append".
 
     Raises:
         ConfigError: An argument out of range, or the buffer at ``path`` is of another size, ``ndim`` or alignment.
@@ -132,7 +131,7 @@ class MemmapStorage:
 
     @property
     def capacity(self) -> int:
-        """How many rows it can hold; in whole time steps as soon as the environments are known."""
+        """Rows that the storage holds; in whole time steps as soon as the environments are known."""
         return self._head.capacity - self._head.capacity % self.num_envs
 
     @property
@@ -150,12 +149,12 @@ class MemmapStorage:
 
     @property
     def structure(self) -> Any:
-        """How rows are nested, as ``mouse_core.nested.structure_of`` says it; None before the first write."""
+        """Nesting of the rows, see ``mouse_core.nested.structure_of``; None before the first write."""
         return None if self._schema is None else self._schema.structure
 
     @property
     def ragged(self) -> tuple[FieldKey, ...]:
-        """Fields that differ in length: those that were said to, and those that do since the first write."""
+        """Fields that differ in length: the argument ``ragged``, and fields that do so since the first write."""
         return self._ragged if self._schema is None else tuple({**dict.fromkeys(self._ragged), **self._schema.varying})
 
     @property
@@ -165,7 +164,7 @@ class MemmapStorage:
 
     @property
     def written(self) -> int:
-        """How many rows were ever appended, by any process."""
+        """Rows ever appended, by any process."""
         return self._head.written
 
     @property
@@ -182,7 +181,7 @@ class MemmapStorage:
 
     @property
     def synced(self) -> int:
-        """Of all the rows written, how many are known to be on the disk; by whichever process."""
+        """Rows that are known to be on the disk, of all rows ever appended by any process."""
         return min(self._head.synced, self._head.written)
 
     def stats(self) -> dict[str, Any]:
@@ -193,13 +192,13 @@ class MemmapStorage:
         return {**known, "sync": self._sync, "summed": now.summed, "synced": self.synced}
 
     def lock(self) -> FileLock:
-        """What to hold around a draw and its gather; every method takes it too."""
+        """The lock to hold around a draw and its gather; every method takes it, too."""
         return self._lock
 
     # ------------------------------------------------------------------ writing
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
-        """Write rows behind the last, over the oldest where there is none; StorageError: no room on the disk."""
+        """Write rows behind the last one, over the oldest ones in a full ring; StorageError: no room on the disk."""
         with self._lock:
             now = self._writing()
             schema, arrays, n = checked(rows, self._schema, one=one, ndim=self._ndim, ragged=self._ragged)
@@ -224,7 +223,7 @@ class MemmapStorage:
             return first, n
 
     def _is_unlooked(self, schema: RowSchema, rows: int) -> bool:
-        """Whether one of the first rows was not looked at for where its episode ends."""
+        """Whether ``Begins`` has not looked at all of the first ``rows`` rows."""
         return self._begins.looked(schema) * schema.num_envs < rows
 
     def _written(self) -> None:
@@ -232,7 +231,7 @@ class MemmapStorage:
             self.flush()
 
     def flush(self) -> None:
-        """Give all rows checksums and, but for ``sync="none"``, wait until they are on the disk."""
+        """Give all rows checksums and, except with ``sync="none"``, wait until they are on the disk."""
         with self._lock:
             now = self._catch_up()
             if self._schema is None:
@@ -247,7 +246,7 @@ class MemmapStorage:
             self._sync_head()
 
     def check(self, rows: Any) -> None:
-        """Raise what ``append(rows)`` would, and write nothing."""
+        """Raise the error that ``append(rows)`` raises; write nothing."""
         with self._lock:
             self._catch_up()
             checked(rows, self._schema, one=False, ndim=self._ndim, ragged=self._ragged)
@@ -286,7 +285,7 @@ class MemmapStorage:
     # ------------------------------------------------------------------ reading
 
     def get(self, slots: Slots) -> Any:
-        """The rows in ``slots``, copied; see ``Storage.get``."""
+        """Return a copy of the rows in ``slots``; see ``Storage.get``."""
         with self._lock:
             now = self._catch_up()
             if self._memory is None:
@@ -295,7 +294,7 @@ class MemmapStorage:
             return self._memory.get(self._checked(self._places(slots, now), now))
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
-        """One field of the rows in ``slots``, copied; see ``Storage.read``."""
+        """Return a copy of one field of the rows in ``slots``; see ``Storage.read``."""
         with self._lock:
             now = self._catch_up()
             if self._memory is None:
@@ -304,7 +303,7 @@ class MemmapStorage:
             return self._memory.read(key, self._checked(places, now))
 
     def oldest_begins(self, ends: Sequence[FieldKey], ids: FieldKey | None) -> npt.NDArray[np.int64] | None:
-        """The steps with which the oldest episodes began, also where they are overwritten; see ``Storage``."""
+        """Return the steps that began the oldest episodes, even if they are overwritten; see ``Storage``."""
         with self._lock:
             now = self._catch_up()
             if self._schema is None or now.written <= self.capacity:
@@ -329,7 +328,7 @@ class MemmapStorage:
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
-        """The rows, as long as the data, and what describes them."""
+        """Return the rows, as long as the data, and their description."""
         with self._lock:
             now = self._catch_up()
             state = rows_state(self, self._schema, self._columns(now))
@@ -339,7 +338,7 @@ class MemmapStorage:
             return state
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Become what ``state`` was taken from; see ``Storage.load``.
+        """Restore the storage that ``state`` was taken from; see ``Storage.load``.
 
         The rows are written to new files, so that a crash leaves those that were there.
         """
@@ -357,7 +356,7 @@ class MemmapStorage:
             self._written()
 
     def close(self) -> None:
-        """``flush()``, cut the files to the length of the data, and let go of them; the next use opens them again."""
+        """Flush, cut the files to the length of the data, and unmap them; the next use maps them again."""
         with self._lock:
             self.flush()
             now = self._catch_up()
@@ -390,7 +389,7 @@ class MemmapStorage:
         return now
 
     def _writing(self) -> Counters:
-        """Catch up, before rows are written."""
+        """Catch up before rows are written."""
         if self._head.closed:
             self._head.closed = False
             self._sync_head()
@@ -432,7 +431,7 @@ class MemmapStorage:
             self._memory, self._mapped = None, None
 
     def _map(self, now: Counters, schema: RowSchema) -> Columns:
-        """The memory of the rows' files as long as they are now."""
+        """Return the memory of the rows' files, as long as the files are now."""
         length = (now.generation, now.allocated)
         if self._memory is None or self._mapped != length:
             *files, sums_file = row_files(self.path, schema, now.generation).items()
@@ -446,12 +445,12 @@ class MemmapStorage:
         return self._memory
 
     def _files(self, schema: RowSchema, now: Counters) -> dict[Path, int]:
-        """The files of the rows that are there, and how long each is."""
+        """Return the files of the rows that are there, and the length of each."""
         files = {file: now.allocated * size for file, size in row_files(self.path, schema, now.generation).items()}
         return {**files, values_file(self.path, now.generation, now.room): now.room} if now.room else files
 
     def _remove_others(self, now: Counters) -> None:
-        """Remove the files of rows that do not count, and what writers that died left; the lock keeps others away."""
+        """Remove the files of rows that do not count, and leftovers of writers that died; the caller holds the lock."""
         remove_leftovers(self.path, ["head", "schema", "journal"], only_writer=True)
         kept = (f"rows-{now.generation}-", f"sums-{now.generation}", f"values-{now.generation}-{now.room}")
         for path in self.path.iterdir():
@@ -462,7 +461,7 @@ class MemmapStorage:
         self._head.making = False
 
     def _sync_rows(self, now: Counters) -> None:
-        """Wait until the rows are on the disk, not yet the head that says so."""
+        """Wait until the rows are on the disk; the head follows."""
         assert self._schema is not None
         with storing(f"rows in {self.path}"):
             sync_files([*self._files(self._schema, now)])
@@ -486,14 +485,14 @@ class MemmapStorage:
         self._head.making = False
 
     def _with_sums(self, now: Counters) -> Counters:
-        """Give all rows checksums; the counters then."""
+        """Give all rows checksums, and return the counters then."""
         numbers = np.arange(max(now.summed, now.written - self.capacity), now.written)
         self._values.at(now)
         self._sums.make(numbers % self._num_places, numbers)
         return replace(now, summed=now.written)
 
     def _apply_journal(self) -> None:
-        """Change rows in place as the journal says; doing so again changes nothing more."""
+        """Change the rows in place that the journal names; a second call changes nothing more."""
         now = self._head.now()
         places, rows = read_journal(self.path, self._memory, now.allocated)
         assert self._memory is not None
@@ -511,7 +510,7 @@ class MemmapStorage:
     # ---------------------------------------------------------------------- room for rows
 
     def _reserve(self, schema: RowSchema, arrays: list[Any], n: int, now: Counters) -> tuple[Columns, Counters]:
-        """Mapped files with room for ``n`` rows more, and the counters then; StorageError: no room on the disk."""
+        """Return the memory with room for ``n`` more rows, and the counters then; StorageError: no room on the disk."""
         now = self._lengthened(schema, now, now.written + n)
         self._save_schema(schema)
         self._map(now, schema)
@@ -522,7 +521,7 @@ class MemmapStorage:
         return self._map(now, schema), now
 
     def _lengthened(self, schema: RowSchema, now: Counters, rows: int) -> Counters:
-        """Make the files long enough for ``rows`` rows, as far as there are places; the counters then."""
+        """Make the files long enough for ``rows`` rows, up to all places, and return the counters then."""
         places = self._num_places or num_places(schema, self._head.capacity)
         rows = min(rows, places)
         if rows <= now.allocated:
@@ -544,7 +543,7 @@ class MemmapStorage:
         self._num_places = 0 if schema is None else num_places(schema, self._head.capacity)
 
     def _compact(self, schema: RowSchema, now: Counters) -> Counters:
-        """Write all rows anew where most bytes of the values' ring are of overwritten rows; the counters then."""
+        """Write all rows anew if overwritten rows hold most of the values' ring, and return the counters then."""
         if schema.varying and self._values.at(now).is_sparse(self._refs):
             self._look_at_begins(now)
             self._replace(now, schema, self._columns(now), now.written, now.changes)
@@ -575,19 +574,19 @@ class MemmapStorage:
         return np.arange(len(self), dtype=np.int64)
 
     def _places(self, slots: Slots, now: Counters) -> Slots:
-        """Where in the files the rows in ``slots`` lie."""
+        """Return the places of the rows in ``slots``."""
         if now.written <= self.capacity:
             return slots
         newest = now.written - 1
         return (newest - (newest - slots) % self.capacity) % self._num_places
 
     def _numbers(self, places: Slots, now: Counters) -> Slots:
-        """Which rows lie at some places: of 4 rows and 2 places more, with 9 rows written, place 1 has row 7."""
+        """Return the numbers of the rows at some places: of 6 places, with 9 rows written, place 1 has row 7."""
         newest = now.written - 1
         return newest - (newest - places) % self._num_places
 
     def _checked(self, places: Slots, now: Counters) -> Slots:
-        """The places, if the rows there are what was written."""
+        """Return the places, after checking that the rows there are as they were written."""
         self._values.at(now)
         self._sums.check(places, lambda some: self._numbers(some, now), now.summed)
         return places
@@ -598,7 +597,7 @@ class MemmapStorage:
         return self._memory.saved(self._checked(self._places(self._slots, now), now))
 
     def _refs(self) -> list[Refs]:
-        """Where the values lie that differ in length, of the rows in use."""
+        """Return the references to the values that differ in length, of the rows in use."""
         if self._memory is None or self._schema is None:
             return []
         return self._memory.refs(self._places(self._slots, self._head.now()))
@@ -606,13 +605,13 @@ class MemmapStorage:
     # ---------------------------------------------------------------------- where the oldest episodes began
 
     def _look_at_begins(self, now: Counters) -> None:
-        """Take note of what rows say of episodes that are no longer in use, before others are written over them."""
+        """Let ``Begins`` look at the rows that are out of use, before others are written over them."""
         assert self._schema is not None
         if now.written > self.capacity:
             self._begins.look(self._schema, self._steps_to_oldest(now), self._read_steps)
 
     def _steps_to_oldest(self, now: Counters) -> range:
-        """The steps that lie in the files, up to the oldest that is in use."""
+        """Return the steps that lie in the files, up to the oldest one in use."""
         first = max(0, now.written - self._num_places)
         return range(first // self.num_envs, max(0, now.written - self.capacity) // self.num_envs + 1)
 
