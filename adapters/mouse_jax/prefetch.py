@@ -20,7 +20,7 @@ from grain.experimental import ThreadPrefetchDatasetIterator
 from jax.sharding import Sharding
 
 from mouse_core import BatchSource, ConfigError, Spec
-from mouse_core.prefetch import Batchifier, Delivery, LoaderOptions, Staged
+from mouse_core.prefetch import Batchifier, Delivery, Staged
 from mouse_core.prefetch.prefetcher import Failed, Made, Outcome, Prefetcher, outcome_of
 from mouse_core.ranks import find_ranks
 from mouse_core.replay.source import BufferSource
@@ -396,9 +396,10 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
         """Dtypes that JAX does not hold here and now, and what is delivered instead."""
         return replaced_dtypes()
 
-    def delivery(self, source: Any, options: LoaderOptions) -> Delivery[dict[str, jax.Array]]:
+    def delivery(
+        self, source: Any, *, device: Any, pin_memory: bool | None, sharding: Any
+    ) -> Delivery[dict[str, jax.Array]]:
         """How JAX's arrays are made on a device or on several; see ``mouse_core.prefetch.Batchifier``."""
-        device, sharding = options.device, options.sharding
         if isinstance(source, BatchSource):
             placement = find_placement(device, sharding, source)
             maker = partial(array_maker, placement=placement, **thread_settings())

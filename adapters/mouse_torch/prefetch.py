@@ -14,7 +14,7 @@ from mouse_core import BatchSource, ConfigError
 from mouse_core.batches import BatchLayout
 from mouse_core.dtypes import is_number
 from mouse_core.nested import flatten, map_tree
-from mouse_core.prefetch import Batchifier, Delivery, LoaderOptions, Staged
+from mouse_core.prefetch import Batchifier, Delivery, Staged
 from mouse_core.replay.source import BufferSource
 from mouse_torch.placement import check_device, check_pin
 from mouse_torch.tracing import untraced
@@ -114,15 +114,15 @@ class PrefetchBatchifier(Batchifier[TensorDict]):
         MissingFieldError: See ``mouse_core.prefetch.Batchifier``.
     """
 
-    def delivery(self, source: Any, options: LoaderOptions) -> Delivery[TensorDict]:
+    def delivery(self, source: Any, *, device: Any, pin_memory: bool | None, sharding: Any) -> Delivery[TensorDict]:
         """How TensorDicts are made on the host or a device; see ``mouse_core.prefetch.Batchifier``."""
-        if options.sharding is not None:
-            raise ConfigError(f"sharding: expected None, found {options.sharding!r}; mouse_jax lays batches out")
+        if sharding is not None:
+            raise ConfigError(f"sharding: expected None, found {sharding!r}; mouse_jax lays batches out")
         buffer = source.buffer if isinstance(source, BufferSource) else None
         of_buffer = getattr(buffer, "device", None)
         by_default = of_buffer if isinstance(of_buffer, torch.device) else None
-        target = check_device(by_default if options.device is None else options.device)
-        pin = check_pin(options.pin_memory)
+        target = check_device(by_default if device is None else device)
+        pin = check_pin(pin_memory)
         if not isinstance(source, BatchSource):
             # What is on a device already is made there by the stream that it was gathered on.
             in_caller = buffer is not None and keeps_tensors(buffer)

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 from mouse_core.prefetch.batchifier import Batchifier, PrefetchBatchifier
 from mouse_core.prefetch.loader import Loader
-from mouse_core.prefetch.options import LoaderOptions
 from mouse_core.prefetch.prefetcher import Delivery, OrderedPrefetcher, Prefetcher, Staged
 from mouse_core.prefetch.source import Source
 
@@ -15,7 +14,6 @@ __all__ = [
     "Batchifier",
     "Delivery",
     "Loader",
-    "LoaderOptions",
     "LoaderReport",
     "OrderedPrefetcher",
     "PrefetchBatchifier",

@@ -37,14 +37,9 @@ class Feed:
         return self.source.spec
 
     @property
-    def may_have_images(self) -> bool:
-        """Whether there may be images to decode."""
-        return True
-
-    @property
-    def has_images(self) -> bool:
-        """Whether there are for sure."""
-        return False
+    def has_images(self) -> bool | None:
+        """Whether there are images to decode; None: unknown."""
+        return None
 
     @property
     def staleness(self) -> Staleness:
@@ -119,11 +114,6 @@ class StoreFeed(Feed):
     def first_index(self) -> int:
         """The number of the first batch over this snapshot."""
         return self.source.epoch_start
-
-    @property
-    def may_have_images(self) -> bool:
-        """As ``has_images``."""
-        return self.has_images
 
     @property
     def has_images(self) -> bool:

@@ -1,8 +1,8 @@
-"""PrefetchBatchifier: batches in index order, computed ahead of time."""
+"""PrefetchBatchifier: batches in index order, computed ahead of time; and the source that its arguments name."""
 
 from __future__ import annotations
 
-import dataclasses
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import getitem
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy.typing as npt
 
 from mouse_core.batches import Batch
+from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError
 from mouse_core.prefetch.loader import Loader
-from mouse_core.prefetch.options import LoaderOptions
 from mouse_core.prefetch.prefetcher import Delivery, Staged
-from mouse_core.prefetch.source import Source
+from mouse_core.prefetch.source import RecastSource, ShardSource, Source, checked_source
 from mouse_core.sampling.plan import Sampling
 from mouse_core.sampling.windows import Boundary, Weighting
+from mouse_core.spec import check_count
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
@@ -31,6 +32,18 @@ if TYPE_CHECKING:
     from mouse_core.statistics.normalizer import Normalization, Normalizer
 
 T = TypeVar("T")
+
+_WHOLE = (0, 1)
+# The arguments that decide about batches, with their defaults in a loader; all others decide about delivering them.
+_OF_BATCHES: dict[str, Any] = {
+    "sequence_length": None,
+    "batch_size": None,
+    "sampling": "random",
+    "seed": 0,
+    "shard": None,
+    **(BatchSource.__init__.__kwdefaults__ or {}),
+}
+del _OF_BATCHES["epoch_start"], _OF_BATCHES["replace_dtypes"]
 
 
 class Batchifier(Loader[T]):
@@ -112,12 +125,12 @@ class Batchifier(Loader[T]):
             # A sharding over several processes says itself which of them needs what.
             shard = find_ranks(self.framework) if getattr(sharding, "is_fully_addressable", True) else (0, 1)
         given = locals()
-        options = LoaderOptions(**{option.name: given[option.name] for option in dataclasses.fields(LoaderOptions)})
-        source = options.source(store, replace_dtypes=self.replaced_dtypes)
+        asked = {name: given[name] for name in _OF_BATCHES}
+        source = _source_of(store, asked, prefetch, self.replaced_dtypes, sharding)
         super().__init__(
             source,
             store if isinstance(store, Store) else None,
-            delivery=self.delivery(source, options),
+            delivery=self.delivery(source, device=device, pin_memory=pin_memory, sharding=sharding),
             prefetch=prefetch,
             num_workers=num_workers,
             digest=digest,
@@ -139,20 +152,20 @@ class Batchifier(Loader[T]):
         """
         return batch
 
-    def delivery(self, source: Any, options: LoaderOptions) -> Delivery[T]:
-        """How batches are made; by default ``deliver`` is called with those of the source, and they are on the host.
+    def delivery(self, source: Any, *, device: Any, pin_memory: bool | None, sharding: Any) -> Delivery[T]:
+        """Return how batches are made; by default ``deliver`` is called with each batch, which stays on the host.
 
         Args:
-            source: A ``BatchSource``, a ``BufferSource``, or a source of somebody's own.
-            options: All arguments but ``store``.
+            source: A ``BatchSource``, a ``BufferSource``, or a source of the caller's.
+            device, pin_memory, sharding: The loader's arguments.
 
         Raises:
-            ConfigError: Options that the framework lacks.
+            ConfigError: Arguments that the framework lacks.
         """
-        if options.device not in (None, "cpu"):
-            raise ConfigError(f"device: expected None or 'cpu' for NumPy batches, found {options.device!r}")
-        if options.sharding is not None:
-            raise ConfigError(f"sharding: expected None, found {options.sharding!r}; mouse_jax lays batches out")
+        if device not in (None, "cpu"):
+            raise ConfigError(f"device: expected None or 'cpu' for NumPy batches, found {device!r}")
+        if sharding is not None:
+            raise ConfigError(f"sharding: expected None, found {sharding!r}; mouse_jax lays batches out")
         return Delivery(partial(_maker, type(self).deliver))
 
 
@@ -180,3 +193,78 @@ def _maker(deliver: Callable[[Batch], Any], source: Any) -> Callable[[int], Any]
 
 def _delivered(deliver: Callable[[Batch], Any], batch: Any) -> Any:
     return tuple(map(deliver, batch)) if isinstance(batch, tuple) else deliver(batch)
+
+
+def _source_of(
+    store: Any, asked: Mapping[str, Any], prefetch: int, replace_dtypes: Mapping[Any, npt.DTypeLike], sharding: Any
+) -> Any:
+    """Return the source of a loader's batches.
+
+    Args:
+        store: A store or snapshot, of which a ``BatchSource`` is made; a replay buffer, of which a ``BufferSource``
+            draws ``prefetch`` batches in advance; or a source, which is cut to a shard and recast where that is asked.
+        asked: Arguments of the loader that decide about batches.
+        prefetch, sharding: Arguments of the loader.
+        replace_dtypes: Dtypes that the framework lacks, and what is delivered instead.
+
+    Raises:
+        ConfigError: For a replay buffer or a source, an argument that only stores have; else see ``BatchSource``.
+    """
+    shard, size, is_local = asked["shard"], asked["batch_size"], getattr(sharding, "is_fully_addressable", True)
+    if isinstance(store, Store | Snapshot):
+        size = 32 if size is None else size
+        if shard is None and is_local:
+            _warn_of_others(size)
+        shard = _WHOLE if shard is None else shard
+        return BatchSource(store, **{**asked, "batch_size": size, "shard": shard}, replace_dtypes=replace_dtypes)
+    if not isinstance(store, Source):
+        # Loaded only where there may be one.
+        from mouse_core.replay.buffer import BaseBuffer
+        from mouse_core.replay.source import BufferSource
+
+        if not isinstance(store, BaseBuffer):
+            return checked_source(store)
+        _refuse(asked, "a replay buffer, which has a sampler, a seed and transforms of its own", "batch_size")
+        return BufferSource(store, size, check_count("prefetch", prefetch, lowest=1))
+    _refuse(asked, "a source, which gives its batches as they are", "shard", "uneven")
+    cut = dict[str, Any]()
+    if shard not in (None, _WHOLE) or asked["uneven"] != "refuse":
+        if sharding is not None:
+            raise ConfigError(f"shard, uneven: expected none with a sharding of a source, found {shard!r}")
+        cut = {"shard": _WHOLE if shard is None else shard}
+        cut |= {} if asked["uneven"] == "refuse" else {"uneven": asked["uneven"]}
+    if isinstance(store, BatchSource):
+        if cut and store.shard != _WHOLE:
+            raise ConfigError(f"shard: expected a source that is sharded once, found shard {store.shard} of it")
+        cut |= {"replace_dtypes": replace_dtypes} if replace_dtypes else {}
+        return store.with_options(**cut) if cut else store
+    if shard is None and hasattr(store, "members") and is_local:
+        _warn_of_others(getattr(store, "batch_size", 0))  # a mixture's batches are whole
+    whole = RecastSource(checked_source(store), replace_dtypes) if replace_dtypes else checked_source(store)
+    return ShardSource(whole, **cut) if cut else whole
+
+
+def _refuse(asked: Mapping[str, Any], what: str, *but: str) -> None:
+    """Raise ConfigError where an argument decides about the batches of ``what``, except for the arguments ``but``."""
+    for name, value in asked.items():
+        is_default = value in (_OF_BATCHES[name], None) or (name == "shard" and value == _WHOLE)
+        if name not in but and not is_default:
+            raise ConfigError(f"{name}: expected none for {what}, found {value!r}")
+
+
+def _warn_of_others(size: int) -> None:
+    """Warn that each of several processes gets whole batches, unless there is only one process."""
+    from mouse_core.ranks import find_ranks  # loaded where a loader is made
+
+    try:
+        found = find_ranks()
+    except ConfigError:
+        return  # half of what torchrun sets says nothing of others
+    if found.count > 1:
+        warnings.warn(
+            f"shard: each of {found.count} processes ({found.found_in}) gets whole batches of {size} windows, of which "
+            f"a step sees {found.count} times as many, all of them alike where the seeds are; shard='auto' gives each "
+            "its rows, and shard=(0, 1) says that this is meant",
+            UserWarning,
+            stacklevel=4,
+        )

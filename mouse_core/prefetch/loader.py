@@ -169,7 +169,8 @@ class Loader(Generic[T]):
             from mouse_core.prefetch._digesting import digesting
 
             make = digesting(make, self._feed.source)
-        if self._feed.has_images or (self._num_workers and self._feed.may_have_images):
+        has_images = self._feed.has_images
+        if has_images or (has_images is None and self._num_workers):
             from mouse_core.images.decoding import DecodePool, decoding_by
 
             self._decoders = self._decoders or DecodePool(self._num_workers)
@@ -324,14 +325,11 @@ class Loader(Generic[T]):
     def close(self) -> None:
         """Stop the threads and drop prefetched batches; ``next_batch`` raises from now on. May be called twice."""
         self._closed = True
-        self._stop()
-        if self._decoders is not None:
-            self._decoders.close()
-
-    def _stop(self) -> None:
         if self._ahead is not None and self._process == os.getpid():
             self._ahead.close()
         self._ahead = None
+        if self._decoders is not None:
+            self._decoders.close()
 
     def __enter__(self) -> Self:
         return self
