@@ -50,8 +50,12 @@ def check(batch: dict[str, Any]) -> int:
     return len(batch["checksum"])
 
 
-def write_and_sample(folder: Path, times: int) -> None:
-    """Two processes write, this one samples, as often as that or until it has seen both of them."""
+@pytest.mark.parametrize(
+    "times", [pytest.param(500, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.long)]
+)
+def test_two_processes_write_and_one_samples(times: int, tmp_path: Path) -> None:
+    """As often as that, or until it has seen rows of both."""
+    folder = tmp_path / "m"
     buffer = ReplayBuffer(MemmapStorage(500, folder), batch_size=64)
     prioritized = PrioritizedReplayBuffer(storage=MemmapStorage(500, folder), batch_size=64)
     writers = [start_writer(folder, number, 500) for number in (1, 2)]
@@ -78,16 +82,6 @@ def write_and_sample(folder: Path, times: int) -> None:
     check(buffer[:])
 
 
-@pytest.mark.slow
-def test_two_processes_write_and_one_samples(tmp_path: Path) -> None:
-    write_and_sample(tmp_path / "m", 500)
-
-
-@pytest.mark.long
-def test_two_processes_write_and_one_samples_for_long(tmp_path: Path) -> None:
-    write_and_sample(tmp_path / "m", 10_000)
-
-
 def kill_writers(folder: Path, times: int) -> None:
     rng = random.Random(5)
     before = number = 0
@@ -109,14 +103,9 @@ def kill_writers(folder: Path, times: int) -> None:
 
 
 @pytest.mark.slow
-def test_writers_that_are_killed_leave_whole_rows(tmp_path: Path) -> None:
-    kill_writers(tmp_path / "m", 4)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_many_writers_that_are_killed_leave_whole_rows(tmp_path: Path) -> None:
-    kill_writers(tmp_path / "m", 25)
+@pytest.mark.parametrize("times", [4, pytest.param(25, marks=pytest.mark.long)])
+def test_writers_that_are_killed_leave_whole_rows(times: int, tmp_path: Path) -> None:
+    kill_writers(tmp_path / "m", times)
 
 
 class Died(BaseException):
@@ -384,11 +373,18 @@ def test_a_journal_of_other_rows_is_refused(tmp_path: Path) -> None:
         (tmp_path / "m" / "journal").unlink(missing_ok=True)
         if journal is not None:
             write_checkpoint(tmp_path / "m" / "journal", journal)
-        storage._head.journal = True
+        say_journal(tmp_path / "m", there=True)
         with pytest.raises(StateError, match="journal: expected the rows that were being changed"):
             MemmapStorage(12, tmp_path / "m")
-    storage._head.journal = False
+    say_journal(tmp_path / "m", there=False)
     assert storage.get(np.arange(3))["a"].tolist() == [0, 1, 2]
+
+
+def say_journal(folder: Path, *, there: bool) -> None:
+    """Let the head say whether rows are being changed in place."""
+    with open(folder / "head", "r+b") as file:
+        file.seek(4 * 8)
+        file.write(struct.pack("<q", there))
 
 
 def test_what_dead_writers_left_is_removed_and_what_living_ones_write_is_not(

@@ -297,14 +297,9 @@ def is_whole(path: Path) -> bool:
     return True
 
 
-@pytest.mark.slow
-def test_kills_at_random_moments(tmp_path: Path) -> None:
-    kills(tmp_path, 10)
-
-
-@pytest.mark.long
-def test_many_kills_at_random_moments(tmp_path: Path) -> None:
-    kills(tmp_path, 40)
+@pytest.mark.parametrize("count", [pytest.param(10, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.long)])
+def test_kills_at_random_moments(count: int, tmp_path: Path) -> None:
+    kills(tmp_path, count)
 
 
 # ---------------------------------------------------------------------- power cuts
@@ -410,13 +405,9 @@ def failing(*_: Any) -> None:
     raise OSError(errno.EIO, "no such luck")
 
 
-def test_power_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuts(tmp_path, 25, monkeypatch)
-
-
-@pytest.mark.slow
-def test_many_power_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuts(tmp_path, 60, monkeypatch)
+@pytest.mark.parametrize("count", [25, pytest.param(60, marks=pytest.mark.slow)])
+def test_power_cuts(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts(tmp_path, count, monkeypatch)
 
 
 # ---------------------------------------------------------------------- damage
@@ -492,13 +483,9 @@ def damages(folder: Path, count: int) -> None:
     killed(path, look)  # in a process of its own, where a signal would be seen
 
 
-def test_damage_is_refused_or_has_not_met_a_row(tmp_path: Path) -> None:
-    damages(tmp_path, 20)
-
-
-@pytest.mark.slow
-def test_many_damages_are_refused_or_have_not_met_a_row(tmp_path: Path) -> None:
-    damages(tmp_path, 100)
+@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_damage_is_refused_or_has_not_met_a_row(count: int, tmp_path: Path) -> None:
+    damages(tmp_path, count)
 
 
 # ---------------------------------------------------------------------- disks that are full, and others' systems
