@@ -28,32 +28,49 @@ _VIEWS_KEPT = 4
 
 
 def step_begins(
-    ends: Bools | None, ids: npt.NDArray[Any] | None = None, end_before: Any = None, id_before: Any = None
+    ends: Bools | None = None,
+    end_before: Any = None,
+    *,
+    ids: npt.NDArray[Any] | None = None,
+    id_before: Any = None,
+    times: npt.NDArray[Any] | None = None,
+    time_before: Any = -1,
 ) -> Bools:
-    """Whether each step begins an episode: the step before it ends one, or has another id.
+    """Whether each step begins an episode: the step before it ends one or has another id, or its time begins anew.
 
-    Steps that end their episodes by False, True, False begin them by False, False, True; with a step before them that
-    ends an episode, by True, False, True. Ids 4, 4, 7 begin episodes by False, False, True.
+    Steps that end their episodes by False, True, False begin them by False, False, True; behind a step that ends an
+    episode, by True, False, True. Ids 4, 4, 7 begin episodes by False, False, True; and times 3, 0, 1 by False, True,
+    False.
 
     Args:
         ends: Whether a step is its episode's last, ``[n, ...]``.
         ids: The id of each step's episode, ``[n, ...]``.
-        end_before, id_before: Those of the step before the first one, ``[...]``; None: not known.
+        times: The number of each step in its episode, ``[n, ...]``; below 0: not known.
+        end_before, id_before, time_before: Those of the step before the first one, ``[...]``; None, or a time of -1:
+            not known.
 
     Returns:
         Bool ``[n, ...]``.
     """
-    shown = ids if ends is None else ends
-    found = np.zeros((1, 1) if shown is None else shown.shape, np.bool_)
+    shown = next(values for values in (ends, ids, times) if values is not None)
+    found = np.zeros(shown.shape, np.bool_)
     if ends is not None:
         found[1:] = ends[:-1]
     if end_before is not None:
-        found[0] = end_before
+        found[:1] = end_before
     if ids is not None:
         found[1:] |= ids[1:] != ids[:-1]
         if id_before is not None:
-            found[0] |= ids[0] != id_before
+            found[:1] |= ids[:1] != id_before
+    if times is not None:
+        found[1:] |= restarts(times[:-1], times[1:])
+        found[:1] |= restarts(time_before, times[:1])
     return found
+
+
+def restarts(before: Any, time: Any) -> Any:
+    """Whether a step's time is 0, or not larger than that of the step before it; times below 0 are not known."""
+    return (time == 0) | ((time >= 0) & (before >= 0) & (time <= before))
 
 
 @dataclass(frozen=True)
@@ -307,7 +324,9 @@ class EpisodeIndex:
         if n == 1 and self.num_envs == 1:
             self._extend_by_one(ends is not None and bool(ends[0, 0]), None if ids is None else int(ids[0, 0]))
             return
-        new = step_begins(ends, ids, self._ended, None if ids is None else self._ids[self._envs, self._counts - 1])
+        new = step_begins(
+            ends, self._ended, ids=ids, id_before=None if ids is None else self._ids[self._envs, self._counts - 1]
+        )
         envs, steps = np.nonzero(new.T)
         if len(envs):
             # How many begins of the same environment come before this one.

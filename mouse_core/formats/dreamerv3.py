@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.episodes import step_begins
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.formats._files.h5 import leaves
@@ -160,7 +161,7 @@ def _rows(
                 flags = _flags(file, chunk, keys)
                 after = _begins(stream[number + 1]) if number + 1 < len(stream) else True
                 ends = flags["is_last"] | np.append(flags["is_first"][1:], after)
-                begins = np.append(ended, ends[:-1])
+                begins = step_begins(ends, ended)
                 ended = bool(ends[-1])
                 done = np.where(ends, np.where(flags["is_last"] & flags["is_terminal"], 1, 2), 0)
                 for first in range(0, chunk.length, most):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mouse_core.episodes import step_begins
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
@@ -189,7 +190,7 @@ def _rows(batches: Iterator[dict[str, Any]], final: str | None, where: str) -> I
             flags = {key: one_each(columns, key) != 0 for key in _ENDS if key in columns}
             terminated = flags.get("terminateds", flags.get("dones", np.zeros(len(columns[_REWARD]), bool)))
             done = done_codes(terminated, flags.get("truncateds"))
-            begins = np.concatenate([[ended], done[:-1] != 0])
+            begins = step_begins(done != 0, ended)
             for key, step in zip(_PLACES, (0, 0, 1), strict=True):
                 if key in columns:
                     place = one_each(columns, key).astype(np.int64)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.dtypes import is_hidden
+from mouse_core.episodes import step_begins
 from mouse_core.errors import AlignmentWarning, DataError
 from mouse_core.spec import STANDARD_FIELDS, Field
 from mouse_core.store._segments import Segment
@@ -235,7 +236,7 @@ def rewards_at_starts(columns: Mapping[str, Any], *, in_order: bool = True) -> t
     if time is not None:
         starts = time == 0
     elif done is not None and in_order:
-        starts = np.append(False, done[:-1] != 0)
+        starts = step_begins(done != 0)
     else:
         return 0, 0
     return int(starts.sum()), int((np.nan_to_num(reward[starts]) != 0).sum())

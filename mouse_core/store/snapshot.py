@@ -18,6 +18,7 @@ from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.windows import Stretches, Windows
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
+from mouse_core.episodes import restarts, step_begins
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import Alignment, Field, Spec, codes_called
 from mouse_core.store._segments import Segment, continues, growth_of
@@ -107,16 +108,11 @@ def _look(
         firsts = np.arange(row, min(end - length, row + (max(1, most // length) - 1) * length) + 1, length)
         codes = read("done", firsts, length) if alive else np.zeros(len(firsts) * length, np.int64)
         done = codes != 0 if alive in ((0,), ()) else ~np.isin(codes, alive)
-        breaks = np.concatenate([[ended], done[:-1]])
+        times = read("time", firsts, length) if "time" in fields else None
+        breaks = step_begins(done, ended, times=times, time_before=last)
         ended = bool(done[-1])
-        if "time" in fields:
-            time = read("time", firsts, length)
-            if row == begin:
-                first = last = int(time[0])
-                breaks[1:] |= _begins(time[:-1], time[1:])
-            else:
-                breaks |= _begins(np.concatenate([[last], time[:-1]]), time)
-            last = int(time[-1])
+        if times is not None:
+            first, last = int(times[0]) if row == begin else first, int(times[-1])
         if row == begin:
             breaks[0] = False
         starts.append(np.nonzero(breaks)[0] + (row - begin))
@@ -134,16 +130,10 @@ def _rows_at_a_time(segment: Segment) -> int:
     return min(_WINDOWS * _LENGTH, max(1, _BYTES // each)) if each else _WINDOWS * _LENGTH
 
 
-def _begins(before: npt.NDArray[Any], time: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Whether steps of these times begin an episode, behind steps of those."""
-    found: npt.NDArray[np.bool_] = (time == 0) | ((time >= 0) & (before >= 0) & (time <= before))
-    return found
-
-
 def _is_cut(before: _Found, after: _Found, same_recording: bool) -> bool:
     """Whether an episode begins with a segment behind another one."""
     follows = same_recording or 0 <= before.last == after.first - 1
-    return not follows or before.ended or bool(_begins(np.array([before.last]), np.array([after.first]))[0])
+    return not follows or before.ended or bool(restarts(before.last, after.first))
 
 
 _SAMPLED_ROWS = 8

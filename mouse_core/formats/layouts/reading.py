@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.episodes import step_begins
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.formats._files.h5 import leaves
@@ -477,7 +478,7 @@ def _parts(file: Tree, stretch: Stretch, size: int, types: Types) -> Iterator[_P
             if any(array.role == "is_last" for array in values):
                 last = _flags(stretch, values, "is_last", count, start)
                 done = np.where(last, _ending(done, stretch.layout), 0)
-            begins = np.concatenate([[ended], (done != 0)[:-1]])
+            begins = step_begins(done != 0, ended)
             ended = bool(done[-1])
         values = {array: _pixels(array, part, stretch.layout) for array, part in values.items()}
         yield _part(stretch, values, done, begins)
@@ -513,7 +514,7 @@ def _marked_rows(file: Tree, stretch: Stretch, size: int, types: Types) -> Itera
         values = cast_like_first(_read(file, stretch, start, min(start + size, stretch.steps)), types, stretch.where)
         count = min(size, stretch.steps - start)
         ended, cut, last = (_flags(stretch, values, role, count, start) for role in FLAGS)
-        starts = np.concatenate([[begins], last[:-1]])
+        starts = step_begins(last, begins)
         values = {array: _pixels(array, part, stretch.layout) for array, part in values.items()}
         seen, arriving, _, _, beside = _part(stretch, values, done_codes(ended, cut), starts)
         rows = one_later(arriving, before, starts)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.episodes import step_begins
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
 from mouse_core.formats._files.h5 import H5File, leaves
@@ -485,7 +486,7 @@ def _lane(
         first_step: Where the environment's steps begin.
         batch_rows: How many steps a piece has, at most.
     """
-    begins = np.concatenate([[True], ends[:-1]])
+    begins = step_begins(ends, True)
     size = _piece(entries, [*both, *other], batch_rows)
     for begin in range(0, len(ends), size):
         end = min(begin + size, len(ends))

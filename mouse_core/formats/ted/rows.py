@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.episodes import step_begins
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.named import Columns, is_image, named_action, named_observation
@@ -73,7 +74,7 @@ def _rows(root: Path, naming: _Naming, batch_rows: int) -> Iterator[Columns]:
         for piece in steps_of(found, batch_rows=batch_rows):
             observations, following, arriving = naming.columns(piece)
             ends = naming.ends(piece)
-            begins = piece.begins | np.concatenate([[ended], ends[:-1]])
+            begins = piece.begins | step_begins(ends, ended)
             ended = bool(ends[-1])
             yield observations, arriving, begins, following
 

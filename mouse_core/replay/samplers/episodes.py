@@ -66,7 +66,7 @@ class Marks(NamedTuple):
         """Whether each step begins an episode, ``[n, E]``; ``before`` are the marks of the time step before them."""
         end = None if before is None or before.ends is None or self.ends is None else before.ends[-1]
         identity = None if before is None or before.ids is None else before.ids[-1]
-        return step_begins(self.ends, self.ids, end, identity)
+        return step_begins(self.ends, end, ids=self.ids, id_before=identity)
 
 
 def find_fields(

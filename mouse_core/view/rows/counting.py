@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.episodes import step_begins
 from mouse_core.errors import ConfigError
 from mouse_core.formats.columns.named import MISSING
 from mouse_core.spec import codes_called
@@ -118,22 +119,13 @@ class EpisodeList:
         at = np.arange(begin, end, length)
         readers = rows.readers
         alive = codes_called(rows.config.fields["done"], "alive") or (0,)
-        breaks = np.zeros(n, np.bool_)
-        codes = np.zeros(n, np.int64)
-        ended, last = self._ended, self._time
-        if "done" in readers:
-            codes = rows.stored("done", at, length).astype(np.int64)
-            stops = codes != 0 if alive == (0,) else ~np.isin(codes, alive)
-            breaks = np.concatenate([[ended], stops[:-1]])
-            ended = bool(stops[-1])
-        times = before = np.full(n, -1)
-        if "time" in readers:
-            times = rows.stored("time", at, length).astype(np.int64)
-            before = np.concatenate([[last], times[:-1]])
-            breaks = breaks | (times == 0) | ((times >= 0) & (before >= 0) & (times <= before))
-            last = int(times[-1])
-        if "done" not in readers and "time" not in readers:
-            breaks[:] = True
+        codes, times = (
+            rows.stored(name, at, length).astype(np.int64) if name in readers else np.full(n, none)
+            for name, none in (("done", 0), ("time", -1))
+        )
+        stops = ~np.isin(codes, alive) if "done" in readers else np.full(n, "time" not in readers)
+        breaks = step_begins(stops, self._ended, times=times, time_before=self._time)
+        before = np.concatenate([[self._time], times[:-1]])
         breaks[0] |= begin == 0
         for row in rows.recording_starts:
             # A recording goes on from the one before it only where the times do: 7 behind 6.
@@ -156,7 +148,12 @@ class EpisodeList:
         self._starts.append(starts + begin)
         self._sums.append(sums[:-1][first:])
         self._ends.append(before_codes[starts][first:])
-        self._sum, self._code, self._ended, self._time = float(sums[-1]), int(codes[-1]), ended, last
+        self._sum, self._code, self._ended, self._time = (
+            float(sums[-1]),
+            int(codes[-1]),
+            bool(stops[-1]),
+            int(times[-1]),
+        )
         self.counted = end
 
     # ------------------------------------------------------------------ what was counted
