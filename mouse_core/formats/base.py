@@ -13,47 +13,22 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import About, read_about, with_about
 from mouse_core.errors import ConfigError
-from mouse_core.files.reading import damaged, reading
+from mouse_core.files.reading import damaged
 from mouse_core.files.writing import check_nothing_at, making
 from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats._files.shards import dataset_schema, describe
 from mouse_core.formats.columns.digest import RowDigest
 from mouse_core.formats.columns.embedding import embedded
 from mouse_core.formats.columns.named import (
-    MISSING,
     Columns,
-    named_action,
-    named_observation,
     ordered,
     schema_of,
-    to_batch,
     to_batches,
 )
-from mouse_core.formats.columns.transitions import TransitionRows, check_final, done_codes, episode_rows
 from mouse_core.spec import Alignment
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.evidence import FirstRows
 from mouse_core.video.frames import carry_videos
-
-__all__ = [
-    "BATCH_ROWS",
-    "MISSING",
-    "Columns",
-    "RowDigest",
-    "RowStream",
-    "TransitionRows",
-    "check_final",
-    "damaged",
-    "done_codes",
-    "episode_rows",
-    "named_action",
-    "named_observation",
-    "ordered",
-    "reading",
-    "rows_digest",
-    "schema_of",
-    "to_batch",
-]
 
 BATCH_ROWS = 8192
 """How many rows a reader puts into a batch, at most, unless it is told another number."""

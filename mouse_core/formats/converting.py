@@ -17,13 +17,13 @@ from mouse_core.files.writing import link_or_copy, make_folder
 from mouse_core.formats._files.jobs import Job, job_folder
 from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats._files.shards import ShardWriter, dataset_schema, describe, link_parts, merged
-from mouse_core.formats.base import RowDigest, RowStream, rows_digest
+from mouse_core.formats.base import RowStream, rows_digest
 from mouse_core.formats.columns.blocks import check_size
+from mouse_core.formats.columns.digest import RowDigest
 from mouse_core.formats.columns.embedding import embedded
 from mouse_core.formats.opening import open as open_rows
-from mouse_core.formats.pictures.changing import changed_stream
+from mouse_core.formats.pictures.changing import by_column, changed_stream, pictures_of
 from mouse_core.formats.pictures.encoding import encoded_stream
-from mouse_core.formats.pictures.kept import PictureEncoding, Pictures, by_column, pictures_of
 from mouse_core.formats.sources import in_place
 from mouse_core.store.disk.manifest import Manifest, Sealed, new_identity, write_manifest
 from mouse_core.store.disk.segments import LAYOUTS, MOST_BYTES, one_batch, write_segment
@@ -179,7 +179,7 @@ def convert(
         if single and (made.about.videos or any(kept.way == "video" for _, kept in changed.values())):
             raise ConfigError(f"{path}: expected a folder for rows with videos, found the name of one file")
         made = encoded_stream(made, changed, folder / _ENCODED, most_bytes=shard_bytes, progress=progress)
-        ways = [_sentence(one) for one in changed.values()]
+        ways = [f"{picture.name}: {kept.shown()}" for picture, kept in changed.values()]
         first, is_store = FirstRows(), kind == "store"
         schema, about = dataset_schema(made.schema, made.about, made.path), made.about
         fingerprint = {
@@ -255,12 +255,3 @@ def _check_options(path: Path, kind: str, layout: str | None, *, single: bool) -
         )
     if not single:
         check_folder_name(path, wanted="the name of a folder, or of a file that ends in .parquet")
-
-
-def _sentence(one: tuple[Pictures, PictureEncoding]) -> str:
-    """What became of a column of pictures."""
-    picture, kept = one
-    if kept.way == "video":
-        lost = "" if kept.codec and kept.codec.lossless else ", which loses some of what they were"
-        return f"{picture.name}: frames of videos, {kept.codec}{lost}"
-    return f"{picture.name}: {f'jpeg of quality {kept.quality}, which loses some' if kept.way == 'jpeg' else kept.way}"

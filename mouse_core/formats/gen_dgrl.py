@@ -21,9 +21,9 @@ import numpy.lib.format as npy
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.reading import check_inside
+from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.formats._files.npz import NpyRows
-from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
+from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
 from mouse_core.formats.columns.named import (
     Columns,

@@ -21,10 +21,10 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core.errors import ConfigError, MouseError, SchemaError
-from mouse_core.files.reading import read_json_object
+from mouse_core.files.reading import damaged, read_json_object
 from mouse_core.formats._files.h5 import H5File
 from mouse_core.formats._files.on_disk import BAG, DREAMERV3, MCAP, is_there, is_zarr, npz_names
-from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged
+from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.ids import ID_SCHEMES, is_id, located
 from mouse_core.images.files import check_roots
 from mouse_core.remote.clients import is_url, open_client, public_url

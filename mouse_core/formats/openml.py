@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.reading import check_inside
+from mouse_core.files.reading import check_inside, reading
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
-from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
+from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows
 from mouse_core.formats.columns.named import Columns
 

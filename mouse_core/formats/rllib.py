@@ -16,8 +16,8 @@ import numpy as np
 
 from mouse_core.episodes import step_begins
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.reading import check_inside
-from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
+from mouse_core.files.reading import check_inside, damaged, reading
+from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows
 from mouse_core.formats.columns.named import (
     Columns,

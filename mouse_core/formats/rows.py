@@ -16,10 +16,10 @@ from mouse_core.about.dataset import About, joined, read_about
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files import arrow
 from mouse_core.files.manifest import check_counts, check_parquet_checksum, check_schemas, read_manifest
-from mouse_core.files.reading import read_json_object
+from mouse_core.files.reading import damaged, read_json_object, reading
 from mouse_core.formats._files.on_disk import STATE, files_by_split, left_out
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
-from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
+from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import bytes_a_row, rows_at_once
 
 _INFO = "dataset_info.json"

@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
+from mouse_core.files.reading import reading
+from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import blocks
 from mouse_core.remote.clients import is_url, public_url
 from mouse_core.store.dataset_store import DatasetStore

@@ -177,7 +177,7 @@ def test_reading_it_gives_the_rows(rows: Rows, root: Path) -> None:
     left = {"index", "timestamp"}
     names = [name for name in tables(root).column_names if name not in left]
     assert tables(again).select(names).equals(tables(root).select(names))
-    store = DatasetStore.open(again, final="drop")
+    store = formats.open(again, final="drop").to_store()
     assert store.about.dimensions["action"] == tuple("abcd")
 
 
@@ -228,7 +228,7 @@ def test_what_it_says_of_itself_comes_back(way: str, tmp_path: Path) -> None:
     assert rows.about.frames_per_second == (12.5,)
     assert rows.about.robots == ("two arms",)
     if way in ("store", "saved", "view"):
-        rows = DatasetStore.open(source, final="mark")
+        rows = formats.open(source, final="mark").to_store()
     if way == "saved":
         rows.save(tmp_path / "saved")
         rows = formats.open(tmp_path / "saved")

@@ -26,8 +26,7 @@ from mouse_core.cli import main
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.named import to_arrow
 from mouse_core.formats.converting import Conversion, convert
-from mouse_core.formats.pictures.changing import changed_stream
-from mouse_core.formats.pictures.kept import by_column, pictures_of
+from mouse_core.formats.pictures.changing import by_column, changed_stream, pictures_of
 from mouse_core.images import decode_image
 from mouse_core.video import VideoCodec, VideoWriter, index_video
 from tests.core.video_cases import SIDE, decoded, pictures

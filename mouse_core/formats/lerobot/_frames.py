@@ -15,13 +15,13 @@ from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core._base.memo import memo
 from mouse_core.about.dataset import About
 from mouse_core.errors import DataError
-from mouse_core.formats.base import damaged
+from mouse_core.files.reading import damaged
 from mouse_core.formats.columns.named import MISSING, Columns, named_action, named_observation, schema_of, to_batch
 from mouse_core.formats.columns.transitions import transition_rows
 from mouse_core.formats.columns.values import Values, read_values
 from mouse_core.formats.lerobot._meta import Description, Feature, column_of, dimensions, feature_of, is_action
-from mouse_core.formats.lerobot._videos import FRAME, frames_column
-from mouse_core.formats.pictures.changing import IMAGE, HeldImages
+from mouse_core.formats.lerobot._videos import frames_column
+from mouse_core.formats.pictures.changing import FRAME, IMAGE, HeldImages
 from mouse_core.spec import Field
 
 INDEX = ("episode_index", "frame_index", "index")

@@ -15,10 +15,9 @@ import pyarrow as pa
 
 from mouse_core._base.checks import is_whole
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.files.reading import json_object, read_bytes, read_json_object
+from mouse_core.files.reading import damaged, json_object, read_bytes, read_json_object, reading
 from mouse_core.formats._files.parquet import parquet_batches
 from mouse_core.formats._files.video import frame_shape
-from mouse_core.formats.base import damaged, reading
 
 _INDICES = ("episode_index", "length", "data/chunk_index", "data/file_index")
 _MOST = 2**48

@@ -15,13 +15,13 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged
 from mouse_core.formats._files.video import Floats, allowance, missed, nearest
 from mouse_core.formats.lerobot._meta import Description, Feature
+from mouse_core.formats.pictures.changing import FRAME
 from mouse_core.images.files import find_video
 from mouse_core.video.decoding import FrameDecoder, undecodable
 from mouse_core.video.index import VideoIndex, index_video
 
 Int64s = npt.NDArray[np.int64]
 
-FRAME = pa.struct([("video", pa.int32()), ("frame", pa.int32())])
 # A video and a frame as one number, on the way to rows: 0, which rows have that show nothing, is no frame.
 _FRAMES = 1 << 32
 

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats.base import damaged
+from mouse_core.files.reading import damaged
 from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import Columns
 from mouse_core.formats.columns.transitions import check_final, transition_rows
@@ -30,12 +29,10 @@ from mouse_core.remote.client import ObjectInfo
 from mouse_core.remote.clients import Reaching
 from mouse_core.remote.clients.objects import MissingObject
 from mouse_core.store.dataset_store import DatasetStore
-from mouse_core.store.disk.manifest import Manifest
-from mouse_core.store.disk.reading import settled
-from mouse_core.store.remote.files import ArrowFile, ElsewhereSegment
+from mouse_core.store.remote.files import ArrowFile
 from mouse_core.store.remote.objects import Objects, Place, Range
-from mouse_core.store.remote.parquet import DecodedFiles, ObjectStream, ParquetObjects
-from mouse_core.store.remote.rows import ReadOnlyRows, infos_of
+from mouse_core.store.remote.parquet import DecodedFiles, DecodedRows, ObjectStream, ParquetObjects
+from mouse_core.store.remote.rows import infos_of
 
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient
@@ -50,68 +47,37 @@ _KNOWN = ("info.json", "stats.json", "tasks.parquet", "tasks.jsonl", "episodes.j
 _MOST_ASKED = 10_000
 
 
-class LeRobotRows(ReadOnlyRows):
-    """The rows of a LeRobotDataset; they are what they were when they were opened.
-
-    Args:
-        place: Where the objects are.
-        told: What the store was told of the rows, which are to fit.
-        budget: Of the memory for dense copies.
-        final, cameras: See ``read_lerobot``.
-        infos: All objects, where they are known.
-
-    Raises:
-        ConfigError: Another version of the format, or ``final`` was not chosen.
-        SchemaError: No feature ``action``.
-        DataError: Something is damaged.
-        StorageError: It was not reached.
-    """
-
-    def __init__(
-        self,
-        place: Place,
-        told: Any,
-        budget: DenseBudget,
-        final: str | None = None,
-        cameras: bool = True,
-        infos: Sequence[ObjectInfo] = (),
-    ) -> None:
-        url = place.client.url
-        super().__init__(url, told, budget)
-        said = [one for one in infos if one.path.startswith(f"{_META}/")] or described_in(place.client)
-        self.described = described = read_description(_ObjectPath(Objects(place, said), ""))  # type: ignore[arg-type]
-        check_final(final, where=url)
-        check_action(described, url)
-        frames = infos[len(said) :] or infos_of(place.client, described.episodes.files())
-        self._again = place, told, budget, final, cameras, [*said, *frames]
-        files = LeRobotFiles(place, frames, described, final, cameras)
-        about = files.frames.about().replace(fields=files.frames.fields(files.frames.encoded))
-        self.schema = settled(told, Manifest(about, (files.schema,)), url)
-        self.segments[:] = [ElsewhereSegment(files, self.schema.image_roots, (object(), 0))]
-        self.count = self.segments[0].num_rows
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LeRobotRows, self._again
-
-
 def open_at(url: str, reaching: Reaching, final: str | None, cameras: bool, **options: Any) -> DatasetStore:
-    """A store of the dataset at an address, whose frames stay there.
+    """Return a store of the dataset at an address, whose frames stay there.
 
     Args:
         url: The address.
         reaching: How remote objects are reached.
         final, cameras: See ``read_lerobot``.
-        **options: Of the store.
+        **options: Options of the store.
+
+    Raises:
+        ConfigError: Another version of the format, or ``final`` was not chosen.
+        SchemaError: No feature ``action``.
+        DataError: Something is damaged.
+        StorageError: The address was not reached.
     """
-    store = DatasetStore(**options)
-    store._rows = LeRobotRows(Place.of(url, reaching), store._rows.schema, store._rows.budget, final, cameras)
+    store, place = DatasetStore(**options), Place.of(url, reaching)
+    where = place.client.url
+    meta = Objects(place, described_in(place.client))
+    described = read_description(_ObjectPath(meta, ""))  # type: ignore[arg-type]
+    check_final(final, where=where)
+    check_action(described, where)
+    files = LeRobotFiles(place, infos_of(place.client, described.episodes.files()), described, final, cameras)
+    about = files.frames.about().replace(fields=files.frames.fields(files.frames.encoded))
+    store._rows = DecodedRows(where, store._rows.schema, store._rows.budget, files, about)
     return store
 
 
 def description_of(store: Any) -> Description:
-    """What the dataset says of itself that a store was opened of."""
-    rows: LeRobotRows = store._rows
-    return rows.described
+    """Return the metadata of the dataset that a store was opened of by ``open_at``."""
+    files: LeRobotFiles = store._rows.files
+    return files.frames.described
 
 
 def batches_of(store: Any, batch_rows: int) -> Iterator[pa.RecordBatch]:

@@ -21,11 +21,11 @@ from mouse_core._base.memo import memo
 from mouse_core.about.dataset import read_about
 from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.files.manifest import check_bytes, read_manifest
-from mouse_core.files.reading import check_inside
+from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.formats._files.on_disk import kept_beside
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats._files.video import Camera, Floats, allowance
-from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
+from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import blocks, rows_at_once
 from mouse_core.formats.columns.named import Columns
 from mouse_core.formats.columns.transitions import check_final, transition_rows

@@ -32,10 +32,16 @@ from mouse_core.formats.columns.embedding import embedded
 from mouse_core.formats.columns.named import MISSING, Columns, to_arrow
 from mouse_core.formats.converting import Conversion
 from mouse_core.formats.lerobot._meta import feature_of, is_action
-from mouse_core.formats.pictures.changing import IMAGE, changed_stream
-from mouse_core.formats.pictures.kept import PictureEncoding, Pictures, by_column, pictures_of
+from mouse_core.formats.pictures.changing import (
+    IMAGE,
+    PictureEncoding,
+    Pictures,
+    by_column,
+    changed_stream,
+    image_column,
+    pictures_of,
+)
 from mouse_core.formats.sources import pieces_of, stream_of
-from mouse_core.images.pixels import encode_jpeg, encode_png
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.views import Store
 from mouse_core.video.index import SUFFIX, index_video
@@ -202,7 +208,8 @@ class Files:
             elif kept[key].way == "video":
                 self._video(key, kept[key], values).write(values)
             else:
-                columns[key] = self._images(kept[key], values)
+                encode = kept[key].encoder(values.dtype)
+                columns[key] = image_column(list(self._pool.map(encode, values)))
         batch = pa.RecordBatch.from_pydict(columns)
         if self._data is None:
             path = self._path("data", self._numbers["data"], "parquet")
@@ -237,12 +244,6 @@ class Files:
             self._open.callback(writer.discard)
             self._begins[key] = 0
         return self._videos[key]
-
-    def _images(self, kept: PictureEncoding, values: npt.NDArray[Any]) -> pa.Array:
-        png = partial(encode_png, dtype=values.dtype)
-        encoded = list(self._pool.map(png if kept.way == "png" else partial(encode_jpeg, quality=kept.quality), values))
-        parts = [pa.array(encoded, pa.binary()), pa.nulls(len(encoded), pa.string())]
-        return pa.StructArray.from_arrays(parts, fields=list(IMAGE))
 
     def end_episode(self) -> dict[str, Any] | None:
         """Where the episode's frames are; None where it has none."""
@@ -429,7 +430,7 @@ def write_lerobot(
         robots = about.robots if robot_type is None else (robot_type,)
         described.describe(folder, files, robots[0] if len(robots) == 1 else None)
         files.check(described.schema(), digest)
-    said = [f"{key}: {described.shown(key)}" for key in cameras]
+    said = [f"{key}: {kept.shown()}" for key, (_, _, kept) in cameras.items()]
     if described.left:
         said.append(f"{described.left} episodes of one row are left out, as no transition is in them")
     if len(robots) > 1:
@@ -592,14 +593,6 @@ class _Described:
     def schema(self) -> pa.Schema:
         """The columns of files of frames."""
         return Files.schema(self.features)
-
-    def shown(self, key: str) -> str:
-        """How the pictures of a camera are kept, in words."""
-        _, _, kept = self.cameras[key]
-        if kept.way == "video":
-            lost = "" if kept.codec and kept.codec.lossless else ", which loses some of what they were"
-            return f"frames of videos, {kept.codec}{lost}"
-        return f"jpeg of quality {kept.quality}, which loses some" if kept.way == "jpeg" else kept.way
 
     def describe(self, folder: Path, files: Files, robot_type: str | None) -> None:
         """Write the folder ``meta``."""

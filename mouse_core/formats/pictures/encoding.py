@@ -20,8 +20,15 @@ from mouse_core.errors import DataError
 from mouse_core.files.reading import reading
 from mouse_core.files.writing import make_folder, remove
 from mouse_core.formats._files.jobs import Job, Part
-from mouse_core.formats.pictures.changing import FRAME, PixelReader, pieces, with_features
-from mouse_core.formats.pictures.kept import PictureEncoding, Pictures, said_after
+from mouse_core.formats.pictures.changing import (
+    FRAME,
+    PictureEncoding,
+    Pictures,
+    PixelReader,
+    pieces,
+    said_after,
+    with_features,
+)
 from mouse_core.video.index import index_video
 from mouse_core.video.writing import VideoCodec, VideoWriter
 

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError, EpisodeError
-from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
+from mouse_core.files.reading import reading
+from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows
 from mouse_core.formats.columns.named import (
     MISSING,

@@ -17,10 +17,9 @@ import numpy.typing as npt
 
 from mouse_core.errors import DataError
 from mouse_core.files.reading import damaged, reading
-from mouse_core.formats.robot_logs._mcap import Channel
 from mouse_core.formats.robot_logs._messages import Decode, decoder
 from mouse_core.formats.robot_logs.layout import Place, Stretch, TopicLayout, is_names
-from mouse_core.formats.robot_logs.recordings import Recording
+from mouse_core.formats.robot_logs.recordings import Channel, Recording
 from mouse_core.images.pixels import decode_image
 
 # Encodings of images: dtype, channels, and whether blue comes before red.

@@ -20,10 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.progress import progress_bar
-from mouse_core.about.dataset import About
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import replacing
@@ -33,17 +31,23 @@ from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import to_batch, travels_with_action
 from mouse_core.formats.columns.steps import Stack
 from mouse_core.formats.columns.transitions import check_final
+from mouse_core.formats.pictures.changing import image_column
 from mouse_core.formats.rlds.reading import stack_rows
-from mouse_core.formats.tfds._example import Feature, Read, feature_places, parse_feature, value_places
-from mouse_core.formats.tfds._features import Leaf, Split, decode_leaf
+from mouse_core.formats.tfds._features import (
+    Feature,
+    Leaf,
+    Read,
+    Split,
+    decode_leaf,
+    feature_places,
+    parse_feature,
+    value_places,
+)
 from mouse_core.images.pixels import encode_png
 from mouse_core.nested import nest
 from mouse_core.remote.client import ObjectInfo
-from mouse_core.store.disk.manifest import Manifest
-from mouse_core.store.disk.reading import settled
-from mouse_core.store.remote.files import ArrowFile, Asking, ElsewhereSegment
+from mouse_core.store.remote.files import ArrowFile, Asking
 from mouse_core.store.remote.parquet import DecodedFiles
-from mouse_core.store.remote.rows import ReadOnlyRows
 
 STEPS = "steps/"
 _ABOUT_NUMBERS = 64
@@ -293,8 +297,6 @@ def _fits(shard: Any, records: npt.NDArray[np.int64]) -> bool:
     return bool((offset >= 12).all() and (length >= 0).all() and (length <= shard[1] - offset - 4).all())
 
 
-ENCODED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-"""Pictures as they were recorded, which are decoded in the batches that have them."""
 # Of so many records it is kept where their features lie, and so many shards stay open.
 _MOST_KNOWN, _MOST_OPEN = 1 << 12, 64
 
@@ -312,34 +314,13 @@ def image_columns(leaves: Mapping[str, Leaf]) -> dict[str, str]:
     return found
 
 
-class RecordRows(ReadOnlyRows):
-    """The rows of an RLDS dataset in TFRecord shards; they are what they were when they were opened.
-
-    Args:
-        folder: The dataset's folder.
-        told: What the store was told of the rows, which are to fit.
-        budget: Of the memory for dense copies.
-        files: Reads them.
-    """
-
-    def __init__(self, folder: str, told: Any, budget: DenseBudget, files: RecordFiles) -> None:
-        super().__init__(folder, told, budget)
-        self._again = folder, told, budget, files
-        self.schema = settled(told, Manifest(About("arrived"), (files.schema,)), folder)
-        self.segments[:] = [ElsewhereSegment(files, self.schema.image_roots, (object(), 0))]
-        self.count = self.segments[0].num_rows
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RecordRows, self._again
-
-
 class RecordFiles(DecodedFiles):
     """Records of shards; see ``DecodedFiles``. Numbers and texts of a record are decoded together, and kept.
 
     Args:
         records: Where they are.
         leaves: Their features.
-        schema: The columns, of which pictures are ``ENCODED``.
+        schema: The columns, of which pictures are image files.
         final, last_step: As for ``read_tfds``.
         verify: Whether the CRC of a record is compared when its rows are first read, for which all of it is read.
 
@@ -449,9 +430,7 @@ class RecordFiles(DecodedFiles):
                 shape = [size or 1 for size in leaf.shape] or [1, 1, 3]
                 missing = name.startswith("observation")
                 found.append(encode_png(np.zeros(shape, np.uint8)) if missing else known.read(*places[-1]))
-        return pa.StructArray.from_arrays(
-            [pa.array(found, pa.binary()), pa.nulls(len(found), pa.string())], fields=list(ENCODED)
-        )
+        return image_column(found)
 
     def _record_at(self, record: int) -> _Known:
         """Where the features of a record lie; its CRC is compared the first time."""

@@ -20,20 +20,22 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.reading import check_inside
+from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.files.writing import making
 from mouse_core.formats._files.tfrecord import READERS
-from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
+from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows
 from mouse_core.formats.columns.named import is_image, to_batch
 from mouse_core.formats.columns.steps import Stack, rlds_steps
+from mouse_core.formats.pictures.changing import IMAGE
 from mouse_core.formats.rlds.reading import check_last_step, first_batch, last_step_notes, stack_rows
 from mouse_core.formats.sources import episodes_of
-from mouse_core.formats.tfds._example import parse_example
-from mouse_core.formats.tfds._features import Leaf, Split, parse_features, parse_info
+from mouse_core.formats.tfds._features import Leaf, Split, parse_example, parse_features, parse_info
 from mouse_core.formats.tfds._in_place import (
     STEPS,
+    RecordFiles,
     episode_pieces,
+    image_columns,
     index_records,
     is_column,
     is_encoded,
@@ -42,6 +44,7 @@ from mouse_core.formats.tfds._in_place import (
 )
 from mouse_core.images.pixels import encode_png
 from mouse_core.store.dataset_store import DatasetStore
+from mouse_core.store.remote.parquet import DecodedRows
 
 __all__ = ["read_tfds", "write_tfds"]
 
@@ -132,8 +135,6 @@ def store_of(
         ConfigError: As ``read_tfds``; and files that are no TFRecord.
         SchemaError: The index was written by a newer version of this library.
     """
-    from mouse_core.formats.tfds._in_place import ENCODED, RecordFiles, RecordRows, image_columns
-
     folder, _, leaves, _, kind, chosen = _described(path, splits)
     if kind != "tfrecord":
         raise ConfigError(
@@ -142,10 +143,10 @@ def store_of(
         )
     schema = read_tfds(path, splits=splits, final=final, last_step=last_step).schema
     pictures = image_columns(leaves)
-    schema = pa.schema([pa.field(one.name, ENCODED) if one.name in pictures else one for one in schema])
+    schema = pa.schema([pa.field(one.name, IMAGE) if one.name in pictures else one for one in schema])
     store = make(**options)
     files = RecordFiles(index_records(folder, chosen), leaves, schema, final, last_step, verify)
-    store._rows = RecordRows(str(folder), store._rows.schema, store._rows.budget, files)
+    store._rows = DecodedRows(str(folder), store._rows.schema, store._rows.budget, files, About("arrived"))
     return store
 
 

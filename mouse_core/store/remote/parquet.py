@@ -18,7 +18,7 @@ import pyarrow as pa
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
-from mouse_core.about.dataset import joined, read_about
+from mouse_core.about.dataset import About, joined, read_about
 from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.store._schema import StoreSchema
@@ -266,3 +266,26 @@ class ObjectStream(io.RawIOBase):
             self._begin = begin
         self._at = end
         return self._ahead[begin - self._begin : end - self._begin]
+
+
+class DecodedRows(ReadOnlyRows):
+    """The rows of files that are decoded; they are what they were when they were opened.
+
+    Args:
+        url: Where the rows are.
+        told: What the store was told of the rows, which are to fit.
+        budget: Budget of the memory for dense copies.
+        files: The files.
+        about: Metadata of the rows.
+    """
+
+    def __init__(self, url: str, told: StoreSchema, budget: DenseBudget, files: DecodedFiles, about: About) -> None:
+        super().__init__(url, told, budget)
+        self._again = url, told, budget, files, about
+        self.files = files
+        self.schema = settled(told, Manifest(about, (files.schema,)), url)
+        self.segments[:] = [ElsewhereSegment(files, self.schema.image_roots, (object(), 0))]
+        self.count = self.segments[0].num_rows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DecodedRows, self._again

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import DataError, formats
-from mouse_core.formats.base import RowStream, reading
+from mouse_core.files.reading import reading
+from mouse_core.formats.base import RowStream
 from mouse_core.formats.dopamine import read_dopamine
 from mouse_core.formats.layouts import read_layouts
 from mouse_core.formats.lerobot import read_lerobot

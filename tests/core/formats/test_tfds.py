@@ -17,7 +17,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats._files.tfrecord import array_records
 from mouse_core.formats.rlds import read_rlds
 from mouse_core.formats.tfds import read_tfds, write_tfds
-from mouse_core.formats.tfds._example import parse_example
+from mouse_core.formats.tfds._features import parse_example
 from tests.core.formats.recording import Counting, Episode, check_rows, record, rlds_episode
 
 library = pytest.importorskip("tensorflow_datasets")

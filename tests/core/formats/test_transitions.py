@@ -14,15 +14,10 @@ import pytest
 from hypothesis import given, settings
 
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.formats.base import (
-    RowDigest,
-    RowStream,
-    TransitionRows,
-    check_final,
-    done_codes,
-    reading,
-    rows_digest,
-)
+from mouse_core.files.reading import reading
+from mouse_core.formats.base import RowStream, rows_digest
+from mouse_core.formats.columns.digest import RowDigest
+from mouse_core.formats.columns.transitions import TransitionRows, check_final, done_codes
 from mouse_core.formats.rlds import read_rlds
 
 Row = dict[str, Any]
