@@ -22,7 +22,7 @@ import pytest
 
 from mouse_core.columns.appended import checked_rows, tail_column
 from mouse_core.columns.extent import Extent
-from mouse_core.errors import ConfigError, DataError, StorageError
+from mouse_core.errors import ConfigError, DataError, StorageError, StoreWarning
 from mouse_core.files import locking
 from mouse_core.store.disk.tail import file
 from mouse_core.store.disk.tail.file import TailFile, TailReader
@@ -164,6 +164,18 @@ def test_a_copy_has_what_was_committed(tmp_path: Path) -> None:
     put(copy, 300, 1000)
     copy.close()
     assert rows_of(TailFile.recover(tmp_path / "copy").extent) == expected(1000)
+
+
+def test_a_copy_has_most_rows_that_nobody_committed(tmp_path: Path) -> None:
+    """Checksums are written every so many rows."""
+    tail = made(tmp_path / "tail", 3000)
+    put(tail, 0, 2900)
+    shutil.copy(tmp_path / "tail", tmp_path / "copy")
+    shutil.copy(tmp_path / "tail.objects", tmp_path / "copy.objects")
+    with pytest.warns(StoreWarning, match="its last .* rows of 2900 are dropped: it was copied"):
+        copy = TailFile.recover(tmp_path / "copy")
+    assert 2900 - 1024 <= copy.extent.count < 2900
+    assert rows_of(copy.extent) == expected(copy.extent.count)
 
 
 def test_many_rows_at_once(tmp_path: Path) -> None:
