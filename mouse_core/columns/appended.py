@@ -82,6 +82,11 @@ class TailColumn:
         return self.kind.dtype
 
     @memo
+    def plain_dtype(self) -> np.dtype[Any] | None:
+        """The dtype of arrays that are kept as they come, but for ``is_checked``; None where pixels may be others."""
+        return None if self.image and self.dtype != np.uint8 else self.dtype
+
+    @memo
     def is_object(self) -> bool:
         """Whether values are kept as Python objects."""
         return self.arrow_type is not None
@@ -144,10 +149,7 @@ def checked(value: Any, column: TailColumn) -> Any:
     """
     if column.is_object:
         return _checked_object(value, column)
-    dtype = column.dtype
-    if type(value) is np.ndarray and value.dtype == dtype and value.shape == column.shape != ():
-        if column.image and dtype != np.uint8:
-            return _checked_numbers(_in_row_shape(value, column), column)
+    if type(value) is np.ndarray and value.shape == column.shape != () and value.dtype == column.plain_dtype:
         return _checked_numbers(value, column) if column.is_checked else value
     if is_hidden(value):
         if column.nullable:
@@ -166,6 +168,8 @@ def checked_rows(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any
     """
     if column.is_object:
         return [at_row(row, checked, value, column) for row, value in enumerate(values)]
+    if type(values) is np.ndarray and values.shape[1:] == column.shape and values.dtype == column.plain_dtype:
+        return _checked_numbers(values, column) if column.is_checked else values
     if isinstance(values, pa.Array | pa.ChunkedArray):
         values = values.to_pylist() if values.null_count or column.shape else np.asarray(values)
     try:

@@ -181,23 +181,16 @@ class RowSchema:
             raise ConfigError(f"ragged: expected fields of {list(leaves)}, found {sorted(map(str, ragged))}")
         for key, leaf in leaves.items():
             where, varies = _where(key), RAGGED if key in ragged else field_kind(leaf, lead)
-            if varies:
-                values, shape = row_values(leaf, lead)
-                found = f"{leaf!r:.60}"
-            else:
-                array = as_array(_even(key, leaf), where=where)
-                shape, found = array.shape[:lead], f"the shape {array.shape}"
+            array = np.empty(0, np.uint8) if varies else as_array(_even(key, leaf), where=where)
+            values, shape = row_values(leaf, lead) if varies else ([], array.shape[:lead])
             if len(shape) < lead:
+                found = f"{leaf!r:.60}" if varies else f"the shape {array.shape}"
                 raise SchemaError(f"{where}: expected {_axes(lead, ndim)}, found {found}")
             if ndim == 2 and not fields:
                 num_envs = shape[lead - 1]
             if varies == RAGGED:
-                item = _first_item(values, where=where)
-                fields[key] = FieldType(item.dtype.newbyteorder("="), item.shape[1:], varies)
-            elif varies:
-                fields[key] = FieldType(np.dtype(np.uint8), (), varies)
-            else:
-                fields[key] = FieldType(array.dtype.newbyteorder("="), array.shape[lead:])
+                array = _first_item(values, where=where)
+            fields[key] = FieldType(array.dtype.newbyteorder("="), array.shape[1 if varies else lead :], varies)
         if num_envs < 1:
             raise SchemaError("rows: expected at least one environment, found none")
         return cls(structure_of(rows), fields, num_envs)

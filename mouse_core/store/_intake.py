@@ -279,7 +279,8 @@ class Appender:
 
     def _extent_for(self, row: Mapping[str, Any], coming: int = 0) -> Extent:
         """The extent that ``row`` goes to: the open one, or a new one that is to be opened once the row is in it."""
-        self._schema.check_names(row)
+        if self._extent is None or row.keys() != self._extent.columns.keys():
+            self._schema.check_names(row)
         if self._extent is None:
             return self._make(self._schema.tail_columns(row, self._spec(), self._rows()), 0, coming)
         if not self._has_room(self._extent, coming):
