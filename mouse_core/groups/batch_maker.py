@@ -31,10 +31,10 @@ class BatchMaker(Protocol):
         """Take a rollout of a group that has been sealed."""
 
     def create_batch(self, batch_size: int) -> list[RLExample] | None:
-        """A batch of ``batch_size`` examples, or None while there are too few."""
+        """Return a batch of ``batch_size`` examples, or None while there are too few."""
 
     def get_batch_metadata(self, batch: Sequence[RLExample]) -> Mapping[str, Any]:
-        """What is to be known of a batch: numbers and text by name, which are stored with it.
+        """Return numbers and text by name, which are stored with a batch.
 
         "rollout_uids" are the rollouts it has used, where not every example says which one it was made of.
         """
@@ -94,7 +94,7 @@ class Making:
         self._used: set[str] = set()
 
     def resume(self, groups: Sequence[StoredGroup], batches: Sequence[StoredBatch]) -> None:
-        """Tell the maker what a folder holds, of groups those that wait for nothing.
+        """Give the maker the groups of a folder that wait for nothing, and the stored batches.
 
         Raises:
             DataError: A damaged file.
@@ -191,7 +191,7 @@ class Making:
         return self._batch, metadata, self._uids(self._batch, metadata.get(_UIDS), known)
 
     def _uids(self, batch: Sequence[RLExample], said: Any, known: Container[str]) -> tuple[str, ...]:
-        """Of the rollouts that a batch has used; a restart would give those again that are missing here."""
+        """Return the uids of the rollouts that a batch used; a restart gives the others again."""
         uids = [example.rollout_uid for example in batch if example.rollout_uid]
         if isinstance(said, list | tuple) and said and all(isinstance(uid, str) and uid for uid in said):
             named = set(uids)
@@ -204,7 +204,7 @@ class Making:
         return tuple(uids)
 
     def _recognised(self, examples: Sequence[RLExample], taken: set[str]) -> list[str]:
-        """The rollouts whose tokens some examples have, each once: those most like the example, the oldest first.
+        """Return the rollouts with the tokens of examples, each once: the most like the example, the oldest first.
 
         An example of a rollout that has been used already names none.
         """
@@ -238,13 +238,13 @@ def _mark(values: npt.NDArray[Any]) -> int:
 
 
 def _logprobs(rollout: RolloutRecord) -> int:
-    """Knows the log-probabilities of a rollout's tokens, 0 where they do not belong into the loss."""
+    """Return a hash of the log-probabilities of a rollout's tokens, 0 for tokens outside of the loss."""
     trained = [turn.logprobs if turn.is_trained else np.zeros(len(turn.tokens), np.float32) for turn in rollout.turns]
     return _mark(np.concatenate(trained))  # type: ignore[arg-type]
 
 
 def _likeness(example: RLExample) -> Callable[[_Known], tuple[bool, bool]]:
-    """How like an example a rollout of the same tokens is: whether it says the same, and is as probable."""
+    """Return the key that ranks rollouts by their likeness: environment and version, then log-probabilities."""
     logprobs = _mark(np.where(example.loss_mask, example.generator_log_probs, np.float32(0)))
 
     def like(known: _Known) -> tuple[bool, bool]:

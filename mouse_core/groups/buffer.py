@@ -208,12 +208,12 @@ class RolloutBuffer:
 
     @property
     def columns(self) -> Columns:
-        """What was declared for the folder, by name."""
+        """The declared columns of the folder, by name."""
         return self._columns
 
     @property
     def batch_maker(self) -> BatchMaker | None:
-        """What batches are made by."""
+        """The batch maker, if there is one."""
         return None if self._making is None else self._making.maker
 
     @property
@@ -226,29 +226,29 @@ class RolloutBuffer:
             return self._folder.counts()[0] + int(getattr(self.batch_maker, "available", 0))
 
     def __len__(self) -> int:
-        """Rollouts, sealed or waiting."""
+        """Return the number of rollouts, sealed or waiting."""
         return len(self._folder.uids)
 
     def __contains__(self, rollout_uid: object) -> bool:
         return rollout_uid in self._folder.uids
 
     def contains(self, rollout_uids: Iterable[str]) -> list[bool]:
-        """Which rollouts are there, sealed or waiting, for each uid: so a producer that is back knows what arrived."""
+        """Return whether each rollout is there, sealed or waiting: so a producer that is back knows what arrived."""
         return [uid in self._folder.uids for uid in uids_of(rollout_uids)]
 
     @property
     def num_groups(self) -> int:
-        """Sealed groups."""
+        """The number of sealed groups."""
         return len(self._folder.parts)
 
     @property
     def num_waiting(self) -> int:
-        """Rollouts whose groups are not sealed yet."""
+        """The number of rollouts whose groups are not sealed yet."""
         return self._folder.waiting.count
 
     @property
     def digest(self) -> StreamDigest:
-        """What batches were stored, in 128 bits: ``examples_digest(i, batch)`` of each with its number, added up.
+        """The digest of all stored batches: the sum of ``examples_digest(i, batch)`` over their numbers ``i``.
 
         It is kept with them, and begins anew after one that was stored without or whose file is gone. ConfigError: The
         buffer was made without ``digest=True``.
@@ -266,7 +266,7 @@ class RolloutBuffer:
         tokens: Range | None = None,
         rewards: Range | None = None,
     ) -> StoredRollouts:
-        """The rollouts sealed so far; see ``open_rollouts``."""
+        """Return the rollouts that are sealed so far; see ``open_rollouts``."""
         with self._lock:
             parts = list(self._folder.parts)
         return select_rollouts(
@@ -274,7 +274,7 @@ class RolloutBuffer:
         )
 
     def rollout(self, rollout_uid: str) -> RolloutRecord:
-        """A rollout, sealed or waiting, with the late columns that it has; only the file of its group is read.
+        """Return a rollout, sealed or waiting, with the late columns that it has; only the file of its group is read.
 
         Raises:
             MissingRowError: There is no such rollout.
@@ -285,12 +285,12 @@ class RolloutBuffer:
             return self._folder.rollout(rollout_uid)
 
     def waiting_for(self) -> dict[str, Awaited]:
-        """Which rollouts each late column is awaited of: what is left to do for who writes it, also after a restart."""
+        """Return the rollouts that lack each late column: the work left for its writer, also after a restart."""
         with self._lock:
             return self._folder.readiness.awaited(self._folder.waiting.by_uid.values())
 
     def summary(self) -> dict[str, float]:
-        """Numbers for a log: those of the batch maker's ``summary``, if it has one, and how many rollouts there are.
+        """Return numbers for a log: the batch maker's ``summary``, if it has one, and how many rollouts there are.
 
         "stored" is all of them, "unsealed" those whose groups are not sealed, "awaiting_columns" those of sealed groups
         that wait for late columns, "queued" those that a batch maker of one's own is given with the next batch, and
@@ -308,7 +308,7 @@ class RolloutBuffer:
             return [batch.batch_id for batch in self._folder.batches.stored]
 
     def read_batch(self, batch_id: str) -> list[RLExample]:
-        """A stored batch.
+        """Return a stored batch.
 
         Raises:
             MissingFieldError: There is no such batch.
@@ -318,7 +318,7 @@ class RolloutBuffer:
         return self._folder.batches.read_batch(batch_id)
 
     def batch_metadata(self, batch_id: str) -> dict[str, Any]:
-        """What the batch maker said of a stored batch.
+        """Return the batch maker's metadata of a stored batch.
 
         Raises:
             MissingFieldError, DataError, StorageError: As ``read_batch``.
@@ -340,7 +340,7 @@ class RolloutBuffer:
     # ------------------------------------------------------------------ adding
 
     def add_rollout(self, rollout: RolloutRecord, *, timeout: float | None = None) -> bool:
-        """Add one rollout; whether it was new. See ``add_rollouts``."""
+        """Add one rollout; return whether it was new. See ``add_rollouts``."""
         return self.add_rollouts([rollout], timeout=timeout) == 1
 
     def add_rollouts(self, rollouts: Iterable[RolloutRecord], *, timeout: float | None = None) -> int:
@@ -451,7 +451,7 @@ class RolloutBuffer:
         return counts
 
     def flush(self) -> int:
-        """Seal every group that waits, whatever its size; how many there were.
+        """Seal every group that waits, whatever its size; return how many there were.
 
         Raises:
             StorageError: They cannot be written; they still wait.
@@ -479,7 +479,7 @@ class RolloutBuffer:
     # ------------------------------------------------------------------ batches
 
     def set_policy_version(self, version: str | int) -> None:
-        """Say which version of the policy is the latest; it is noted in the folder, and told the batch maker.
+        """Set the latest policy version, in the folder and for the batch maker.
 
         Staleness is measured from it, and rollouts of later versions are refused. Say it again whenever the policy
         changes. Where a trainer goes back to an older one, as from a checkpoint, rollouts of later versions that are
@@ -495,7 +495,7 @@ class RolloutBuffer:
             self._folder.set_policy_version(version_name(version))
 
     def give_up(self, rollout_uids: Iterable[str]) -> int:
-        """Wait for some rollouts no more, sealed or not, as for those that a judge does not score; how many are new.
+        """Give up rollouts, sealed or not, as those that a judge does not score; return how many are new.
 
         It is noted in the folder. Their groups are ready without them, and scored as if they did not exist; their files
         stay. A batch maker of one's own that has been given one may use it all the same, until a restart.
@@ -536,7 +536,7 @@ class RolloutBuffer:
         return batch_id
 
     def batch_at(self, index: int, batch_size: int | None = None) -> str | None:
-        """The id of a stored batch; asked for again, or by several at once, it is the same one.
+        """Return the id of a stored batch; several callers get the same one.
 
         Args:
             index: How many were stored before it.
@@ -560,7 +560,7 @@ class RolloutBuffer:
     # ------------------------------------------------------------------ end
 
     def close(self) -> None:
-        """Stop; what waits is in the log, and goes on waiting when the folder is opened again. May be called twice."""
+        """Close the buffer; rollouts in the log go on waiting when the folder is opened again. May be called twice."""
         self._alarm.close()
         with self._lock:
             self._owner.close()

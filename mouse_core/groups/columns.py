@@ -20,7 +20,7 @@ _MOST_LOGPROB = 1e-4
 
 
 def array_of(values: Any, where: str) -> npt.NDArray[Any]:
-    """Values as NumPy has them: tensors wherever they lie, with gradients or without, and narrow floats as float32.
+    """Convert values to a NumPy array: also tensors on any device, with or without gradients; narrow floats to float32.
 
     Raises:
         DataError: They are no array; ``where`` begins the message.
@@ -33,7 +33,7 @@ def array_of(values: Any, where: str) -> npt.NDArray[Any]:
 
 
 def tokens_of(values: Any) -> npt.NDArray[np.int32]:
-    """Token ids as int32 ``[n]``; DataError: they are not."""
+    """Convert token ids to int32 ``[n]``; DataError: values that are no token ids."""
     tokens = array_of(values, "tokens: expected integers [n]")
     if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
         raise DataError(f"tokens: expected integers [n], found {tokens.dtype} {list(tokens.shape)}")
@@ -44,7 +44,7 @@ def tokens_of(values: Any) -> npt.NDArray[np.int32]:
 
 
 def floats_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
-    """Finite numbers as float32 ``[length]``; DataError, whose message ``where`` begins: they are not."""
+    """Convert finite numbers to float32 ``[length]``; DataError, whose message ``where`` begins: other values."""
     floats = array_of(values, where)
     if floats.shape != (length,):
         raise DataError(f"{where} for each of {length} tokens, found shape {list(floats.shape)}")
@@ -59,7 +59,7 @@ def floats_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
 
 
 def logprobs_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
-    """Log-probabilities as float32 ``[length]``, at most 0: what rounding in float32 left above becomes 0.
+    """Convert log-probabilities to float32 ``[length]``; values up to 1e-4 above 0, which rounding left, become 0.
 
     Raises:
         DataError: They are none; ``where`` begins the message.
@@ -78,7 +78,7 @@ def logprobs_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]
 
 
 def own_array(values: npt.NDArray[Any], dtype: Any, given: Any) -> npt.NDArray[Any]:
-    """The values in a dtype, in memory that what was given does not share unless nobody may write to it."""
+    """Convert values to a dtype, read-only; memory is shared with ``given`` only if ``given`` is read-only."""
     shared = values.flags.writeable and not isinstance(given, list | tuple)
     with np.errstate(over="ignore"):
         own: npt.NDArray[Any] = values.astype(dtype, copy=shared)
@@ -100,7 +100,7 @@ _TAKEN = {*_OF_ROLLOUTS, *_OF_PARTS, *_OF_EXAMPLES, *_OF_BATCHES}
 
 @dataclass(frozen=True, eq=False)
 class RolloutColumn:
-    """A column that rollouts have beside those that all have.
+    """Declare a column that rollouts have beside the columns of all rollouts.
 
     Args:
         name: Of letters, digits and "_", and none that rollouts, examples or batches have already.
@@ -181,11 +181,11 @@ class RolloutColumn:
 
     @property
     def padding(self) -> float:
-        """The fill, 0 where none was said."""
+        """The fill; 0 where ``fill`` is None."""
         return 0 if self.fill is None else self.fill
 
     def filled(self, *counts: int) -> npt.NDArray[Any]:
-        """``[*counts, *shape]`` of the fill."""
+        """Return an array ``[*counts, *shape]`` of the fill."""
         return np.full((*counts, *self.shape), self.padding, self.dtype)
 
     def taken(self, given: Any, count: int | None, where: str) -> npt.NDArray[Any]:
@@ -198,7 +198,7 @@ class RolloutColumn:
         return values
 
     def values(self, given: Any, count: int | None, where: str) -> npt.NDArray[Any]:
-        """Values as an array of this column's dtype that cannot be written to.
+        """Convert values to a read-only array of this column's dtype.
 
         Args:
             given: ``[count, *shape]``, or one value, ``shape``.
@@ -227,7 +227,7 @@ class RolloutColumn:
 
 
 def checked_columns(values: Any, where: str) -> dict[str, npt.NDArray[Any]]:
-    """Columns of a turn, a rollout or an example as arrays of its own that cannot be written to.
+    """Convert the columns of a turn, a rollout or an example to read-only arrays.
 
     Which of them may be there, and of what shape and dtype, is said where they are taken in.
 
@@ -249,7 +249,7 @@ def checked_columns(values: Any, where: str) -> dict[str, npt.NDArray[Any]]:
 
 
 def _converted(given: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Values in a dtype; None where they are not the same in it. Floats may lose precision, but not become infinite."""
+    """Convert values to a dtype; None where a value changes. Floats may lose precision, but not become infinite."""
     array = np.asarray(given)
     if array.dtype == dtype:
         return array
@@ -266,7 +266,7 @@ def _shown(array: npt.NDArray[Any]) -> str:
 
 
 class Columns(Mapping[str, RolloutColumn]):
-    """The columns that were declared, by name, in the order in which they were.
+    """Declared columns by name, in the order in which they were declared.
 
     Args:
         declared: Each name once.
@@ -297,12 +297,12 @@ class Columns(Mapping[str, RolloutColumn]):
         return f"Columns({list(self._columns.values())!r})"
 
     def of(self, per: str) -> list[RolloutColumn]:
-        """Those with a value for each token, turn or example."""
+        """Return the columns with a value per "token", "turn" or "example"."""
         return [column for column in self._columns.values() if column.per == per]
 
     @property
     def late(self) -> list[RolloutColumn]:
-        """Those that are written after a rollout was added."""
+        """The columns that are written after a rollout was added."""
         return [column for column in self._columns.values() if column.late]
 
     def refuse_others(self, names: Iterable[str], pers: Sequence[str], where: str, remedy: str = "") -> None:
@@ -316,7 +316,7 @@ class Columns(Mapping[str, RolloutColumn]):
                 )
 
     def with_more(self, others: Columns) -> Columns:
-        """These, and behind them the others that are not among them.
+        """Return these columns, followed by those of ``others`` that are not among them.
 
         Raises:
             ConfigError: One of the others is declared otherwise.
@@ -327,20 +327,20 @@ class Columns(Mapping[str, RolloutColumn]):
         return Columns({**self, **others}.values())
 
     def first(self, count: int) -> Columns:
-        """The first so many of them."""
+        """Return the first ``count`` columns."""
         return self if count == len(self) else Columns(list(self._columns.values())[:count])
 
     def __hash__(self) -> int:
         return hash(tuple(self._columns.values()))
 
     def to_json(self) -> str:
-        """A text that ``from_json`` reads."""
+        """Return a text that ``from_json`` reads."""
         columns = [asdict(column) for column in self._columns.values()]
         return json.dumps({"version": _VERSION, "columns": columns, "checksum": _checksum(columns)})
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> Columns:
-        """What ``to_json`` wrote; ``where`` begins the message of an error.
+        """Read what ``to_json`` wrote; ``where`` begins the message of an error.
 
         Raises:
             DataError: Something else, or of a newer version.
@@ -364,7 +364,7 @@ def _checksum(columns: Any) -> int:
 
 
 def common_columns(items: Sequence[Any]) -> Columns:
-    """What was declared for rollouts or examples; DataError where that differs among them."""
+    """Return the declared columns of rollouts or examples; DataError where these differ."""
     declared: Columns = items[0].declared if items else NO_COLUMNS
     for place, item in enumerate(items):
         if item.declared is not declared and item.declared != declared:

@@ -72,7 +72,7 @@ _MANY_BYTES = 4 << 20
 
 
 class Layout:
-    """Where examples stand in rows. What stands side by side is copied as it is, and what is between is filled.
+    """The places of examples in rows. Examples side by side are copied as one piece, and gaps are filled.
 
     Args:
         shape: Rows, and tokens of a row.
@@ -113,7 +113,7 @@ class Layout:
         self._cut = cut
 
     def place(self, values: Sequence[npt.NDArray[Any]], fill: float) -> npt.NDArray[Any]:
-        """The first values of each example where it stands, and a fill elsewhere.
+        """Return the first values of each example in its place, and a fill elsewhere.
 
         Args:
             values: Of each example, ``[tokens, *shape]``.
@@ -127,7 +127,7 @@ class Layout:
         return side_by_side(pieces, math.prod(shape) * dtype.itemsize).reshape(shape)
 
     def _nothing_of(self, inner: tuple[int, ...], dtype: np.dtype[Any], fill: float) -> list[npt.NDArray[Any]]:
-        """What stands in the gaps."""
+        """Return the fill of each gap."""
         key = (inner, dtype, float(fill))
         found = self._nothing.get(key)
         if found is None:
@@ -147,14 +147,14 @@ class Layout:
         return self._repeat(np.ones_like(self._taken), np.bool_)
 
     def segments(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """The number of each example among those of its row, from 1, ``[n]``, and that of each token, 0 elsewhere."""
+        """Return the number of each example in its row, from 1, ``[n]``, and of each token's example, 0 elsewhere."""
         rows = self._row_of[self._order]
         numbers = np.empty_like(rows)
         numbers[self._order] = np.arange(1, len(rows) + 1) - np.searchsorted(rows, rows)
         return numbers, self._repeat(numbers, np.int32)
 
     def positions(self, begin_of: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """The place of each token in its example, and 0 elsewhere, int32."""
+        """Return the place of each token in its example, and 0 elsewhere, int32."""
         places = self._repeat(begin_of, np.int32)
         np.subtract(np.arange(self._shape[1], dtype=np.int32), places, out=places)
         flat = places.reshape(-1)
@@ -218,7 +218,7 @@ class Layout:
         return arrays
 
     def _repeat(self, numbers: npt.NDArray[np.int64], dtype: type[np.generic]) -> npt.NDArray[Any]:
-        """One number of each example for each of its tokens, and 0 elsewhere."""
+        """Repeat one number of each example for each of its tokens; 0 elsewhere."""
         each = np.zeros(len(self._counts), dtype)
         each[::2] = numbers[self._order]
         return np.repeat(each, self._counts).reshape(self._shape)
@@ -235,7 +235,7 @@ def _places(slots: npt.NDArray[np.int64], name: str, most: int | None) -> int:
 
 
 def fields_of(examples: Sequence[RLExample]) -> Fields:
-    """What every example has: by name that of each."""
+    """Return the arrays that every example has, by name."""
     return {  # each attribute by its name, as that takes a third of what ``getattr`` does
         "tokens": [example.tokens for example in examples],
         "loss_mask": [example.loss_mask for example in examples],
@@ -245,7 +245,7 @@ def fields_of(examples: Sequence[RLExample]) -> Fields:
 
 
 def side_by_side(arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> npt.NDArray[Any]:
-    """Arrays of one dtype one behind the other, as of ``np.concatenate``.
+    """Join arrays of one dtype, as ``np.concatenate`` does.
 
     To join them as bytes costs less than half of what NumPy does for each of many short arrays.
 
@@ -263,7 +263,7 @@ def side_by_side(arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> npt.NDArray
 
 
 def best_fit(sizes: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """For each example its row, and where it begins there, each ``[n]``; those of a row by size, then in order."""
+    """Return the row of each example, and where it begins there, each ``[n]``; in a row the longest comes first."""
     order = np.argsort(-sizes, kind="stable")
     bits = len(sizes).bit_length()
     # What is left in each row, times 2**bits, and the row's number: the most of all, the others in order, and before
@@ -298,7 +298,7 @@ _example = unchecked(RLExample)
 def make_examples(
     rollouts: Sequence[RolloutRecord], advantages: npt.ArrayLike | Sequence[npt.ArrayLike]
 ) -> list[RLExample]:
-    """An example of every rollout: all tokens of its turns, of which those that the policy wrote are in the loss.
+    """Make an example of every rollout: all tokens of its turns, of which those that the policy wrote are in the loss.
 
     A turn is in the loss if its role is "assistant" and its log-probabilities are known.
 
@@ -361,7 +361,7 @@ def make_examples(
 
 
 def _worth(rollouts: Sequence[RolloutRecord], advantages: Any, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """What all tokens are worth, float32."""
+    """Return the advantages of all tokens, float32."""
     if isinstance(advantages, np.ndarray) and advantages.shape == (len(rollouts),) and np.isfinite(advantages).all():
         return np.repeat(advantages.astype(np.float32), sizes)
     values = [np.asarray(one, np.float64) for one in advantages]
@@ -387,7 +387,7 @@ def pad(
     truncate: bool = False,
     max_turns: int | None = None,
 ) -> Arrays:
-    """One example a row, filled up at the end.
+    """Put one example into each row, filled up at the end.
 
     Args:
         examples: ``B`` of them.
@@ -431,7 +431,7 @@ def pack(
     max_turns: int | None = None,
     max_examples: int | None = None,
 ) -> Arrays:
-    """Several examples a row, one behind the other, so that little is left to fill up.
+    """Put several examples into each row, one behind the other, so that little is filled up.
 
     Each goes, longest first, to the row that it fills best (best-fit decreasing).
 
@@ -477,7 +477,7 @@ def concatenate(
     pad_token: int = 0,
     max_turns: int | None = None,
 ) -> Arrays:
-    """All examples one behind the other, without padding, for variable-length attention.
+    """Put all examples one behind the other, without padding, for variable-length attention.
 
     Args:
         examples: ``n`` of them, which stay in order.
@@ -516,7 +516,7 @@ def concatenate(
 
 
 def examples_digest(index: int, examples: Sequence[RLExample], first_row: int = 0) -> StreamDigest:
-    """The digest of a batch of examples, each a window: tokens, which are in the loss, advantages, log-probabilities.
+    """Return the digest of a batch of examples, each a window: tokens, loss masks, advantages, log-probabilities.
 
     It is that of ``StreamDigest.of(index, arrays)`` where all are equally long, and does not depend on how they are
     padded or packed. Columns that were declared are part of it; uids, environments and versions are not.
@@ -562,6 +562,6 @@ def _length(sizes: npt.NDArray[np.int64], length: int | None, truncate: bool) ->
 
 
 def _multiple(length: int, of: int) -> int:
-    """The next multiple."""
+    """Return the next multiple of ``of`` from ``length`` on."""
     size = check_count("pad_to_multiple_of", of)
     return -(-length // size) * size

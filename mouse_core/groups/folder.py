@@ -237,7 +237,7 @@ class Folder:
                     self._resume(self._making)
 
     def give_up(self, uids: Sequence[str]) -> int:
-        """Note that nobody waits for some rollouts any more, and that they are not to be drawn; how many are new.
+        """Give up rollouts, which are not drawn any more; return how many are new.
 
         Raises:
             MissingRowError: One is not there; nothing has changed.
@@ -260,7 +260,7 @@ class Folder:
     # ------------------------------------------------------------------ late columns
 
     def add_columns(self, requests: Sequence[tuple[str, Any]]) -> list[int]:
-        """Add what several callers gave, each values of a column by uid; how many of each were new.
+        """Add the values of several callers, each of a column by uid; return how many of each were new.
 
         Raises:
             DataError: A column that is not a late one, a rollout that is not there, or a value that is not one of the
@@ -333,13 +333,13 @@ class Folder:
             self._unnoted.clear()
 
     def making(self, caller: str) -> Making:
-        """The batch maker; ConfigError: there is none."""
+        """Return the batch maker; ConfigError: there is none."""
         if self._making is None:
             raise ConfigError(f"{caller}: expected a buffer with a batch_maker, found none")
         return self._making
 
     def batch(self, size: int) -> str | None:
-        """Let the batch maker make a batch, and store it; its id, or None while there are too few rollouts."""
+        """Let the batch maker make a batch, and store it; return its id, or None while there are too few rollouts."""
         making = self.making("create_and_store_batch")
         made = making.batch(size, self.uids)
         if made is None:
@@ -354,7 +354,7 @@ class Folder:
         return batch_id
 
     def rollout(self, uid: str) -> RolloutRecord:
-        """A rollout, with the late columns that it has.
+        """Return a rollout with the late columns that it has.
 
         Raises:
             MissingRowError: There is no such rollout.
@@ -369,12 +369,12 @@ class Folder:
         return self._late.fill([read_groups([part], self._root)[0][part.uids.index(uid)]])[0]
 
     def counts(self) -> tuple[int, int]:
-        """How many rollouts the batch maker has not been given yet, and how many of these wait for late columns."""
+        """Return how many rollouts the batch maker does not have yet, and how many of these wait for late columns."""
         queued = 0 if self._making is None else self._making.num_later
         return self.waiting.count + self.readiness.num_rollouts + queued, self.readiness.num_rollouts
 
     def summary(self) -> dict[str, float]:
-        """Numbers for a log; see ``RolloutBuffer.summary``."""
+        """Return numbers for a log; see ``RolloutBuffer.summary``."""
         counts = {
             "stored": len(self.uids),
             "unsealed": self.waiting.count,
@@ -402,7 +402,7 @@ class Folder:
         return {**found, **counts}
 
     def close(self) -> None:
-        """Close the logs; what waits is in them."""
+        """Close the logs."""
         self._store.close()
         self.waiting.close()
         self._index_log.close()

@@ -20,7 +20,7 @@ _DEEPEST = 100
 
 
 def checked_metadata(values: Any, where: str) -> dict[str, Any]:
-    """A copy of metadata, or DataError if it holds what cannot be stored; ``where`` begins the message."""
+    """Return a copy of metadata; DataError, whose message ``where`` begins, for a value that cannot be stored."""
     if not isinstance(values, Mapping):
         raise DataError(f"{where}: expected metadata as a dict, found {values!r:.100}")
     return {_key(key, where): _copy(value, f"{where}: metadata[{key!r}]", 1) for key, value in values.items()}
@@ -55,7 +55,7 @@ def _copy(value: Any, where: str, depth: int) -> Any:
 
 
 class GroupKey(NamedTuple):
-    """What the rollouts of a group share.
+    """The environment, problem and policy version that the rollouts of a group share.
 
     Args:
         environment: The environment's name.
@@ -69,7 +69,7 @@ class GroupKey(NamedTuple):
 
 
 class ByValue:
-    """What is equal if all of its attributes are, arrays and metadata included."""
+    """Base of types whose objects are equal if all attributes are equal, arrays and metadata included."""
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]
@@ -190,7 +190,7 @@ class RolloutRecord(ByValue):
 
     @property
     def key(self) -> GroupKey:
-        """Which group it belongs to."""
+        """The key of its group."""
         return GroupKey(self.environment, self.example_id, self.policy_version)
 
 
@@ -226,19 +226,19 @@ class RolloutGroup(ByValue):
 
     @property
     def key(self) -> GroupKey:
-        """What its rollouts share."""
+        """The key that its rollouts share."""
         return GroupKey(self.environment, self.example_id, self.policy_version)
 
 
 def uids_of(given: Any) -> list[str]:
-    """Several uids; DataError: something else, as one alone."""
+    """Return several uids as a list; DataError: something else, as a single uid."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise DataError(f"rollout_uids: expected several uids, found {given!r:.100}")
     return list(given)
 
 
 def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
-    """A rollout with its columns as they were declared.
+    """Return a rollout with its columns converted to the declared types.
 
     Raises:
         DataError: A column that is not declared, or is late, or has other values.
@@ -266,7 +266,7 @@ def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
 
 
 def of_group(rollout: RolloutRecord, group_uid: str) -> RolloutRecord:
-    """A rollout of the sealed group of this uid."""
+    """Return a rollout with the uid of its sealed group."""
     made: RolloutRecord = rollout if rollout.group_uid == group_uid else _with(rollout, group_uid=group_uid)
     return made
 
@@ -286,7 +286,7 @@ def _refuse_others(rollout: RolloutRecord, declared: Columns, remedy: str = "") 
 
 
 def with_late(rollout: RolloutRecord, late: Mapping[str, npt.NDArray[Any]], declared: Columns) -> RolloutRecord:
-    """A rollout with the columns that came later, which were checked: per token over all its turns."""
+    """Return a rollout with late columns, which are checked already; values per token go over all turns."""
     own = {name: values for name, values in late.items() if declared[name].per == "example"}
     parts: list[dict[str, npt.NDArray[Any]]] = [dict(turn.columns) for turn in rollout.turns]
     begin = 0
@@ -318,7 +318,7 @@ def _of_turn(turn: Turn, declared: Columns, where: str) -> dict[str, npt.NDArray
 
 
 def _with(item: Any, **changed: Any) -> Any:
-    """A turn or a rollout with other values, which are not checked again."""
+    """Return a copy of a turn or a rollout with some attributes changed, without checking them again."""
     kind = type(item)
     made = object.__new__(kind)
     for name in kind.__dataclass_fields__:
@@ -327,7 +327,7 @@ def _with(item: Any, **changed: Any) -> Any:
 
 
 def unchecked(kind: type[Any]) -> Callable[..., Any]:
-    """What makes objects of one of these types without checking: of values, one for each field, that were checked."""
+    """Return a function that makes objects of a type from a value per field, without checking the values."""
     fill = [getattr(kind, name).__set__ for name in kind.__dataclass_fields__]
 
     def make(*values: Any) -> Any:
@@ -354,13 +354,13 @@ def same_values(one: Any, other: Any) -> bool:
 
 
 def _earned(turns: Iterable[Turn]) -> float | None:
-    """The sum of the turns' rewards, if one has one."""
+    """Return the sum of the turns' rewards; None if no turn has one."""
     rewards = [turn.reward for turn in turns if turn.reward is not None]
     return math.fsum(rewards) if rewards else None
 
 
 def check_rewarded(rollout: RolloutRecord) -> float:
-    """The rollout's reward; DataError: it is not known."""
+    """Return the rollout's reward; DataError: the rollout has none."""
     if rollout.reward is None:
         raise DataError(
             f"rollout {rollout.rollout_uid!r}: expected a reward of its own or of one of its turns, found none"
@@ -467,7 +467,7 @@ def refuse_other(rollout: RolloutRecord, there: RolloutRecord, caller: str) -> N
 
 
 def other_one(uid: str, differing: list[str], caller: str) -> DataError:
-    """The error of a rollout that has another one's uid, with what differs."""
+    """Return the error for a rollout that was added with other content before; ``differing`` names what differs."""
     return DataError(
         f"{caller}, rollout {uid!r}: expected what was added with this uid before, found other {', '.join(differing)}"
     )
@@ -495,7 +495,7 @@ _ROLLOUT, _TURN, _VALUE = 300, 450, 64
 
 
 def nbytes_of(rollout: RolloutRecord) -> int:
-    """About how many bytes a rollout takes in memory, with its columns and metadata, which may well be most of it."""
+    """Return about how many bytes a rollout takes in memory, columns and metadata included."""
     total = _ROLLOUT
     if rollout.columns or rollout.metadata:
         total += _held(rollout.columns) + _held(rollout.metadata)

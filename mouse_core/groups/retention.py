@@ -59,7 +59,7 @@ A rollout is drawn in proportion to its weight. A rollout of weight 0 leaves for
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest ``count`` rollouts of each environment, counted as they came, whether drawn since or not.
+    """Keep the newest ``count`` rollouts of each environment, counted as they came, whether drawn since or not.
 
     Args:
         count: 1 or more; or how many by the environment's name, where all of others are kept.
@@ -84,7 +84,7 @@ class Newest:
 
 @dataclass(frozen=True)
 class MaxAge:
-    """Rollouts that were created at most so long before the newest one that came.
+    """Keep rollouts created at most ``seconds`` before the newest one that came.
 
     Args:
         seconds: 0 or more.
@@ -105,7 +105,7 @@ class MaxAge:
 
 @dataclass(frozen=True)
 class Recency:
-    """Rollouts of older versions are drawn less often: the weight is ``0.5 ** (staleness / half_life)``.
+    """Draw rollouts of older versions less often: the weight is ``0.5 ** (staleness / half_life)``.
 
     Args:
         half_life: After how many versions a rollout is half as likely; above 0.
@@ -126,7 +126,7 @@ class Recency:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Rollouts of so many tokens, prompts included.
+    """Keep rollouts of ``least`` to ``most`` tokens, prompts included.
 
     Args:
         least, most: How many.
@@ -149,7 +149,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Rewards:
-    """Rollouts that earned so much; their group's others are still what they are compared with.
+    """Keep rollouts with rewards from ``least`` to ``most``; the others of their groups are still compared with them.
 
     Args:
         least, most: How much.
@@ -172,7 +172,7 @@ class Rewards:
 
 @dataclass(frozen=True)
 class TopK:
-    """The ``k`` rollouts of each group that earned most, of equal ones those that came first.
+    """Keep the ``k`` rollouts of each group with the highest rewards, of equal ones those that came first.
 
     It is for groups that come whole, as a ``RolloutBuffer`` seals them. ``TopK(k, above_median=True)`` chooses as
     TorchRL's ``TopKRewardSelector(size of groups, k)`` does.
@@ -207,7 +207,7 @@ class TopK:
 
 
 def weights_of(retention: Retention, rows: HeldRollouts) -> npt.NDArray[np.float64]:
-    """The weights that a ``Retention`` gives.
+    """Return the weights that a ``Retention`` gives.
 
     Raises:
         DataError: It does not give a finite number from 0 for each.
@@ -225,12 +225,12 @@ def weights_of(retention: Retention, rows: HeldRollouts) -> npt.NDArray[np.float
 
 
 def name_of(retention: Retention) -> str:
-    """What a retention is called where rollouts are counted that left for it."""
+    """Return the name of a retention, under which the rollouts are counted that left for it."""
     return getattr(retention, "__name__", type(retention).__name__)
 
 
 def functions(name: str, given: Retention | Sequence[Retention]) -> list[Retention]:
-    """One or several as a list.
+    """Return one or several retentions as a list.
 
     Raises:
         ConfigError: Something that cannot be called.

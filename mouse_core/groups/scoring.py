@@ -43,7 +43,7 @@ def advantages(
     eps: float = 1e-4,
     std_floor: float = 0.0,
 ) -> npt.NDArray[np.float64]:
-    """Advantages within groups: a reward minus its group's baseline, over the group's standard deviation if so asked.
+    """Return advantages within groups: rewards minus their group's baseline, over its standard deviation if asked.
 
     ================================================ ==============================================================
     RLOO, the default                                ``r_i - mean of the others``
@@ -108,7 +108,7 @@ def advantages(
 
 
 def _arrays(rewards: Any, groups: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Rewards, and a group for each."""
+    """Return rewards, and a group for each."""
     try:
         reward = np.asarray(rewards, np.float64)
         group = np.zeros(reward.shape, np.int64) if groups is None else np.asarray(groups)
@@ -125,7 +125,7 @@ def _arrays(rewards: Any, groups: Any) -> tuple[npt.NDArray[np.float64], npt.NDA
 
 
 def _numbered(groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Groups by numbers of which none is left out: 7, 3, 7 become 1, 0, 1."""
+    """Number groups from 0 without a gap: 7, 3, 7 become 1, 0, 1."""
     if groups.min() < 0 or groups.max() > 8 * len(groups) + 1024:
         found: npt.NDArray[np.int64] = np.unique(groups, return_inverse=True)[1]
         return found
@@ -137,7 +137,7 @@ def _numbered(groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def check_options(
     normalize_std: object, baseline: object, ddof: object, eps: object, std_floor: object
 ) -> tuple[str, int, float, float]:
-    """The last four options of ``advantages``, as they are used.
+    """Check the last four options of ``advantages``, and return them as they are used.
 
     Raises:
         ConfigError: One of them cannot be used.
@@ -179,7 +179,7 @@ class BatchAdvantage(Protocol):
         """As ``Advantage``."""
 
     def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:
-        """What the tokens of each rollout are worth: a number, or one for each of its tokens, ``[L]``.
+        """Return the advantage of each rollout: a number, or one for each of its tokens, ``[L]``.
 
         What turns are worth, ``[T]``, is ``np.repeat(values, [len(turn.tokens) for turn in rollout.turns])`` of tokens.
 
@@ -337,7 +337,7 @@ class RewardToGo:
         return [self._to_go(rollout) - (check_rewarded(rollout) - own) for rollout, own in pairs]
 
     def _to_go(self, rollout: RolloutRecord) -> npt.NDArray[np.float64]:
-        """What was earned from each token on, ``[L]``."""
+        """Return what was earned from each token on, ``[L]``."""
         sizes = [len(turn.tokens) for turn in rollout.turns]
         trained = [place for place, turn in enumerate(rollout.turns) if turn.is_trained and sizes[place]]
         if self.column is None:
@@ -364,7 +364,7 @@ class RewardToGo:
 
 
 def _discounted(rewards: npt.NDArray[np.float64], discount: float) -> npt.NDArray[np.float64]:
-    """The discounted sum of each reward and all behind it."""
+    """Return the discounted sum of each reward and all behind it."""
     if discount == 1:
         return np.cumsum(rewards[::-1])[::-1]
     sums, total = np.empty(len(rewards)), 0.0
@@ -375,7 +375,7 @@ def _discounted(rewards: npt.NDArray[np.float64], discount: float) -> npt.NDArra
 
 
 def checked_worth(advantage: Advantage, rewards: Any, groups: Any) -> npt.NDArray[np.float64]:
-    """What an ``Advantage`` says: of all groups at once, or, of a plain function, of one after the other.
+    """Return what an ``Advantage`` gives: called once for all groups, or, a plain function, once for each group.
 
     Raises:
         DataError: It does not give a finite number for each.
@@ -403,7 +403,7 @@ def _finite(advantage: Advantage, rewards: Any, groups: Any) -> npt.NDArray[np.f
 
 
 def compared(advantage: Advantage) -> str:
-    """What an ``Advantage`` compares, one of ``COMPARES``.
+    """Return what an ``Advantage`` compares, one of ``COMPARES``.
 
     Raises:
         ConfigError: It says something else.

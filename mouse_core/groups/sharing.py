@@ -26,7 +26,7 @@ from mouse_core.groups.versions import version_name
 
 
 def encode_rollouts(rollouts: Sequence[RolloutRecord], declared: Columns) -> memoryview:
-    """Rollouts as bytes, with the columns that they have.
+    """Convert rollouts with their columns to bytes.
 
     Raises:
         DataError: Text that is not Unicode.
@@ -35,7 +35,7 @@ def encode_rollouts(rollouts: Sequence[RolloutRecord], declared: Columns) -> mem
 
 
 def decode_rollouts(body: memoryview, declared: Columns) -> list[RolloutRecord]:
-    """The rollouts that ``encode_rollouts`` made bytes of.
+    """Return the rollouts that ``encode_rollouts`` converted.
 
     Raises:
         DataError: They are something else.
@@ -48,7 +48,7 @@ def decode_rollouts(body: memoryview, declared: Columns) -> list[RolloutRecord]:
 
 
 def _at_once(declared: Columns) -> Columns:
-    """The same columns, none of them late, so that all are with the rollouts; but a reward, which rollouts have."""
+    """Return the columns without "reward", none of them late, so that all travel with the rollouts."""
     return Columns(replace(column, late=False) for column in declared.values() if column.name != "reward")
 
 
@@ -83,21 +83,21 @@ class RolloutClient(Client):
 
     @property
     def columns(self) -> Columns:
-        """The buffer's columns, by name. Each time it is asked."""
+        """The buffer's columns by name; each access asks the buffer."""
         self._look()
         assert self._declared is not None
         return self._declared
 
     @property
     def num_ahead(self) -> int:
-        """As of the buffer. Each time it is asked."""
+        """``num_ahead`` of the buffer; each access asks the buffer."""
         return int(self._look()["num_ahead"])
 
     def __len__(self) -> int:
         return int(self._look()["size"])
 
     def add_rollout(self, rollout: RolloutRecord, *, timeout: float | None = None) -> bool:
-        """Add one rollout; whether it was new. See ``add_rollouts``."""
+        """Add one rollout; return whether it was new. See ``add_rollouts``."""
         return self.add_rollouts([rollout], timeout=timeout) == 1
 
     def add_rollouts(self, rollouts: Iterable[RolloutRecord], *, timeout: float | None = None) -> int:
@@ -128,7 +128,7 @@ class RolloutClient(Client):
         return int(self._call(call, [encode_rollouts(given, declared)])["result"])
 
     def _columns_for(self, rollouts: Sequence[RolloutRecord]) -> Columns:
-        """The columns as they were known, or as they are now where rollouts have others."""
+        """Return the columns that are known; where rollouts have others, ask for them again."""
         if self._declared is not None:
             names = [name for rollout in rollouts for name in getattr(rollout, "columns", ())]
             names += [name for one in rollouts for turn in getattr(one, "turns", ()) for name in turn.columns]
@@ -150,12 +150,12 @@ class RolloutClient(Client):
         return int(self._call(call, parts)["result"])
 
     def waiting_for(self) -> dict[str, Awaited]:
-        """Which rollouts each late column is awaited of; see ``RolloutBuffer.waiting_for``."""
+        """Return the rollouts that lack each late column; see ``RolloutBuffer.waiting_for``."""
         awaited = json.loads(bytes(self._call({"call": "waiting_for"})["body"]))
         return {name: Awaited(tuple(uids), oldest) for name, (uids, oldest) in awaited.items()}
 
     def rollout(self, rollout_uid: str) -> RolloutRecord:
-        """A rollout, sealed or waiting, with the late columns that it has. Several at once: ``rollouts``.
+        """Return a rollout, sealed or waiting, with the late columns that it has; ``rollouts`` returns several.
 
         Raises:
             MissingRowError: There is no such rollout.
@@ -164,7 +164,7 @@ class RolloutClient(Client):
         return self.rollouts([rollout_uid])[0]
 
     def rollouts(self, rollout_uids: Sequence[str]) -> list[RolloutRecord]:
-        """Rollouts by their uids; errors as those of ``rollout``. Which of them are there: ``contains``."""
+        """Return rollouts by their uids; errors are those of ``rollout``. ``contains`` says which rollouts are there."""
         found = self._call({"call": "rollouts", "uids": uids_of(rollout_uids)})
         declared = Columns.from_json(found["columns"], f"client {self.name!r}")
         # A reward that came late is a column of its own, too.
@@ -172,26 +172,26 @@ class RolloutClient(Client):
         return list(map(of_group, rollouts, found["groups"]))
 
     def contains(self, rollout_uids: Iterable[str]) -> list[bool]:
-        """Which rollouts are there, sealed or waiting, for each uid: so a producer that is back knows what arrived."""
+        """Return whether each rollout is there, sealed or waiting: so a producer that is back knows what arrived."""
         return list(self._call({"call": "contains", "uids": uids_of(rollout_uids)})["result"])
 
     def __contains__(self, rollout_uid: object) -> bool:
         return isinstance(rollout_uid, str) and self.contains([rollout_uid])[0]
 
     def give_up(self, rollout_uids: Iterable[str]) -> int:
-        """Wait for some rollouts no more; see ``RolloutBuffer.give_up``. How many are new."""
+        """Give up rollouts; return how many are new. See ``RolloutBuffer.give_up``."""
         return int(self._call({"call": "give_up", "uids": uids_of(rollout_uids)})["result"])
 
     def set_policy_version(self, version: str | int) -> None:
-        """Say which version of the policy is the latest; see ``RolloutBuffer.set_policy_version``."""
+        """Set the latest policy version; see ``RolloutBuffer.set_policy_version``."""
         self._call({"call": "set_policy_version", "version": version_name(version)})
 
     def flush(self) -> int:
-        """Seal every group that waits; how many there were."""
+        """Seal every group that waits; return how many there were."""
         return int(self._call({"call": "flush"})["result"])
 
     def summary(self) -> dict[str, float]:
-        """Numbers for a log; see ``RolloutBuffer.summary``."""
+        """Return numbers for a log; see ``RolloutBuffer.summary``."""
         found: dict[str, float] = self._call({"call": "summary"})["result"]
         return found
 
@@ -254,11 +254,11 @@ class SharedBuffer:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many calls of each client were answered."""
+        """How many calls of each client have been answered."""
         return dict(self._calls)
 
     def answer(self, call: Mapping[str, Any], body: memoryview) -> Answer:
-        """What a client is answered: plain values, and bytes as "body". Errors are among them, and change nothing.
+        """Answer a call: plain values, and bytes as "body". An error is an answer, too, and changes nothing.
 
         Args:
             call: What is asked for: ``{"call": name, "client": name}`` and what goes with it.
@@ -331,11 +331,11 @@ class SharedBuffer:
         return {}
 
     def interrupt(self) -> None:
-        """Let nobody wait for room any more."""
+        """Wake the calls that wait for room, which fail and are made again."""
         self._is_closing.set()
 
     def close(self) -> None:
-        """Nothing is held; the buffer stays open."""
+        """Do nothing; the buffer stays open."""
 
 
 def _texts(call: Mapping[str, Any], name: str) -> list[str]:

@@ -62,22 +62,22 @@ class StoredGroup:
         given_up: Set[str] = frozenset(),
         cache: RolloutCache | None = None,
     ) -> StoredGroup:
-        """The group of a file in a buffer's folder."""
+        """Return the group of a file in a buffer's folder."""
         own = frozenset(given_up & set(part.uids)) if given_up else frozenset()
         return cls(*part.key, part.uids, late.rewards(part), root, part, late, own, cache)
 
     @property
     def group_uid(self) -> str:
-        """Tells the group from all others, also from those of the same problem and version; rollouts read have it."""
+        """The group's uid, which tells groups of one problem and version apart; rollouts that are read have it."""
         return self.part.place
 
     @property
     def path(self) -> Path:
-        """The Parquet file, which others may share that were sealed by the same call."""
+        """The Parquet file, which groups that were sealed by the same call may share."""
         return self.part.path(self.root)
 
     def read(self) -> RolloutGroup:
-        """The group, from its file.
+        """Read the group from its file.
 
         Raises:
             DataError: The file is damaged; the message names it.
@@ -87,7 +87,7 @@ class StoredGroup:
 
 
 def read_ahead(groups: Sequence[StoredGroup]) -> Iterator[list[RolloutRecord]]:
-    """The rollouts of each group, in order; several threads read on meanwhile.
+    """Yield the rollouts of each group, in order, while several threads read on.
 
     Raises:
         DataError: A file is damaged; the message names it.
@@ -165,7 +165,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
     @overload
     def __getitem__(self, index: slice) -> list[RolloutRecord]: ...
     def __getitem__(self, index: int | slice) -> RolloutRecord | list[RolloutRecord]:
-        """One rollout, or a list of several.
+        """Return one rollout, or a list of several.
 
         Raises:
             IndexError: There is no such rollout.
@@ -190,7 +190,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
         return (self[row] for row in range(len(self)))
 
     def rollout(self, rollout_uid: str) -> RolloutRecord:
-        """The rollout of a uid; only the file of its group is read.
+        """Return a rollout by its uid; only the file of its group is read.
 
         Raises:
             MissingRowError: It is not among these.
@@ -218,17 +218,17 @@ class StoredRollouts(Sequence[RolloutRecord]):
 
     @memo
     def environments(self) -> list[str]:
-        """The names of their environments, in alphabetical order."""
+        """The names of the environments, in alphabetical order."""
         return sorted({part.key.environment for part in self._parts})
 
     @memo
     def policy_versions(self) -> list[str]:
-        """Their policies' versions, oldest first."""
+        """The policy versions, oldest first."""
         return sorted({part.key.policy_version for part in self._parts}, key=version_order)
 
     @memo
     def uids(self) -> list[str]:
-        """Their uids; known without reading a file."""
+        """The rollouts' uids; no file is read."""
         pairs = zip(self._parts, self._rows, strict=True)
         return [part.uids[row] for part, rows in pairs for row in rows]
 
@@ -304,7 +304,7 @@ def open_rollouts(
     tokens: Range | None = None,
     rewards: Range | None = None,
 ) -> StoredRollouts:
-    """The sealed rollouts of a ``RolloutBuffer``'s folder, also while another process adds to it.
+    """Open the sealed rollouts of a ``RolloutBuffer``'s folder, also while another process adds to it.
 
     Args:
         root_path: The folder.

@@ -29,7 +29,7 @@ COLLATIONS = ("pack", "pad", "concatenate")
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What a micro-batch may hold, and the arrays it becomes; see ``plan_micro_batches``.
+    """The limits of a micro-batch, and the arrays that it becomes; see ``plan_micro_batches``.
 
     Raises:
         ConfigError: An argument that cannot be used.
@@ -79,7 +79,7 @@ class MicroBatch:
         return True  # their number and their tokens are known to
 
     def arrays(self, examples: Sequence[RLExample], empty: RLExample) -> Arrays:
-        """The arrays, of one shape for all micro-batches; filled up with an example of no tokens."""
+        """Return the arrays, of one shape for all micro-batches, filled up with an example of no tokens."""
         wanted = 1 if self.collate == "pack" or self.most is None else self.most
         filled = [*examples, *[empty] * (wanted - len(examples))]
         fill: dict[str, Any] = {"pad_token": self.pad_token, "max_turns": self.max_turns}
@@ -156,7 +156,7 @@ def plan(lengths: npt.ArrayLike, count: int, kind: MicroBatch) -> list[list[list
 
 
 def _fill(sizes: Sequence[int], count: int, kind: MicroBatch) -> list[list[int]]:
-    """The examples of as few micro-batches as are found to hold them, equally many for each rank."""
+    """Return the examples of each micro-batch: as few micro-batches as hold them, equally many for each rank."""
     turns = _fewest(sizes, count, kind)
     too_few = turns - 1
     while (filled := _filled(sizes, count * turns, kind)) is None:
@@ -172,7 +172,7 @@ def _fill(sizes: Sequence[int], count: int, kind: MicroBatch) -> list[list[int]]
 
 
 def _fewest(sizes: Sequence[int], count: int, kind: MicroBatch) -> int:
-    """Fewer micro-batches a rank than these can't hold the examples."""
+    """Return a number of micro-batches a rank, fewer than which cannot hold the examples."""
     room = kind.rows * kind.row
     needed = [1, -(-sum(sizes) // room)]
     # Of those longer than half a row no two share one.
@@ -183,7 +183,7 @@ def _fewest(sizes: Sequence[int], count: int, kind: MicroBatch) -> int:
 
 
 def _filled(sizes: Sequence[int], count: int, kind: MicroBatch) -> list[list[int]] | None:
-    """Examples in so many micro-batches, longest first to the one with the fewest tokens; None if that fails."""
+    """Put examples, longest first, into the micro-batch with the fewest tokens; None if ``count`` are too few."""
     room = kind.rows * kind.row
     filled: list[list[int]] = [[] for _ in range(count)]
     heap = [(0, 0, number) for number in range(count)]
@@ -200,7 +200,7 @@ def _filled(sizes: Sequence[int], count: int, kind: MicroBatch) -> list[list[int
 
 
 class BatchShare:
-    """What one rank trains on of a batch: a sequence of micro-batches, as many as every other rank has.
+    """One rank's share of a batch: a sequence of micro-batches, equally many on every rank.
 
     A micro-batch is the arrays of ``pack``, ``pad`` or ``concatenate``, all of one shape, made when it is asked for.
     One that has no examples, as there were too few, is there all the same, and nothing in it is in the loss.
@@ -263,7 +263,7 @@ class BatchShare:
         return (self[number] for number in range(self.first, len(self)))
 
     def __getitem__(self, number: Any) -> Any:
-        """The arrays of a micro-batch, or a list of several."""
+        """Return the arrays of a micro-batch, or a list of several."""
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
         return self._deliver(self._kind.arrays(self._micro[number], self._empty), self._empty.declared)
@@ -306,7 +306,7 @@ def _by_token(
 
 
 def _empty(batch: Sequence[RLExample]) -> RLExample:
-    """An example of no tokens with the columns of the others."""
+    """Return an example of no tokens with the columns of the others."""
     declared = batch[0].declared if batch else NO_COLUMNS
     columns = {
         name: np.full(column.shape if column.per == "example" else (0, *column.shape), column.padding, column.dtype)
@@ -318,18 +318,18 @@ def _empty(batch: Sequence[RLExample]) -> RLExample:
 
 
 class StoredBatches(Protocol):
-    """Batches by their number, as they were stored."""
+    """Stored batches by their number."""
 
     def batch_at(self, index: int) -> str | None:
-        """The id of a batch; None while there is none."""
+        """Return the id of a batch; None while it is not stored."""
         ...
 
     def read_batch(self, batch_id: str) -> Sequence[RLExample]:
-        """Its examples."""
+        """Return the examples of a batch."""
         ...
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """How many versions older than the newest each example is, float64 ``[B]``."""
+        """Return how many versions older than the newest each example is, float64 ``[B]``."""
         ...
 
 
@@ -414,7 +414,7 @@ class RolloutStream:
         return self
 
     def __next__(self) -> BatchShare:
-        """The share of the next batch.
+        """Return the share of the next batch.
 
         Raises:
             TimedOutError: It was not made in time; the next call waits for it again.
@@ -432,11 +432,11 @@ class RolloutStream:
         return share
 
     def _deliver(self, arrays: Arrays, declared: Columns) -> Any:
-        """A micro-batch as it is wanted, with the columns that were declared; frameworks put it on a device."""
+        """Return a micro-batch as the caller gets it; adapters put it on a device."""
         return arrays
 
     def _wait(self, index: int) -> str:
-        """The id of a batch, once it is there."""
+        """Wait for a batch, and return its id."""
         deadline, pause = time.monotonic() + self._timeout, _FIRST_PAUSE
         while (batch_id := self._batch_at(index)) is None:
             self._check_before(index, may_come=True)
@@ -461,7 +461,7 @@ class RolloutStream:
     # ------------------------------------------------------------------ state
 
     def state_dict(self, *, micro_batches: int | None = None) -> dict[str, Any]:
-        """Where the stream stands: numbers and text, the same on every rank.
+        """Return the position of the stream: numbers and text, the same on every rank.
 
         Args:
             micro_batches: How many micro-batches of the last batch are done, where it is not all of them. Only

@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def version_name(version: Any) -> str:
-    """A version as text; DataError: neither a str that is not empty nor an int."""
+    """Convert a version to text; DataError: neither an int nor a str that is not empty."""
     if isinstance(version, int | np.integer) and not isinstance(version, bool):
         return str(int(version))
     if not isinstance(version, str) or not version:
@@ -28,7 +28,7 @@ def version_name(version: Any) -> str:
 
 
 def version_number(version: str) -> Decimal | None:
-    """The number that a version is, or None if it is not one."""
+    """Return a version as a number; None if it is no number."""
     text = version.strip()
     if not _NUMBER.fullmatch(text):
         return None
@@ -39,7 +39,7 @@ def version_number(version: str) -> Decimal | None:
 
 
 def version_order(version: str) -> tuple[Any, ...]:
-    """A key to sort versions by: numbers as numbers, and before them those that are not.
+    """Return the key that sorts versions: numbers by their values, behind versions that are no numbers.
 
     In other versions the digits compare as numbers too: "step-9" comes before "step-10".
 
@@ -81,7 +81,7 @@ class Versions:
             self.note(version)
 
     def note(self, version: str) -> bool:
-        """Let a version be seen; whether it is the newest so far."""
+        """Add a version; return whether it is the newest so far."""
         entry = (version_order(version), version)
         place = bisect_right(self._seen, entry)
         if place and self._seen[place - 1][0] == entry[0]:
@@ -90,7 +90,7 @@ class Versions:
         return place == len(self._seen) - 1
 
     def tell(self, version: str) -> bool:
-        """Say which version is the latest; whether it is older than one that was told before, or seen.
+        """Set the latest version; return whether a newer one was told or seen before.
 
         Those that are newer than it are forgotten: where their numbers come again, they are of another policy.
         """
@@ -124,7 +124,7 @@ class Versions:
         return max(1, self._between(back, version) + self.behind(back))
 
     def _between(self, version: str, newer: str) -> int:
-        """How many versions one is behind another."""
+        """Return how many versions ``version`` is behind ``newer``."""
         numbers = version_number(newer), version_number(version)
         if numbers[0] is not None and numbers[1] is not None:
             return max(0, min(math.ceil(numbers[0] - numbers[1]), 1 << 62))
@@ -146,9 +146,9 @@ class Versions:
             )
 
     def place(self, version: str) -> int:
-        """A number for a version, from 0 as they come."""
+        """Return the number of a version, counted from 0 in the order in which versions come."""
         return self._places.setdefault(version, len(self._places))
 
     def all_behind(self) -> npt.NDArray[np.int64]:
-        """``behind`` of every version by its ``place``."""
+        """Return ``behind`` of every version that has a ``place``, by its ``place``."""
         return np.array([self.behind(version) for version in self._places], np.int64)
