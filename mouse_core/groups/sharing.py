@@ -155,7 +155,7 @@ class RolloutClient(Client):
         return {name: Awaited(tuple(uids), oldest) for name, (uids, oldest) in awaited.items()}
 
     def rollout(self, rollout_uid: str) -> RolloutRecord:
-        """Return a rollout, sealed or waiting, with the late columns that it has; ``rollouts`` returns several.
+        """Return a rollout, sealed or waiting, with its late columns; ``rollouts`` returns several.
 
         Raises:
             MissingRowError: There is no such rollout.
