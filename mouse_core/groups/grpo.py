@@ -196,6 +196,11 @@ class ScoredGroup:
         return len(self.earned) < 2 and (self.is_empty or are_equal(self.least, self.most))
 
     @property
+    def is_present(self) -> bool:
+        """Whether a rollout has not left."""
+        return any(piece.present for piece in self.pieces)
+
+    @property
     def present(self) -> int:
         """How many rollouts have not left."""
         return sum([piece.present for piece in self.pieces])
@@ -694,7 +699,7 @@ class GrpoBatchMaker:
         members.is_scored = False
         if self._capacity is not None:
             self._in_capacity.append(piece)
-        if not self._is_left_out(members) and members.present:
+        if not self._is_left_out(members) and members.is_present:
             self._pool[members.number] = members
             self._known_table = None
 
@@ -707,7 +712,7 @@ class GrpoBatchMaker:
     def _let_go(self, piece: GroupSlice, indices: Sequence[int]) -> None:
         """Let rollouts of a slice leave for good."""
         piece.leave(indices)
-        if piece.members is not None and not piece.members.present:
+        if piece.members is not None and not piece.members.is_present:
             self._pool.pop(piece.members.number, None)
             self._empty.append(piece.members.number)
 

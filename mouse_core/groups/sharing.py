@@ -164,7 +164,7 @@ class RolloutClient(Client):
         return self.rollouts([rollout_uid])[0]
 
     def rollouts(self, rollout_uids: Sequence[str]) -> list[RolloutRecord]:
-        """Return rollouts by their uids; errors are those of ``rollout``. ``contains`` says which rollouts are there."""
+        """Return rollouts by their uids; errors are those of ``rollout``. ``contains`` says which are there."""
         found = self._call({"call": "rollouts", "uids": uids_of(rollout_uids)})
         declared = Columns.from_json(found["columns"], f"client {self.name!r}")
         # A reward that came late is a column of its own, too.
