@@ -171,42 +171,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     Args:
         alpha, beta, eps: See ``mouse_core.replay.PrioritizedSampler``.
-        storage, writer, transform, batch_size, seed, collate_fn, device: See ``ReplayBuffer``.
-        priority_key, priority_reduction, generations, digest: See ``ReplayBuffer``.
+        **options: The other arguments of ``ReplayBuffer``, by name.
     """
 
-    def __init__(
-        self,
-        alpha: float = 0.6,
-        beta: Beta = 0.4,
-        *,
-        eps: float = 1e-8,
-        storage: Any = None,
-        writer: Writer | None = None,
-        transform: Transform | Sequence[Transform] | None = None,
-        batch_size: int | None = None,
-        seed: int = 0,
-        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
-        priority_key: FieldKey = "td_error",
-        priority_reduction: str | None = None,
-        generations: bool = False,
-        device: str | torch.device | None = None,
-        digest: bool = False,
-    ) -> None:
-        super().__init__(
-            storage,
-            PrioritizedSampler(alpha, beta, eps),
-            writer,
-            transform,
-            batch_size,
-            seed,
-            collate_fn=collate_fn,
-            priority_key=priority_key,
-            priority_reduction=priority_reduction,
-            generations=generations,
-            digest=digest,
-            device=device,
-        )
+    def __init__(self, alpha: float = 0.6, beta: Beta = 0.4, *, eps: float = 1e-8, **options: Any) -> None:
+        super().__init__(sampler=PrioritizedSampler(alpha, beta, eps), **options)
 
 
 @untraced(*_ON_HOST, "extend")
