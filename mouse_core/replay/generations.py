@@ -1,4 +1,4 @@
-"""How often the row in each slot was replaced, so that who holds an index knows whether its row is still there."""
+"""Generations of rows: how often the row in each slot was replaced, which tells whether an index is still its row."""
 
 from __future__ import annotations
 
@@ -34,11 +34,8 @@ class Generations:
             self._counts = np.concatenate([self._counts, np.zeros(more, np.int64)])
         self._counts[write.slots] += 1
 
-    def grew(self, storage: Storage) -> None:
-        """There is room for more rows."""
-
     def reset(self, storage: Storage) -> None:
-        """All rows may be others."""
+        """Count every row as replaced, as all rows may differ."""
         self._counts = self._counts + 1
         size = len(storage)
         if size > len(self._counts):
@@ -60,12 +57,12 @@ class Generations:
         return found
 
     def state(self) -> dict[str, Any]:
-        """How many rows were written into each slot."""
+        """The number of rows written into each slot."""
         return {"counts": self._counts.copy()}
 
     @staticmethod
     def of_state(state: Any) -> Generations:
-        """What ``state`` was called on; StateError if it is something else."""
+        """Restore the generations of ``state``; StateError for anything else."""
         counts = np.asarray(state.get("counts")) if isinstance(state, Mapping) else np.zeros(1)
         if counts.ndim != 1 or counts.dtype.kind not in "iu" or counts.min(initial=0) < 0:
             raise StateError(f"state: expected generations as integers [n], found {state!r:.80}")
@@ -75,7 +72,7 @@ class Generations:
 
 
 def alike(found: Int64s, generation: Any) -> npt.NDArray[np.bool_]:
-    """Whether rows have the generations that they had, of the same shape; ConfigError for others than integers."""
+    """Whether rows still have the generations of ``generation``, integers of the same shape; else ConfigError."""
     named = to_numpy(generation)
     if named.shape != found.shape or (named.dtype.kind not in "iu" and named.size):
         raise ConfigError(

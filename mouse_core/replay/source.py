@@ -1,4 +1,4 @@
-"""BufferSource: the batches of a buffer by number, drawn ahead of time for whoever prefetches them."""
+"""BufferSource: the batches of a buffer by number, drawn ahead of time for a loader."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _LISTED = "rows of differing length"
 
 
 class Staleness(NamedTuple):
-    """How old a batch is that was drawn ahead of time.
+    """The age of a batch that was drawn ahead of time.
 
     Attributes:
-        batches: Batches that were delivered since it was drawn.
-        rows: Rows that were written since, by anyone.
+        batches: Batches delivered since it was drawn.
+        rows: Rows written since, by any process.
         updates: Updates of priorities since.
     """
 
@@ -50,9 +50,9 @@ class _Ahead:
 
 
 class BufferSource:
-    """The batches of a buffer, which are drawn in the caller's thread ``ahead`` batches before they are delivered.
+    """The batches of a buffer, drawn in the caller's thread ``ahead`` batches before they are delivered.
 
-    So the draws do not depend on how many threads make batches of them, or on when.
+    So the draws do not depend on the number and the timing of the threads that make batches of them.
 
     Args:
         buffer: A ``ReplayBuffer`` or a ``ReplayBufferEnsemble``.
@@ -80,14 +80,14 @@ class BufferSource:
         return repr(self.buffer)
 
     def __len__(self) -> int:
-        # What list() takes for "not known"; any other error would end it.
+        # list() takes a TypeError for an unknown length, and any other error would end it.
         raise TypeError("loader: expected a store for a length, found a replay buffer")
 
     def prepare(self, index: int) -> bool:
-        """Draw what is to be drawn before batch ``index`` is delivered; in the caller's thread.
+        """Draw ahead, before batch ``index`` is delivered; in the caller's thread.
 
-        What cannot be drawn ahead, as where a ``ConsumingSampler`` has run out, is tried again before the next batch,
-        and is an error once it is the next batch itself.
+        A draw that fails, as where a ``ConsumingSampler`` has run out, is tried again before the next batch, and raises
+        once it is the next batch itself.
 
         Returns:
             Whether batches were drawn that could not be drawn ahead before, when a thread may have asked for them.
@@ -111,7 +111,7 @@ class BufferSource:
         return lacked and drew
 
     def drawn(self, index: int) -> Drawn:
-        """What was drawn for batch ``index``; for any thread."""
+        """The rows drawn for batch ``index``; safe in any thread."""
         return self._drawn[index].drawn
 
     def __getitem__(self, index: int) -> Any:
@@ -119,7 +119,7 @@ class BufferSource:
         return self.buffer.finish(self.drawn(index))
 
     def delivered(self, index: int) -> None:
-        """Batch ``index`` is with the caller."""
+        """Note that the caller has batch ``index``."""
         ahead = self._drawn.pop(index)
         rows, updates = self.buffer.counts
         self.staleness = Staleness(
@@ -132,7 +132,7 @@ class BufferSource:
         return index in self._ends
 
     def state(self, next_index: int) -> dict[str, Any]:
-        """The number of the next batch, and what has been drawn and not delivered."""
+        """The number of the next batch, and the draws that are not delivered."""
         numbers = sorted(number for number in self._drawn if number >= next_index)
         return {
             "next_index": next_index,
@@ -141,7 +141,7 @@ class BufferSource:
         }
 
     def restored(self, state: Mapping[str, Any]) -> tuple[BufferSource, int]:
-        """A source as ``state`` says, and the number of its next batch.
+        """Restore a source from ``state``, and the number of its next batch.
 
         Raises:
             StateError: The state is of another loader, or damaged.
@@ -198,7 +198,7 @@ def _decoded(entry: Mapping[str, Any], buffer: Any) -> _Ahead:
 
 
 def _nested_as_stored(rows: Any, structure: Any) -> Any:
-    """Rows of a state, in which named tuples may have become plain ones, as those of the storage are nested."""
+    """Rows of a state, whose named tuples may have become plain ones, in the structure of the storage."""
     leaves = list(flatten(rows).values())
     keys = [] if structure is None else keys_of(structure)
     return unflatten(structure, dict(zip(keys, leaves, strict=True))) if len(keys) == len(leaves) else rows

@@ -1,4 +1,4 @@
-"""Writers: where rows go that are added to a buffer."""
+"""Writers, which choose the slots of rows that are added to a buffer."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class RoundRobinWriter:
         return slots, slots[lost:], first + lost
 
     def reset(self, storage: Storage) -> None:
-        """Nothing is kept."""
+        """Do nothing, as a ring has no state."""
 
 
 class ImmutableWriter:
-    """Refuses every write: for buffers over recorded data."""
+    """Raises at every write, for buffers over recorded data."""
 
     ordered = True
 
@@ -48,15 +48,11 @@ class ImmutableWriter:
         return "ImmutableWriter()"
 
     def write(self, storage: Storage, rows: Any, *, one: bool = False) -> tuple[Slots, Slots, int | None]:
-        """Always raises.
-
-        Raises:
-            ConfigError: The buffer is not to be written to.
-        """
+        """Raise ConfigError: the buffer is read-only."""
         raise ConfigError("write: expected a buffer that may be written to, found an ImmutableWriter")
 
     def reset(self, storage: Storage) -> None:
-        """Nothing is kept."""
+        """Do nothing, as there is no state."""
 
 
 class MaxValueWriter:
@@ -67,7 +63,7 @@ class MaxValueWriter:
 
     Args:
         rank_key: The field that rows are ranked by.
-        reduction: What makes one number of a field of many (a row may be a whole trajectory): "sum", "mean", "max",
+        reduction: Reduces a field of several numbers to one (a row may be a whole trajectory): "sum", "mean", "max",
             "min" or "median".
 
     Raises:
@@ -88,7 +84,7 @@ class MaxValueWriter:
         return f"MaxValueWriter(rank_key={self.rank_key!r}, reduction={self.reduction!r})"
 
     def check(self, storage: Storage, rows: Any = None) -> None:
-        """Whether rows of ``storage``, and those that are to be written, can be ranked one by one.
+        """Check that rows of ``storage``, and ``rows`` that are to be written, can be ranked one by one.
 
         Raises:
             ConfigError, MissingFieldError, DataError: As ``write``.
@@ -143,7 +139,7 @@ class MaxValueWriter:
             storage.append(take(rows, numbers[~old]))
 
     def _ranks(self, storage: Storage, rows: Any) -> npt.NDArray[np.float64]:
-        """What each of ``rows`` ranks as: of its values as they will be stored."""
+        """The rank of each of ``rows``, by its values in the stored dtype."""
         if isinstance(rows, list):
             ranked = [find(item, self.rank_key) for item in rows]
             values = as_array(stack_leaves(self.rank_key, ranked), where=self._where) if rows else _NONE
@@ -176,7 +172,7 @@ class MaxValueWriter:
         return ranks
 
     def _known(self, storage: Storage) -> list[tuple[float, int]]:
-        """The heap, made from the rows there are if they may be others than it knows."""
+        """The heap, rebuilt from the rows where they may differ from it."""
         if self._heap is not None and len(self._heap) == len(storage):
             return self._heap
         ranks = self._reduce(storage.read(self.rank_key, slice(0, len(storage)))) if len(storage) else _NONE

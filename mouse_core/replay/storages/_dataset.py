@@ -1,4 +1,4 @@
-"""Recorded data as a storage that cannot be written to."""
+"""Recorded data as a read-only storage."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
-# What reads windows, by their length.
+# Sources of windows that are kept, by the length of the windows.
 _SOURCES_KEPT = 8
-# Of plans whose batches are not augmented; no number is drawn from it.
+# The key of plans without augmentation; no number is drawn from it.
 _KEY = Key(0, Purpose.REPLAY, 0)
 
 
 class DatasetStorage:
-    """The rows of a snapshot, by their fields and in their delivered dtypes; they stay where they are.
+    """The rows of a snapshot, by their fields and in their delivered dtypes, without a copy.
 
     Args:
         snapshot: The rows.
-        store: Where there may be more of them later.
+        store: The store of the snapshot, which may have more rows later.
     """
 
     ndim = 1
@@ -56,17 +56,17 @@ class DatasetStorage:
 
     @property
     def capacity(self) -> int:
-        """As many rows as there are."""
+        """The number of rows."""
         return self.snapshot.num_rows
 
     @property
     def written(self) -> int:
-        """As many rows as there are."""
+        """The number of rows."""
         return self.snapshot.num_rows
 
     @property
     def alignment(self) -> Alignment:
-        """That of the store."""
+        """The alignment of the store."""
         return self.snapshot.alignment
 
     @property
@@ -75,10 +75,10 @@ class DatasetStorage:
         return self._store is not None
 
     def refresh(self) -> int:
-        """Take the rows over that the store has now. Those that were there keep their slots, or ``changes`` grows.
+        """Include the rows that the store has now. Earlier rows keep their slots, or ``changes`` grows.
 
         Returns:
-            How many of the first rows are gone, where the others are still there, in slots from 0 on; else 0.
+            The number of first rows that were dropped, where the others lie in slots from 0 on; else 0.
 
         Raises:
             ConfigError: There is no store.
@@ -137,7 +137,7 @@ class DatasetStorage:
         return {name: values.reshape(*slots.shape, *values.shape[2:]) for name, values in found.items()}
 
     def _read(self, starts: Slots, length: int) -> dict[str, npt.NDArray[Any]]:
-        """Windows of so many rows, ``[n, length, ...]`` in every field, in fresh memory."""
+        """Windows of ``length`` rows, ``[n, length, ...]`` in every field, in fresh memory."""
         source = self._sources.get(length)
         if source is None:
             if len(self._sources) >= _SOURCES_KEPT:
@@ -170,15 +170,15 @@ class DatasetStorage:
         return {**self.__dict__, "_sources": {}, "_store": None}
 
     def lock(self) -> None:
-        """Nobody writes here."""
+        """None, as no process writes recorded rows."""
         return None
 
     def state(self) -> dict[str, Any]:
-        """Which rows these are; they are not saved again."""
+        """The number and the fingerprint of the rows; the rows are not saved again."""
         return _state_of(self.snapshot)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Have the rows that ``state`` was taken from: those that there are, or as many of the store's or of these."""
+        """Restore the rows of ``state``: these rows, or the first of them or of the store."""
         if not isinstance(state, Mapping) or state.get("kind") != "dataset":
             raise StateError(f"storage: expected the state of a dataset, found {state!r:.200}")
         snapshot = self._of_rows(state.get("size"))
@@ -187,7 +187,7 @@ class DatasetStorage:
         self._become(snapshot)
 
     def _of_rows(self, rows: Any) -> Snapshot:
-        """The first rows of the store, or of those that there are."""
+        """The first ``rows`` rows of the store or of the snapshot."""
         there = max(len(self), 0 if self._store is None else len(self._store))
         if not is_whole(rows) or not 1 <= rows <= there:
             raise StateError(f"storage: expected the state of {there} rows, found {rows!r:.80}")
@@ -201,9 +201,9 @@ def _state_of(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _dropped(before: Snapshot, after: Snapshot) -> int:
-    """How many of the first rows of a folder that an earlier snapshot had are not in a later one; 0 if nobody knows.
+    """The number of first rows of an earlier snapshot of a folder that a later one lacks; 0 if it is unknown.
 
-    Where the rows from number 40 on were there, and those from number 70 on are, it is 30.
+    Where the earlier snapshot began with row 40 and the later one begins with row 70, it is 30.
     """
     starts = []
     for segments in (before.segments, after.segments):
@@ -217,7 +217,7 @@ def _dropped(before: Snapshot, after: Snapshot) -> int:
 
 
 def no_store(found: str) -> ConfigError:
-    """What to raise where a buffer has no store to take later rows from."""
+    """The error for a buffer without a store to take later rows from."""
     return ConfigError(f"refresh: expected a buffer over a DatasetStore, found one over {found}")
 
 
@@ -226,7 +226,7 @@ def _refusal() -> ConfigError:
 
 
 def as_storage(storage: Any) -> Storage:
-    """A storage: the one given, or one over a store, a snapshot, a dataset or a table, of the alignment that these say.
+    """Return the storage itself, or one over a store, a snapshot, a dataset or a table, in its alignment.
 
     Raises:
         ConfigError: It is none of these.

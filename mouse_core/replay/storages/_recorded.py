@@ -20,36 +20,36 @@ from mouse_core.store.snapshot import Snapshot
 Int64s = npt.NDArray[np.int64]
 
 _SOURCES_KEPT = 4
-# So many blocks of windows that were planned together are kept, and so many steps are numbered at once.
+# Blocks of windows that are kept after they were planned together; steps that are numbered at once.
 _BLOCKS_KEPT, _STEPS_TOGETHER = 4, 1 << 14
 
 
 class RecordedSlices:
-    """Batches of recorded rows by the number of the sample, as ``BatchSource`` gives them by their index.
+    """Slices of recorded rows by the number of the sample: batch ``i`` of a ``BatchSource`` is sample ``i``.
 
     Args:
         storage: The rows of a snapshot, ``storage.snapshot``.
-        sampler: Says where slices begin.
+        sampler: Draws the first rows of the slices.
     """
 
     def __init__(self, storage: Any, sampler: SliceSampler) -> None:
         self._storage = storage
         self._sampler = sampler
         self._sources: dict[tuple[Any, ...], BatchSource] = {}
-        # Those of fewer rows, of which others are made when they are asked for, and the number of the first sample.
+        # Sources of an earlier snapshot, replaced when they are next used; and the first sample of the later one.
         self._before: dict[tuple[Any, ...], BatchSource] = {}
         self._first_sample = 0
         self._known_whole: bool | None = None
 
     @property
     def _is_whole(self) -> bool:
-        """Whether no slice lacks steps."""
+        """Whether every slice has all its steps."""
         if self._known_whole is None:
             self._known_whole = self._sampler.is_whole(self._storage)
         return self._known_whole
 
     def is_for_rows(self) -> bool:
-        """Whether it draws what the sampler does; not from rows with a field of their own that is called as the mask.
+        """Whether it draws the same as the sampler; False for padded slices of rows that have a field "mask".
 
         Raises:
             ConfigError, MissingFieldError, SchemaError: As the sampler's ``draw``.
@@ -57,7 +57,7 @@ class RecordedSlices:
         return self._is_whole or MASK not in self._storage.snapshot.readers
 
     def draw(self, batch_size: int, key: Key) -> tuple[dict[str, npt.NDArray[Any]], Draw]:
-        """The rows of the sample that ``key`` names, and what the sampler says of them.
+        """The rows of the sample that ``key`` names, and their draw.
 
         Raises:
             ConfigError, MissingFieldError, SchemaError: As the sampler's ``draw``.
@@ -69,10 +69,10 @@ class RecordedSlices:
         except DataError:
             if self._is_whole:
                 raise
-            draw = slices.draw(key)  # it may be in a row behind the end of an episode
+            draw = slices.draw(key)  # the damaged row may lie behind the end of an episode
             return self._storage.get(draw.index), draw
         if not self._is_whole:
-            del rows[MASK]  # the draw has it
+            del rows[MASK]  # which is in the draw
         return rows, slices.draw(key)
 
     def _source(self, batch_size: int, seed: int) -> BatchSource:
@@ -94,7 +94,7 @@ class RecordedSlices:
         return before.with_snapshot(self._storage.snapshot, epoch_start=self._first_sample)
 
     def grew(self, sample: int | None) -> None:
-        """There are more rows from sample number ``sample`` on, behind those that there were; None: nobody knows."""
+        """Use the later rows from sample number ``sample`` on; None: the number is unknown."""
         if sample is None:
             self.forget()
             return
@@ -102,7 +102,7 @@ class RecordedSlices:
         self._sources, self._first_sample, self._known_whole = {}, sample, None
 
     def forget(self) -> None:
-        """Ask the sampler anew."""
+        """Plan all samples again."""
         self._sources.clear()
         self._before.clear()
         self._known_whole = None
@@ -121,7 +121,7 @@ class _Slices:
         self._draws: dict[int, Draw] = {}
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Nothing ends."""
+        """1, as epochs have no end."""
         return 1
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
@@ -143,12 +143,12 @@ class _Slices:
         return planned
 
     def forget(self) -> None:
-        """Plan anew: there are more rows."""
+        """Plan again, as there are more rows."""
         self._planned.clear()
         self._draws = {}
 
     def draw(self, key: Key) -> Draw:
-        """What the sampler says of the sample that ``key`` names."""
+        """The draw of the sample that ``key`` names."""
         if key.index not in self._draws:
             planned = next((block for block in self._planned if key.index in block[0]), None)
             self._draws = self._draws_from(key.index, *(planned or self._plan(key.seed, key.index, 1)))
@@ -170,7 +170,7 @@ def _part(draw: Draw, windows: slice) -> Draw:
 
 
 class _PaddedSlices(_Slices):
-    """The same where some lack steps behind the end of their episode; see ``PaddedSampler``."""
+    """Slices of which some lack steps behind the end of their episode; see ``PaddedSampler``."""
 
     fill = None  # batches are padded when they are assembled
 
