@@ -1,7 +1,7 @@
 """Replay buffers: storages, writers, samplers and transforms that compose."""
 
 from mouse_core.replay.buffer import BaseBuffer, Drawn, PrioritizedReplayBuffer, ReplayBuffer
-from mouse_core.replay.device.options import Slices
+from mouse_core.replay.device import Slices
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
 from mouse_core.replay.protocols import Draw, FieldKey, PrioritySampler, Sampler, Storage, Transform, Write, Writer
 from mouse_core.replay.query import query

@@ -12,7 +12,7 @@ import numpy as np
 
 from mouse_core import ConfigError
 from mouse_core.replay import ArrayStorage, Priorities, PrioritizedSampler, ReplayBuffer
-from mouse_core.replay.device.moving import (
+from mouse_core.replay.device import (
     check_fits,
     check_ordered,
     episodes_state,

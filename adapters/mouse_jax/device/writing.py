@@ -15,7 +15,7 @@ from jax import lax
 from mouse_core import ConfigError, SchemaError
 from mouse_core.nested import FieldKey, as_array, lists_of, path_of, structure_of
 from mouse_core.replay import Priorities
-from mouse_core.replay.device.options import check_names, check_order, check_rooms, composed, find_marks, streams_of
+from mouse_core.replay.device import check_names, check_order, check_rooms, composed, find_marks, streams_of
 from mouse_core.spec import Alignment, is_text
 from mouse_jax._rollout import seed_halves
 from mouse_jax.device import _episodes, _turns

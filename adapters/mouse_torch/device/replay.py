@@ -15,29 +15,27 @@ from mouse_core.errors import ConfigError
 from mouse_core.nested import FieldKey, as_array
 from mouse_core.randomness import check_seed
 from mouse_core.replay import ArrayStorage, Priorities, PrioritizedSampler, ReplayBuffer, Slices
-from mouse_core.replay.device.moving import (
+from mouse_core.replay.device import (
+    Order,
     check_fits,
+    check_names,
+    check_order,
     check_ordered,
+    check_rooms,
+    composed,
     episodes_state,
     epoch_in,
     epoch_state,
     fill,
+    find_marks,
     left_in,
     lost_in,
     lost_of,
     queue_state,
     sampler_like,
+    streams_of,
     weights_in,
     weights_state,
-)
-from mouse_core.replay.device.options import (
-    Order,
-    check_names,
-    check_order,
-    check_rooms,
-    composed,
-    find_marks,
-    streams_of,
 )
 from mouse_core.spec import Alignment, check_count
 from mouse_torch import _philox

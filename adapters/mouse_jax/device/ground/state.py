@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from mouse_core import ConfigError, SchemaError
 from mouse_core.nested import FieldKey, as_array, children_of, is_node, rebuilt
 from mouse_core.replay import Compose
-from mouse_core.replay.device.options import EpisodeFields as EpisodeFields
-from mouse_core.replay.device.options import Order as Order
-from mouse_core.replay.device.options import Slices as Slices
+from mouse_core.replay.device import EpisodeFields as EpisodeFields
+from mouse_core.replay.device import Order as Order
+from mouse_core.replay.device import Slices as Slices
 from mouse_core.spec import Alignment
 from mouse_jax.device.ground.sum_tree import Weights
 

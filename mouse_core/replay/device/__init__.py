@@ -1,1 +1,0 @@
-"""What a replay on a device is told and checks, whatever framework its arrays are of."""
