@@ -17,8 +17,13 @@ from mouse_core.randomness import check_seed
 from mouse_core.rollouts import MiniBatch, RolloutField, episode_starts, policy_states
 from mouse_core.rollouts.checks import HostArrays, StepChecks
 from mouse_core.rollouts.fields import stored_spec
-from mouse_core.rollouts.mini_batches import take_mini_batch, take_recurrent_mini_batch
-from mouse_core.rollouts.motion import AmpStates, Extractor, amp_states
+from mouse_core.rollouts.mini_batches import (
+    AmpStates,
+    Extractor,
+    amp_states,
+    take_mini_batch,
+    take_recurrent_mini_batch,
+)
 from mouse_jax.dtypes import as_key, is_key, replaced_dtypes
 
 for _kind in (AmpStates, MiniBatch):

@@ -19,8 +19,7 @@ from mouse_core import ConfigError, MissingFieldError
 from mouse_core.errors import RolloutError, RolloutFullError
 from mouse_core.rollouts import MiniBatch, RolloutField, Transition, episode_starts, policy_states
 from mouse_core.rollouts.fields import complete_fields
-from mouse_core.rollouts.mini_batches import check_histories, cut
-from mouse_core.rollouts.motion import find_extractors
+from mouse_core.rollouts.mini_batches import check_histories, cut, find_extractors
 from mouse_core.rollouts.returns import normalized
 from mouse_core.spec import check_count, check_unit
 from mouse_jax import _philox, returns

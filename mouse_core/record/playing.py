@@ -10,7 +10,7 @@ from typing import Any
 from mouse_core._base.progress import progress_bar
 from mouse_core.errors import ConfigError
 from mouse_core.record._about import Infos, named_policy
-from mouse_core.record._tape import kinds_of
+from mouse_core.record._episodes import kinds_of
 from mouse_core.record.recorder import Recorder
 from mouse_core.record.vector import VectorRecorder
 from mouse_core.spec import check_count

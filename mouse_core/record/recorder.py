@@ -6,8 +6,7 @@ from copy import deepcopy
 from typing import Any, Self
 
 from mouse_core.record import _about, _columns
-from mouse_core.record._episodes import done_code, infos_of, reward_of
-from mouse_core.record._tape import RemoteStore, Tape, recorder_of
+from mouse_core.record._episodes import RemoteStore, Tape, done_code, infos_of, recorder_of, reward_of
 from mouse_core.store.dataset_store import DatasetStore
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from mouse_core.errors import ConfigError
 from mouse_core.record import _about, _columns
 from mouse_core.record._columns import Row
-from mouse_core.record._episodes import done_code, info_column, kept_info, reward_of
-from mouse_core.record._tape import RemoteStore, Tape, recorder_of
+from mouse_core.record._episodes import RemoteStore, Tape, done_code, info_column, kept_info, recorder_of, reward_of
 from mouse_core.spec import check_count
 from mouse_core.store.dataset_store import DatasetStore
 

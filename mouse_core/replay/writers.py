@@ -12,9 +12,8 @@ from mouse_core.columns.memory import ring_slots
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.nested import as_array, find, flatten, map_tree, stack_leaves
+from mouse_core.replay._assembly import REDUCTIONS
 from mouse_core.replay.protocols import FieldKey, Sampler, Slots, Storage, Writer
-
-_REDUCTIONS = ("sum", "mean", "max", "min", "median")
 
 _NONE = np.empty(0, np.int64)
 
@@ -73,8 +72,8 @@ class MaxValueWriter:
     ordered = False
 
     def __init__(self, rank_key: FieldKey = "reward", reduction: str = "sum") -> None:
-        if reduction not in _REDUCTIONS:
-            raise ConfigError(f"reduction: expected one of {[*_REDUCTIONS]}, found {reduction!r}")
+        if reduction not in REDUCTIONS:
+            raise ConfigError(f"reduction: expected one of {[*REDUCTIONS]}, found {reduction!r}")
         self.rank_key = rank_key
         self.reduction = reduction
         # (rank, -slot) of every row, lowest first; None where the rows must be looked at again.

@@ -1,15 +1,15 @@
 """Rollouts: on-policy storage, its returns and its mini-batches."""
 
-from mouse_core.rollouts.alignment import Outgoing, outgoing
-from mouse_core.rollouts.fields import RolloutField, Transition
+from mouse_core.rollouts.fields import RolloutField, Transition, motion_mimic_fields
 from mouse_core.rollouts.mini_batches import MiniBatch, permutation
-from mouse_core.rollouts.motion import motion_mimic_fields
 from mouse_core.rollouts.returns import (
+    Outgoing,
     discounted_returns,
     gae,
     lambda_returns,
     n_step_returns,
     normalized,
+    outgoing,
     vtrace,
 )
 from mouse_core.rollouts.storage import RolloutStorage

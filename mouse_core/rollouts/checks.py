@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import RowError, check_exact, kind_of, largest_of, namespace, to_numpy, widened
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
-from mouse_core.rollouts.alignment import check_codes, check_truncation
 from mouse_core.rollouts.fields import COLUMNS, RolloutField, Transition, fields_of
+from mouse_core.rollouts.returns import check_codes, check_truncation
 from mouse_core.spec import Spec
 
 Array = Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError
 from mouse_core.spec import FieldSpec, Spec, check_dtype
 
+TrainingType = Literal["rl", "distillation"]
+
+Array = Any
 COLUMNS = ("rewards", "dones", "values", "actions_log_prob", "returns", "advantages")
 """Fields that hold one number for each row; their arrays are ``[T, N, 1]``."""
 
@@ -148,6 +151,63 @@ def stored_spec(fields: Mapping[str, RolloutField]) -> Spec:
     if "values" in fields:
         specs |= {name: FieldSpec(name, np.dtype(fields["values"].dtype), (1,)) for name in COMPUTED}
     return Spec(specs, alignment="outgoing")
+
+
+def motion_mimic_fields(
+    training_type: TrainingType,
+    obs_shape: Sequence[int],
+    ref_obs_shape: Sequence[int | None] | None = None,
+    privileged_obs_shape: Sequence[int | None] | None = None,
+    privileged_ref_obs_shape: Sequence[int | None] | None = None,
+    actions_shape: Sequence[int] | None = None,
+    apply_dagger_actions: bool = False,
+    rnd_state_shape: Sequence[int | None] | None = None,
+) -> dict[str, RolloutField]:
+    """The fields of ``RolloutStorage.motion_mimic``; only what is configured is among them.
+
+    Args:
+        training_type: "rl" or "distillation".
+        obs_shape, actions_shape: Shapes in one environment.
+        ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, rnd_state_shape: Likewise; None, or ``(None,)``,
+            for what there is not. Privileged references are there only beside references.
+        apply_dagger_actions: Whether there are ``dagger_actions``.
+
+    Returns:
+        Fields by name.
+
+    Raises:
+        ConfigError: An unknown training type, or what is no shape.
+    """
+    if training_type not in get_args(TrainingType):
+        raise ConfigError(f"training_type: expected one of {list(get_args(TrainingType))}, found {training_type!r}")
+    if actions_shape is None:
+        raise ConfigError("actions_shape: expected the shape of actions, found None")
+    actions, column = RolloutField(check_shape("actions_shape", actions_shape)), RolloutField((1,))
+    is_learned = training_type == "rl"
+    fields = {
+        "observations": RolloutField(check_shape("obs_shape", obs_shape)),
+        "reference_observations": _optional("ref_obs_shape", ref_obs_shape, mask=True),
+        "privileged_observations": _optional("privileged_obs_shape", privileged_obs_shape),
+        "privileged_reference_observations": _optional("privileged_ref_obs_shape", privileged_ref_obs_shape, mask=True),
+        "actions": actions,
+        "privileged_actions": None if is_learned else actions,
+        "dagger_actions": actions if apply_dagger_actions else None,
+        "rewards": column,
+        "dones": RolloutField((1,), "uint8"),
+        **dict.fromkeys(("values", "actions_log_prob"), column if is_learned else None),
+        **dict.fromkeys(("mu", "sigma"), actions if is_learned else None),
+        "rnd_state": _optional("rnd_state_shape", rnd_state_shape),
+    }
+    if fields["reference_observations"] is None:
+        del fields["privileged_reference_observations"]
+    return {name: field for name, field in fields.items() if field is not None}
+
+
+def _optional(where: str, shape: Sequence[int | None] | None, *, mask: bool = False) -> RolloutField | None:
+    # (None,) is how runners that wrap a number in a list say that there is none.
+    if shape is None or (isinstance(shape, Sequence) and tuple(shape) == (None,)):
+        return None
+    return RolloutField(check_shape(where, shape), mask=mask)
 
 
 # ---------------------------------------------------------------------- one step, on its way into a storage

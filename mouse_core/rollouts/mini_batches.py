@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import pairwise
@@ -13,14 +13,15 @@ import numpy.typing as npt
 
 from mouse_core.digest import StreamDigest
 from mouse_core.dtypes import namespace
-from mouse_core.errors import ConfigError, MissingFieldError
+from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.rollouts import policy_states
-from mouse_core.rollouts.motion import AmpStates, previous_states
+from mouse_core.rollouts.fields import RolloutField
 from mouse_core.rollouts.trajectories import episode_starts, history_rows, take_rows, trajectory_rows
 from mouse_core.spec import check_count
 
 Array = Any
+Extractor = Callable[[Any], Any]
 
 # Fields that learning compares with what the policy says, rather than shows to it.
 TARGETS = frozenset(
@@ -329,3 +330,95 @@ def take_recurrent_mini_batch(
 def _is_target(name: str, arrays: Mapping[str, Array]) -> bool:
     data = name.removesuffix("_mask")
     return name in TARGETS or (data in TARGETS and data in arrays)
+
+
+# ---------------------------------------------------------------------- previous states
+#
+# A discriminator of adversarial motion priors judges pairs of states that follow each other (Peng et al., "AMP:
+# adversarial motion priors for stylized physics-based character control", SIGGRAPH 2021). A pair never crosses the end
+# of an episode.
+
+
+def find_extractors(amp_cfg: Any, fields: Mapping[str, RolloutField]) -> tuple[Extractor, Extractor] | None:
+    """The two functions of an ``amp_cfg``.
+
+    Raises:
+        ConfigError: One of them is missing, or there are no observations to call them with.
+    """
+    if amp_cfg is None:
+        return None
+    found = []
+    for name in ("amp_obs_extractor", "amp_ref_obs_extractor"):
+        call = amp_cfg.get(name) if isinstance(amp_cfg, Mapping) else getattr(amp_cfg, name, None)
+        if not callable(call):
+            raise ConfigError(f"amp_cfg: expected a function as {name}, found {call!r}")
+        found.append(call)
+    if "observations" not in fields or fields["observations"].optional:
+        raise ConfigError(f"amp_cfg: expected a field 'observations' beside it, found {list(fields)}")
+    if "reference_observations" in fields and not fields["reference_observations"].mask:
+        raise ConfigError("amp_cfg: expected reference_observations with mask=True, found none")
+    return found[0], found[1]
+
+
+@dataclass(frozen=True)
+class AmpStates:
+    """What the AMP extractors say of every row.
+
+    Args:
+        obs: ``[T * N, ...]``.
+        ref_obs: ``[T * N, ...]``, or None without references.
+        ref_mask: Whether that was available, bool ``[T * N]`` or ``[T * N, 1]``; or None.
+    """
+
+    obs: Array
+    ref_obs: Array | None = None
+    ref_mask: Array | None = None
+
+
+def amp_states(flat: Mapping[str, Array], obs_extractor: Extractor, ref_extractor: Extractor) -> AmpStates:
+    """Ask the extractors about all rows.
+
+    Args:
+        flat: Fields ``[T * N, ...]``.
+        obs_extractor: Called with observations ``[T * N, ...]``.
+        ref_extractor: Called with ``(reference observations, mask)``; returns a state, or ``(state, mask)``.
+
+    Raises:
+        SchemaError: States of another number of rows.
+    """
+    states = obs_extractor(flat["observations"])
+    found: Any = (None, None)
+    if "reference_observations" in flat:
+        reference = flat["reference_observations"], flat["reference_observations_mask"]
+        found = ref_extractor(reference)
+        if not isinstance(found, tuple):
+            found = found, reference[1]
+    rows = flat["observations"].shape[0]
+    for name, values in (("amp_obs_extractor", states), *(("amp_ref_obs_extractor", part) for part in found)):
+        if values is not None and (values.ndim < 1 or values.shape[0] != rows):
+            raise SchemaError(f"{name}: expected an array of {rows} rows, found shape {list(values.shape)}")
+    return AmpStates(states, *found)
+
+
+def previous_states(states: AmpStates, rows: Array, starts: Array) -> dict[str, Array]:
+    """The ``..._prev_...`` parts of a mini-batch of rows.
+
+    Args:
+        states: Of every row.
+        rows: Flat row numbers, of any shape.
+        starts: As ``episode_starts`` returns them.
+    """
+    xp = namespace(rows)
+    before, there = history_rows(xp.reshape(rows, (-1,)), starts, 2)
+    before, there = before[:, 0], there[:, 0]
+
+    def taken(values: Array) -> Array:
+        values = xp.take(values, before, axis=0)
+        hidden = xp.reshape(there, (-1, *(1,) * (values.ndim - 1)))
+        return xp.reshape(xp.where(hidden, values, xp.zeros_like(values[:1])), (*rows.shape, *values.shape[1:]))
+
+    parts = {"obs_prev_state": taken(states.obs), "obs_prev_mask": xp.reshape(there, rows.shape)}
+    if states.ref_obs is not None:
+        parts["ref_obs_prev_state"] = taken(states.ref_obs)
+        parts["ref_obs_prev_mask"] = taken(states.ref_mask != 0)
+    return parts

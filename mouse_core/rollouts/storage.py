@@ -16,18 +16,29 @@ from mouse_core.dtypes import namespace, widened
 from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, RolloutFullError, SchemaError, StateError
 from mouse_core.randomness import check_seed
 from mouse_core.rollouts.checks import HostArrays, StepChecks
-from mouse_core.rollouts.fields import ALIASES, COMPUTED, KNOWN, RolloutField, complete_fields, stored_spec
+from mouse_core.rollouts.fields import (
+    ALIASES,
+    COMPUTED,
+    KNOWN,
+    RolloutField,
+    TrainingType,
+    complete_fields,
+    motion_mimic_fields,
+    stored_spec,
+)
 from mouse_core.rollouts.fields import Transition as _Transition
 from mouse_core.rollouts.mini_batches import (
+    AmpStates,
     MiniBatch,
+    amp_states,
     check_histories,
     cut,
+    find_extractors,
     pair,
     permutation,
     take_mini_batch,
     take_recurrent_mini_batch,
 )
-from mouse_core.rollouts.motion import AmpStates, TrainingType, amp_states, find_extractors, motion_mimic_fields
 from mouse_core.rollouts.policy_states import PolicyStates
 from mouse_core.rollouts.returns import gae, normalized
 from mouse_core.rollouts.trajectories import episode_starts

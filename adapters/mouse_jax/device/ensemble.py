@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mouse_core import ConfigError, SchemaError
 from mouse_core.randomness import Purpose
 from mouse_core.replay import Schedule
-from mouse_core.replay.shares import WITHOUT, Shares, shares_of
+from mouse_core.replay.ensemble import WITHOUT, Shares, shares_of
 from mouse_core.spec import check_count
 from mouse_jax import _philox
 from mouse_jax._rollout import seed_halves

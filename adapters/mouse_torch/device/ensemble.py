@@ -14,7 +14,7 @@ from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.nested import FieldKey, flatten, structure_of, unflatten
 from mouse_core.randomness import check_seed
 from mouse_core.replay import Schedule
-from mouse_core.replay.shares import WITHOUT, member_seed, shares_of
+from mouse_core.replay.ensemble import WITHOUT, member_seed, shares_of
 from mouse_core.spec import check_count
 from mouse_torch import _philox
 from mouse_torch.device._batches import drawn
@@ -64,7 +64,7 @@ class ReplayEnsemble(BufferModule):
     whole: torch.Tensor
     from_bits: torch.Tensor
     offsets: torch.Tensor
-    """See ``mouse_core.replay.shares.Shares``."""
+    """See ``mouse_core.replay.ensemble.Shares``."""
 
     def __init__(
         self,

@@ -14,8 +14,15 @@ from mouse_core.randomness import check_seed
 from mouse_core.rollouts import MiniBatch, RolloutField, Transition, episode_starts, gae, normalized, policy_states
 from mouse_core.rollouts.checks import StepChecks
 from mouse_core.rollouts.fields import ALIASES, complete_fields, stored_spec
-from mouse_core.rollouts.mini_batches import check_histories, cut, take_mini_batch, take_recurrent_mini_batch
-from mouse_core.rollouts.motion import AmpStates, amp_states, find_extractors
+from mouse_core.rollouts.mini_batches import (
+    AmpStates,
+    amp_states,
+    check_histories,
+    cut,
+    find_extractors,
+    take_mini_batch,
+    take_recurrent_mini_batch,
+)
 from mouse_core.spec import check_count, check_unit
 from mouse_torch import _philox
 from mouse_torch.device.ground.fields import Fields, Row

@@ -293,10 +293,3 @@ def slot_error(slots: Slots, size: int) -> RowIndexError:
     """What to raise for slots of which some are not in use."""
     outside = slots[(slots < 0) | (slots >= size)].reshape(-1)
     return RowIndexError(f"index: expected 0..{size - 1}, found {outside[:1].tolist() or 'an empty storage'}")
-
-
-def check_part(name: str, part: Any, kind: type) -> Any:
-    """``part`` if it has the methods of ``kind``, else ConfigError."""
-    if not isinstance(part, kind):
-        raise ConfigError(f"{name}: expected a {kind.__name__}, found {part!r:.80}")
-    return part
