@@ -75,7 +75,7 @@ def integers(bits: Pair, high: jax.Array) -> jax.Array:
 
 
 def words(seed: jax.Array, purpose: Purpose, index: jax.Array, n: int, *, call: int = 0) -> Pair:
-    """What ``Key(seed, purpose, index, call).bits(n)`` gives, as halves; ``index`` is below 2**32."""
+    """Return ``Key(seed, purpose, index, call).bits(n)`` as 32-bit halves; ``index`` is below 2**32."""
     return _bits(seed, index, n, call, purpose)
 
 
@@ -161,14 +161,14 @@ def _shifted(number: Pair, by: int) -> Pair:
 
 
 def _remainder(number: Pair, divisor: jax.Array) -> jax.Array:
-    """What a division of 64 bits by less than 2**16 leaves."""
+    """Remainder of a 64-bit number divided by a number below 2**16."""
     above = (jnp.uint32(0xFFFFFFFF) % divisor + 1) % divisor
     left: jax.Array = (number[0] % divisor * above % divisor + number[1] % divisor) % divisor
     return left
 
 
 def _bits(seed: jax.Array, epoch: jax.Array, n: int, call: int, purpose: Purpose = Purpose.ROLLOUTS) -> Pair:
-    """What ``Key(seed, purpose, epoch, call).bits(n)`` gives."""
+    """Return ``Key(seed, purpose, epoch, call).bits(n)``."""
     blocks = -(-n // 4)
     number = jnp.asarray(epoch).astype(jnp.uint32)
     none = nothing(seed[0], number)

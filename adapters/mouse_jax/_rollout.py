@@ -44,7 +44,7 @@ class JaxArrays(HostArrays):
 
 @dataclass(frozen=True)
 class Layout:
-    """What does not change in a rollout.
+    """Constants of a rollout.
 
     Args:
         num_envs: N.
@@ -62,7 +62,7 @@ class Layout:
 
     @property
     def checks(self) -> StepChecks:
-        """What a step must be."""
+        """Layout of a step."""
         return StepChecks(dict(self.fields), self.num_envs, self.spec, JaxArrays())
 
     @property
@@ -204,7 +204,7 @@ def _flat(rollout: Rollout) -> dict[str, jax.Array]:
 
 
 def amp_of(rollout: Rollout) -> AmpStates | None:
-    """What the extractors say of all rows; None where there are none."""
+    """Return the outputs of the extractors for all rows; None without extractors."""
     extractors = rollout.layout.extractors
     return None if extractors is None else amp_states(_flat(rollout), *extractors)
 

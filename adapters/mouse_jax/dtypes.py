@@ -1,4 +1,4 @@
-"""What JAX holds instead of 64-bit numbers."""
+"""Dtypes that JAX holds instead of 64-bit numbers."""
 
 from __future__ import annotations
 

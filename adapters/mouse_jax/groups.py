@@ -131,7 +131,7 @@ def _placed(
 
 
 def _common(shape: tuple[int, ...], tokens: tuple[int, ...]) -> int:
-    """How many first axes an array has in common with those of tokens."""
+    """Number of leading axes that an array shares with the tokens."""
     common = 0
     for size, other in zip(shape, tokens, strict=False):
         if size != other:
@@ -141,7 +141,7 @@ def _common(shape: tuple[int, ...], tokens: tuple[int, ...]) -> int:
 
 
 def _layout(sharding: Sharding, common: int) -> Sharding:
-    """How an array is laid out where those of tokens are so, along so many of its first axes."""
+    """Return the sharding of an array from the sharding of tokens, for its shared leading axes."""
     if not isinstance(sharding, NamedSharding) or len(sharding.spec) <= common:
         return sharding
     spec: Any = PartitionSpec(*sharding.spec[:common])  # type: ignore[no-untyped-call]

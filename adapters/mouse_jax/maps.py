@@ -42,7 +42,7 @@ class RowMap(maps.RowMap):
 
     @property
     def device(self) -> jax.Device | Sharding | None:
-        """Where results arrive; None: JAX's default device."""
+        """Device of results; None is JAX's default device."""
         return self._target
 
     def index(self, rows: Any) -> Any:

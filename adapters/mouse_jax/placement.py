@@ -1,4 +1,4 @@
-"""Where batches go in JAX: one device, or a sharding over several, also of several processes."""
+"""Placement of batches in JAX: one device, or a sharding over several devices, also of several processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_COPIED = 1 << 20
 
 @dataclass(frozen=True)
 class Placement:
-    """Where batches go.
+    """Placement of batches.
 
     Args:
         target: A device or a sharding; None: JAX's default device, to which arrays are not committed.

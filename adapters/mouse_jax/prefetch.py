@@ -65,7 +65,7 @@ class ArrayMaker:
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def transfer(self, gathered: Any) -> Any:
-        """What was gathered, as JAX's arrays in their place and in the dtypes to deliver."""
+        """Convert a gathered batch to JAX arrays, placed and in the delivered dtypes."""
         views: tuple[Arrays, ...] = gathered if isinstance(gathered, tuple) else (gathered,)
         rows = [values for view in views for values in view.values()]
         with settings(self.x64, self.default_device):
@@ -74,14 +74,14 @@ class ArrayMaker:
         return made if isinstance(gathered, tuple) else made[0]
 
     def delivered(self, gathered: Any) -> Any:
-        """What was gathered, in the kinds of number to deliver, on the host."""
+        """Convert a gathered batch to the delivered dtypes, on the host."""
         if isinstance(gathered, tuple):
             return tuple(map(self.delivered, gathered))
         kinds = {name: np.dtype(self.spec[name].dtype) for name in gathered}
         return {k: v if v.dtype.kind == kinds[k].kind else v.astype(kinds[k]) for k, v in gathered.items()}
 
     def rows_of(self, index: int) -> npt.NDArray[np.int64]:
-        """Which rows of the whole batch those gathered are; -1 for one that is padded, which another part has."""
+        """Numbers of the gathered rows in the whole batch; -1 for a padded row, which belongs to another shard."""
         rows = []
         for source in self.sources:
             plan, (rank, count) = source.plan(index), source.shard
@@ -199,7 +199,7 @@ _STOPPED: Outcome[Any] = Made(None)
 
 
 class _Work:
-    """What the threads share. They hold on to this, and never to the prefetcher."""
+    """State that the threads share. They reference this object, and never the prefetcher."""
 
     def __init__(self, make: Callable[[int], Any], first: int, workers: int, ahead: int) -> None:
         self._make = make
@@ -235,7 +235,7 @@ class _Work:
             self._leave()
 
     def outcome(self, position: int) -> Outcome[Any]:
-        """What comes of item ``first + position``; called by grain's threads."""
+        """Compute item ``first + position``; grain's threads call it."""
         if not self._enter():
             return _STOPPED
         try:
@@ -251,7 +251,7 @@ class _Work:
 
     @property
     def ready(self) -> int:
-        """How many outcomes were made and not taken."""
+        """Number of outcomes that were computed and not taken."""
         return max(0, sum(making.made for making in self._makings) - self._taken)
 
     def _enter(self) -> bool:
@@ -282,12 +282,12 @@ class _Work:
                 self._end_later()
 
     def abandon(self) -> None:
-        """The same for the garbage collector, who may call from any line of any thread: nothing is waited for."""
+        """Close for the garbage collector, which may call from any line of any thread: never wait."""
         if self._mark_stopped():
             self._end_later()
 
     def exit(self) -> None:
-        """The same at the interpreter's exit, also for threads that others are about to end.
+        """Close at the interpreter's exit, also for threads that others are about to end.
 
         One that comes back from compiled code after the interpreter's end is ended there, which aborts the process.
         """
@@ -352,7 +352,7 @@ class _Making:
 
     @property
     def made(self) -> int:
-        """How many items it has made."""
+        """Number of items computed so far."""
         return self._position // self._step
 
     def get_state(self) -> int:
@@ -399,7 +399,7 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
     def delivery(
         self, source: Any, *, device: Any, pin_memory: bool | None, sharding: Any
     ) -> Delivery[dict[str, jax.Array]]:
-        """How JAX's arrays are made on a device or on several; see ``mouse_core.prefetch.Batchifier``."""
+        """Converter of batches to JAX arrays on one or several devices; see ``mouse_core.prefetch.Batchifier``."""
         if isinstance(source, BatchSource):
             placement = find_placement(device, sharding, source)
             maker = partial(array_maker, placement=placement, **thread_settings())

@@ -25,7 +25,7 @@ class _InJax(BaseBuffer):
 
     @property
     def device(self) -> jax.Device | Sharding | None:
-        """Where batches arrive; None: JAX's default device."""
+        """Device of batches; None is JAX's default device."""
         return self._target
 
     def _accept(self, rows: Any) -> Any:

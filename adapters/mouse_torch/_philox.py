@@ -25,7 +25,7 @@ _HALF, _ALL, _LOWEST = 0xFFFFFFFF, (1 << 64) - 1, -(1 << 63)
 
 
 def words(seed: Any, index: Any, n: int, purpose: Purpose = Purpose.REPLAY) -> torch.Tensor:
-    """What ``Key(seed, purpose, index).bits(n)`` gives, int64 ``[n]``.
+    """Return ``Key(seed, purpose, index).bits(n)`` as a tensor, int64 ``[n]``.
 
     In the memory of the host NumPy computes them, as fast as anything does. Elsewhere they are some 400 operations on
     ``n`` / 4 numbers, which torch makes one of.
@@ -48,7 +48,7 @@ def words(seed: Any, index: Any, n: int, purpose: Purpose = Purpose.REPLAY) -> t
 
 
 def permutation(seed: torch.Tensor, epoch: torch.Tensor, n: int) -> torch.Tensor:
-    """What ``mouse_core.rollouts.permutation(seed, epoch, n)`` gives, int64 ``[n]``.
+    """Return ``mouse_core.rollouts.permutation(seed, epoch, n)`` as a tensor, int64 ``[n]``.
 
     Args:
         seed: Its 64 bits, int64 ``[]``.
@@ -65,7 +65,7 @@ def permutation(seed: torch.Tensor, epoch: torch.Tensor, n: int) -> torch.Tensor
 
 
 def integers(seed: Any, index: Any, n: int, high: Any) -> Any:
-    """What ``Key(seed, Purpose.REPLAY, index).integers(high, n)`` gives, int64 ``[n]``.
+    """Return ``Key(seed, Purpose.REPLAY, index).integers(high, n)`` as a tensor, int64 ``[n]``.
 
     Of high as int64 ``[]`` they are a tensor, and 0 where that is 0; of an integer, where one may look, NumPy's.
     """
@@ -102,7 +102,7 @@ def _(index: torch.Tensor, blocks: int) -> torch.Tensor:
 
 
 def _numbers(index: torch.Tensor, n: int) -> torch.Tensor:
-    """Those of the blocks of 4 words: NumPy counts before it computes, and the first one is number 1."""
+    """Return the counters of the blocks of 4 words. NumPy increments before it computes, so the first counter is 1."""
     blocks = -(-n // 4)
     if torch.compiler.is_compiling():
         counted: torch.Tensor = _counted(index, blocks)

@@ -51,7 +51,7 @@ class RowMap(maps.RowMap):
 
     @property
     def device(self) -> torch.device:
-        """Where results arrive."""
+        """Device of results."""
         return self._target
 
     def index(self, rows: Any) -> Any:
@@ -98,7 +98,7 @@ def _flat(rows: Any) -> tuple[Any, _Shape]:
 
 
 def _shaped(found: Any, shape: _Shape) -> Any:
-    """What was found for flat rows, with the axes of the rows."""
+    """Reshape results of flat rows to the axes of the rows."""
     if shape is None or len(shape) == 1:
         return found
     if not len(shape):

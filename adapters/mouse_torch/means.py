@@ -11,7 +11,7 @@ from mouse_core import ConfigError
 
 
 def global_count(*masks: torch.Tensor, group: Any = None) -> torch.Tensor:
-    """What the masks of micro-batches add up to over the processes of a group: the ``count`` of ``global_mean``.
+    """Sum the masks of micro-batches over the processes of a group: the ``count`` of ``global_mean``.
 
     Every process must call it, once before the first of the micro-batches.
 

@@ -1,4 +1,4 @@
-"""Where batches go in torch: the checks of ``device`` and ``pin_memory``."""
+"""Placement of batches in torch: checks of ``device`` and ``pin_memory``."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class PrefetchBatchifier(Batchifier[TensorDict]):
     """
 
     def delivery(self, source: Any, *, device: Any, pin_memory: bool | None, sharding: Any) -> Delivery[TensorDict]:
-        """How TensorDicts are made on the host or a device; see ``mouse_core.prefetch.Batchifier``."""
+        """Converter of batches to TensorDicts on the host or a device; see ``mouse_core.prefetch.Batchifier``."""
         if sharding is not None:
             raise ConfigError(f"sharding: expected None, found {sharding!r}; mouse_jax lays batches out")
         buffer = source.buffer if isinstance(source, BufferSource) else None
@@ -132,7 +132,7 @@ class PrefetchBatchifier(Batchifier[TensorDict]):
         return Delivery(partial(device_maker, device=target, pin=pin), hand_over)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch is; of a replay buffer, with what was drawn ahead of time, in tensors and plain values.
+        """Position of the next batch, in tensors and plain values; for a replay buffer, with the batches drawn ahead.
 
         ``torch.save`` writes it and ``torch.load`` reads it with their defaults.
         """

@@ -115,7 +115,7 @@ class ReplayBuffer(_Saved, buffer.ReplayBuffer):
 
     @property
     def device(self) -> torch.device:
-        """Where batches arrive."""
+        """Device of batches."""
         return self._target
 
     @property
@@ -142,7 +142,7 @@ class ReplayBuffer(_Saved, buffer.ReplayBuffer):
         super().update_priority(on_host(index), on_host(priority), on_host(generation))
 
     def generation_of(self, index: Any) -> Any:
-        """How many rows were in the places of these rows before them, a tensor beside batches; see the core's."""
+        """Return the generations of rows as a tensor beside batches; see ``mouse_core.replay.ReplayBuffer``."""
         return torch.as_tensor(super().generation_of(on_host(index)), device=self._target)
 
     def update_if_present(self, index: Any, generation: Any, fields: Any) -> Any:
@@ -154,7 +154,7 @@ class ReplayBuffer(_Saved, buffer.ReplayBuffer):
         return torch.as_tensor(present, device=self._target)
 
     def batch_of(self, drawn: buffer.Drawn) -> Any:
-        """What ``draw`` gave as a batch, transformed; see the core's."""
+        """Convert a draw to a batch and transform it; see ``mouse_core.replay.ReplayBuffer``."""
         if self._kept:
             drawn = replace(drawn, draw=on_device(drawn.draw, self._target))
         return super().batch_of(drawn)
@@ -218,7 +218,7 @@ class ReplayBufferEnsemble(_Saved, ensemble.ReplayBufferEnsemble):
 
     @property
     def device(self) -> torch.device:
-        """Where batches arrive."""
+        """Device of batches."""
         return self._target
 
     def update_priority(self, index: Any, priority: Any = None, buffer_ids: Any = None, generation: Any = None) -> None:

@@ -77,7 +77,7 @@ class TensorStorage(RingStorage):
 
     @property
     def device(self) -> torch.device:
-        """Where rows lie."""
+        """Device that holds the rows."""
         return self._device
 
     @property

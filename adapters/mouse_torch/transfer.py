@@ -31,7 +31,7 @@ def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]
 
 
 def batch_dims(spec: Spec) -> int:
-    """How many axes the batch size of a TensorDict has: of ``[B, S]`` or ``[B]``, and none of packed windows.
+    """Number of axes in the batch size of a TensorDict: 2 for ``[B, S]``, 1 for ``[B]``, 0 for packed windows.
 
     ``cu_seqlens`` has B + 1 values and other fields T rows. A TensorDict of size ``[T]`` would hold it wrapped only, so
     that neither attention nor ``torch.nested`` takes it.

@@ -113,7 +113,7 @@ def as_state(tree: Any) -> Any:
 
 
 def from_state(tree: Any) -> Any:
-    """What ``as_state`` was called on, with tensors as arrays on the host."""
+    """Return the argument of ``as_state`` with its tensors as host arrays."""
     if isinstance(tree, Mapping):
         if tree.keys() == {"dtype", "shape", "bytes"} and isinstance(tree["bytes"], torch.Tensor):
             return tree["bytes"].numpy().copy().view(tree["dtype"]).reshape(tree["shape"])
@@ -124,7 +124,7 @@ def from_state(tree: Any) -> Any:
 
 
 def on_device(draw: Draw, device: torch.device) -> Draw:
-    """What a sampler says, in tensors on a device, by one copy."""
+    """Copy the output of a sampler to a device as tensors, in one transfer."""
     own = ("index", "mask", "priority_weight")
     given = {name: getattr(draw, name) for name in own} | {f"extra {name}": draw.extra[name] for name in draw.extra}
     moved: dict[str, Any] = sent({name: values for name, values in given.items() if values is not None}, device)

@@ -1,4 +1,4 @@
-"""What is in recorded data: columns, episodes, returns, actions, and what usually goes wrong in them."""
+"""Inspection of recorded data: columns, episodes, returns, actions, and findings of what usually goes wrong."""
 
 from mouse_core.inspect._checks.finding import Finding
 from mouse_core.inspect._run import inspect

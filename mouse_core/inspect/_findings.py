@@ -1,4 +1,4 @@
-"""What usually goes wrong in recorded data, looked for in what was counted."""
+"""Findings of what usually goes wrong in recorded data, from the counts of a scan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MANY_AGAIN = 0.2
 
 
 def _observations(columns: Sequence[ColumnReport]) -> list[ColumnReport]:
-    """What is seen, without what a reader says of rows that lack it."""
+    """Columns of observations, without the columns in which a reader marks missing observations."""
     return [column for column in columns if column.name.startswith("observation") and column.name != MISSING]
 
 
@@ -45,7 +45,7 @@ def are_states(columns: Sequence[ColumnReport]) -> bool:
 
 
 def same_again(columns: Sequence[ColumnReport], actions: ActionsReport | None) -> float:
-    """How likely two steps from the same state are the same: in a world of whole numbers, when the actions are."""
+    """Return the chance that two steps from one state are equal; with integer observations, that their actions are."""
     seen = _observations(columns)
     whole = all(column.whole or column.dtype.startswith(("int", "uint", "bool")) for column in seen)
     if actions is None or not actions.counts or not whole:
@@ -208,7 +208,7 @@ def findings(
     places: Mapping[tuple[str, str | None], Places],
     extremes: Extremes,
 ) -> list[Finding]:
-    """What is counted tells of.
+    """Findings from the counts.
 
     Args:
         columns, episodes, actions: What was counted.
@@ -264,7 +264,7 @@ def _about_names(names: set[str]) -> Iterator[Finding]:
 
 
 def _level_of(column: ColumnReport) -> Callable[[str, str, str], Finding]:
-    """What is wrong in metadata is worth a note."""
+    """Notes on errors in the metadata."""
     return note if column.name.startswith("metadata_") else warning
 
 

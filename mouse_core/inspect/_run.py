@@ -89,7 +89,7 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
 def _watched(
     found: Scan, stream: RowStream, columns: Sequence[ColumnReport], actions: ActionsReport | None
 ) -> Iterator[Finding]:
-    """What was looked at closely tells of."""
+    """Findings of the checks that look at every row."""
     hashes, lengths = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     if found.episodes is not None:
         hashes, lengths = found.episodes.all_of_them()
@@ -124,7 +124,7 @@ def _counted(places: Mapping[str, Mapping[str, Any] | None]) -> dict[str, dict[s
 
 
 def _saved_statistics(path: str) -> Any:
-    """What ``mouse stats --save`` wrote into the dataset's folder, if it did."""
+    """Return the statistics that ``mouse stats --save`` wrote into the dataset's folder, if any."""
     file = Path(path) / "meta" / "stats.json"
     try:
         return read_json_object(file) if file.is_file() else None
@@ -138,7 +138,7 @@ def _column_of(key: str) -> str:
 
 
 def _alignment(stream: RowStream, found: Scan) -> str:
-    """How the alignment is known, and whether the rows agree."""
+    """Return the source of the alignment, and whether the rows agree with it."""
     if stream.format not in ("datasets", "parquet"):
         how = f"the {stream.format} reader lays rows out like this"
     elif stream.about.alignment is not None:

@@ -215,7 +215,7 @@ class ColumnCounter:
         self.texts_complete = counts is not None and max(len(counts), len(self.texts)) <= _MOST_TEXTS
 
     def result(self) -> ColumnReport:
-        """What was counted so far."""
+        """Return the counts so far."""
         if len(self.shapes) == 1 and self.least_length == self.most_length:
             shape: list[int] | str | None = list(next(iter(self.shapes)))
         elif self.least_length is not None and self._kind == "list":
@@ -442,7 +442,7 @@ class EpisodeCounter:
     def _count_finals(
         self, begins: Int64s, start: Bools, observation_hash: UInt64s, previous: UInt64s, sizes: Int64s
     ) -> None:
-        """What the last observations of the episodes that just ended look like."""
+        """Count the final observations of the episodes that just ended."""
         ended = begins if self._last is not None else begins[1:]
         final = previous[ended]
         if not len(final):
@@ -481,7 +481,7 @@ class EpisodeCounter:
         return hashes, lengths + int(self.arrived)
 
     def result(self) -> EpisodesReport:
-        """What was counted so far; the rows that came last are an episode too, whether it has ended or not."""
+        """Return the counts so far; the last rows count as an episode, whether it has ended or not."""
         if self._rows and self._last is not None:
             last = np.array([self._last["done"]], np.int64)
             self.anomalies["ends-open"] = int(last[0] == 0)
@@ -668,13 +668,13 @@ class Scan:
             self._actions = None
 
     def all_places(self) -> dict[tuple[str, str | None], Places]:
-        """Where what was counted is, by code and column; of episodes once there are results."""
+        """Return the places of the counts by code and column; episodes are known once there are results."""
         found: dict[tuple[str, str | None], Places] = dict(self.places.items())
         counted = {} if self.episodes is None else self.episodes.places
         return found | {(code, None): one for code, one in counted.items()}
 
     def results(self) -> tuple[list[ColumnReport], EpisodesReport | None, ActionsReport | None]:
-        """What was counted."""
+        """Return the counts."""
         columns = [counter.result() for counter in self.columns.values()]
         actions = None
         if self._action is not None:
@@ -688,7 +688,7 @@ class Scan:
 
 
 def _odd(counter: ColumnCounter) -> int:
-    """How many values are null, NaN or infinite."""
+    """Number of values that are null, NaN or infinite."""
     return counter.nulls + counter.nans + counter.infinite
 
 

@@ -1,4 +1,4 @@
-"""How rows lie in files, and where that costs speed."""
+"""Layout of rows in files, and its costs in speed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LARGE_ROW = 4 << 10
 
 @dataclass(frozen=True)
 class FileLayout:
-    """How rows lie in the files of a dataset, told from a few bytes of each.
+    """Layout of rows in the files of a dataset, read from a few bytes of each file.
 
     Args:
         kind: "datasets" or "store".
@@ -45,7 +45,7 @@ class FileLayout:
 
 
 def layout_of(stream: RowStream) -> FileLayout | None:
-    """How the rows of a stream lie in their files; None of formats that are converted before windows are drawn."""
+    """Return the layout of the files of a stream; None for formats that are converted before windows are drawn."""
     path = Path(stream.path)
     try:
         if stream.format == "store" and (path / NAME).is_file():
@@ -99,7 +99,7 @@ def _first_batch(buffer: pa.Buffer) -> tuple[int, int, bool] | None:
 
 
 def costs(layout: FileLayout | None, source: str, room: int | None = None) -> Iterator[tuple[str, str]]:
-    """What the layout costs, as a short name and a sentence with the command that mends it, each.
+    """Return the costs of the layout: a short name and a sentence with the command that removes the cost, each.
 
     Args:
         layout: It.

@@ -1,4 +1,4 @@
-"""What an inspection found."""
+"""Report of an inspection."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class EpisodesReport:
 
 @dataclass(frozen=True)
 class ActionsReport:
-    """How actions are used, first rows of episodes left out where they only hold a place.
+    """Usage of actions, without the placeholder actions in first rows of episodes.
 
     Args:
         kind: "discrete" or "continuous".
@@ -117,7 +117,7 @@ class ActionsReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What ``inspect`` found.
+    """Report of ``inspect``.
 
     Args:
         source: As it was asked for.

@@ -54,7 +54,7 @@ def show(report: Report, *, viewer: Sequence[str] = ()) -> None:
 
 
 def plain(report: Report, viewer: Sequence[str] = ()) -> list[str]:
-    """The same as lines of text."""
+    """Format a report as lines of text."""
     lines = [heading(report), ""]
     for title, head, rows in tables(report):
         lines += [title] if title else []
@@ -80,14 +80,14 @@ def _place(finding: Finding) -> str:
 
 
 def _seen(report: Report, viewer: Sequence[str]) -> list[str]:
-    """How to look at the first place that a finding names."""
+    """Return the command that shows the first place of a finding."""
     places = [finding.place for finding in report.findings if finding.place is not None]
     words = viewer or ["mouse", "view", report.source]
     return [f"To see it: {shlex.join([*words, '--at', places[0]])}"] if places else []
 
 
 def heading(report: Report) -> str:
-    """What was looked at."""
+    """Describe the inspected rows."""
     parts = [f"{report.rows:,} rows"]
     if report.episodes is not None:
         parts += [f"{report.episodes.count:,} episodes", f"{report.episodes.transitions:,} transitions"]
@@ -110,7 +110,7 @@ def tables(report: Report) -> list[tuple[str, Sequence[str], list[tuple[str, ...
 
 
 def column_cells(column: ColumnReport) -> tuple[str, ...]:
-    """What a row of the table of columns says, under ``COLUMN_HEAD``."""
+    """Return the cells of a column in the table of columns, in the order of ``COLUMN_HEAD``."""
     return (
         column.name,
         column.dtype,
@@ -154,7 +154,7 @@ def facts(report: Report, *, histograms: bool = True) -> list[str]:
 
 
 def said(report: Report) -> list[str]:
-    """What the data say of themselves beside the alignment, a line each."""
+    """Return the metadata beside the alignment, one line each."""
     about, lines = report.about, []
     if about.get("environments"):
         lines.append(f"environment: {', '.join(about['environments'])}")
@@ -169,7 +169,7 @@ def said(report: Report) -> list[str]:
 
 
 def actions_text(report: Report) -> str:
-    """How actions are used, in a line."""
+    """Describe the usage of actions in a line."""
     actions = report.actions
     if actions is None:
         return ""

@@ -1,4 +1,4 @@
-"""What the page asks a viewer for, and what it is told: objects for JSON, and pictures."""
+"""Requests of the page and the answers of a viewer: objects for JSON, and pictures."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _window(source: BatchSource, plan: Plan, number: int, view: int) -> dict[str
 
 
 def _offsets(source: BatchSource) -> dict[str, list[float]]:
-    """Of windows by field, which steps around the anchor, or seconds, each field has; nothing for others."""
+    """Return the offsets around the anchor, in steps or seconds, of each field; empty without windows by field."""
     around = source.batch_plan.windows
     if around is None:
         return {}
@@ -273,7 +273,7 @@ class Answers:
         return self._shown[whole(asked, "source", 0, 0, len(self._shown) - 1)]
 
     def sources(self, asked: Asked) -> Any:
-        """What is shown, and which columns there are; takes in rows that came."""
+        """Return the title and the columns; includes rows appended since."""
         found = []
         for one in self._shown:
             one.refresh()
@@ -299,7 +299,7 @@ class Answers:
     # ------------------------------------------------------------------ what is wrong
 
     def findings(self, asked: Asked) -> Any:
-        """How far the inspection of a source is, which ``start`` begins, and what it found."""
+        """Return the progress and the findings of the inspection of a source; ``start`` begins it."""
         one = self._at(asked)
         found = one.inspection
         if found is None:
@@ -369,7 +369,7 @@ class Answers:
             }
 
     def episode(self, asked: Asked) -> Any:
-        """Where an episode lies, by its number, and what the list says of it; None while it is not counted yet."""
+        """Return the rows of an episode by its number, and its line in the list; None until it is counted."""
         one = self._at(asked)
         number = whole(asked, "episode", 0, 0, 1 << 60)
         one.refresh()
@@ -456,7 +456,7 @@ def chosen(values: npt.NDArray[np.float64], dims: Sequence[int]) -> npt.NDArray[
 
 
 def query_of(asked: Asked) -> Query:
-    """What a page asks episodes for: ``sort`` and ``down``, and ``low.NAME``, ``high.NAME`` and ``has.NAME``."""
+    """Parse the query of a list of episodes: ``sort``, ``down``, ``low.NAME``, ``high.NAME`` and ``has.NAME``."""
     limits: dict[str, dict[str, str]] = {"low": {}, "high": {}, "has": {}}
     for name, text in asked.items():
         kind, dot, column = name.partition(".")
@@ -466,7 +466,7 @@ def query_of(asked: Asked) -> Query:
 
 
 def spread(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Which points of a plot stand for all: the first in each place of a grid over those that there are, ascending."""
+    """Return the points of a plot that represent all: the first in each cell of a grid, ascending."""
     (there,) = np.nonzero(np.isfinite(x) & np.isfinite(y))
     if len(there) <= _ACROSS * _UP // 2:
         return there
@@ -502,7 +502,7 @@ def _is_text(values: list[Any]) -> bool:
 
 
 def _progress(one: Shown) -> dict[str, Any]:
-    """How far episodes were counted."""
+    """Return the progress of counting episodes."""
     return {
         "generation": one.generation,
         "rows": one.snapshot.num_rows,

@@ -1,4 +1,4 @@
-"""What is wrong with rows, looked for beside the page: in a thread of its own, once somebody asks."""
+"""Inspection of the shown rows in a thread beside the page, begun at the first request."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Inspection:
         self.done += rows.num_rows
 
     def warnings(self) -> Counter[int]:
-        """How many errors and warnings are about each episode."""
+        """Return the numbers of errors and warnings of each episode."""
         found = [] if self.report is None else self.report.warnings
         return Counter(number for one in found for number in {*one.episodes, one.episode} if number is not None)
 
@@ -153,7 +153,7 @@ def _finite(value: Any) -> float | None:
 
 
 def label(name: str, place: tuple[int, ...], names: Any = ()) -> str:
-    """What a dimension of a column is called: ``action[1] elbow``."""
+    """Return the label of a dimension of a column: ``action[1] elbow``."""
     (last,) = place[-1:] or (0,)
     called = f" {names[last]}" if len(place) == 1 and last < len(names) else ""
     return f"{name}[{','.join(map(str, place))}]{called}" if place else name

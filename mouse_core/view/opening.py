@@ -1,4 +1,4 @@
-"""What a viewer shows: stores, sources of batches, and recorded data of any format, in place wherever that can be."""
+"""Open data for a viewer: stores, sources of batches, and recorded data of any format, in place if possible."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Viewer:
         return f"Viewer({self.url!r})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return the HTML that a notebook shows."""
         style = f"width:100%;height:{self._height}px;border:0"
         return f'<iframe src="{html.escape(self.url)}" style="{style}" title="mouse view"></iframe>'
 

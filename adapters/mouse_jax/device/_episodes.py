@@ -1,4 +1,4 @@
-"""Which slices there are: counted as rows come in, and found by binary searches.
+"""Slices of episodes: counted while rows are written, found by binary search.
 
 The slices of one environment are numbered by the row at which each comes into being: that is its last row, or, for the
 first slice of an episode where short ones are padded, the episode's first row, for it is there from then on. So the
@@ -38,7 +38,7 @@ class Windows(NamedTuple):
 
 
 class Table(NamedTuple):
-    """What there is to choose from, ``[E]`` each.
+    """Limits of the drawable slices by environment, ``[E]`` each.
 
     Attributes:
         head: The row, counted from the oldest, from which on slices come into being; of those that lie side by side,
@@ -85,7 +85,7 @@ def _flags(
 
 
 def extended(known: Episodes, fields: Mapping[FieldKey, Any], count: int, cursor: jax.Array) -> Episodes:
-    """What is known with ``count`` more time steps, that are written from one on."""
+    """Return the episode numbers after a write of ``count`` more time steps."""
     num_envs = known.windows.shape[1]
     length, every = known.slices.sequence_length, known.every
     ends, ids = _flags(known.marks, fields, (count, num_envs))
@@ -120,7 +120,7 @@ def extended(known: Episodes, fields: Mapping[FieldKey, Any], count: int, cursor
 
 
 def cut_off(known: Episodes, lost: jax.Array, fields: Mapping[FieldKey, Any]) -> Episodes:
-    """Of nothing, what is known where the rows that come first lie so many steps behind the first of their episodes.
+    """Return empty episode numbers for first rows that begin in the middle of their episodes.
 
     Args:
         known: Of no row.
@@ -142,13 +142,13 @@ def _kept(position: jax.Array, known: Episodes) -> jax.Array:
 
 
 def table(replay: Replay, known: Episodes) -> Table:
-    """What there is to choose from."""
+    """Return the limits of the drawable slices."""
     size, length, every = replay.size, known.slices.sequence_length, known.every
     envs, padded = jnp.arange(known.windows.shape[1], dtype=jnp.int32), known.slices.pad is not False
     at, none = _reader(replay), jnp.zeros_like(envs)
 
     def before(row: jax.Array) -> jax.Array:
-        """How many slices there are before a row, or in all."""
+        """Number of slices before a row; without a row, the total."""
         return jnp.where(row < size, at(known.windows, jnp.minimum(row, size - 1), envs), known.made)
 
     def behind_oldest(most: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Which rows come next, where each comes once: in an epoch, or in all."""
+"""Draws without replacement: the order of rows in an epoch, and the rows of a queue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def first(order: Order, layout: Layout) -> Epoch | Queue | None:
 
 
 def after(replay: Replay, index: jax.Array, rows: jax.Array) -> tuple[Epoch | Queue, jax.Array]:
-    """What is left when the next batch has come, and its slots, or numbers of slices, int32 ``[B]``.
+    """Return the state after the next batch, and the slots or slice numbers of the batch, int32 ``[B]``.
 
     Where there are too few rows a queue stays as it is. ``rows`` is how many rows, or slices, there are in all.
     """

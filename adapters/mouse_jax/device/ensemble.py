@@ -93,7 +93,7 @@ def sample_ensemble(
 
 
 def _ends(shares: Shares, stage: Any, high: jax.Array, low: jax.Array) -> jax.Array:
-    """Where the members' rows end, int32 ``[M]``, by 64 random bits, of which the upper 53 count."""
+    """Draw the end of each member's rows, int32 ``[M]``, from the upper 53 of 64 random bits."""
     bits = high >> 11, (low >> 11) | (high << 21)
     least = tuple(jnp.asarray(part.astype(np.uint32))[stage] for part in (shares.from_bits >> 32, shares.from_bits))
     more = (bits[0] > least[0]) | ((bits[0] == least[0]) & (bits[1] >= least[1]))

@@ -196,7 +196,7 @@ def _like(replay: Replay) -> ReplayBuffer:
 
 
 def _sampler_state(replay: Replay, buffer: ReplayBuffer) -> dict[str, Any]:
-    """What rows weigh and which come next, as a sampler on the host saves it; of another kind, what it is."""
+    """Return the state of a host sampler: weights and order of rows, or the class of another sampler."""
     sampler, turns, layout = buffer.sampler, replay.turns, replay.layout
     if replay.weights is not None and isinstance(sampler, PrioritizedSampler):
         return weights_state(sampler, sum_tree.units(replay.weights, len(buffer)), float(replay.weights.largest))
@@ -209,7 +209,7 @@ def _sampler_state(replay: Replay, buffer: ReplayBuffer) -> dict[str, Any]:
 
 
 def _turns_of(replay: Replay, buffer: ReplayBuffer) -> Epoch | Queue | None:
-    """Which rows come next, of a sampler on the host; None where it is of another kind, and none has come."""
+    """Return the order of rows of a host sampler; None for another kind of sampler that has drawn nothing."""
     if isinstance(replay.turns, Queue):
         left = left_in(buffer.sampler)
         return None if left is None else Queue(jnp.int32(left))

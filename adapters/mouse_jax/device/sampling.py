@@ -47,7 +47,7 @@ def taken_slices(replay: Replay, known: Episodes, windows: _episodes.Windows) ->
     numbers, of_slice = known.numbers[:, 0] if one_stream else known.numbers, () if one_stream else (env,)
 
     def read(rows: Any) -> Any:
-        """What lies in memory as rows do from the first row of each slice on; behind the newest anything."""
+        """Gather rows from the first row of each slice on; values behind the newest row are undefined."""
         places = row if pad is False else jnp.minimum(row, replay.size - 1)
         return taken(rows, _once(_episodes.slots(replay, places)), *of_slice)
 
@@ -90,7 +90,7 @@ def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
 
 
 def _asked(replay: Replay) -> Replay:
-    """What says whether there is something to draw: rows and the seed, which may be traced, do not."""
+    """Return the part of a state that decides whether there is something to draw; rows and seed may be traced."""
     nothing: Any = None
     return replace(replay, rows=nothing, seed=nothing)
 
@@ -104,7 +104,7 @@ def _ready(replay: Replay, min_length: Any) -> jax.Array:
 
 
 def _left(replay: Replay) -> jax.Array:
-    """How many rows or slices there are to draw; of a queue those that have not come."""
+    """Number of rows or slices to draw; of a queue, of the rows not yet returned."""
     if isinstance(replay.turns, Queue):
         return replay.turns.left
     if replay.episodes is not None:
@@ -287,7 +287,7 @@ def _taken_turn(replay: Replay, index: jax.Array) -> tuple[Any, dict[str, Any]]:
 
 
 def _count(replay: Replay, found: _episodes.Table | None) -> jax.Array:
-    """How many rows or slices there are."""
+    """Number of rows or slices."""
     return replay.size * (replay.layout.num_envs or 1) if found is None else found.ends[-1]
 
 

@@ -170,7 +170,7 @@ class Spill:
         self._layout = layout
 
     def _column(self, name: str, value: Any) -> tuple[dict[str, int], tuple[int, ...], np.dtype[Any]]:
-        """How many streams of which axes, the shape of a row, and its dtype."""
+        """Return the number of streams, their axes, the shape of a row, and its dtype."""
         shape, dtype = np.shape(value), jnp.result_type(value)
         if dtype.kind not in "biuf":
             raise SchemaError(f"spill: column {name!r}: expected numbers that a store has, found {dtype}")

@@ -187,7 +187,7 @@ def _put_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array) -> tuple[Any, A
 
 @jax.custom_jvp
 def _put_few_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array) -> tuple[Any, Any]:
-    """The same, on a CPU row by row, in a loop that is one kernel: to hand several to threads takes far longer."""
+    """Write rows one by one on a CPU, in a loop that is one kernel; handing several to threads takes far longer."""
     return cast("tuple[Any, Any]", _put_few_in_one(kept, rows, cursor))
 
 

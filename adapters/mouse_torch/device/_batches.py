@@ -1,4 +1,4 @@
-"""Which rows a batch has, and the rows, gathered."""
+"""Batches on a device: select the rows and gather them."""
 
 from __future__ import annotations
 

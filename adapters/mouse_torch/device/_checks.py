@@ -1,4 +1,4 @@
-"""What is refused when a batch is asked for."""
+"""Checks of the arguments of a draw."""
 
 from __future__ import annotations
 

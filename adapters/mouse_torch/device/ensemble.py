@@ -103,7 +103,7 @@ class ReplayEnsemble(BufferModule):
                 self.register_buffer(name, made, persistent=kept)
 
     def extra_repr(self) -> str:
-        """What it was made with."""
+        """Arguments that the ensemble was created with."""
         return f"batch_size={self.batch_size}"
 
     def can_sample(self) -> torch.Tensor:
@@ -164,7 +164,7 @@ class ReplayEnsemble(BufferModule):
         return [replay for replay in self.replays if isinstance(replay, Replay)]
 
     def _ends(self, number: torch.Tensor) -> torch.Tensor:
-        """Where the members' rows end in a batch, int64 ``[M]``."""
+        """End of each member's rows in a batch, int64 ``[M]``."""
         stage = (number >= self.first).sum() - 1
         bits = (_philox.words(self.seed, number, 1) >> (64 - _BITS)) & ((1 << _BITS) - 1)
         whole, from_bits = (table.index_select(0, stage.reshape(1))[0] for table in (self.whole, self.from_bits))

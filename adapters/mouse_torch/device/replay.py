@@ -85,7 +85,7 @@ def to_host(replay: Replay, buffer: ReplayBuffer) -> None:
 
 
 def _sampler_state(replay: Replay, buffer: ReplayBuffer) -> dict[str, Any]:
-    """What rows weigh and which come next, as a sampler on the host saves it; of another kind, what it is."""
+    """Return the state of a host sampler: weights and order of rows, or the class of another sampler."""
     sampler, turns, size = buffer.sampler, replay.turns, replay.batch_size
     if replay.weights is not None and isinstance(sampler, PrioritizedSampler):
         return weights_state(sampler, replay.weights.units(len(buffer)), float(replay.weights.largest))
@@ -256,7 +256,7 @@ class Replay(BufferModule):
         check_transform(self)
 
     def extra_repr(self) -> str:
-        """What it was made with."""
+        """Arguments that the replay was created with."""
         return f"capacity={self.capacity}, num_envs={self.num_envs}, batch_size={self.batch_size}"
 
     @property
@@ -266,7 +266,7 @@ class Replay(BufferModule):
 
     @property
     def device(self) -> torch.device:
-        """Where rows lie."""
+        """Device that holds the rows."""
         return self.cursor.device
 
     @torch.no_grad()
@@ -431,11 +431,11 @@ class Replay(BufferModule):
 
     @property
     def ring(self) -> Ring:
-        """Where in it the rows are."""
+        """Return the slots of rows."""
         return Ring(self.cursor, self.size, self.steps)
 
     def counters(self) -> Arrays | None:
-        """Its own buffers, in NumPy, where one may look at them."""
+        """Return the module's buffers as NumPy arrays; None if they cannot be read, as while compiling."""
         size: Any = self._buffers["size"]
         return self.arrays() if is_known(size) else None
 
@@ -457,7 +457,7 @@ class Replay(BufferModule):
             _priorities.written(self.weights, self.episodes, self.ring, count, self.num_envs or 1)
 
     def left(self) -> torch.Tensor:
-        """How many rows or slices there are to draw, of a queue those that have not come; by priority, their weight."""
+        """Number of rows or slices to draw; of a queue, those not yet returned; by priority, the sum of weights."""
         if isinstance(self.turns, Queue):
             return self.turns.left
         if self.weights is not None:

@@ -198,12 +198,12 @@ class RolloutStorage(BufferModule):
             self.register_buffer("computed", torch.zeros((), dtype=torch.bool, device=target))
 
     def extra_repr(self) -> str:
-        """What it was made with."""
+        """Arguments that the storage was created with."""
         return f"num_envs={self.num_envs}, num_transitions_per_env={self.num_transitions_per_env}"
 
     @property
     def device(self) -> torch.device:
-        """Where rows lie."""
+        """Device that holds the rows."""
         return self.step.device
 
     def __getitem__(self, name: str) -> torch.Tensor:

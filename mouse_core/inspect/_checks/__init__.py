@@ -1,1 +1,1 @@
-"""What is wrong with single dimensions, with parts of the rows, with the order of them, and with episodes."""
+"""Checks of single dimensions, of parts of the rows, of the order of rows, and of episodes."""

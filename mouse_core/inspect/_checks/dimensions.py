@@ -1,4 +1,4 @@
-"""What is wrong with single dimensions: constant, out of scale, outliers, saturated, times 255, stuck.
+"""Checks of single dimensions: constant, out of scale, outliers, saturated, times 255, stuck.
 
 Recordings that are right are odd, too: Humanoid-v5 has 24 constant dimensions of 348, and scales that differ by 1e15.
 So what only looks odd is a note, and what siblings, the rest of the rows or the nature of an action contradict is a
@@ -160,7 +160,7 @@ def _saturated(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
 
 
 def _values_between(values: Floats) -> int:
-    """How many different values there are, of the first few hundred that are not the lowest or the highest."""
+    """Number of different values among the first few hundred that are neither the lowest nor the highest."""
     values = values[np.isfinite(values)]
     inside = values[(values > values.min(initial=np.inf)) & (values < values.max(initial=-np.inf))]
     return len(np.unique(inside[:500]))
@@ -236,7 +236,7 @@ def _came_to_rest(values: Floats, first: int) -> bool:
 
 
 def longest_run(flags: Bools) -> tuple[int, int]:
-    """Where the longest run of True begins, and how long it is."""
+    """Return the first place and the length of the longest run of True."""
     edges = _edges(flags)
     lengths = edges[1::2] - edges[::2]
     if not len(lengths):

@@ -1,4 +1,4 @@
-"""Which row's action the observations answer to: the one that the alignment names, or one a row off.
+"""Check of alignment: whether observations follow the stated row's action, or the action one row off.
 
 How the observation changes, ``y = o[t+1] - o[t]``, is fitted linearly by ``o[t]``, ``o[t-1]`` and the actions of three
 rows: that which the alignment says led to ``o[t+1]`` (``stated``), of the row before it (``earlier``) and of the row
@@ -81,7 +81,7 @@ class _Fits:
         self.squares = [(steps.changes[fold] ** 2).sum(axis=0) for fold in folds]
 
     def error(self, names: tuple[str, ...]) -> Floats:
-        """Of each change, when it is fitted by what was seen and by these blocks."""
+        """Return the residual of each change, fitted by the observations and these blocks."""
         columns = np.concatenate([self.always, *(self.columns[name] for name in names)])
         total: Any = 0.0
         for fitted, held in ((0, 1), (1, 0)):
@@ -103,7 +103,7 @@ def solved(gram: Floats, product: Floats) -> Floats:
 
 
 def gains_of(steps: Steps) -> dict[str, float]:
-    """What each block explains beyond the others; ``stated`` and ``earlier`` beyond each other alone, too."""
+    """Return the variance that each block explains beyond the others, and ``stated`` and ``earlier`` beyond each other."""
     fits = _Fits(steps)
     errors = {names: fits.error(names) for size in range(4) for names in combinations(BLOCKS, size)}
     all_of_it = errors[BLOCKS]
@@ -268,7 +268,7 @@ def _vectors(column: SampledColumn) -> Floats:
 
 
 def _scaled(values: Floats) -> Floats:
-    """Of mean 0 and deviation 1, by the middle of the values, without dimensions that do not change."""
+    """Scale values to mean 0 and deviation 1, estimated from their middle; constant dimensions are dropped."""
     finite = np.where(np.isfinite(values), values, np.nan)
     with np.errstate(all="ignore"):
         mean = np.nanmean(finite, axis=0)
@@ -304,7 +304,7 @@ def _blocks_of(action: SampledColumn) -> Floats | None:
 
 
 def _verdict(gains: Mapping[str, float], steps: Steps, function_of_seen: float = _FUNCTION_OF_SEEN) -> str:
-    """Which block the changes answer to; "unknown" where that cannot be told."""
+    """Return the block that explains the changes; "unknown" if none clearly does."""
     if min(_unlike_the_rest(steps.actions["stated"]), _unlike_the_rest(steps.changes)) < _FEWEST_THAT_TELL:
         return "unknown"
     stated, later = gains["stated"], gains["later"]
@@ -330,7 +330,7 @@ def _verdict(gains: Mapping[str, float], steps: Steps, function_of_seen: float =
 
 
 def _unlike_the_rest(rows: Floats) -> int:
-    """How many rows are not the usual one: that of an action that is always taken, or of nothing that changes."""
+    """Number of rows that differ from the most frequent row; 0 for a constant action or constant observations."""
     return int((rows != np.median(rows, axis=0)).any(axis=1).sum())
 
 
@@ -338,7 +338,7 @@ def _unlike_the_rest(rows: Floats) -> int:
 
 
 def _obeyed(rest: Steps, there: Steps, other: str) -> float:
-    """What ``other`` actions explain of some episodes beyond the stated ones, by the weights of the other episodes.
+    """Return what ``other`` actions explain beyond the stated actions, in episodes that the weights were not fitted on.
 
     The machine is the same, so that they do as much where rows are shifted. Where a few episodes are merely odd, as
     those in which an arm is held by a wall, they do not.

@@ -1,4 +1,4 @@
-"""What an inspection says: a code, how bad it is, a sentence, and where."""
+"""Finding of an inspection: a code, a severity, a sentence and places."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Finding:
 
     @property
     def place(self) -> str | None:
-        """Where it is, as ``mouse view --at`` takes it: ``"e=12&s=40"``; None where no episode is known."""
+        """Place of the finding for ``mouse view --at``: ``"e=12&s=40"``; None if no episode is known."""
         if self.episode is None:
             return None
         return f"e={self.episode}" if self.step is None else f"e={self.episode}&s={self.step}"
@@ -52,7 +52,7 @@ def sorted_by_level(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def ratio(number: float) -> str:
-    """How many times, in words of at most nine characters: ``3,210``, ``1.2e+16``."""
+    """Format a factor in at most nine characters: ``3,210``, ``1.2e+16``."""
     return f"{number:,.0f}" if number < 1e6 else f"{number:.2g}"
 
 

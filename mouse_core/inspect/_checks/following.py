@@ -1,4 +1,4 @@
-"""What rows should do from one to the next, looked at in all of them: clocks go on, cameras see something new."""
+"""Checks of consecutive rows, over all rows: clocks advance, and pictures of cameras change."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Clock:
         self._longest = found[np.argsort(-found[:, 0], kind="stable")][:MOST]
 
     def findings(self) -> Iterator[Finding]:
-        """Of times that go back, and of durations that are much longer than others."""
+        """Findings for times that decrease and for durations much longer than the others."""
         if self._backwards:
             message = f"{self.name}: goes back in {self._backwards:,} rows within episodes"
             found = self._back.told(Finding("time-backwards", "warning", message, self.name))
@@ -88,7 +88,7 @@ def _buckets(durations: Floats) -> Int64s:
 
 
 class Camera:
-    """How long the pictures of a camera stay the same while other things that are seen change."""
+    """Lengths of stretches in which pictures of a camera stay equal while other observations change."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -125,7 +125,7 @@ class Camera:
         self._run = 0
 
     def findings(self) -> Iterator[Finding]:
-        """Of a stretch in which pictures stay the same for much longer than they do elsewhere."""
+        """Finding for a stretch in which pictures stay equal for much longer than in other stretches."""
         if self._run:
             self._close()
         if not self._longest:

@@ -1,4 +1,4 @@
-"""What differs between parts of the data that should be alike: stretches of rows, and episodes.
+"""Checks of parts of the data that should be alike: stretches of rows, and episodes.
 
 Every episode of a recording that is right may have its own goal, and a thing that is touched in it or not. So a part is
 odd only if it has several episodes, and if what tells it from the rest is more than what tells these from each other.
@@ -50,17 +50,17 @@ class _Parts:
     length: Int64s
 
     def rows(self, parts: Int64s) -> Bools:
-        """Which rows lie in some stretches."""
+        """Return the rows of some stretches as a mask."""
         return np.asarray(np.isin(self.part, parts))
 
     def episodes(self, parts: Int64s) -> tuple[Int64s, Int64s]:
-        """Which long episodes lie mostly within some stretches, and which do not, as places in ``begins``."""
+        """Return long episodes that lie mostly in some stretches, and the others, as places in ``begins``."""
         share = np.add.reduceat(self.rows(parts).astype(np.float64), self.begins) / self.length
         enough = self.length >= _FEWEST_IN_EPISODE
         return np.flatnonzero(enough & (share >= 0.5)), np.flatnonzero(enough & (share < 0.5))
 
     def tell(self, parts: Int64s) -> int:
-        """How many episodes stand for what is odd or for what is not, whichever are fewer; 0 if that tells nothing."""
+        """Return the smaller of the numbers of odd and of usual episodes; 0 if neither is informative."""
         odd, rest = self.episodes(parts)
         one_stretch = int(parts.max()) - int(parts.min()) + 1 in (len(parts), self.count)
         whole = one_stretch or len(odd) + len(rest) >= _FEWEST_SCATTERED * self.count
@@ -92,7 +92,7 @@ def about_parts(sampled: Sampled) -> Iterator[Finding]:
 
 
 def _less_loud(found: list[Finding], column: SampledColumn) -> Iterator[Finding]:
-    """The same, as notes where observations differ in many dimensions at once."""
+    """Lower findings to notes if observations differ in many dimensions at once."""
     many = column.name.startswith("observation") and len(found) > max(1, _MOST_AT_ONCE * column.width)
     for finding in found:
         yield replace(finding, level="note") if many else finding
@@ -116,7 +116,7 @@ def _between(column: SampledColumn, parts: _Parts) -> Iterator[Finding]:
 
 
 def _together(spread: Floats) -> Floats:
-    """What dimensions span in each part, beside what their siblings do: all span less where nothing much happens."""
+    """Return the ranges of dimensions in each part, relative to their siblings: all ranges shrink where little happens."""
     moving = (spread > 0).all(axis=0)
     if moving.sum() < 4:
         return spread
@@ -126,7 +126,7 @@ def _together(spread: Floats) -> Floats:
 
 
 def _rounding(sizes: Floats, negligible: float = _NEGLIGIBLE) -> float:
-    """What is small beside that which dimensions usually span, ``sizes`` being positive where they do."""
+    """Return sizes that are small beside the usual range of the dimension; ``sizes`` are positive if it has a range."""
     known = sizes[np.isfinite(sizes) & (sizes > 0)]
     return negligible * float(np.median(known)) if len(known) else 0.0
 
@@ -216,7 +216,7 @@ def _wider(column: SampledColumn, place: int, spread: Floats, parts: _Parts, lea
 
 
 def _spans(column: SampledColumn, place: int, parts: _Parts, episodes: Int64s) -> Floats:
-    """What a dimension spans in each of some episodes, in order."""
+    """Return the range of a dimension in each of some episodes, in order."""
     ends = parts.begins + parts.length
     rows = [column.values[parts.begins[one] : ends[one], place] for one in episodes]
     return np.sort([float(np.nanmax(one) - np.nanmin(one)) for one in rows if np.isfinite(one).any()])

@@ -1,4 +1,4 @@
-"""Where something is: its first place, and the episodes that it is in, in memory that does not grow with the rows."""
+"""Places of a finding: the first place and the episodes, in memory that does not grow with the rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Places:
             self._episodes += [number for number in np.unique(episode).tolist() if number > last]
 
     def told(self, finding: Finding) -> Finding:
-        """The same finding, with its places."""
+        """Return the finding with its places."""
         if self._first is None:
             return finding
         (dimension,) = self._dimensions if len(self._dimensions) == 1 else (finding.dimension,)

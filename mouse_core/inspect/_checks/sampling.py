@@ -22,7 +22,7 @@ _WIDEST = 1024
 
 @dataclass(frozen=True)
 class SampledColumn:
-    """What is known of a column.
+    """Sample of a column.
 
     Args:
         name: Its name.
@@ -44,7 +44,7 @@ class SampledColumn:
 
     @property
     def width(self) -> int:
-        """How many dimensions it has."""
+        """Number of dimensions."""
         return int(self.values.shape[1])
 
 
@@ -145,7 +145,7 @@ class RowSample:
         self._count = sum(len(part[" row"]) for part in thinned)
 
     def result(self, rows: int, names: Mapping[str, Sequence[str]]) -> Sampled:
-        """What was kept, of ``rows`` in all; ``names`` of the dimensions, by column."""
+        """Return the kept rows of ``rows`` in all; ``names`` are those of dimensions, by column."""
         whole = [name for name in self._widths if self._kept and all(name in part for part in self._kept)]
         columns = {}
         for name in whole:
@@ -216,7 +216,7 @@ def _bounds(found: npt.NDArray[Any]) -> tuple[Floats, Floats]:
 
 
 def quantiles(values: Floats, shares: tuple[float, ...]) -> list[Floats]:
-    """Of finite values, ``[width]`` for each share, without interpolation; NaN where there are none."""
+    """Quantiles of finite values, ``[width]`` for each share, without interpolation; NaN without finite values."""
     if not len(values):
         return [np.full(values.shape[1], np.nan) for _ in shares]
     there = np.isfinite(values)

@@ -1,4 +1,4 @@
-"""All that is looked at closely while rows pass by, and what is found in it."""
+"""Checks that look at every row while rows pass by, and their findings."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Watch:
         lengths: Int64s,
         splits: Mapping[str, int],
     ) -> Iterator[Finding]:
-        """What was found, at most a few of a code for each column.
+        """Return the findings, at most a few of a code for each column.
 
         Args:
             names: Of dimensions, by column.

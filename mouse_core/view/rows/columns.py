@@ -1,4 +1,4 @@
-"""What columns hold, for the eye: numbers by dimension, pictures, texts; read as they are stored."""
+"""Displayed values of columns: numbers by dimension, pictures and texts, read as they are stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROWS = 1 << 20
 
 
 def kind_of(kind: ColumnType) -> str:
-    """What is shown of a column: "numbers", "image" or "text"."""
+    """Kind of display of a column: "numbers", "image" or "text"."""
     if kind.kind in ("image", "video") or (kind.kind == "list" and kind.depth in (2, 3) and kind.value_type == "uint8"):
         return "image"
     return "numbers" if kind.kind in ("scalar", "list") else "text"

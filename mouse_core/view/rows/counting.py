@@ -31,7 +31,7 @@ _ORDERS_KEPT = 8
 
 @dataclass(frozen=True)
 class Query:
-    """Which episodes are asked for, and in which order.
+    """Query of a list of episodes: filter and order.
 
     Args:
         sort: The column that they are sorted by.
@@ -49,7 +49,7 @@ class Query:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What it is kept by."""
+        """Key of the query in the cache."""
         limits = (tuple(sorted(one.items())) for one in (self.low, self.high, self.has))
         return (self.sort, self.down, *limits)
 

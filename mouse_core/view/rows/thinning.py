@@ -72,7 +72,7 @@ def _finite(values: Floats) -> Floats:
 
 
 def _marked(values: Floats) -> Int64s:
-    """Of some steps ``[n, columns]`` the places of the least value, the largest, the first gap and the last; ``[4,
+    """Return the places of the least value, the largest, the first gap and the last in ``[n, columns]`` steps; ``[4,
     columns]``, ascending, with repetitions.
     """
     gaps = np.isnan(values)

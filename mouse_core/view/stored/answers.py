@@ -1,4 +1,4 @@
-"""What a page would be told of a store, of some episodes and steps, to stand in it; ``page/stored.js`` reads it."""
+"""Answers for some episodes and steps of a store, embedded in a page; ``page/stored.js`` reads them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def spread(count: int, most: int, also: Iterable[int] = ()) -> Int64s:
 
 
 def shares(widths: Sequence[int], most: int) -> list[int]:
-    """How many dimensions of each of some columns are kept, at most so many together but for one each.
+    """Return the number of kept dimensions of each column: at least one each, and a limited number in all.
 
     Of 3, 10 and 1,000 in 100 they are 3, 10 and 62: the widest are cut.
     """
@@ -104,7 +104,7 @@ _KEPT = "kept"
 
 
 def stored(one: Shown, report: Report, *, command: str, files: bool) -> dict[str, Any]:
-    """All that a page shows of a store, as an object for JSON of bounded size.
+    """Return the content of a page about a store, as an object for JSON of bounded size.
 
     Args:
         one: The store.
@@ -140,7 +140,7 @@ def stored(one: Shown, report: Report, *, command: str, files: bool) -> dict[str
 
 
 def report_alone(report: Report, *, name: str, command: str, why: str) -> dict[str, Any]:
-    """All that a page shows of a report whose rows are not there.
+    """Return the content of a page about a report without its rows.
 
     Args:
         report: What was found.
@@ -156,7 +156,7 @@ def report_alone(report: Report, *, name: str, command: str, why: str) -> dict[s
 
 
 def _about(listed: Mapping[str, Any], kept: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What is said of episodes that are kept, and of others."""
+    """Return the lines of embedded episodes and of the other episodes."""
     total = listed["total"]
     if len(kept) < total:
         yield f"{len(kept):,} of {total:,} episodes are here step by step, as the column {_KEPT} says."
@@ -263,7 +263,7 @@ class _Keeper:
         self._pictures = dict.fromkeys(self._cameras[:_MOST_CAMERAS], 0)
 
     def missing(self) -> list[str]:
-        """What is said of pictures that are not here."""
+        """Return the note on pictures that are not embedded."""
         none = [name for name in self._cameras if not self._pictures.get(name)]
         named = f"{', '.join(none[:4])}{' and others' if len(none) > 4 else ''}"
         return [f"Pictures of {named} are not here: they lie in other files, or cannot be read."] if none else []
@@ -305,7 +305,7 @@ class _Keeper:
         ]
 
     def _steps(self, begin: int, length: int, also: Sequence[int]) -> tuple[npt.NDArray[np.int64], list[Any]]:
-        """Which steps are kept, and their values as texts by column."""
+        """Return the embedded steps, and their values as texts by column."""
         each = len(json.dumps(self._values(begin, [0])))
         most = int(np.clip(_STEPS // self._count // each, 2, _MOST_STEPS))
         steps = spread(length, most, also)

@@ -26,7 +26,7 @@ def on_host(replay: Replay) -> bool:
 
 
 def host() -> jax.Device:
-    """What computes in the host's memory.
+    """Return the CPU device, which computes in host memory.
 
     Raises:
         ConfigError: JAX was told to leave the CPU out.

@@ -23,7 +23,7 @@ Memory = Literal["device", "host"]
 
 @dataclass(frozen=True)
 class Layout:
-    """What does not change in a replay.
+    """Constants of a replay.
 
     Args:
         capacity: Rows that it holds.
@@ -50,7 +50,7 @@ class Layout:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Episodes:
-    """What is known of episodes, one number a row, so that a slice is found by a binary search.
+    """Episode numbers of each row, in which a binary search finds a slice.
 
     Args:
         windows: How many slices there are before a row in its environment, modulo 2**32, uint32 ``[T, E]``.
@@ -80,14 +80,14 @@ class Episodes:
 
     @property
     def every(self) -> int:
-        """How many steps lie between the beginnings of two slices of an episode, at least."""
+        """Least number of steps between the beginnings of two slices of an episode."""
         return self.slices.sequence_length if self.tiled else self.slices.period
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Epoch:
-    """Where in which epoch ``take`` is.
+    """Position of ``take``: the epoch, and the place in it.
 
     Args:
         rows: How many rows, or slices, the epoch is over, int32 ``[]``; 0: none has begun.
@@ -105,7 +105,7 @@ class Epoch:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Queue:
-    """Which rows ``take`` has not given yet.
+    """Rows that ``take`` has not returned yet.
 
     Args:
         left: So many, the newest, int32 ``[]``.

@@ -1,4 +1,4 @@
-"""What rows weigh: a sum tree of integers on the device, with the draws of that on the host.
+"""Weights of rows: a sum tree of integers on the device, which draws as the sum tree on the host.
 
 Sums need 64 bits, which JAX has only with x64. So they lie in memory as halves of 32 bits, and are put together within
 ``jax.enable_x64``, which holds for the operations that are traced in it, whatever JAX is set to.
@@ -57,7 +57,7 @@ class Weights:
 
 
 def _ends(capacity: int) -> list[int]:
-    """Where levels end, in rows; those of 1,000 slots have 63, 4 and 1 rows, and end at 63, 67 and 68."""
+    """Ends of levels, in rows: the levels of 1,000 slots have 63, 4 and 1 rows, and end at 63, 67 and 68."""
     rows = -(-capacity // _FAN)
     ends = [rows]
     while rows > 1:
@@ -102,7 +102,7 @@ def there_are(weights: Weights) -> jax.Array:
 
 
 def _weighed(weights: Weights, priority: jax.Array) -> jax.Array:
-    """What rows of these priorities weigh, at most what so many rows may, uint32 ``[n, 2]``; float32 ``[n]`` from 0."""
+    """Return the integer weights, uint32 ``[n, 2]``, of priorities, float32 ``[n]`` from 0; their sum fits."""
     tables = powers(weights.alpha)
     bits = lax.bitcast_convert_type(priority, jnp.uint32)
     with jax.enable_x64(True):
@@ -134,7 +134,7 @@ def _halved(number: jax.Array) -> jax.Array:
 
 
 def _leaves(weights: Weights, rows: jax.Array) -> jax.Array:
-    """What counts of rows of the first level, uint64 ``[m, 16]``; within ``jax.enable_x64``."""
+    """Return the leaves that count, uint64 ``[m, 16]``; within ``jax.enable_x64``."""
     found = _joined(_part(weights.sums, rows))
     return found if weights.begins is None else jnp.where(_part(weights.begins, rows), found, 0)
 
@@ -281,7 +281,7 @@ def updated(weights: Weights, rows: jax.Array, slots: jax.Array, priority: jax.A
 
 
 def units(weights: Weights, rows: int) -> npt.NDArray[np.int64]:
-    """What the first slots weigh, int64 ``[rows]``, in NumPy."""
+    """Return the weights of the first slots as a NumPy array, int64 ``[rows]``."""
     leaves = np.asarray(weights.sums).reshape(-1, 2)[:rows].astype(np.int64)
     return leaves[:, 0] | (leaves[:, 1] << 32)
 

@@ -1,1 +1,1 @@
-"""What replays and rollouts on a device stand on: memory, episodes, orders and weights."""
+"""Parts of replays and rollouts on a device: memory, episodes, orders and weights."""

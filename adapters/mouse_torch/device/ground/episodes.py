@@ -1,4 +1,4 @@
-"""Which slices there are: counted as rows come in, and found by binary searches.
+"""Slices of episodes: counted while rows are written, found by binary search.
 
 The slices of one environment are numbered by the row at which each comes into being: that is its last row, or, for the
 first slice of an episode where short ones are padded, the episode's first row, for it is there from then on. So the
@@ -34,7 +34,7 @@ class Windows(NamedTuple):
 
 
 class Table(NamedTuple):
-    """What there is to choose from, int64 ``[E]`` each, tensors or arrays.
+    """Limits of the drawable slices by environment, int64 ``[E]`` each, tensors or arrays.
 
     Attributes:
         head: The row, counted from the oldest, from which on slices come into being; of those that lie side by side,
@@ -53,7 +53,7 @@ class Table(NamedTuple):
 
 
 class Episodes(torch.nn.Module):
-    """What is known of episodes, numbers of each row, so that a slice is found by a binary search.
+    """Episode numbers of each row, in which a binary search finds a slice.
 
     Args:
         steps: Time steps that the ring holds, T.
@@ -162,12 +162,12 @@ class Episodes(torch.nn.Module):
             self.last_id.copy_(fields[self.marks.ids].reshape(-1, len(lost))[0])
 
     def reading(self, ring: Ring) -> Reading:
-        """What is known, to look slices up in, of the kind that the ring is."""
+        """Return the episode numbers as arrays or tensors, as the ring holds them."""
         known = (self.windows, self.numbers, self.made, self.phases)
         return Reading(ring, *(counts.numpy() for counts in known)) if ring.is_seen else Reading(ring, *known)
 
     def table(self, at: Reading) -> Table:
-        """What there is to choose from."""
+        """Return the limits of the drawable slices."""
         ring, length, every = at.ring, self.slices.sequence_length, self.every
         envs = ring.range(self.windows.shape[1])
         none, padded = envs * 0, self.slices.pad is not False
@@ -211,7 +211,7 @@ class Episodes(torch.nn.Module):
         return Windows(env, start)
 
     def lengths(self, at: Reading, windows: Windows, mine: Any) -> Any:
-        """How many of its steps each slice has, int64 ``[B]``: up to S, and fewer where its episode ends before.
+        """Steps in each slice, int64 ``[B]``: S, or fewer if its episode ends earlier.
 
         Args:
             at: What is known.

@@ -148,7 +148,7 @@ class Fields(BufferModule):
         return self.rows[key].seen(memory.reshape(-1).take(slots))
 
     def dtype(self, key: FieldKey) -> torch.dtype:
-        """That of a field."""
+        """Return the tensor of a field."""
         return self.rows[key].dtype
 
     def outline(self, lead: list[int]) -> Any:

@@ -42,7 +42,7 @@ class BufferModule(torch.nn.Module):
         self._seen = Seen()
 
     def arrays(self) -> Arrays:
-        """Its own buffers in NumPy by name, where one may look at them; those of bfloat16 as int16."""
+        """Return the module's buffers as NumPy arrays by name; bfloat16 as int16."""
         return self._seen(self._buffers)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:

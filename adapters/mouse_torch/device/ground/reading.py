@@ -13,7 +13,7 @@ import torch
 
 
 class Ring(NamedTuple):
-    """Where in the ring the rows are.
+    """Return the slots of rows in the ring.
 
     Attributes:
         cursor: The time step that is written next, int64 ``[]``; of a ring that is seen an integer.
@@ -40,7 +40,7 @@ class Ring(NamedTuple):
         return np.arange(*bounds) if self.is_seen else torch.arange(*bounds, device=self.size.device)
 
     def minimum(self, one: Any, other: Any) -> Any:
-        """Of numbers of its kind."""
+        """Return the values of one number per row."""
         return np.minimum(one, other) if self.is_seen else torch.minimum(one, other)
 
     def slots(self, row: Any) -> Any:
@@ -76,14 +76,14 @@ class Reading(NamedTuple):
     phases: Any
 
     def __call__(self, counts: Any, row: Any, env: Any) -> Any:
-        """Those of rows counted from the oldest, from -1 on, in some environments."""
+        """Return the values of rows by their distance from the oldest, -1 included, in some environments."""
         # From the end on where it is below 0, as NumPy counts; that of all environments is where that of one is.
         slot = row + self.ring.oldest if self.ring.is_seen else self.ring.slots(row)
         envs = counts.shape[1]
         return counts.take(slot if envs == 1 else slot * envs + env)
 
     def before(self, row: Any, env: Any) -> Any:
-        """How many slices there are before rows in all environments, or in all if there are no such rows."""
+        """Number of slices before rows, over all environments; without rows, the total."""
         size = self.ring.size
         return self.where(row < size, self(self.windows, row.clip(max=size - 1), env), self.made)
 

@@ -1,4 +1,4 @@
-"""Which rows come next, where each comes once: in an epoch, or in all."""
+"""Draws without replacement: the order of rows in an epoch, and the rows of a queue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WALKS = 8
 
 
 class Epoch(torch.nn.Module):
-    """Where in which epoch a replay is.
+    """Position of a replay: the epoch, and the place in it.
 
     Args:
         device: Where that lies.
@@ -63,7 +63,7 @@ class Epoch(torch.nn.Module):
 
 
 class Queue(torch.nn.Module):
-    """Which rows have not come yet.
+    """Rows that a queue has not returned yet.
 
     Args:
         device: Where that lies.
@@ -171,6 +171,6 @@ def _shifted(number: torch.Tensor, by: int) -> torch.Tensor:
 
 
 def _remainder(number: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
-    """What a division of 64 bits without a sign by less than 2**16 leaves."""
+    """Remainder of an unsigned 64-bit number divided by a number below 2**16."""
     above = (1 << 32) % divisor
     return (_shifted(number, 32) % divisor * above + (number & 0xFFFFFFFF) % divisor) % divisor

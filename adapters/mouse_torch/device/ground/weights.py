@@ -1,4 +1,4 @@
-"""What rows weigh: a sum tree of integers on the device, with the draws of that on the host."""
+"""Weights of rows: a sum tree of integers on the device, which draws as the sum tree on the host."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class SeenWeights(NamedTuple):
         return node, own.astype(np.float32) / smallest
 
     def _level(self, level: int, rows: Int64s) -> Int64s:
-        """What counts of rows of a level, int64 ``[m, 16]``."""
+        """Return the nodes of a level that count, int64 ``[m, 16]``."""
         found = self.sums[self.starts[level] :].take(rows, 0)
         return found if level or self.begins is None else found * self.begins.take(rows, 0)
 
@@ -156,7 +156,7 @@ class Weights(BufferModule):
         self.register_buffer("fresh", self.weighed(self.largest.reshape(1))[0])
 
     def weighed(self, priority: torch.Tensor) -> torch.Tensor:
-        """What rows of these priorities weigh, at most what so many rows may; float32 ``[n]`` from 0."""
+        """Return the integer weights of priorities, float32 ``[n]`` from 0, limited so that their sum fits."""
         tables = Powers(self.factors, self.shifts, self.pieces, self.bends_down, self.most)
         # Without the sign, which 0 may have.
         bits = priority.view(torch.int32).to(torch.int64) & 0x7FFFFFFF
@@ -165,7 +165,7 @@ class Weights(BufferModule):
 
     @property
     def total(self) -> torch.Tensor:
-        """What all that counts weighs, int64 ``[]``."""
+        """Return the sum of all weights, int64 ``[]``."""
         return self._root().sum()
 
     def _root(self) -> torch.Tensor:
@@ -174,7 +174,7 @@ class Weights(BufferModule):
         return self.sums[-2]
 
     def _leaves(self, rows: torch.Tensor) -> torch.Tensor:
-        """What counts of rows of the first level, int64 ``[m, 16]``."""
+        """Return the leaves that count, int64 ``[m, 16]``."""
         found = self.sums.index_select(0, rows)
         return torch.where(self.begins.index_select(0, rows), found, 0) if self.sliced else found
 
@@ -256,7 +256,7 @@ class Weights(BufferModule):
         self.refresh(torch.where(there, slots, 0) >> SHIFT)
 
     def units(self, rows: int) -> npt.NDArray[np.int64]:
-        """What the first slots weigh, int64 ``[rows]``, in NumPy."""
+        """Return the weights of the first slots as a NumPy array, int64 ``[rows]``."""
         found: npt.NDArray[np.int64] = self.sums.view(-1)[:rows].cpu().numpy().copy()
         return found
 
