@@ -103,7 +103,7 @@ def solved(gram: Floats, product: Floats) -> Floats:
 
 
 def gains_of(steps: Steps) -> dict[str, float]:
-    """Return the variance that each block explains beyond the others, and ``stated`` and ``earlier`` beyond each other."""
+    """Return the variance that a block explains beyond the others, and ``stated`` and ``earlier`` beyond each other."""
     fits = _Fits(steps)
     errors = {names: fits.error(names) for size in range(4) for names in combinations(BLOCKS, size)}
     all_of_it = errors[BLOCKS]

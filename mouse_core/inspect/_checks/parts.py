@@ -116,7 +116,7 @@ def _between(column: SampledColumn, parts: _Parts) -> Iterator[Finding]:
 
 
 def _together(spread: Floats) -> Floats:
-    """Return the ranges of dimensions in each part, relative to their siblings: all ranges shrink where little happens."""
+    """Return the ranges of dimensions in each part, relative to their siblings; all shrink where little happens."""
     moving = (spread > 0).all(axis=0)
     if moving.sum() < 4:
         return spread
