@@ -82,9 +82,9 @@ class TailColumn:
         return self.kind.dtype
 
     @memo
-    def plain_dtype(self) -> np.dtype[Any] | None:
-        """The dtype of arrays that are kept as they come, but for ``is_checked``; None where pixels may be others."""
-        return None if self.image and self.dtype != np.uint8 else self.dtype
+    def plain_dtype(self) -> np.dtype[Any]:
+        """The dtype of arrays that are kept as they come, but for ``is_checked``; void where all pixels are checked."""
+        return np.dtype(np.void) if self.image and self.dtype != np.uint8 else self.dtype
 
     @memo
     def is_object(self) -> bool:

@@ -374,3 +374,22 @@ def test_tensors_that_cannot_be_read_say_why() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(DataError, match=r"column 'observation_image': .*found Tensor: .*requires grad"):
         DatasetStore().append(row(torch.ones((2, 2), requires_grad=True)))
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_pixels_of_another_dtype_are_converted_or_refused(many: bool) -> None:
+    """Arrays that have the shape of a row are checked also where a column's pixels have 16 bits."""
+    store = DatasetStore(fields=[Field("depth", image=True, dtype="uint16")])
+    first = {"action": 0, "reward": 0.5, "done": 0, "depth": np.full((2, 3), 40_000, np.uint16)}
+    store.append(first)
+
+    def add(pixels: Any) -> None:
+        other = first | {"depth": pixels}
+        store.extend([other]) if many else store.append(other)
+
+    add(np.full((2, 3), 7, np.int64))
+    for wrong in (np.full((2, 3), 0.5), np.full((2, 3), 70_000), np.full((2, 3), -1)):
+        with pytest.raises(DataError, match="depth"):
+            add(wrong)
+    depth = np.array(store.snapshot().rows([0, 1])["depth"])
+    assert depth[:, 0, 0].reshape(-1).tolist() == [40_000, 7]
