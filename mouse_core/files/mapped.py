@@ -122,8 +122,11 @@ class Word:
         self._place, self._unit = place, unit
 
     def __get__(self, page: Words, kind: type[Words]) -> int:
-        number, rest = divmod(page.words[self._place], self._unit)
-        if rest or number < 0 < self._unit - 1:
+        number = page.words[self._place]
+        if self._unit == 1:
+            return number
+        number, rest = divmod(number, self._unit)
+        if rest or number < 0:
             reason = f"expected a multiple of {self._unit} as number {self._place} of the live page, found damage"
             raise damaged(page.path, reason)
         return number

@@ -22,10 +22,8 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -87,8 +85,7 @@ def map_file(path: Path, nbytes: int) -> npt.NDArray[np.uint8]:
 # ---------------------------------------------------------------------- the head
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
+class Counters(NamedTuple):
     """Numbers of the head that change together.
 
     Args:
@@ -108,11 +105,6 @@ class Counters:
     end: int = 0
     room: int = 0
     summed: int = 0
-
-
-_VALUES = len(fields(Counters))
-# dataclasses.astuple copies every value deeply, which takes as long as writing a row.
-_as_tuple: Callable[[Counters], tuple[int, ...]] = attrgetter(*[field.name for field in fields(Counters)])
 
 
 class Head:
@@ -180,13 +172,13 @@ class Head:
             raise StateError(f"{path}: expected the head of a mapped buffer, found something else")
         now = self.now()
         most = max(now.written, now.changes, now.allocated, now.generation)
-        if not 0 <= min(_as_tuple(now)) <= most < _MOST or now.summed > now.written:
+        if not 0 <= min(now) <= most < _MOST or now.summed > now.written:
             raise StateError(f"{path}: expected numbers of a buffer of {capacity} rows, found {now}")
 
     def now(self) -> Counters:
         """Return the counters as they are now."""
         begin = _COPIES[self.words[_WHICH]]
-        return Counters(*self.words[begin : begin + _VALUES])
+        return Counters(*self.words[begin : begin + len(Counters._fields)])
 
     @property
     def written(self) -> int:
@@ -201,7 +193,7 @@ class Head:
     def commit(self, now: Counters) -> None:
         """Replace the counters."""
         other = 1 - self.words[_WHICH]
-        for place, number in enumerate(_as_tuple(now), _COPIES[other]):
+        for place, number in enumerate(now, _COPIES[other]):
             self.words[place] = number
         self.words[_WHICH] = other
 
@@ -323,14 +315,14 @@ class MappedValues(Values):
         if not schema.varying:
             return arrays, now
         rows = self.at(now).keep(schema, arrays, refs)
-        return rows, replace(now, end=self._end, room=self.nbytes)
+        return rows, now._replace(end=self._end, room=self.nbytes)
 
     def with_room(
         self, schema: RowSchema, arrays: Sequence[Any], now: Counters, refs: Callable[[], Sequence[Refs]]
     ) -> Counters:
         """Make room for all of these rows, so that a full disk is found before one is written; the counters then."""
         self.at(now).reserve(sum(value.size for part in varying_of(schema, arrays) for value in part), refs)
-        return now if self.nbytes == now.room else replace(now, room=self.nbytes)
+        return now if self.nbytes == now.room else now._replace(room=self.nbytes)
 
     def _memory(self, nbytes: int) -> Bytes:
         path = values_file(self._folder, self._generation, nbytes)

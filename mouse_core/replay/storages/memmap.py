@@ -6,7 +6,6 @@ import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -216,7 +215,7 @@ class MemmapStorage:
                 rows, now = self._values.kept(schema, part, now, self._refs)
                 for place, begin, count in ring_pieces(now.written, piece, places):
                     memory.write(place, rows, begin, count)
-                now = replace(now, written=now.written + piece)
+                now = now._replace(written=now.written + piece)
                 self._commit(now)
                 done += piece
             self._written()
@@ -279,7 +278,7 @@ class MemmapStorage:
             self._head.synced = 0
             if self._schema is not None:
                 self._begins.forget(self._schema, 0)
-            self._head.commit(replace(now, written=0, summed=0, changes=now.changes + 1))
+            self._head.commit(now._replace(written=0, summed=0, changes=now.changes + 1))
             self._written()
 
     # ------------------------------------------------------------------ reading
@@ -349,7 +348,7 @@ class MemmapStorage:
             begins = None if schema is None else checked_begins(schema, oldest, state["begins"])
             self._head.synced = 0
             if schema is None:
-                self._head.commit(replace(now, written=written, summed=written, changes=now.changes + 1))
+                self._head.commit(now._replace(written=written, summed=written, changes=now.changes + 1))
                 return
             self._replace(now, schema, arrays, written, now.changes + 1)
             self._begins.forget(schema, oldest, begins)
@@ -361,7 +360,7 @@ class MemmapStorage:
             self.flush()
             now = self._catch_up()
             if self._schema is not None:
-                now = replace(now, allocated=min(now.written, self._num_places))
+                now = now._replace(allocated=min(now.written, self._num_places))
                 self._head.commit(now)
                 for file, size in self._files(self._schema, now).items():
                     with suppress(OSError), open(file, "r+b") as opened:
@@ -489,7 +488,7 @@ class MemmapStorage:
         numbers = np.arange(max(now.summed, now.written - self.capacity), now.written)
         self._values.at(now)
         self._sums.make(numbers % self._num_places, numbers)
-        return replace(now, summed=now.written)
+        return now._replace(summed=now.written)
 
     def _apply_journal(self) -> None:
         """Change the rows in place that the journal names; a second call changes nothing more."""
@@ -502,7 +501,7 @@ class MemmapStorage:
         self._sums.make(places[numbers < now.summed], numbers[numbers < now.summed])
         if self._sync != "none":
             self._sync_rows(now)
-        self._head.commit(replace(now, changes=now.changes + 1))
+        self._head.commit(now._replace(changes=now.changes + 1))
         self._head.journal = False
         with suppress(OSError):
             (self.path / "journal").unlink()
@@ -531,7 +530,7 @@ class MemmapStorage:
         rows = min(max(rows, least), places)
         for file, size in files.items():
             lengthen(file, rows * size)
-        return replace(now, allocated=rows)
+        return now._replace(allocated=rows)
 
     def _save_schema(self, schema: RowSchema) -> None:
         if self._schema is None:
