@@ -1,6 +1,6 @@
 """Draw the rooms of the house and who imports whom: `python -m scripts.draw_house` writes docs/assets/house.svg.
 
-Rooms stand on the floors that `scripts/house.py` lists; arrows are read from the imports, and those that a detour over
+Each room stands above the rooms that it imports from; arrows are read from the imports, and those that a detour over
 other rooms replaces are left out. A test holds the file to what this script draws.
 """
 
@@ -11,7 +11,7 @@ from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from scripts.draw_pictures import ASSETS, BLUE, GREY, SOFT, VIOLET, WIDTH, Picture
-from scripts.house import ADAPTERS, FLOORS, arrows, necessary
+from scripts.house import ADAPTERS, arrows, necessary, storeys
 
 BOX_WIDTH, BOX_HEIGHT, STOREY_HEIGHT = 108, 30, 66
 LEFT, RIGHT, TOP = 96, WIDTH - 20, 56
@@ -37,24 +37,25 @@ Links = Mapping[Place, Sequence[Place]]
 
 def house() -> Picture:
     """The rooms, floor by floor, with the adapters on top."""
-    storeys, below = with_passages([sorted(names) for names in FLOORS] + [sorted(ADAPTERS)], necessary(arrows()))
-    above: dict[Place, list[Place]] = {place: [] for storey in storeys for place in storey}
+    rooms = storeys()
+    places, below = with_passages([*map(sorted, rooms), sorted(ADAPTERS)], necessary(arrows()))
+    above: dict[Place, list[Place]] = {place: [] for storey in places for place in storey}
     for place, others in below.items():
         for other in others:
             above[other].append(place)
-    storeys = untangled(storeys, below, above)
-    middle = middles(storeys, below, above)
-    top = [TOP + STOREY_HEIGHT * (len(storeys) - 1 - floor) for floor in range(len(storeys))]
+    places = untangled(places, below, above)
+    middle = middles(places, below, above)
+    top = [TOP + STOREY_HEIGHT * (len(places) - 1 - floor) for floor in range(len(places))]
 
     picture = Picture(
         WIDTH,
-        TOP + STOREY_HEIGHT * len(storeys) - (STOREY_HEIGHT - BOX_HEIGHT) + 20,
+        TOP + STOREY_HEIGHT * len(places) - (STOREY_HEIGHT - BOX_HEIGHT) + 20,
         "The rooms of mouse_core and the adapters, floor by floor, and arrows from each room down to the rooms that it "
         "imports from.",
     )
     picture.text(20, 32, "Who imports whom: arrows only ever point down", size=15, anchor="start", bold=True)
     for floor, y in enumerate(top):
-        name = f"floor {floor}" if floor < len(FLOORS) else "adapters"
+        name = f"floor {floor}" if floor < len(rooms) else "adapters"
         picture.text(20, y + 20, name, size=12, colour=SOFT, anchor="start")
     for place, others in below.items():
         for other in others:

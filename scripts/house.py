@@ -22,28 +22,23 @@ ADAPTERS = {
 # Studies compare what the two are given; no other adapter knows another one.
 KNOWN_TO_STUDIES = {"mouse_jax", "mouse_torch"}
 
-# The rooms of mouse_core, floor by floor from the ground up: a module imports from its own room and from rooms of lower
-# floors, private ones included. A folder stands for all modules in it.
+# The rooms of mouse_core, floor by floor from the ground up, as the design has them: a module imports from rooms of
+# lower floors and of its own floor, where rooms form no circle. A folder stands for all modules in it.
 FLOORS = [
-    {"errors"},
-    {"_base", "dtypes", "randomness", "ranks"},
-    {"episodes", "files", "nested"},
-    {"spec"},
-    {"digest", "readahead"},
-    {"about", "images", "remote"},
-    {"video"},
-    {"_arrow"},
-    {"columns"},
-    {"store"},
+    # logs, checksums, locks; words, metadata and numbers
+    {"_base", "about", "digest", "dtypes", "errors", "files", "nested", "randomness", "ranks", "spec"},
+    # memory, and what is decoded or fetched into it
+    {"_arrow", "columns", "images", "readahead", "remote", "video"},
+    # which rows there are
+    {"episodes", "store"},
+    # which rows are drawn, and what becomes of them
     {"augment", "sampling", "statistics"},
-    {"batches", "collect"},
-    {"groups", "record", "replay", "rollouts"},
-    {"formats", "maps", "prefetch"},
-    {"text"},
-    {"hub", "inspect", "mixtures", "trees"},
-    {"bench", "testing"},
-    {"view"},
-    {"cli"},
+    # batches, and what is made of steps
+    {"batches", "collect", "groups", "maps", "mixtures", "prefetch", "record", "replay", "rollouts", "trees"},
+    # recordings and texts of others
+    {"formats", "text"},
+    # the world outside
+    {"bench", "cli", "hub", "inspect", "testing", "view"},
 ]
 
 
@@ -110,6 +105,17 @@ def arrows() -> dict[str, set[str]]:
         if "mouse_core" in used:  # what adapters take from the package itself comes from the rooms that it names
             used = used - {"mouse_core"} | _offered(path)
         found.setdefault(own, set()).update(used)
+    return found
+
+
+def storeys(most: int = 4) -> list[list[str]]:
+    """The rooms of mouse_core in storeys of at most ``most``, each room above all rooms that it imports from."""
+    left, found = {name: used for name, used in arrows().items() if name not in ADAPTERS}, list[list[str]]()
+    while left:
+        free = sorted(name for name, used in left.items() if not used & left.keys())[:most]
+        assert free, f"rooms import from each other in a circle: {sorted(left)}"
+        found.append(free)
+        left = {name: used for name, used in left.items() if name not in free}
     return found
 
 
