@@ -99,7 +99,7 @@ def damages(content: bytes, several: int) -> Iterator[tuple[str, bytes | None]]:
         yield f"a bit of byte {place} of {last + 1}", bytes(changed)
 
 
-@pytest.mark.parametrize("several", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("several", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_no_damage_is_silent(several: int, folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "sound")
     expected = all_there_is(tmp_path / "sound")

@@ -17,7 +17,7 @@ from mouse_core.groups import open_rollouts
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.fixture(params=["torch", pytest.param("flax", marks=pytest.mark.slow)])
+@pytest.fixture(params=["torch", pytest.param("flax", marks=pytest.mark.long)])
 def framework(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -69,6 +69,7 @@ def test_weights_drawn_alike_are_no_difference() -> None:
     assert compare(theirs, same=False).first is None
 
 
+@pytest.mark.long
 def test_epsilon_of_layer_norm() -> None:
     found = compare(FlaxModel(epsilon=1e-6))
     assert found.first is not None
@@ -183,6 +184,7 @@ def images(theirs: Any, offset: float = 0.0) -> Comparison:
     return compare(theirs, ours, batch=batch, **loss)
 
 
+@pytest.mark.long
 def test_running_statistics_of_batch_norm() -> None:
     found = images(FlaxImages())
     assert found.first is not None
@@ -191,6 +193,7 @@ def test_running_statistics_of_batch_norm() -> None:
     assert "100/99" in found.causes[0].torch
 
 
+@pytest.mark.long
 def test_momentum_of_batch_norm() -> None:
     found = images(FlaxImages(momentum=0.99))
     assert [one.tensor for one in found.of("statistics") if one.beyond] == ["norm.mean", "norm.var"]
