@@ -344,7 +344,7 @@ def same_values(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
-        return list(one) == list(other) and all(same_values(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(same_values(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same_values, one, other))
     if isinstance(one, np.ndarray | np.generic):
@@ -458,11 +458,9 @@ def refuse_other(rollout: RolloutRecord, there: RolloutRecord, caller: str) -> N
         there: The one that came before.
         caller: Begins the message.
     """
-    if rollout is there:
-        return
-    one, other = _content(rollout), _content(there)
-    differing = [name for name in one if not same_values(one[name], other[name])]
-    if differing:
+    compared = (*GroupKey._fields, "turns", "reward", "metadata", "columns")
+    differing = [name for name in compared if not same_values(getattr(rollout, name), getattr(there, name))]
+    if rollout is not there and differing:
         raise other_one(rollout.rollout_uid, differing, caller)
 
 
@@ -473,23 +471,6 @@ def other_one(uid: str, differing: list[str], caller: str) -> DataError:
     )
 
 
-def _content(rollout: RolloutRecord) -> dict[str, Any]:
-    return {
-        **rollout.key._asdict(),
-        "turns": [
-            (turn.message, turn.role, turn.tokens, turn.logprobs, turn.reward, turn.metadata, _by_name(turn.columns))
-            for turn in rollout.turns
-        ],
-        "reward": rollout.reward,
-        "metadata": rollout.metadata,
-        "columns": _by_name(rollout.columns),
-    }
-
-
-def _by_name(columns: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(sorted(columns.items()))
-
-
 # What Python's objects take beside what is in them: of a rollout, of a turn with two arrays, of another value.
 _ROLLOUT, _TURN, _VALUE = 300, 450, 64
 
@@ -497,17 +478,13 @@ _ROLLOUT, _TURN, _VALUE = 300, 450, 64
 def nbytes_of(rollout: RolloutRecord) -> int:
     """Return about how many bytes a rollout takes in memory, columns and metadata included."""
     total = _ROLLOUT
-    if rollout.columns or rollout.metadata:
-        total += _held(rollout.columns) + _held(rollout.metadata)
+    items: tuple[Any, ...] = (rollout, *rollout.turns)
+    for one in items:
+        if one.columns or one.metadata:
+            total += sum(map(_size, (*one.columns.values(), *one.metadata.values())))
     for turn in rollout.turns:
         total += _TURN + 8 * len(turn.tokens) + len(turn.message)
-        if turn.columns or turn.metadata:
-            total += _held(turn.columns) + _held(turn.metadata)
     return total
-
-
-def _held(values: Mapping[str, Any]) -> int:
-    return sum(map(_size, values.values())) if values else 0
 
 
 def _size(value: Any) -> int:
@@ -515,17 +492,12 @@ def _size(value: Any) -> int:
         return _VALUE + value.nbytes
     if isinstance(value, str | bytes):
         return _VALUE + len(value)
-    if isinstance(value, Mapping):
-        return _VALUE + _held(value)
-    return _VALUE + (sum(map(_size, value)) if isinstance(value, Iterable) else 0)
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, Iterable) else ()
+    return _VALUE + sum(map(_size, inner))
 
 
 def earned_of(rollout: RolloutRecord) -> int:
-    """A number that is the same for rollouts whose turns earned the same one by one, rounding apart; 0 where none has a
-    reward.
-    """
-    if not any(turn.reward for turn in rollout.turns):
-        return 0
+    """Return a fingerprint of the turns' rewards, rounding apart; 0 where no turn has a reward."""
     rewards = [round(turn.reward or 0.0, 14) for turn in rollout.turns]
     if not any(rewards):
         return 0
