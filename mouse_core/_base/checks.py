@@ -193,6 +193,13 @@ def check_unit(where: str, value: Any) -> float:
     return number
 
 
+def check_seconds(where: str, value: Any) -> float:
+    """``value`` as a float if it is a number from 0, else ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise ConfigError(f"{where}: expected seconds from 0, found {value!r:.80}")
+    return float(value)
+
+
 def check_list(option: str, names: Iterable[_T]) -> tuple[_T, ...]:
     """What an option lists, as a tuple; ConfigError for a single text, of which the letters would be taken."""
     if isinstance(names, str | bytes):

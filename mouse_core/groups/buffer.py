@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import check_seconds
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.requests import Requests
 from mouse_core._base.threads import Alarm
@@ -393,9 +394,7 @@ class RolloutBuffer:
 
         What waits for late columns goes on to be bounded even so: more rollouts are not what it lacks.
         """
-        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
-            raise ConfigError(f"timeout: expected seconds, at least 0, or None, found {timeout!r}")
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)
         with self._changed:
             while not self._is_lacking or self._folder.counts()[1] >= limit:
                 if (ahead := self._ahead()) < limit:

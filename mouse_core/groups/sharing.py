@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from mouse_core._base.checks import check_seconds
 from mouse_core.collect.client import Channel, Client
 from mouse_core.collect.wire import decoded, encoded, read_batch
 from mouse_core.errors import ConfigError, DataError, MissingRowError, MouseError, TimedOutError
@@ -289,9 +290,7 @@ class SharedBuffer:
         # Columns are only ever added: how many the client knew says which.
         rollouts = decode_rollouts(body, self.buffer.columns.first(int(call.get("declared", 0))))
         timeout = call.get("timeout")
-        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
-            raise ConfigError(f"timeout: expected seconds, at least 0, or None, found {timeout!r:.80}")
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)
         while True:
             left = _LOOK_SECONDS if deadline is None else max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic()))
             try:

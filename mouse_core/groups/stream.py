@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import check_seconds
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import ConfigError, DataError, StateError, TimedOutError
 from mouse_core.groups.buffer import RolloutBuffer
@@ -396,11 +397,10 @@ class RolloutStream:
         ranks = ranks_of(shard)
         self.shard = check_shard(shard if ranks is None else ranks.shard, 0, "pad")
         self._kind = MicroBatch(max_tokens, collate, length, max_examples, int(pad_token), max_turns)
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
-            raise ConfigError(f"timeout: expected seconds, at least 0, found {timeout!r}")
+        self._timeout = check_seconds("timeout", timeout)
         if token_versions is not None and not isinstance(token_versions, str):
             raise ConfigError(f"token_versions: expected the name of a column or None, found {token_versions!r:.80}")
-        self._timeout, self._skip_longer, self._token_versions = float(timeout), bool(skip_longer), token_versions
+        self._skip_longer, self._token_versions = bool(skip_longer), token_versions
         self._batches, self._batch_at = _feed(batches, batch_size)
         # Where the next batch stands, the micro-batch to begin with, and the id of the batch before it.
         self._next, self._first, self._after = 0, 0, ""

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mouse_core._base.checks import check_seconds
 from mouse_core._base.threads import THREADS, in_order
-from mouse_core.errors import ConfigError
 from mouse_core.files.log import Log
 from mouse_core.files.writing import beside, storing, sync_files, write_partial
 from mouse_core.groups.arrow import rollouts_to_table, rollouts_with, table_to_rollouts, without_empty
@@ -161,9 +161,7 @@ class SealingRules:
     def __post_init__(self) -> None:
         for name in ("group_size", "min_group_size"):
             check_count(name, getattr(self, name))
-        seconds = self.seal_timeout
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-            raise ConfigError(f"seal_timeout: expected seconds, at least 0, found {seconds!r}")
+        check_seconds("seal_timeout", self.seal_timeout)
         if self.capacity is not None:
             check_count("capacity", self.capacity)
 
