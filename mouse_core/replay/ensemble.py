@@ -27,163 +27,14 @@ from mouse_core.sampling.shares import Schedule
 from mouse_core.spec import check_count
 
 Floats = npt.NDArray[np.float64]
-# The call of keys that seeds of members come from.
-_MEMBERS = 1 << 63
-
-
-def check_weights(p: Any, n: int) -> Floats:
-    """The weights of ``n`` members, which add up to 1."""
-    if p is None:
-        return np.full(n, 1 / n)
-    try:
-        weights = np.array(p, np.float64)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"p: expected {n} weights, found {p!r:.80}") from error
-    if weights.shape != (n,) or not np.isfinite(weights).all() or (weights < 0).any() or not weights.sum():
-        raise ConfigError(f"p: expected {n} weights from 0, not all 0, found {p!r:.80}")
-    normalised: Floats = weights / weights.sum()
-    return normalised
-
-
-def shares_of_all(p: Floats, size: int, offset: float) -> list[int]:
-    """How many of ``size`` windows each member gives, where all with a weight take part (systematic sampling)."""
-    # Rounded, so that a share that is a whole number is not missed by the last bit of a float.
-    ends = np.round(np.cumsum(p) * size, 9)
-    ends[-1] = size
-    shares: list[int] = (np.diff(np.floor(ends + offset), prepend=0.0).astype(np.int64)).tolist()
-    return shares
-
-
-def shares_of_some(p: Floats, size: int, key: Key, drawn: int) -> list[int]:
-    """How many each gives, where members are drawn ``drawn`` times by their weights, each time for as many windows.
-
-    Of 10 windows for 3 members that are drawn the first gets 4.
-    """
-    ends = np.cumsum(p)
-    ends[int(np.flatnonzero(p)[-1]) :] = 1.0  # no rounding leads behind the last member that has a weight
-    members = ends.searchsorted(key.uniform(drawn), side="right")
-    parts = np.diff(np.arange(drawn + 1) * size // drawn)[::-1]
-    shares: list[int] = np.bincount(members, weights=parts, minlength=len(p)).astype(np.int64).tolist()
-    return shares
-
-
-def routes_of(rows: Any, buffer_ids: Any) -> tuple[int, list[tuple[int, Slots]]]:
-    """How many rows there are, and which of them go to which member.
-
-    Args:
-        rows: A tree of arrays ``[n, ...]``, or a list of rows.
-        buffer_ids: The number of the member of each, or the field that has it.
-
-    Raises:
-        ConfigError: They are no integers, or not as many as rows.
-        MissingFieldError: There is no such field.
-    """
-    if isinstance(buffer_ids, str | tuple):
-        parts = rows if isinstance(rows, list) else [rows]
-        found = [find(part, buffer_ids, where="extend") for part in parts]
-        buffer_ids = found if isinstance(rows, list) else found[0]
-    ids = np.asarray(buffer_ids)
-    count = len(rows) if isinstance(rows, list) else next((len(leaf) for leaf in flatten(rows).values()), 0)
-    if ids.size != count or (count and ids.dtype.kind not in "iu"):
-        raise ConfigError(f"extend: expected {count} buffer_ids, integers, found {ids.dtype} {list(ids.shape)}")
-    ids = ids.reshape(count)
-    return count, [(number, np.flatnonzero(ids == number)) for number in np.unique(ids).tolist()]
-
-
-def member_seed(seed: int, number: int) -> int:
-    """A seed for each member, so that members of one seed do not draw the same rows."""
-    return int(Key(seed, Purpose.REPLAY, number, _MEMBERS).bits(1)[0])
-
-
-def check_ids(ids: npt.NDArray[Any], slots: Slots, members: int) -> None:
-    """ConfigError unless there is the number of a member for every slot."""
-    if ids.shape != slots.shape or (ids.size and not (ids.min() >= 0 and ids.max() < members)):
-        raise ConfigError(f"update_priority: expected buffer_ids in 0..{members - 1} for every index")
-
-
-def said(schedule: Any) -> Any:
-    """All shares as a state has them: a tuple, or tuples by the number of the first sample."""
-    shares = {str(first): tuple(weights.tolist()) for first, weights in schedule.weights.items()}
-    return shares["0"] if len(shares) == 1 else shares
-
-
-def listed(p: Any) -> Any:
-    """Shares of a state, in which tuples may have become lists."""
-    return {first: list(shares) for first, shares in p.items()} if isinstance(p, Mapping) else list(p)
-
 
 WITHOUT: Mapping[FieldKey, Any] = MappingProxyType({"priority_weight": np.float32(1), "mask": np.True_})
-"""What one member's batches may have and another's not, and what it is there."""
+"""The fields that the batches of some members have and others lack, and their values there."""
 
+_WITHOUT: Mapping[FieldKey, Any] = {**WITHOUT, "generation": np.int64(0)}
+# The call of keys that seeds of members come from.
+_MEMBERS = 1 << 63
 _BITS = 53  # of a uniform number
-
-
-class Shares(NamedTuple):
-    """Where the members' shares of a batch end, before one random number of the sample is added and all is cut off.
-
-    Attributes:
-        first: The first sample of each stage, int64 ``[stages]``.
-        whole: The integer below each end, int64 ``[stages, 1 + M]``, 0 first.
-        from_bits: From which random integer of 53 bits on it is one more, int64 ``[stages, M]``.
-        given: Which members give rows in any stage.
-        most: How many rows of a batch are at most of each member.
-    """
-
-    first: npt.NDArray[np.int64]
-    whole: npt.NDArray[np.int64]
-    from_bits: npt.NDArray[np.int64]
-    given: tuple[bool, ...]
-    most: tuple[int, ...]
-
-    def offsets(self) -> list[int]:
-        """Where the rows of each member begin, where so many of each that gives any lie one behind the other."""
-        counts = [most if given else 0 for most, given in zip(self.most, self.given, strict=True)]
-        return [sum(counts[:number]) for number in range(len(counts))]
-
-
-def shares_of(p: Any, members: int, size: int) -> Shares:
-    """The shares of so many members in batches of a size.
-
-    Args:
-        p: A weight for each, from 0, a ``Schedule`` of them, or None: all alike.
-        members: How many there are.
-        size: Rows in a batch.
-
-    Raises:
-        ConfigError: Weights that are none.
-    """
-    stages = p.weights if isinstance(p, Schedule) else {0: p}
-    weights = np.stack([check_weights(given, members) for given in stages.values()])
-    ends = np.round(np.cumsum(weights, 1) * size, 9)
-    ends[:, -1] = size
-    whole = np.floor(ends).astype(np.int64)
-    from_bits = np.array([[_least(end) for end in row] for row in ends.tolist()], np.int64)
-    from_bits[:, -1] = 1 << _BITS
-    whole = np.concatenate([np.zeros((len(ends), 1), np.int64), whole], 1)
-    most = (whole[:, 1:] + 1 - np.minimum(whole[:, :-1], size)).max(0)
-    return Shares(
-        np.array([*stages], np.int64),
-        whole,
-        from_bits,
-        tuple(bool(column.any()) for column in (weights > 0).T),
-        tuple(int(number) for number in np.minimum(most, size)),
-    )
-
-
-def _least(end: float) -> int:
-    """The least integer m of 53 bits with which ``end + m * 2**-53``, in float64, has another integer part."""
-    low, high = 0, 1 << _BITS
-    while low < high:
-        middle = (low + high) // 2
-        if np.floor(end + middle * 2.0**-_BITS) > np.floor(end):
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-# What a member's sampler may add to a batch and another's not, and what it is there.
-_WITHOUT: dict[FieldKey, Any] = {"priority_weight": np.float32(1), "mask": np.True_, "generation": np.int64(0)}
 
 
 class ReplayBufferEnsemble(BaseBuffer):
@@ -195,19 +46,19 @@ class ReplayBufferEnsemble(BaseBuffer):
     its own.
 
     Args:
-        *buffers: Replay buffers, ensembles, or what is a storage as it stands (a ``DatasetStore``, a dataset).
+        *buffers: Replay buffers, ensembles, or data that a buffer takes as its storage (a ``DatasetStore``, a dataset).
         p: A weight for each, from 0; by default all alike. With a ``Schedule`` they change with the number of the
             sample, as from recorded to fresh data.
-        transform: What is done to the whole batch; see ``ReplayBuffer``.
-        batch_size: Windows in a batch, B (single rows, or slices), where ``sample`` is not told.
+        transform: Changes the whole batch; see ``ReplayBuffer``.
+        batch_size: Windows in a batch, B (single rows, or slices), where ``sample`` gets none.
         seed: In ``[0, 2**64)``.
-        num_buffer_sampled: Of how many draws of a member, by the weights, a batch is made, as many windows of each.
-            None: all that have a weight take part in every batch.
+        num_buffer_sampled: How many times a member is drawn for a batch, by the weights; each time it gives an equal
+            number of windows. None: every member with a weight gives windows to every batch.
         collate_fn: Makes a batch of the list of the members' batches, instead of concatenating each field.
-        digest: Whether a digest of what is delivered runs along; see ``digest``.
+        digest: Whether to keep a digest of the delivered batches; see ``digest``.
 
     Raises:
-        ConfigError: No members, weights that are none, or members of different alignment.
+        ConfigError: No members, invalid weights, or members of different alignment.
     """
 
     def __init__(
@@ -260,7 +111,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         return f"{type(self).__name__}({len(self._buffers)} buffers, p={list(self.p)}, seed={self._seed})"
 
     def __len__(self) -> int:
-        """Rows of all members together."""
+        """The number of rows of all members."""
         return sum(len(member) for member in self._buffers)
 
     @property
@@ -285,7 +136,7 @@ class ReplayBufferEnsemble(BaseBuffer):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many rows were ever written, and how often priorities were updated, of all members."""
+        """The number of rows ever written, and of updates of priorities, of all members."""
         written, updates = zip(*[member.counts for member in self._buffers], strict=True)
         return sum(written), sum(updates)
 
@@ -300,11 +151,11 @@ class ReplayBufferEnsemble(BaseBuffer):
     # ------------------------------------------------------------------ batches
 
     def draw(self, batch_size: int | None = None, *, seed: int | None = None) -> Drawn:
-        """The first half of ``sample``: let every member draw its share.
+        """Do the first half of ``sample``: let every member draw its share.
 
         Args:
             batch_size: As for ``sample``.
-            seed: Another seed than the ensemble's; one that it is a member of gives it one.
+            seed: Replaces the ensemble's seed, where the ensemble is a member of another one.
 
         Raises:
             ConfigError: As ``sample``.
@@ -355,11 +206,11 @@ class ReplayBufferEnsemble(BaseBuffer):
             member._rewind(kept)
 
     def batch_of(self, drawn: Drawn) -> Any:
-        """What ``draw`` gave as a batch, transformed, before it is handed to a framework."""
+        """Return the transformed batch of what ``draw`` returned, before it is converted for a framework."""
         batches = [self._buffers[number].batch_of(part) for number, part in drawn.rows]
         numbers = [number for number, _ in drawn.rows]
         for number, found in zip(numbers, batches, strict=True):
-            # Of a member that is an ensemble itself they are its own, which this one's take the place of.
+            # The numbers of a member that is an ensemble are replaced by those of this one.
             own = isinstance(self._buffers[number], ReplayBufferEnsemble)
             if isinstance(found, Mapping) and "buffer_ids" in found and not own:
                 raise reserved_error(f"buffer {number}", ["buffer_ids"])
@@ -383,7 +234,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         return {**unflatten(structure, fields), **extra}
 
     def _field(self, key: FieldKey, leaves: list[dict[FieldKey, Any]], numbers: list[int]) -> Any:
-        """A field of the batch, of which members without it have what stands in ``_WITHOUT``."""
+        """One field of the batch, with the values of ``_WITHOUT`` for members without it."""
         parts = []
         for number, found in zip(numbers, leaves, strict=True):
             if key not in found and key not in _WITHOUT:
@@ -409,13 +260,13 @@ class ReplayBufferEnsemble(BaseBuffer):
 
         Args:
             rows: As for the ``extend`` of a buffer with ``ndim=1``.
-            buffer_ids: Which member each row goes to, integers ``[n]``; or the name of the rows' field that says it.
+            buffer_ids: The number of the member of each row, integers ``[n]``; or the field of the rows that holds it.
 
         Returns:
             Their indices within their members, int64 ``[n]``.
 
         Raises:
-            ConfigError: A number of no member, or of one that is an ensemble itself or has ``ndim=2``.
+            ConfigError: A number without a member, or of a member that is an ensemble or has ``ndim=2``.
             SchemaError, DataError: As a buffer's ``extend``.
 
         After an error no member has changed, as storages check rows beforehand (a ``ListStorage`` takes any).
@@ -439,18 +290,18 @@ class ReplayBufferEnsemble(BaseBuffer):
         return index
 
     def update_priority(self, index: Any, priority: Any = None, buffer_ids: Any = None, generation: Any = None) -> None:
-        """Say how important rows are.
+        """Set the priorities of rows.
 
         Args:
             index: The ``index`` of a batch; or the batch itself, whose field ``priority_key`` (each member's own) has
-                the priorities; rows that its ``mask`` leaves out keep theirs.
+                the priorities; rows that its ``mask`` excludes keep theirs.
             priority: One for every index, from 0.
-            buffer_ids: Which member each index is of, as the batch says. Members whose samplers know no priorities
-                are left out.
-            generation: The ``generation`` of the batch, which members that count them look at; a batch has its own.
+            buffer_ids: The number of the member of each index, as in the batch. Members whose samplers have no
+                priorities are skipped.
+            generation: The ``generation`` of the batch, for members that count generations; a batch has its own.
 
         Raises:
-            ConfigError: No ``buffer_ids``, or one that is no member.
+            ConfigError: No ``buffer_ids``, or a number without a member.
             DataError, IndexError: See ``ReplayBuffer.update_priority``.
 
         After an error nothing has changed, in no member.
@@ -463,7 +314,9 @@ class ReplayBufferEnsemble(BaseBuffer):
         if buffer_ids is None:
             raise ConfigError("update_priority: expected the buffer_ids of the batch beside its index, found none")
         ids, slots = to_numpy(buffer_ids), to_numpy(find(batch, "index", where="update_priority"))
-        check_ids(ids, slots, len(self._buffers))
+        if ids.shape != slots.shape or (ids.size and not (ids.min() >= 0 and ids.max() < len(self._buffers))):
+            last = len(self._buffers) - 1
+            raise ConfigError(f"update_priority: expected buffer_ids in 0..{last} for every index")
         updates: list[tuple[Any, ...]] = []
         for number in np.unique(ids).tolist():
             member: Any = self._buffers[number]
@@ -483,12 +336,16 @@ class ReplayBufferEnsemble(BaseBuffer):
 
     def _own_state(self) -> dict[str, Any]:
         members = {str(number): member._state() for number, member in enumerate(self._buffers)}
-        numbers = {"seed": self._seed, "samples": self._samples, "p": said(self._schedule)}
-        numbers |= {} if (several := self._num_buffer_sampled) is None else {"num_buffer_sampled": several}
-        return {"kind": "ensemble", **numbers, "buffers": members}
+        numbers = {"seed": self._seed, "samples": self._samples}
+        return {"kind": "ensemble", **numbers, **self._shares(), "buffers": members}
+
+    def _shares(self) -> dict[str, Any]:
+        """The members' shares, by the number of the first sample that they hold for, as a state has them."""
+        shares = {str(first): tuple(weights.tolist()) for first, weights in self._schedule.weights.items()}
+        return {"p": shares, "num_buffer_sampled": self._num_buffer_sampled or 0}
 
     def _shared(self) -> Any:
-        """All members' locks, in their order."""
+        """The locks of all members, in their order."""
         held = ExitStack()
         for member in self._buffers:
             held.enter_context(member._lock)
@@ -498,8 +355,12 @@ class ReplayBufferEnsemble(BaseBuffer):
     def _load_own(self, state: Mapping[str, Any]) -> None:
         numbers = check_numbers(state, {"kind": "ensemble"}, ("seed", "samples"))
         members = part_of(state, "buffers", {})
-        own = {"p": listed(said(self._schedule)), "num_buffer_sampled": self._num_buffer_sampled}
-        found = {"p": listed(state.get("p", ())), "num_buffer_sampled": state.get("num_buffer_sampled")}
+        own, stages = self._shares(), part_of(state, "p", {})
+        # Tuples of a state may have become lists.
+        found = {
+            "p": {first: tuple(weights) for first, weights in stages.items()},
+            "num_buffer_sampled": state.get("num_buffer_sampled"),
+        }
         if len(members) != len(self._buffers) or found != own:
             raise StateError(
                 f"state: expected an ensemble of {len(self._buffers)} with the shares {own}, found {found}"
@@ -515,3 +376,131 @@ class ReplayBufferEnsemble(BaseBuffer):
                 member._load(kept)
             raise
         self._seed, self._samples = numbers["seed"], numbers["samples"]
+
+
+def check_weights(p: Any, n: int) -> Floats:
+    """Return the weights of ``n`` members, scaled to a sum of 1."""
+    if p is None:
+        return np.full(n, 1 / n)
+    try:
+        weights = np.array(p, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"p: expected {n} weights, found {p!r:.80}") from error
+    if weights.shape != (n,) or not np.isfinite(weights).all() or (weights < 0).any() or not weights.sum():
+        raise ConfigError(f"p: expected {n} weights from 0, not all 0, found {p!r:.80}")
+    normalised: Floats = weights / weights.sum()
+    return normalised
+
+
+def shares_of_all(p: Floats, size: int, offset: float) -> list[int]:
+    """The number of windows of each member in a batch of ``size``, by systematic sampling."""
+    # Rounded, so that a share that is a whole number is not missed by the last bit of a float.
+    ends = np.round(np.cumsum(p) * size, 9)
+    ends[-1] = size
+    shares: list[int] = (np.diff(np.floor(ends + offset), prepend=0.0).astype(np.int64)).tolist()
+    return shares
+
+
+def shares_of_some(p: Floats, size: int, key: Key, drawn: int) -> list[int]:
+    """The number of windows of each member, where members are drawn ``drawn`` times by their weights.
+
+    Of 10 windows for 3 members that are drawn the first gets 4.
+    """
+    ends = np.cumsum(p)
+    ends[int(np.flatnonzero(p)[-1]) :] = 1.0  # no rounding leads behind the last member that has a weight
+    members = ends.searchsorted(key.uniform(drawn), side="right")
+    parts = np.diff(np.arange(drawn + 1) * size // drawn)[::-1]
+    shares: list[int] = np.bincount(members, weights=parts, minlength=len(p)).astype(np.int64).tolist()
+    return shares
+
+
+def routes_of(rows: Any, buffer_ids: Any) -> tuple[int, list[tuple[int, Slots]]]:
+    """The number of rows, and for each member the places of its rows.
+
+    Args:
+        rows: A tree of arrays ``[n, ...]``, or a list of rows.
+        buffer_ids: The number of the member of each row, or the field that holds it.
+
+    Raises:
+        ConfigError: ``buffer_ids`` that are not one integer for each row.
+        MissingFieldError: There is no such field.
+    """
+    if isinstance(buffer_ids, str | tuple):
+        parts = rows if isinstance(rows, list) else [rows]
+        found = [find(part, buffer_ids, where="extend") for part in parts]
+        buffer_ids = found if isinstance(rows, list) else found[0]
+    ids = np.asarray(buffer_ids)
+    count = len(rows) if isinstance(rows, list) else next((len(leaf) for leaf in flatten(rows).values()), 0)
+    if ids.size != count or (count and ids.dtype.kind not in "iu"):
+        raise ConfigError(f"extend: expected {count} buffer_ids, integers, found {ids.dtype} {list(ids.shape)}")
+    ids = ids.reshape(count)
+    return count, [(number, np.flatnonzero(ids == number)) for number in np.unique(ids).tolist()]
+
+
+def member_seed(seed: int, number: int) -> int:
+    """The seed of a member, so that members of one seed draw different rows."""
+    return int(Key(seed, Purpose.REPLAY, number, _MEMBERS).bits(1)[0])
+
+
+class Shares(NamedTuple):
+    """The ends of the members' shares of a batch, before a random number is added and the sums are rounded down.
+
+    Attributes:
+        first: The first sample of each stage, int64 ``[stages]``.
+        whole: The integer below each end, int64 ``[stages, 1 + M]``, 0 first.
+        from_bits: From which random integer of 53 bits on it is one more, int64 ``[stages, M]``.
+        given: Which members give rows in any stage.
+        most: How many rows of a batch are at most of each member.
+    """
+
+    first: npt.NDArray[np.int64]
+    whole: npt.NDArray[np.int64]
+    from_bits: npt.NDArray[np.int64]
+    given: tuple[bool, ...]
+    most: tuple[int, ...]
+
+    def offsets(self) -> list[int]:
+        """The first place of the rows of each member, with ``most`` rows of each member one behind the other."""
+        counts = [most if given else 0 for most, given in zip(self.most, self.given, strict=True)]
+        return [sum(counts[:number]) for number in range(len(counts))]
+
+
+def shares_of(p: Any, members: int, size: int) -> Shares:
+    """The shares of members in batches of ``size`` rows.
+
+    Args:
+        p: A weight for each, from 0, a ``Schedule`` of them, or None: all alike.
+        members: The number of members.
+        size: Rows in a batch.
+
+    Raises:
+        ConfigError: Invalid weights.
+    """
+    stages = p.weights if isinstance(p, Schedule) else {0: p}
+    weights = np.stack([check_weights(given, members) for given in stages.values()])
+    ends = np.round(np.cumsum(weights, 1) * size, 9)
+    ends[:, -1] = size
+    whole = np.floor(ends).astype(np.int64)
+    from_bits = np.array([[_least(end) for end in row] for row in ends.tolist()], np.int64)
+    from_bits[:, -1] = 1 << _BITS
+    whole = np.concatenate([np.zeros((len(ends), 1), np.int64), whole], 1)
+    most = (whole[:, 1:] + 1 - np.minimum(whole[:, :-1], size)).max(0)
+    return Shares(
+        np.array([*stages], np.int64),
+        whole,
+        from_bits,
+        tuple(bool(column.any()) for column in (weights > 0).T),
+        tuple(int(number) for number in np.minimum(most, size)),
+    )
+
+
+def _least(end: float) -> int:
+    """The least integer m of 53 bits with which ``end + m * 2**-53``, in float64, has another integer part."""
+    low, high = 0, 1 << _BITS
+    while low < high:
+        middle = (low + high) // 2
+        if np.floor(end + middle * 2.0**-_BITS) > np.floor(end):
+            high = middle
+        else:
+            low = middle + 1
+    return low
