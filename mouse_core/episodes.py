@@ -75,7 +75,7 @@ def restarts(before: Any, time: Any) -> Any:
 
 @dataclass(frozen=True)
 class WindowRule:
-    """Which windows an episode has.
+    """The rule that says which windows an episode has.
 
     Of windows of 3 steps an episode of 5 has three, which begin at its steps 0, 1 and 2; with ``right=1`` also one that
     begins at 3 and whose last step is not there; ``tiled`` it has one, at 0, and if not ``strict`` a second, at 3.
@@ -103,7 +103,7 @@ class WindowRule:
     every: int = 1
 
     def count(self, steps: Int64s, lost: Int64s | int = 0) -> Int64s:
-        """Windows of episodes of so many steps behind ``lost`` that are gone, int64 of the same shape."""
+        """Return how many windows episodes of ``steps`` steps have that lost ``lost`` steps, int64 of that shape."""
         if self.before or self.behind:
             steps = np.maximum(steps - (self.before + self.behind), 0)
         if self.tiled:
@@ -120,7 +120,7 @@ class WindowRule:
         return np.maximum(counts, skipped - self._lead(steps) < steps)
 
     def _places(self, steps: Int64s) -> Int64s:
-        """Where windows would begin if all did."""
+        """Return the number of steps at which windows may begin, with ``every`` 1."""
         size = np.minimum(steps, self.length)
         counts = steps - size + 1
         if self.left or self.right:
@@ -129,20 +129,20 @@ class WindowRule:
         return places
 
     def _lead(self, steps: Int64s) -> Int64s:
-        """How many of these places lie before the episode."""
+        """Return how many of these steps lie before the episode."""
         lead: Int64s = np.minimum(self.left, np.minimum(steps, self.length) - 1)
         return lead
 
     def _skipped(self, steps: Int64s, lost: Int64s | int) -> Int64s:
-        """How many of these places come before the first that counts."""
+        """Return how many of these steps come before the first one that ``every`` counts."""
         return -(self._lead(steps + lost) + lost - self._lead(steps)) % self.every
 
     def has_any(self, steps: Int64s, lost: Int64s | int = 0) -> Int64s:
-        """1 where episodes of so many steps have a window, else 0."""
+        """Return 1 where episodes of ``steps`` steps have a window, else 0."""
         return (self.count(steps, lost) > 0).astype(np.int64)
 
     def starts(self, begin: Int64s, end: Int64s, number: Int64s, lost: Int64s | int = 0) -> Int64s:
-        """The first step of window ``number`` of the episode ``begin .. end - 1``; with ``left`` maybe before it."""
+        """Return the first step of window ``number`` of the episode ``begin .. end - 1``; ``left`` allows one before it."""
         steps = end - begin - (self.before + self.behind)
         if self.tiled:
             number = number * self.length
@@ -153,7 +153,7 @@ class WindowRule:
         return begin + self.before + number
 
     def begins(self, number: Int64s, steps: Int64s, lost: Int64s) -> Bools:
-        """Whether a window begins at step ``number`` of such an episode; without ``left``."""
+        """Return whether a window begins at step ``number`` of such an episode; without ``left``."""
         places = self._places(steps)
         found: Bools = number < places
         if self.every > 1:
@@ -240,18 +240,18 @@ class EpisodeIndex:
         return index
 
     def _unfilled(self) -> Int64s:
-        """A table in which nothing is filled in: larger than any number of its environment."""
+        """Return an empty table: each entry is larger than any number of its environment."""
         return np.repeat((self._spans + (SPAN - 1))[:, None], self._room, axis=1)
 
     # ------------------------------------------------------------------ reading
 
     @property
     def begin(self) -> int:
-        """The oldest time step there is."""
+        """The oldest time step that exists."""
         return max(self.end - self.steps, self._base)
 
     def view(self, rule: WindowRule) -> WindowView:
-        """The windows there are, as long as nothing but new steps comes."""
+        """Return the view of a rule's windows; it stays valid until a change other than ``extend``."""
         view = self._views.get(rule)
         if view is None:
             if len(self._views) >= _VIEWS_KEPT:
@@ -260,24 +260,24 @@ class EpisodeIndex:
         return view
 
     def longest(self) -> int:
-        """Steps of the longest episode there is; looks at all of them."""
+        """Return the number of steps of the longest episode; looks at all episodes."""
         first = self._oldest()
         envs, columns = ragged(self._counts - first)
         begin, end, _ = self._there(envs, columns + first[envs])
         return int((end - begin).max(initial=0))
 
     def episode_of(self, step: Int64s, env: Int64s | int = 0) -> tuple[Int64s, Int64s, Int64s]:
-        """Begin, also where it is overwritten, end and id of the episodes of steps that exist, each of their shape."""
+        """Return begin (also where overwritten), end and id of the episodes of existing steps, each of their shape."""
         column = self._search.find(step) if self._search is not None else self._column(step, env)
         return *self._bounds(env, column), self._ids[env, column]
 
     def steps_of(self, slots: Int64s) -> tuple[Int64s, Int64s]:
-        """The steps that lie in slots of a storage, and their environments, each of their shape."""
+        """Return the steps that lie in slots of a storage, and their environments, each of the shape of ``slots``."""
         place, env = (slots, np.zeros_like(slots)) if self.num_envs == 1 else np.divmod(slots, self.num_envs)
         return self.begin + (place - self.begin) % self.steps, env
 
     def slots_of(self, step: Int64s, env: Int64s | int) -> Int64s:
-        """The slots of a storage in which steps lie."""
+        """Return the slots of a storage in which steps lie."""
         slots: Int64s = step % self.steps * self.num_envs + env
         return slots
 
@@ -294,7 +294,7 @@ class EpisodeIndex:
         return first
 
     def _bounds(self, env: Int64s | int, column: Int64s) -> tuple[Int64s, Int64s]:
-        """First step, which may be gone, and the one behind the last, of some episodes."""
+        """Return the first step, which may be overwritten, and the step behind the last, of episodes."""
         at: Any = 0 if self.num_envs == 1 else env
         flat, place, spans = self._begins.reshape(-1), at * self._room + column, self._spans[at]
         begin = flat[place] - spans
@@ -303,7 +303,7 @@ class EpisodeIndex:
         return begin, end
 
     def _there(self, env: Int64s, column: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Of some episodes the first step that there is, the one behind the last, and how many before it are gone."""
+        """Return the first existing step of episodes, the step behind the last, and the number of overwritten steps."""
         begin, end = self._bounds(env, column)
         first = np.maximum(begin, self.begin)
         return first, end, first - begin
@@ -345,12 +345,12 @@ class EpisodeIndex:
         self.end += n
 
     def begin_earlier(self, begins: Int64s) -> None:
-        """The oldest episodes began with these steps, ``[E]``, which are overwritten."""
+        """Set the overwritten steps with which the oldest episodes began, ``[E]``."""
         self._begins[self._envs, self._oldest()] = begins + self._spans
         self._base = min(self._base, int(begins.min()))
 
     def cut(self, envs: Bools) -> None:
-        """An episode begins with the next step of these environments, ``[E]``."""
+        """Begin an episode with the next step of these environments, ``[E]``."""
         self._ended = self._ended | envs
 
     def _extend_by_one(self, end: bool, traj_id: int | None) -> None:
@@ -385,7 +385,7 @@ class EpisodeIndex:
         self._views.clear()
 
     def change_ends(self, env: int, steps: Int64s, ends: Bools) -> None:
-        """Steps that exist end their episodes from now on, or do not; for episodes that are numbered.
+        """Set whether existing steps end their episodes; for episodes that are numbered.
 
         Args:
             env: Their environment.
@@ -407,7 +407,7 @@ class EpisodeIndex:
         self._replace(env, first, cuts[kept], ids[kept])
 
     def change_ids(self, env: int, steps: Int64s, ids: Int64s) -> None:
-        """Steps that exist belong to other episodes from now on, ``ids`` ``[n]``; for episodes that have ids alone."""
+        """Set the ids of existing steps, ``[n]``; for episodes that have ids alone."""
         first, begins, known = self._alive(env)
         # Cut out every changed step, give it its id, and join neighbours of one id.
         cuts = np.union1d(begins, np.concatenate([steps, steps + 1]))
@@ -418,7 +418,7 @@ class EpisodeIndex:
         self._replace(env, first, cuts[kept], cut_ids[kept])
 
     def _alive(self, env: int) -> tuple[int, Int64s, Int64s]:
-        """Column of the first episode alive, and the begins and ids of all of them."""
+        """Return the column of the oldest episode of an environment, and the begins and ids of all its episodes."""
         first, count = int(self._oldest()[env]), int(self._counts[env])
         return first, self._begins[env, first:count] - self._spans[env], self._ids[env, first:count]
 
@@ -440,7 +440,7 @@ class EpisodeIndex:
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Int64s]:
-        """All there is to know, as long as there are episodes: arrays ``[n]``."""
+        """Return the state as arrays ``[n]``, as long as the number of episodes."""
         first = self._oldest()
         envs, columns = ragged(self._counts - first)
         columns += first[envs]
@@ -455,7 +455,7 @@ class EpisodeIndex:
 
     @staticmethod
     def of_state(state: Mapping[str, Int64s]) -> EpisodeIndex:
-        """The episodes that ``state`` was taken from.
+        """Return the index that ``state`` was taken from.
 
         Raises:
             ValueError: Arrays that do not fit each other.
@@ -502,21 +502,21 @@ class WindowView:
 
     @property
     def count(self) -> int:
-        """How many windows there are."""
+        """The number of windows."""
         return self._windows.total
 
     @property
     def episode_count(self) -> int:
-        """How many episodes have windows."""
+        """The number of episodes that have windows."""
         return self._episodes.total
 
     def at(self, ranks: Int64s) -> Windows:
-        """The windows of these ranks, int64 ``[n]`` in ``0 .. count - 1``."""
+        """Return the windows of these ranks, int64 ``[n]`` in ``0 .. count - 1``."""
         env, column, number = self._windows.find(ranks)
         return self._made(env, column, self._table._there(env, column), number)
 
     def in_episodes(self, ranks: Int64s, uniform: npt.NDArray[np.float64]) -> Windows:
-        """A window of each of the episodes of these ranks.
+        """Return a window of each of the episodes of these ranks.
 
         Args:
             ranks: Int64 ``[n]`` in ``0 .. episode_count - 1``.
@@ -534,7 +534,7 @@ class WindowView:
 
 
 class _RunningCounts:
-    """How many windows (or episodes that have one) lie before each episode, and which episode a rank falls in.
+    """Running counts of windows (or of episodes that have one) before each episode, and the episode of a rank.
 
     What an episode has is counted once, when it has ended. But the head of the oldest may be overwritten and the newest
     still grows: what these two have is counted anew whenever steps have come.
@@ -564,12 +564,12 @@ class _RunningCounts:
 
     @property
     def total(self) -> int:
-        """How many there are now."""
+        """The number of windows, or of episodes, now."""
         self._settle()
         return int(self._ends[-1])
 
     def find(self, ranks: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Environment, column and number within the episode of these ranks among all there are."""
+        """Return environment, column and number within the episode of each rank."""
         self._settle()
         alone = self._table.num_envs == 1
         env: Int64s = np.zeros(len(ranks), np.int64) if alone else self._ends.searchsorted(ranks, side="right")
@@ -645,7 +645,7 @@ class SortedSearch:
         self._next = np.append(numbers[1:], np.iinfo(np.int64).max)
 
     def find(self, numbers: Int64s) -> Int64s:
-        """Which it is of each, int64 ``[n]``."""
+        """Return the place of the last sorted number that is not larger, of each, int64 ``[n]``."""
         found: Int64s = self._first[numbers >> self._shift]
         (behind,) = np.nonzero(self._next[found] <= numbers)
         while len(behind):

@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import accumulate, pairwise
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,7 @@ Per = Literal["member", "trajectory", "step"]
 
 @dataclass(frozen=True, repr=False)
 class Mix:
-    """What a mixture was told of its members; see ``Mixture``.
+    """The options of a mixture: names and weights of its members; see ``Mixture``.
 
     Args:
         names: Those of the members.
@@ -90,7 +90,7 @@ class Mix:
         return Shares.of(shares)
 
     def _sizes(self, weights: Sequence[int], members: Sequence[Snapshot]) -> list[int]:
-        """What each member's weight is multiplied by: its steps, its episodes, or 1."""
+        """Return the factor of each member's weight: its steps, its episodes, or 1."""
         if self.per == "step":
             return [member.num_rows for member in members]
         if self.per == "trajectory":
@@ -144,27 +144,12 @@ def _checked(weights: Any, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _evened(share: Fraction, temperature: float) -> Fraction:
-    """A share of at most 1 at a temperature, where no share becomes none."""
+    """Return a share of at most 1, evened out by a temperature; a share above 0 stays above 0."""
     return Fraction(max(float(share) ** (1 / temperature), sys.float_info.min)) if share else share
 
 
 # Of batches of so many windows some are drawn alone: that takes 500 us a batch, as drawing 2,000 does.
 _MANY_WINDOWS = 2048
-
-
-class Members(Protocol):
-    """What a mixture's snapshot knows of its members; see ``MixtureSnapshot``."""
-
-    members: Sequence[Snapshot]
-
-    def shares_of(self, stage: int) -> Shares:
-        """How many windows each gets in a stage."""
-        ...
-
-    @property
-    def first_rows(self) -> Int64s:
-        """Where each one's rows begin, and the end."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -195,7 +180,7 @@ class MixedWindows:
         return self.each.batch_size
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """As many as hold as many windows as the epochs of all members with a share; of "last" one."""
+        """Return how many batches hold the windows of an epoch of each member with a share; for "last", one."""
         mixture, windows = _members(snapshot), 0
         shares = mixture.shares_of(0)
         counts = shares.counts(self.batch_size)
@@ -235,9 +220,9 @@ class MixedWindows:
         return np.stack([self._drawn(mixture, shares, seed, one, one + each, epoch_start) for one in each_begin])
 
     def _drawn(
-        self, mixture: Members, shares: Shares | StagedShares, seed: int, begin: int, end: int, epoch_start: int
+        self, mixture: MixtureSnapshot, shares: Shares | StagedShares, seed: int, begin: int, end: int, epoch_start: int
     ) -> Int64s:
-        """Where the windows ``begin .. end - 1`` begin.
+        """Return where the windows ``begin .. end - 1`` begin.
 
         Of members 0, 0, 1, 0 with windows at rows 5, 9, 7 of the first and 2 of the second, which begins at row 100, it
         is 5, 9, 102, 7.
@@ -258,7 +243,7 @@ class MixedWindows:
         return starts
 
     def _of_member(self, member: Snapshot, seed: int, begin: int, end: int) -> Int64s:
-        """Where a member's windows ``begin .. end - 1`` begin, among its own rows."""
+        """Return where a member's windows ``begin .. end - 1`` begin, among its own rows."""
         if _is_last(self.each):
             return member.sampled_by(_sized(self.each, end - begin)).starts(seed, 0, member, 0)
         own = member.sampled_by(self.each)
@@ -288,17 +273,17 @@ class MixedWindows:
 
 
 class PaddedMixedWindows(MixedWindows):
-    """The same of windows that may have fewer steps than they are long; see ``PaddedSampler``."""
+    """Mixed windows that may have fewer steps than they are long; see ``PaddedSampler``."""
 
     each: PaddedSampler
 
     @property
     def fill(self) -> float | None:
-        """What fields become in steps that are not there."""
+        """The value of fields in missing steps."""
         return self.each.fill
 
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
-        """How many steps of the windows are there; see ``PaddedSampler.lengths``."""
+        """Return how many steps the windows have; see ``PaddedSampler.lengths``."""
         mixture = _members(snapshot)
         owner = np.searchsorted(mixture.first_rows, starts, side="right") - 1
         lengths = np.empty(len(starts), np.int64)
@@ -310,7 +295,7 @@ class PaddedMixedWindows(MixedWindows):
 
 
 def mixed(sampler: WindowSampler, mix: Mix) -> WindowSampler:
-    """What draws from each member of a mixture as ``sampler`` draws from a store.
+    """Return the sampler of a mixture that draws from each member as ``sampler`` draws from a store.
 
     An epoch of "sequential" has no rest there, so it is drawn as "batch".
     """
@@ -329,7 +314,7 @@ def _is_last(sampler: WindowSampler) -> bool:
 
 
 def _sized(sampler: WindowSampler, batch_size: int) -> WindowSampler:
-    """The same with batches of another size, where it is known that any will do."""
+    """Return the sampler with batches of another size, if it is one that draws any size."""
     from mouse_core.sampling import BlockWindows  # loaded where it is asked for
 
     if isinstance(sampler, RandomWindows | LastWindows | CyclicWindows | EpisodeWindows | BlockWindows):
@@ -337,11 +322,11 @@ def _sized(sampler: WindowSampler, batch_size: int) -> WindowSampler:
     return sampler
 
 
-def _members(snapshot: Any) -> Members:
-    if not hasattr(snapshot, "first_rows"):
+def _members(snapshot: Snapshot) -> MixtureSnapshot:
+    """Check that a snapshot is that of a mixture."""
+    if not isinstance(snapshot, MixtureSnapshot):
         raise ConfigError(f"sampler: expected the snapshot of a mixture, found {snapshot!r}")
-    found: Members = snapshot
-    return found
+    return snapshot
 
 
 _CODES = ColumnType("scalar", "int64")
@@ -373,12 +358,12 @@ class MixtureSnapshot(Snapshot):
 
     @property
     def store_rows(self) -> Any:  # type: ignore[override]
-        """Those of the members, by name."""
+        """The store rows of the members, by name."""
         return {name: member.store_rows for name, member in zip(self.mix.names, self.members, strict=True)}
 
     @memo
     def first_rows(self) -> npt.NDArray[np.int64]:
-        """Where each member's rows begin, and the end, int64 ``[M + 1]``."""
+        """The first row of each member, and the end, int64 ``[M + 1]``."""
         return np.array([0, *accumulate(member.num_rows for member in self.members)], np.int64)
 
     @memo
@@ -392,7 +377,7 @@ class MixtureSnapshot(Snapshot):
         return self._shares[stage]
 
     def sampled_by(self, sampler: Any) -> Any:
-        """What draws from each member as ``sampler`` does; see ``Snapshot``."""
+        """Return the sampler that draws from each member as ``sampler`` does; see ``Snapshot``."""
         return mixed(sampler, self.mix)
 
     def rows_by_share(self) -> list[tuple[int, int, float]]:
@@ -418,13 +403,13 @@ class MixtureSnapshot(Snapshot):
         return found
 
     def of_rows(self, rows: Any) -> MixtureSnapshot:
-        """The same with the first rows of each member, by name; see ``Snapshot``."""
+        """Return the snapshot of the first rows of each member, by name; see ``Snapshot``."""
         check_rows(rows, self.mix.names)
         members = [member.of_rows(rows[name]) for name, member in zip(self.mix.names, self.members, strict=True)]
         return MixtureSnapshot(self.mix, members, self._codes)
 
     def with_columns(self, segments: Any, config: Any) -> Snapshot:
-        """ConfigError: columns come to members."""
+        """Raise ConfigError: derived columns belong to members."""
         raise ConfigError(
             f"mixture: expected fields to be derived for its members {list(self.mix.names)}, found it whole"
         )
@@ -489,7 +474,7 @@ class MixtureSnapshot(Snapshot):
 
     @memo
     def rows_of_segments(self) -> list[int]:
-        """How many rows of each segment count."""
+        """The number of rows of each segment that count."""
         rows: list[int] = []
         for member in self.members:
             left = member.num_rows
@@ -513,7 +498,7 @@ def _chunks(codes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> pa.C
 
 
 def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfig:
-    """What is known of the rows of all members that have rows; of others nothing need be known.
+    """Return the configuration of the rows of all members that have rows.
 
     Raises:
         SchemaError: They do not fit together.
@@ -543,7 +528,7 @@ def _check_nested(members: Mapping[str, Snapshot], field: str | None) -> None:
 
 
 def _alignment(members: Mapping[str, Snapshot]) -> Alignment:
-    """The one that all have."""
+    """Return the alignment that all members have."""
     first, alignment = next((name, member.alignment) for name, member in members.items())
     for name, member in members.items():
         if member.alignment != alignment:
@@ -596,7 +581,7 @@ def _field(name: str, members: Mapping[str, Snapshot]) -> Field:
 
 
 def _kind(field: Field) -> Field:
-    """What must be the same of a field in all members."""
+    """Return the part of a field that must be equal in all members."""
     return replace(field, shape=None, dim=None, max_ndim=None)
 
 
@@ -681,7 +666,7 @@ class Mixture(Store):
         return self._mix.names
 
     def shares_at(self, batch: int = 0) -> dict[str, float]:
-        """What part of a batch's windows each member gives, with the rows that there are now, by name; the sum is 1.
+        """Return the part of a batch's windows that each member gives now, by name; the sum is 1.
 
         Raises:
             ConfigError: A member with a weight has no rows.
@@ -728,7 +713,7 @@ class Mixture(Store):
         return {part: self._of({name: some[part] for name, some in parts.items()}, skips_empty=True) for part in names}
 
     def to_dataset(self) -> Any:
-        """ConfigError: rows say neither whose they are nor with which share; each member has a dataset of its own."""
+        """Raise ConfigError: rows of a mixture lack member and share; each member has a dataset."""
         raise ConfigError(
             "mixture: expected the rows of a member, as of "
             f"mixture.members[{self.names[0]!r}].to_dataset(), found the mixture's"
@@ -739,7 +724,7 @@ class Mixture(Store):
         return self._of(members, skips_empty=self._mix.skips_empty)
 
     def _of(self, members: Mapping[str, Store], *, skips_empty: bool) -> Mixture:
-        """The same mixture of other members of the same names."""
+        """Return the mixture of other members of the same names."""
         weights = Schedule(dict(self._mix.stages))
         mix = self._mix
         made = Mixture(members, weights, per=mix.per, temperature=mix.temperature, field=mix.field)

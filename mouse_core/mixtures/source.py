@@ -94,7 +94,7 @@ class MixtureSource:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
-        """As many batches as hold as many windows as the epochs of all members with a share."""
+        """Return how many batches hold the windows of an epoch of each member with a share."""
         windows = 0
         for number, source in enumerate(self._members.values()):
             if any(weights[number] for _, weights in self._mix.stages):
@@ -138,13 +138,13 @@ class MixtureSource:
         return Shares.of([exact(weight) for weight in self._mix.stages[stage][1]])
 
     def _windows_of(self, number: int) -> int:
-        """Windows in a batch of a member."""
+        """Return the number of windows in a batch of a member."""
         if number not in self._sizes:
             self._batch(number, 0)
         return self._sizes[number]
 
     def _batch(self, number: int, index: int) -> Views:
-        """A batch of a member, as a tuple of its views."""
+        """Return a batch of a member, as a tuple of its views."""
         with self._lock:
             kept = self._kept.get((number, index))
             if kept is not None:
@@ -186,7 +186,7 @@ def _checked(name: str, source: Any) -> Source:
 
 
 def _joined(members: Mapping[str, Source], field: str | None) -> Spec:
-    """The one spec of all members, and the field that says which."""
+    """Return the spec that all members have, with the field that names the member."""
     first, spec = next((name, source.spec) for name, source in members.items())
     for name, source in members.items():
         if source.spec.is_packed:

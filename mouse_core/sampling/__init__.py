@@ -56,7 +56,7 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """What is loaded where fields have windows of their own, or windows are drawn from blocks."""
+        """Import the modules that only windows of fields and sampling from blocks need."""
         if name == "Seconds":
             from mouse_core.sampling.offsets import Seconds
 

@@ -43,7 +43,7 @@ _SAMPLED_ROWS = 8
 
 @dataclass(frozen=True)
 class Pool:
-    """How windows that are numbered, side by side, are drawn from blocks of them.
+    """The blocks from which windows are drawn, side by side, by their numbers.
 
     Args:
         windows: Windows of an epoch, W.
@@ -73,11 +73,11 @@ class Pool:
 
     @property
     def nbytes(self) -> int:
-        """What the open blocks take, in bytes, about; never more than all windows."""
+        """The bytes of the open blocks, about; at most the bytes of all windows."""
         return min(self.blocks * self.block, self.windows) * self.window_bytes
 
     def variance(self, batches: int = 64, *, first: int | None = None, seed: int = 0) -> float:
-        """What the pool costs in randomness: how variable the mean of some batches is, over that of uniform draws.
+        """Return the variance of the mean of ``batches`` batches, divided by that of uniform draws.
 
         It is the worst case: all windows of a block are alike, and blocks differ. With ``n_k`` of ``n`` windows from
         block k of J it is ``n * (A - (1 - A) / (J - 1))``, where ``A = sum(n_k ** 2) / n ** 2``: the variance of a mean
@@ -214,7 +214,7 @@ class BlockWindows:
 
 
 def row_bytes(snapshot: Snapshot) -> float:
-    """What a row takes, in bytes, about: by the fields' shapes, and of encoded images by some rows.
+    """Estimate the bytes of a row, by the fields' shapes and by the encoded images of a few rows.
 
     It depends on values alone and not on how they are laid out, as it decides about what is drawn.
     """
@@ -247,7 +247,7 @@ _WINDOW, _STRETCH, _STRETCH_SIZE, _PLACE = range(4)
 
 
 class _Epoch(NamedTuple):
-    """What is drawn for an epoch.
+    """The random draws of an epoch.
 
     Attributes:
         uniform: Where its windows begin, and where the order of its blocks, float64 ``[2]``.
@@ -271,13 +271,13 @@ def _epoch(seed: int, epoch_start: int, epoch: int, pool: Pool) -> _Epoch:
 
 @lru_cache(maxsize=16)
 def _section(pool: Pool, seed: int, epoch_start: int, epoch: int, section: int) -> Int64s:
-    """What ``_known`` gives of the windows of a section of an epoch."""
+    """Return ``_known`` of the windows of a section of an epoch."""
     numbers = np.arange(section * SECTION, min((section + 1) * SECTION, pool.windows))
     return read_only(_known(pool, seed, epoch_start, epoch, numbers))
 
 
 def _known(pool: Pool, seed: int, epoch_start: int, epoch: int, number: Int64s) -> Int64s:
-    """What is known of those windows of an epoch that are drawn as number ``number`` of it, int64 ``[n]``.
+    """Return the windows of an epoch that come as ``number`` (int64 ``[n]``), and the stretch of each.
 
     It is int64 ``[4, n]``; see ``_WINDOW``.
 

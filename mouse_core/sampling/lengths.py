@@ -44,7 +44,7 @@ class DrawnLengths:
 
     @property
     def sequence_length(self) -> int:
-        """Steps of a window before it is cut."""
+        """Steps of a window before the cut."""
         return self.sampler.sequence_length
 
     @property
@@ -53,11 +53,11 @@ class DrawnLengths:
         return self.sampler.batch_size
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """As many as of whole windows."""
+        """Return the number of batches of whole windows."""
         return self.sampler.batches_per_epoch(snapshot)
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """Where the windows begin before they are cut; see ``WindowSampler.starts``."""
+        """Return where the windows begin before they are cut; see ``WindowSampler.starts``."""
         return self.sampler.starts(seed, index, snapshot, epoch_start)
 
     def starts_of_many(
@@ -82,7 +82,7 @@ class DrawnLengths:
         return None if pool is None else pool(snapshot)
 
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
-        """How many steps they have before they are cut; see ``PaddedSampler.lengths``."""
+        """Return how many steps the windows have before they are cut; see ``PaddedSampler.lengths``."""
         if isinstance(self.sampler, PaddedSampler):
             return self.sampler.lengths(starts, snapshot)
         return np.full(len(starts), self.sequence_length)
@@ -109,7 +109,7 @@ class DrawnLengths:
 
 
 class Cut(NamedTuple):
-    """What a source makes of its arguments where windows are cut to lengths that are drawn.
+    """The arguments of a source whose windows are cut to drawn lengths.
 
     Args:
         choices: See ``DrawnLengths``.
@@ -136,7 +136,7 @@ def cut_of(
     *,
     padded: bool,
 ) -> Cut:
-    """How windows are cut; see ``BatchSource``.
+    """Check the arguments of a source that cuts windows; see ``BatchSource``.
 
     Args:
         lengths, sampling, sequence_length, pad: Those of a source.
@@ -164,7 +164,7 @@ def cut_of(
 
 
 def _checked(lengths: Any, sequence_length: int | None) -> tuple[int, ...]:
-    """The lengths that are asked for, ascending, or ConfigError."""
+    """Return the requested lengths, ascending, or raise ConfigError."""
     try:
         found = list(lengths)
     except TypeError:
@@ -177,7 +177,7 @@ def _checked(lengths: Any, sequence_length: int | None) -> tuple[int, ...]:
 
 
 def sequence_specs(*, masked: bool) -> dict[str, FieldSpec]:
-    """What ``sequence_fields`` gives, as fields of a batch."""
+    """Return the specs of the fields that ``sequence_fields`` returns."""
     specs = [
         FieldSpec("cu_seqlens", _INT32, (), per_sequence=True),
         FieldSpec("position", _INT32, ()),
@@ -188,7 +188,7 @@ def sequence_specs(*, masked: bool) -> dict[str, FieldSpec]:
 
 
 def sequence_fields(lengths: Int64s, capacity: int | None = None) -> Arrays:
-    """What says where sequences lie that stand one behind the other without padding, for variable-length attention.
+    """Return the fields that locate sequences in a batch without padding, for variable-length attention.
 
     Of lengths 3, 1 and 2 ``cu_seqlens`` is 0, 3, 4, 6: sequence k is in rows ``cu_seqlens[k] .. cu_seqlens[k + 1] - 1``
     (as in flash-attention and ``torch.nn.attention.varlen``). ``position`` is 0, 1, 2, 0, 0, 1 and ``sequence_id``

@@ -15,7 +15,6 @@ from mouse_core._arrow.windows import Windows
 from mouse_core._base.checks import is_whole
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.sampling.plan import remembered
-from mouse_core.sampling.windows import episodes_of
 from mouse_core.store.fields import FieldReader
 from mouse_core.store.snapshot import Snapshot
 
@@ -78,7 +77,7 @@ Offsets = tuple[int, ...] | Seconds
 
 @dataclass(frozen=True)
 class FieldWindows:
-    """What a source is asked for with ``windows=``, checked.
+    """The checked ``windows=`` of a source: offsets by field.
 
     Args:
         offsets: By field, rows or seconds from the anchor, K of them.
@@ -93,30 +92,30 @@ class FieldWindows:
 
     @property
     def fill(self) -> float | None:
-        """What all values become where no row is; None: those of the row next to it."""
+        """The value of missing rows; None: they repeat the row next to them."""
         return None if isinstance(self.pad, bool) else self.pad
 
     def count(self, name: str) -> int:
-        """How many rows of a field are delivered for an anchor, K."""
+        """Return how many rows of a field an anchor gets, K."""
         offsets = self.offsets[name]
         return len(offsets.offsets if isinstance(offsets, Seconds) else offsets)
 
     @property
     def runs(self) -> int:
-        """How many runs of rows are read for an anchor, over all fields."""
+        """The number of runs of rows that are read for an anchor, over all fields."""
         found = (
             len(one.offsets) if isinstance(one, Seconds) else len(runs_of(one)[0]) for one in self.offsets.values()
         )
         return sum(found)
 
     def identity(self, name: str) -> str:
-        """What decides about the rows of a field with offsets, in words."""
+        """Return a text that identifies the rows of a field with offsets."""
         offsets = self.offsets[name]
         shown = repr(offsets) if isinstance(offsets, Seconds) else f"offsets {_shown(offsets)}"
         return f"{shown}, pad={self.pad!r}, of [{', '.join('BS'[: self.batch_dims])}]"
 
     def reach(self, shifts: Mapping[str, int]) -> tuple[int, int]:
-        """How many rows of an anchor's episode its fields need before it, and how many behind it.
+        """Return how many rows the fields need before an anchor in its episode, and how many behind it.
 
         Args:
             shifts: By field how many rows after the anchor the one at offset 0 lies.
@@ -137,7 +136,7 @@ class FieldWindows:
 
 
 def field_windows(windows: Any, pad: Any, batch_dims: int) -> FieldWindows:
-    """What ``windows=`` and ``pad=`` say, checked.
+    """Check ``windows=`` and ``pad=`` of a source.
 
     Raises:
         ConfigError: No mapping of names to offsets, no offsets, or something else than True, False or a number.
@@ -155,7 +154,7 @@ def field_windows(windows: Any, pad: Any, batch_dims: int) -> FieldWindows:
 
 
 def mask_of(name: str) -> str:
-    """What the field is called that says which rows of ``name`` are there."""
+    """Return the name of the field that masks the rows of ``name``."""
     return f"{name}_mask"
 
 
@@ -230,7 +229,7 @@ class Anchors:
     @classmethod
     def of(cls, windows: Windows, snapshot: Snapshot) -> Anchors:
         """The anchors of located windows."""
-        table, length, starts = episodes_of(snapshot), windows.length, windows.rows
+        table, length, starts = snapshot.episodes, windows.length, windows.rows
         begin, end, _ = table.episode_of(starts)
         if length == 1 and windows.lengths is None:
             return cls(starts, begin, end, None, snapshot.num_rows)
@@ -260,7 +259,7 @@ class Clock(NamedTuple):
     dtype: np.dtype[np.generic]
 
     def spacing(self, times: npt.NDArray[np.float64]) -> npt.NDArray[np.floating[Any]] | float:
-        """How far from each other the stored numbers are at some times from 0 on: of float32 at 1,024 s 0.00012 s."""
+        """Return the distance between neighbouring stored numbers at ``times``: for float32 at 1,024 s, 0.00012 s."""
         if self.dtype.kind != "f":
             return 0.0
         with np.errstate(over="ignore", invalid="ignore"):
@@ -268,7 +267,7 @@ class Clock(NamedTuple):
 
 
 class OffsetRows(NamedTuple):
-    """Which rows of the snapshot are read for some anchors, and what of what is read belongs elsewhere.
+    """The rows of a snapshot that are read for anchors, and the rows that move or are missing.
 
     Args:
         start: Where runs of ``unit`` rows begin that are read, int64 ``[runs]``.
@@ -333,7 +332,7 @@ def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: boo
 
 
 def _beyond(anchors: Anchors, firsts: Int64s, ends: Int64s) -> Bools:
-    """Which runs, whose first rows are so many behind the anchors', have rows beyond their episodes, ``[a, runs]``."""
+    """Return which runs of rows, ``firsts`` to ``ends`` behind the anchors, leave the episodes, ``[a, runs]``."""
     beyond = np.zeros((len(anchors.row), len(firsts)), np.bool_)
     if firsts.min() < 0:
         beyond |= (anchors.row - anchors.begin)[:, None] < -firsts
@@ -343,7 +342,7 @@ def _beyond(anchors: Anchors, firsts: Int64s, ends: Int64s) -> Bools:
 
 
 def _edges(slot: Int64s, lead: Int64s, tail: Int64s, unit: int, lowest: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-    """Which rows of runs are missing, and which stand for them, both int64 ``[m]``, the first ascending.
+    """Return the missing rows of runs, ascending, and the rows that stand for them, int64 ``[m]`` each.
 
     A run of 4 rows from row 8 on, of which the first is missing and the last (``lead`` 1, ``tail`` 3), while its second
     and its third stand for them (``lowest`` 1, ``last`` 2): rows 8 and 11 are missing, for which 9 and 10 stand.

@@ -1,4 +1,4 @@
-"""What a batch consists of, decided before anything is read."""
+"""The plan of a batch, made before anything is read, the protocols of samplers, and the arithmetic they share."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class WindowSampler(Protocol):
 
 @dataclass(frozen=True)
 class Blocks:
-    """What ``sampling="blocks"`` stands for, with numbers of one's own: ``sampling=Blocks(rows=4096)``.
+    """The options of ``sampling="blocks"``, as in ``sampling=Blocks(rows=4096)``.
 
     Args:
         rows: Rows of a block; None: as many as take 256 KB, and fewer where batches are so large that the pool would
@@ -110,7 +110,7 @@ Sampling = str | Blocks | WindowSampler
 
 
 class ManyStarts(Protocol):
-    """A method that a sampler may have besides, so that planning is cheap: the starts of several batches by one call.
+    """An optional method of samplers that makes planning cheap: the starts of several batches by one call.
 
     Of many processes each has few windows of a batch, and asks for these alone.
     """
@@ -141,12 +141,12 @@ class Stretches(NamedTuple):
 
 @runtime_checkable
 class ReadsBlocks(Protocol):
-    """What a sampler may offer besides, whose batches take windows from stretches of rows that are read as a whole."""
+    """An optional method of samplers whose batches take windows from stretches of rows that are read as a whole."""
 
     def starts_to_read(
         self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
     ) -> Stretches | None:
-        """Which windows are read when some batches are: those of the stretches that they open.
+        """Return the windows of the stretches that batches open, which are read with these batches.
 
         Over the batches of an epoch these are all of its windows, each once; a batch's own are among its own and those
         of the batches before it.
@@ -169,16 +169,16 @@ class PaddedSampler(WindowSampler, Protocol):
 
     @property
     def fill(self) -> float | None:
-        """What all fields become in steps that are not there; None: they repeat the window's last one that is."""
+        """The value of all fields in missing steps; None: they repeat the window's last step."""
         ...
 
     def lengths(self, starts: npt.NDArray[np.int64], snapshot: Snapshot) -> npt.NDArray[np.int64]:
-        """How many steps of the windows that begin at ``starts`` (int64 ``[n]``) are there, int64 ``[n]``, from 1."""
+        """Return how many steps the windows that begin at ``starts`` (int64 ``[n]``) have, int64 ``[n]``, from 1."""
         ...
 
 
 class CutWindows(Protocol):
-    """What a padded sampler may offer besides: windows that are parts of those that it names."""
+    """An optional method of padded samplers that cut their windows."""
 
     def cut_many(
         self,
@@ -189,7 +189,7 @@ class CutWindows(Protocol):
         starts: npt.NDArray[np.int64],
         snapshot: Snapshot,
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Where the windows of some batches begin that are left, and how many steps they have, int64 ``[n]`` each.
+        """Return where the cut windows of batches begin, and how many steps they have, int64 ``[n]`` each.
 
         Args:
             seed, batches: Which batches.
@@ -248,7 +248,7 @@ SECTION = 4096
 
 
 def whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
-    """How many windows lie side by side; raises ConfigError if they are fewer than ``at_least``."""
+    """Return how many windows lie side by side, or raise ConfigError if there are fewer than ``at_least``."""
     windows = snapshot.num_rows // length
     if windows < at_least:
         wanted = f"{at_least} window{'s' * (at_least > 1)} of {length} steps ({at_least * length} rows)"
@@ -270,7 +270,7 @@ def cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, in
 
 
 def numbers_of_rows(first: int, count: int, size: int, rows: slice) -> Int64s:
-    """Which windows some rows of some batches are, of all windows one after the other, int64 ``[count, n]``.
+    """Return the numbers of some rows of batches, of all windows one after the other, int64 ``[count, n]``.
 
     Rows 1..2 of batches 5 and 6 of 4 windows each are windows 21, 22 and 25, 26.
     """
@@ -288,7 +288,7 @@ def slice_sections(section: Callable[[int], Array], begin: int, end: int) -> Arr
 
 
 def read_only(array: Array) -> Array:
-    """The array, which nobody can write to any more."""
+    """Return the array, set to read-only."""
     array.flags.writeable = False
     return array
 
@@ -300,7 +300,7 @@ _lock = ProcessLock()
 
 
 def remembered(snapshot: Snapshot, key: Any, compute: Callable[[], Known]) -> Known:
-    """What follows from a snapshot, computed when it is first asked for, and kept as long as that exists."""
+    """Return a value that follows from a snapshot; it is computed once and kept as long as the snapshot exists."""
     with _lock:
         known = _memos.setdefault(snapshot, {})
     found: Known | None = known.get(key)

@@ -35,7 +35,7 @@ _SHORTEST_ROUND = 4096
 
 @dataclass(frozen=True)
 class Shares:
-    """How many windows of a round each member gets, and in which order.
+    """The number of windows that each member gets in a round, and their order.
 
     Args:
         windows: Of a round for each member, from 0; 1 to ``LONGEST_ROUND`` in all.
@@ -65,7 +65,7 @@ class Shares:
         return np.array(self.windows, np.int64) * rounds
 
     def counts(self, n: int) -> list[int]:
-        """How many of the first ``n`` windows are of each member.
+        """Return how many of the first ``n`` windows each member gets.
 
         With M members that have a share, w being a member's, that is at most ``1/2 + w (M - 2) / 2`` from ``w n``:
         every member's count is within 1/2 of ``w t`` at the time ``t`` when the n-th window is due, and n is the sum.
@@ -76,7 +76,7 @@ class Shares:
         return [rounds * whole + more for whole, more in zip(self._of_round.tolist(), counted.tolist(), strict=True)]
 
     def members(self, begin: int, end: int) -> Int64s:
-        """Of which member each of the windows ``begin .. end - 1`` is, int64 ``[n]``."""
+        """Return the member of each of the windows ``begin .. end - 1``, int64 ``[n]``."""
         parts, windows = [np.zeros(0, np.int64)], int(self._of_round.sum())
         while begin < end:
             first = begin % windows
@@ -118,12 +118,12 @@ class StagedShares:
         self._first, self._shares = first, shares
 
     def counts(self, n: int) -> list[int]:
-        """How many of the first ``n`` windows are of each member: the sum over the stages; see ``Shares.counts``."""
+        """Return how many of the first ``n`` windows each member gets, over all stages; see ``Shares.counts``."""
         parts = [self._shares(stage).counts(end - begin) for stage, begin, end in self._stages(0, n)]
         return [sum(some) for some in zip(*parts, strict=True)] or self._shares(0).counts(0)
 
     def members(self, begin: int, end: int) -> Int64s:
-        """Of which member each of the windows ``begin .. end - 1`` is, int64 ``[n]``."""
+        """Return the member of each of the windows ``begin .. end - 1``, int64 ``[n]``."""
         parts = [
             self._shares(stage).members(some - self._first[stage], last - self._first[stage])
             for stage, some, last in self._stages(begin, end)
@@ -167,7 +167,7 @@ class Schedule:
 
     @classmethod
     def linear(cls, begin: Sequence[float], end: Sequence[float], *, batches: int, stages: int = 20) -> Schedule:
-        """From some shares to others within so many batches, in steps of equal size, and then on with those.
+        """Return a schedule that goes from ``begin`` to ``end`` in steps of equal size, and stays there.
 
         Of ``[1, 0]`` to ``[0.5, 0.5]`` in 100 batches and 2 stages it is ``[1, 0]``, from batch 50 on
         ``[0.75, 0.25]``, and from batch 100 on ``[0.5, 0.5]``.
@@ -199,12 +199,12 @@ class Schedule:
 
 
 def exact(weight: Any) -> Fraction:
-    """A weight as it is written: 0.7 is 7/10, of which a float is not quite that."""
+    """Return a weight as the fraction that is written: 0.7 is 7/10, which no float equals exactly."""
     return Fraction(str(weight))
 
 
 def _normalised(weights: Sequence[Any]) -> list[Fraction]:
-    """Weights that add up to 1; ConfigError where they are none."""
+    """Return weights that add up to 1, or raise ConfigError."""
     try:
         shares = [exact(weight) for weight in weights]
     except ValueError as error:

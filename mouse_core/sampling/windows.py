@@ -39,7 +39,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _ManyWindows:
-    """The part that samplers share which plan several batches at once."""
+    """Base class of samplers that plan several batches at once."""
 
     sequence_length: int
     batch_size: int
@@ -66,7 +66,7 @@ class RandomWindows(_ManyWindows):
     """
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """As many batches as it takes for as many steps as the snapshot has."""
+        """Return how many batches have as many steps as the snapshot."""
         windows = whole_windows(snapshot, self.sequence_length, at_least=1)
         return -(-windows // self.batch_size)
 
@@ -147,7 +147,7 @@ class SequentialWindows(_ManyWindows):
 
 @dataclass(frozen=True)
 class CyclicWindows(_ManyWindows):
-    """The same epochs as one endless sequence: batches are always full and go on where the last one stopped.
+    """The epochs of ``SequentialWindows`` as an endless sequence: each batch is full and goes on where the last ended.
 
     Args:
         sequence_length: Steps in a window, S.
@@ -284,11 +284,11 @@ class EpisodeWindows:
 
     @property
     def fill(self) -> float | None:
-        """What all fields become in steps that are not there; None: they repeat the last one that is."""
+        """The value of all fields in missing steps; None: they repeat the last step."""
         return None if isinstance(self.pad, bool) else self.pad
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """As the sampling without episodes says, over the windows that lie side by side."""
+        """Return the batches that the sampling without episodes has, over the windows that lie side by side."""
         tiles = self._windows(snapshot, tiled=True).count
         if not tiles:
             rule = self._rule(tiled=True)
@@ -342,7 +342,7 @@ class EpisodeWindows:
         return lengths
 
     def _numbers(self, snapshot: Snapshot) -> Snapshot:
-        """What the order chooses from: the numbers of the windows, or of the episodes that have one."""
+        """Return the numbers that the order draws from: of windows, or of episodes that have one."""
         view = self._windows(snapshot, tiled=self.sampling != "random")
         return self._numbered(view.count if self.weighting == "step" else view.episode_count, snapshot)
 
@@ -352,7 +352,7 @@ class EpisodeWindows:
     def _starts_of(
         self, snapshot: Snapshot, ranks: Int64s, seed: int, batches: Sequence[int], begin: int = 0
     ) -> Int64s:
-        """Where the windows of these numbers begin, int64 ``[n]``: those of some batches, of as many each.
+        """Return where the windows of these numbers begin, int64 ``[n]``, for batches of equal size.
 
         They are those from window ``begin`` of each batch on.
         """
@@ -373,12 +373,12 @@ class EpisodeWindows:
 
     @property
     def _stretch(self) -> str | None:
-        """What stays the same in all the rows that a window may lie in; None: the episode."""
+        """The column that has one value in all rows of a window; None: a window lies in one episode."""
         return None
 
     def _table(self, snapshot: Snapshot) -> EpisodeIndex:
         if self._stretch is None:
-            return episodes_of(snapshot)
+            return snapshot.episodes
         key = ("stretches", self._stretch)
         return remembered(
             snapshot, key, lambda: EpisodeIndex.of_begins(snapshot.stretch_starts(key[1]), snapshot.num_rows)
@@ -388,7 +388,7 @@ class EpisodeWindows:
         return WindowRule(self.sequence_length, strict=self.pad is False, tiled=tiled)
 
     def _counted(self, view: WindowView) -> WindowView:
-        """The view with that counted which whoever asks first counts: so several threads may ask it afterwards."""
+        """Return the view after it has counted its windows, so that several threads may ask it."""
         _ = view.count, self.weighting == "trajectory" and view.episode_count
         return view
 
@@ -486,14 +486,9 @@ def window_sampler(
     return samplers[sampling]
 
 
-def episodes_of(snapshot: Snapshot) -> EpisodeIndex:
-    """The episodes of a snapshot, one stream of steps; looked up once."""
-    return remembered(snapshot, "episodes", lambda: EpisodeIndex.of_begins(snapshot.episode_starts, snapshot.num_rows))
-
-
 @dataclass(frozen=True)
 class _Numbered:
-    """So many windows, for a sampler to choose from as from rows.
+    """Stands for a snapshot whose rows are numbered windows, so that a sampler of rows draws windows.
 
     Args:
         num_rows: How many.

@@ -54,7 +54,7 @@ def blocks(begin: int, end: int) -> Iterator[tuple[int, int]]:
 def changes(
     segments: Sequence[Segment], rows: int, name: str, first: int
 ) -> Iterator[tuple[pa.Array, npt.NDArray[np.bool_], int]]:
-    """A column from row ``first`` on, block by block: its values, which differ from those before, and the first row."""
+    """Yield a column from row ``first`` on in blocks: values, whether each differs from the last, and first row."""
     types = [_plain_type(segment.types[name]) for segment in segments if name in segment.types]
     wanted = next((data_type for data_type in types if not pa.types.is_null(data_type)), pa.null())
     last: pa.Array | None = None
@@ -68,7 +68,7 @@ def changes(
 
 
 def _differs(values: pa.Array, before: pa.Array | None) -> npt.NDArray[np.bool_]:
-    """Whether each value is another than that before it, bool ``[n]``; null is one value, and so is NaN."""
+    """Return whether each value differs from the one before it, bool ``[n]``; null is one value, and so is NaN."""
     if pa.types.is_null(values.type):
         return np.zeros(len(values), np.bool_)
     shifted = pa.concat_arrays([values.slice(0, 1) if before is None else before, values.slice(0, len(values) - 1)])
@@ -81,7 +81,7 @@ def _differs(values: pa.Array, before: pa.Array | None) -> npt.NDArray[np.bool_]
 
 
 def _column(segment: Segment, name: str, begin: int, end: int) -> pa.Array:
-    """Rows ``begin .. end - 1`` of one of a segment's columns, in a plain type."""
+    """Return rows ``begin .. end - 1`` of a segment's column, in a plain type."""
     column = segment.column(name)
     if column is None:
         return pa.nulls(end - begin)
@@ -95,7 +95,7 @@ def _column(segment: Segment, name: str, begin: int, end: int) -> pa.Array:
 
 
 def _segments_from(segments: Sequence[Segment], rows: int, first: int) -> Iterator[tuple[Segment, int, int, int]]:
-    """Segments with rows from ``first`` on: their first row, and which rows of all to look at, begin and end."""
+    """Yield each segment with rows from ``first`` on, its first row, and the begin and end of the rows to look at."""
     begin = 0
     for segment in segments:
         end = min(begin + segment.num_rows, rows)

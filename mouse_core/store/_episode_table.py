@@ -80,7 +80,7 @@ def episodes_of(rows: Snapshot, before: Episodes | None = None, tasks: Mapping[i
 
 
 def _name_tasks(columns: dict[str, pa.ChunkedArray], tasks: Mapping[int, str]) -> None:
-    """Add the texts of tasks, where there are only their numbers."""
+    """Add the texts of tasks to columns that have only their numbers."""
     numbers = next((columns[name] for name in TASK_NUMBERS if name in columns), None)
     if tasks and numbers is not None and "task" not in columns:
         columns["task"] = _chunked(pa.array([tasks.get(number) for number in numbers.to_pylist()], pa.string()))
@@ -110,7 +110,7 @@ def _names(rows: Snapshot) -> list[str]:
 
 
 def _counted(rows: Snapshot, starts: Int64s, first: int) -> dict[str, npt.NDArray[Any]]:
-    """What the table says of the episodes that begin at ``starts``, the first of which has number ``first``."""
+    """Return the own columns of the episodes that begin at ``starts``; the first has number ``first``."""
     ends = np.append(starts[1:], rows.num_rows)
     done = [np.zeros(len(ends), np.int64)]  # of rows that are no steps
     if "done" in rows.readers:
@@ -143,14 +143,14 @@ def _returns(rows: Snapshot, starts: Int64s) -> npt.NDArray[np.float64]:
 
 
 def _steps_at(places: Int64s, count: int) -> Int64s:
-    """How many of some places lie at or before each of ``0 .. count - 1``: places 1, 3 of 4 give 0, 1, 1, 2."""
+    """Return how many places lie at or before each of ``0 .. count - 1``: places 1, 3 of 4 give 0, 1, 1, 2."""
     there = np.zeros(count, np.int64)
     there[places] = 1
     return np.cumsum(there)
 
 
 def _values_by_episode(rows: Snapshot, name: str, starts: Int64s) -> pa.ChunkedArray | None:
-    """A column's value in each of the episodes that begin at ``starts``; None where one of them has several."""
+    """Return a column's value in each of the episodes that begin at ``starts``; None if one has several values."""
     values: list[pa.Array] = []
     try:
         for found, differs, at in changes(rows.segments, rows.num_rows, name, int(starts[0])):
@@ -169,7 +169,7 @@ def _chunked(values: Any) -> pa.ChunkedArray:
 
 
 def _behind(known: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of the episodes before, and of those behind them, in one type."""
+    """Join a column of the earlier episodes with that of later ones, in one type."""
     wanted = known.type if pa.types.is_null(values.type) else values.type
     return pa.chunked_array([*known.cast(wanted).chunks, *values.cast(wanted).chunks], wanted)
 
@@ -177,17 +177,17 @@ def _behind(known: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.ChunkedArray:
 Condition: TypeAlias = "Callable[[dict[str, Any]], bool] | Mapping[str, Any] | pc.Expression"
 
 REST = "test"
-"""What a split calls the episodes that its shares leave over."""
+"""The name of the part of a split that its shares leave over."""
 
 _NUMBER = "number of the episode"
 _ENOUGH = 1e-9
 
 
 class Rule(Protocol):
-    """Takes some of the episodes."""
+    """A rule that takes some of the episodes."""
 
     def taken(self, episodes: Episodes) -> Bools:
-        """Whether each episode is taken, bool ``[episodes]``."""
+        """Return whether each episode is taken, bool ``[episodes]``."""
         ...
 
 
@@ -239,7 +239,7 @@ class Where:
 
 
 class _Answers:
-    """What a function said of episodes, each of which it is shown once.
+    """The answers of a function of an episode, which is called once for each episode.
 
     Args:
         ask: The function.
@@ -251,7 +251,7 @@ class _Answers:
         self._known: dict[tuple[int, int], bool] = {}
 
     def of(self, episodes: Episodes, asked: Bools) -> Bools:
-        """Its answers, bool ``[episodes]``; False of those that are not asked about."""
+        """Return the answers, bool ``[episodes]``; False where ``asked`` is False."""
         if episodes.origin is not self._origin:
             self._origin, self._known = episodes.origin, {}
         table = episodes.table
@@ -282,7 +282,7 @@ def _meets(table: pa.Table, condition: pc.Expression) -> Bools:
 
 
 def _column_of(table: pa.Table, name: Any, where: str) -> pa.ChunkedArray:
-    """A column of the table of episodes, or ConfigError."""
+    """Return a column of the table of episodes, or raise ConfigError."""
     if name not in table.column_names:
         raise ConfigError(
             f"{where}: expected a column among {table.column_names}, found {name!r}; a column of the steps is there if "
@@ -404,7 +404,7 @@ def _check_share(where: str, share: Any) -> None:
 
 
 def _drawn(table: pa.Table, by: str, seed: int) -> npt.NDArray[np.float64]:
-    """A number in ``[0, 1)`` for each episode, which depends on the seed and on what is split by alone."""
+    """Draw a number in ``[0, 1)`` for each episode, from the seed and the value that is split by."""
     column = _column_of(table, by, "split")
     if by == "episode":
         numbers = column.to_numpy()

@@ -18,7 +18,7 @@ from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.windows import Stretches, Windows
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
-from mouse_core.episodes import restarts, step_begins
+from mouse_core.episodes import EpisodeIndex, restarts, step_begins
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import Alignment, Field, Spec, codes_called
 from mouse_core.store._segments import Segment, continues, growth_of
@@ -302,6 +302,11 @@ class Snapshot:
 
         alive = codes_called(self.config.fields["done"], "alive") or (0,)
         return episode_starts(self.segments, self.num_rows, self.readers, self.stored, alive)
+
+    @memo
+    def episodes(self) -> EpisodeIndex:
+        """The index of the episodes, of one stream of steps."""
+        return EpisodeIndex.of_begins(self.episode_starts, self.num_rows)
 
     @memo
     def recording_starts(self) -> dict[int, tuple[Segment, Segment]]:

@@ -1,1 +1,1 @@
-"""Which rows of a buffer a batch has."""
+"""Samplers of a buffer: the rows of a batch."""

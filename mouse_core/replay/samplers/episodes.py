@@ -243,17 +243,17 @@ class StorageEpisodes:
             self._is_whole = False
 
     def grew(self, storage: Storage) -> None:
-        """There is room for more rows, and no row was overwritten so far."""
+        """Follow a storage that has room for more rows now; no row was overwritten so far."""
         if self._episodes is not None:
             self._episodes.steps = storage.capacity // self._episodes.num_envs
 
     def reset(self, storage: Storage) -> None:
-        """All rows may be others: look at them at the next draw."""
+        """Mark the index as stale; the next draw rebuilds it."""
         self._episodes, self._is_whole, self._found = None, not len(storage), None
         self._before = None
 
     def settled(self, storage: Storage) -> EpisodeIndex:
-        """The episodes of the rows there are.
+        """Return the index of the episodes of all rows.
 
         Raises:
             ConfigError: There are no rows.
@@ -295,7 +295,7 @@ class StorageEpisodes:
             )
 
     def shown(self) -> str:
-        """As it stands in the ``repr`` of a sampler."""
+        """Return the keys as the ``repr`` of a sampler shows them."""
         names = ("traj_key", "end_key", "truncated_key")
         return ", ".join(f"{name}={key!r}" for name, key in zip(names, self.keys, strict=True))
 
@@ -348,7 +348,7 @@ class StorageEpisodes:
         return episodes
 
     def go_on(self, other: StorageEpisodes, storage: Storage) -> None:
-        """Know where the oldest episodes began if another index of the same rows does, which is up to date."""
+        """Take over the begins of the oldest episodes from another up-to-date index of the same rows."""
         if not other._is_whole or other._episodes is None:
             return
         try:
@@ -365,7 +365,7 @@ class StorageEpisodes:
             mine.begin_earlier(begins.episode_of(np.full(len(envs), mine.begin), envs)[0])
 
     def _read_before(self, storage: Storage, first: int, fields: EpisodeFields) -> Marks | None:
-        """The time step before row ``first``, if it is still there."""
+        """Return the marks of the time step before row ``first``, if it still exists."""
         num_envs = storage.num_envs
         if first < num_envs or storage.written - (first - num_envs) > storage.capacity:
             return None
@@ -373,7 +373,7 @@ class StorageEpisodes:
         return marks_of(fields, lambda key: storage.read(key, slots), num_envs)
 
     def _change(self, storage: Storage, write: Write) -> None:
-        """Rows that exist were written anew."""
+        """Follow a write to rows that exist."""
         episodes = self._episodes
         self._before = None
         if episodes is None:
@@ -401,7 +401,7 @@ class StorageEpisodes:
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Int64s]:
-        """What is known about the rows: arrays ``[n]`` as long as there are episodes; of no row: empty ones."""
+        """Return the state of the index: arrays ``[n]``, as long as the number of episodes; empty without rows."""
         episodes = self._episodes
         if self._is_whole and episodes is not None and episodes.end > episodes.begin:
             return episodes.state()
@@ -409,7 +409,7 @@ class StorageEpisodes:
         return nothing if episodes is None else nothing | {"next_ids": episodes.next_ids.copy()}
 
     def load(self, state: Mapping[str, Int64s]) -> None:
-        """Know what ``state`` says; if that is nothing, look at the rows at the next draw.
+        """Restore ``state``; if it is empty, the next draw looks at the rows.
 
         Raises:
             StateError: It is damaged; nothing has changed then.
@@ -432,7 +432,7 @@ STATE = ("steps", "counts", "begins", "ids", "ended", "next_ids")
 
 
 def of_turns(key: FieldKey) -> str:
-    """What to say where the numbers of trajectories in a field come back behind others."""
+    """Return the hint for a field whose numbers of trajectories come back behind others."""
     return (
         f"numbers of {key!r} come back behind others: rows of several environments? A storage with ndim=2 takes "
         "[time, env], each environment a stream of its own"

@@ -111,7 +111,7 @@ class SumTree:
         self._add_up_all(0, self.size)
 
     def grown(self, size: int, most: int) -> SumTree:
-        """A tree of so many numbers, at least as many, of which the first have the weights of these, up to ``most``."""
+        """Return a tree of ``size`` numbers, at least as many, that has these weights, each at most ``most``."""
         tree = SumTree(size)
         tree.assign(np.minimum(self.weights, most))
         return tree
@@ -281,7 +281,7 @@ class PrioritizedSampler(BaseSampler):
 
     @property
     def eps(self) -> float:
-        """What is added to every priority."""
+        """The number that is added to every priority."""
         return self._eps
 
     @property
@@ -321,7 +321,7 @@ class PrioritizedSampler(BaseSampler):
         return weighing.powers(self._alpha)
 
     def _most(self, capacity: int) -> int:
-        """What a row may weigh where there is room for so many."""
+        """Return the largest weight of a row in a buffer of ``capacity`` rows."""
         return weighing.largest_weight(capacity, self._powers)
 
     def wrote(self, storage: Storage, write: Write) -> None:
@@ -447,7 +447,7 @@ class PrioritizedSampler(BaseSampler):
         return slots, weights, float(values.max(initial=0))
 
     def set_weights(self, storage: Storage, slots: Slots, weights: Floats) -> None:
-        """Give rows weights that ``weights_at`` said, as where they were changed and stay as important."""
+        """Set the weights of rows to numbers that ``weights_at`` returned."""
         self._settle(storage).set(slots, weighing.in_units(weights, self._most(storage.capacity)))
 
     def weights_at(self, storage: Storage, slots: Slots | slice) -> Floats:

@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class BaseSampler:
-    """What a sampler does that keeps nothing of written rows; see ``Sampler``."""
+    """Base class of samplers: it keeps nothing of written rows, and saves and restores the values of ``_state``."""
 
     needs_order = False
     _kinds: Mapping[str, type | str] = {}
@@ -53,7 +53,7 @@ class BaseSampler:
         return {}
 
     def _restore(self, values: Mapping[str, Any]) -> None:
-        """Be where a state was taken; the values are of their kinds."""
+        """Restore the values of a state, which are of their kinds."""
 
 
 class Epochs(BaseSampler):
@@ -116,7 +116,7 @@ def _order(key: Key, total: int) -> Order:
 
 
 def meant(where: npt.NDArray[np.bool_], batch: Any, masks: bool) -> npt.NDArray[np.bool_]:
-    """Which of these rows of a batch are meant: those that its ``mask`` does not leave out.
+    """Return which rows of a batch count: those that its ``mask`` does not leave out.
 
     Args:
         where: The rows, of the shape of the index.
@@ -159,7 +159,7 @@ def check_state(
 
 
 def _checked(key: str, value: Any, kind: type | str) -> Any:
-    """A value of the state, if it is of its kind."""
+    """Return a value of the state, or raise StateError if it is of another kind."""
     if isinstance(kind, str):
         array = np.asarray(value)
         if array.ndim != 1 or array.dtype.kind not in kind:
@@ -239,7 +239,7 @@ class SamplerWithoutReplacement(Epochs):
 
 
 def rows_in(storage: Storage) -> int:
-    """How many rows a storage has.
+    """Return the number of rows of a storage.
 
     Raises:
         ConfigError: None.
@@ -284,7 +284,7 @@ class ConsumingSampler(BaseSampler):
 
     @property
     def left(self) -> int:
-        """How many rows are still to be drawn, as far as the sampler was told: a buffer tells it before a draw."""
+        """The number of rows that are still to be drawn, of those that the buffer has reported before its last draw."""
         return int(np.count_nonzero(self._left))
 
     @property
@@ -342,7 +342,7 @@ class ConsumingSampler(BaseSampler):
         return Draw(slots)
 
     def _least_drawn(self, there: Slots, count: int, key: Key) -> Slots:
-        """So many of the slots at random, none before those that are to be drawn more often."""
+        """Return ``count`` of the slots at random; slots that were drawn less often come first."""
         found: list[Slots] = []
         left = self._left[there]
         for times in np.unique(left)[::-1]:

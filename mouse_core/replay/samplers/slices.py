@@ -32,7 +32,7 @@ Span = bool | int | tuple[bool | int, bool | int]
 
 
 class SliceSampling(BaseSampler):
-    """What samplers of slices have in common: what a slice is, the episodes, and making a draw of windows.
+    """Base class of samplers of slices: the rule of a slice, the episodes, and the draw of windows.
 
     Args:
         keys: ``traj_key``, ``end_key`` and ``truncated_key`` of ``SliceSampler``.
@@ -90,7 +90,7 @@ class SliceSampling(BaseSampler):
 
     @property
     def dilation(self) -> int:
-        """How many rows lie between a step and the next one, itself included."""
+        """The distance of a step from the next one, in rows."""
         return self._dilation
 
     @property
@@ -119,7 +119,7 @@ class SliceSampling(BaseSampler):
         self.episodes.load(values)
 
     def _shown(self) -> str:
-        """What it is made as, in the ``repr`` and in states."""
+        """Return the arguments, for the ``repr`` and for states."""
         span = "" if self._rule.tiled else f", span={self._span}"
         # Only what is asked for, so that states from before there were these are known again.
         for name, value, default in (
@@ -180,7 +180,7 @@ class SliceSampling(BaseSampler):
 
 
 def no_window(episodes: EpisodeIndex, rule: WindowRule, again: FieldKey | None) -> ConfigError:
-    """What to raise where no episode has a window; ``again`` is the field whose numbers of trajectories come back."""
+    """Return the error where no episode has a window; ``again`` is a field whose trajectories come back."""
     longest, hint = episodes.longest(), "pad=True takes shorter ones" if again is None else of_turns(again)
     if longest >= rule.length or not rule.strict:
         needed, hint = (rule.length, "; pad=True takes what is left of it") if rule.strict else (1, "")
@@ -450,7 +450,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         self._forget()
 
     def _forget(self) -> None:
-        """Where slices begin is to be found anew, with a look at all rows."""
+        """Forget where slices begin; the next draw looks at all rows."""
         self._starting: SumTree | None = None
         self._begins = np.zeros(0, np.bool_)  # whether a slice begins in a slot
         self._seen = 0  # the first time step not looked at
@@ -526,7 +526,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         self._weigh(storage, np.asarray(index).reshape(-1))
 
     def set_weights(self, storage: Storage, slots: Slots, weights: npt.NDArray[np.float64]) -> None:
-        """Give rows weights that ``weights_at`` said; see ``PrioritizedSampler.set_weights``."""
+        """Set the weights of rows; see ``PrioritizedSampler.set_weights``."""
         super().set_weights(storage, slots, weights)
         self._weigh(storage, slots)
 

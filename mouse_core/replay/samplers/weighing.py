@@ -44,7 +44,7 @@ _TOGETHER = 1 << 13
 
 @dataclass(frozen=True, kw_only=True)
 class Priorities:
-    """How priorities become probabilities, and how much of the bias the importance weights take back.
+    """The exponents by which priorities become probabilities and importance weights.
 
     Args:
         alpha, beta, eps: See ``PrioritizedSampler``. Of a framework beta may also be an array ``[]``.
@@ -148,7 +148,7 @@ def weights_of(bits: Any, tables: Powers, xp: Any = np) -> Any:
 
 
 def _unbounded(bits: Any, tables: Powers) -> tuple[Any, Any]:
-    """The factors, and the weights where they are above 0 and at most ``tables.most``; larger ones are, too, here."""
+    """Return the factors, and the weights before they are limited to ``1 .. tables.most``."""
     exponent, piece, t = bits >> 23, (bits >> _ARGUMENT_BITS) & (_PIECES - 1), bits & ((1 << _ARGUMENT_BITS) - 1)
     a, b, c = tables.pieces
     bend = (c.take(piece) * t) >> _ARGUMENT_BITS
@@ -208,7 +208,7 @@ def sums_of(priority: npt.NDArray[np.float32], eps: float) -> Int64s:
 
 
 def weighed(priority: npt.NDArray[Any], capacity: int, alpha: float, eps: float) -> Int64s:
-    """What rows of these priorities weigh, int64 of the same shape, in a buffer with room for so many.
+    """Return the weights of rows of these priorities, int64 of their shape, in a buffer of ``capacity`` rows.
 
     Raises:
         DataError: A priority is negative, NaN or not finite in float32, or larger than so many rows may have.
@@ -265,7 +265,7 @@ def in_units(weights: npt.NDArray[Any], most: int) -> Int64s:
 
 
 def largest_weight(capacity: int, tables: Powers) -> int:
-    """What a row may weigh, so that so many sum up to less than ``2**63``."""
+    """Return the largest weight of a row with which ``capacity`` rows sum up to less than ``2**63``."""
     return min(tables.most, ((1 << 63) - 1) // capacity)
 
 
@@ -303,14 +303,14 @@ def priorities_like(slots: Slots, priority: Any) -> npt.NDArray[Any]:
 
 
 def check_number(name: str, value: Any) -> float:
-    """A finite number from 0, or ConfigError."""
+    """Return a finite number from 0, or raise ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < math.inf:
         raise ConfigError(f"{name}: expected a finite number from 0, found {value!r}")
     return float(value)
 
 
 def check_alpha(value: Any) -> float:
-    """An exponent that ``powers`` takes, or ConfigError."""
+    """Return an exponent that ``powers`` takes, or raise ConfigError."""
     alpha = check_number("alpha", value)
     if alpha > LARGEST_ALPHA:
         raise ConfigError(f"alpha: expected a number up to {LARGEST_ALPHA:g}, found {value!r}")
@@ -318,7 +318,7 @@ def check_alpha(value: Any) -> float:
 
 
 def check_beta(value: Any) -> None:
-    """ConfigError unless it is a number from 0, an array ``[]`` of a framework's floats, or a function."""
+    """Raise ConfigError unless ``value`` is a number from 0, an array ``[]`` of floats, or a function."""
     if callable(value):
         return
     if not (hasattr(value, "dtype") and hasattr(value, "ndim")) or isinstance(value, np.generic):
@@ -328,7 +328,7 @@ def check_beta(value: Any) -> None:
 
 
 def check_eps(value: Any) -> float:
-    """What may be added to priorities, or ConfigError: 0, or a number that float32 has to the full."""
+    """Return a number that may be added to priorities, 0 or from 2**-100 to 2**100, or raise ConfigError."""
     eps = check_number("eps", value)
     if eps and not _EPS[0] <= eps <= _EPS[1]:
         raise ConfigError(f"eps: expected 0 or a number from 2**-100 to 2**100, found {value!r}")
