@@ -142,7 +142,7 @@ class WindowRule:
         return (self.count(steps, lost) > 0).astype(np.int64)
 
     def starts(self, begin: Int64s, end: Int64s, number: Int64s, lost: Int64s | int = 0) -> Int64s:
-        """Return the first step of window ``number`` of the episode ``begin .. end - 1``; ``left`` allows one before it."""
+        """Return the first step of window ``number`` of the episode ``begin .. end - 1``; ``left`` moves it earlier."""
         steps = end - begin - (self.before + self.behind)
         if self.tiled:
             number = number * self.length
