@@ -652,17 +652,17 @@ def test_a_disk_that_is_full_loses_and_repeats_nothing(tmp_path: Path, monkeypat
         monkeypatch.setattr(calm, "random", lambda: 1.0)
         one, other = (StoreClient(Lossy(shared, calm), name, timeout_s=0) for name in "ab")
         one.extend(numbered(0, 3))
-        write, left = os.write, 1
+        write, left = os.pwrite, 1
 
-        def full(file: int, content: Any) -> int:
+        def full(file: int, content: Any, begin: int) -> int:
             nonlocal left
             if not left:
                 raise OSError(28, "No space left on device")
             left -= 1
-            return write(file, content)
+            return write(file, content, begin)
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "write", full)
+            patch.setattr(os, "pwrite", full)
             patch.setattr(
                 store, "extend", lambda columns: (_ for _ in ()).throw(StorageError("No space left on device"))
             )

@@ -618,7 +618,7 @@ def test_many_files_are_on_the_disk_before_they_count(
     """So many that Linux is asked for the whole file system. ``test_power_cut`` has all that happens to a few."""
     buffer = make(group_size=2)
     dirty: set[str] = set()
-    write, replace_, fsync = os.write, os.replace, os.fsync
+    write, pwrite, replace_, fsync = os.write, os.pwrite, os.replace, os.fsync
 
     def path_of(file: int) -> str:
         return os.readlink(f"/proc/self/fd/{file}")
@@ -626,6 +626,10 @@ def test_many_files_are_on_the_disk_before_they_count(
     def noting_write(file: int, content: Any) -> int:
         dirty.add(path_of(file))
         return write(file, content)
+
+    def noting_pwrite(file: int, content: Any, begin: int) -> int:
+        dirty.add(path_of(file))
+        return pwrite(file, content, begin)
 
     def noting_replace(old: Any, new: Any) -> None:
         assert str(old) not in dirty, "a file got its name before its content was on the disk"
@@ -646,7 +650,12 @@ def test_many_files_are_on_the_disk_before_they_count(
             return 0
 
     monkeypatch.setattr(ctypes, "CDLL", Library)
-    for name, call in [("write", noting_write), ("replace", noting_replace), ("fsync", noting_fsync)]:
+    for name, call in [
+        ("write", noting_write),
+        ("pwrite", noting_pwrite),
+        ("replace", noting_replace),
+        ("fsync", noting_fsync),
+    ]:
         monkeypatch.setattr(os, name, call)
     buffer.add_rollouts([item for n in range(70) for item in group(2 * n, 2, environment=str(n))])
     assert len(parts(buffer)) == 70
@@ -663,7 +672,8 @@ def test_a_full_disk_loses_nothing(make: Make, monkeypatch: pytest.MonkeyPatch, 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, fails_at, full)
+        for name in ("write", "pwrite") if fails_at == "write" else (fails_at,):
+            patch.setattr(os, name, full)
         with pytest.raises(StorageError, match="No space left on device"):
             buffer.add_rollouts([*group(3, 5), rollout(100, example="new")])
         with pytest.raises(StorageError):
