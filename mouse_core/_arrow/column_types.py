@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._base.memo import memo
 from mouse_core.errors import SchemaError
 from mouse_core.spec import Field
-
-if TYPE_CHECKING:
-    from mouse_core._arrow.dense_copies import DenseBudget
 
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
@@ -116,60 +110,3 @@ def check_readable(kind: ColumnType, field: Field) -> None:
             raise SchemaError(f"{where}: expected frames of videos to crop, found {kind}")
         if len(field.crop) != 4 or not all(type(number) is int for number in field.crop):
             raise SchemaError(f"{where}: expected crop as (top, left, height, width), found {field.crop!r:.80}")
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How the rows of a column are read, whatever its segments.
-
-    Args:
-        name: The column's name, for messages.
-        kind: Its type.
-        shape: The shape of one row, images as ``(H, W, C)``.
-        fill, pad: See ``spec.Field``.
-        budget: Limits the dense copies; None: there are none.
-        crop, decoder: See ``spec.Field``.
-    """
-
-    name: str
-    kind: ColumnType
-    shape: tuple[int, ...]
-    fill: float | None = None
-    pad: float | None = None
-    budget: DenseBudget | None = None
-    crop: tuple[int, int, int, int] | None = None
-    decoder: Any = None
-
-    @memo
-    def width(self) -> int:
-        """Values of a row."""
-        return prod(self.shape)
-
-    @memo
-    def dtype(self) -> np.dtype[np.generic]:
-        """What values are stored in."""
-        return self.kind.dtype
-
-    @memo
-    def is_plain(self) -> bool:
-        """Whether values may lie in memory as NumPy has them."""
-        return self.kind.kind in ("scalar", "list")
-
-    @memo
-    def dense_budget(self) -> DenseBudget | None:
-        """``budget``, where there may be dense copies."""
-        # Copies have the stored dtype, and nobody must see that: they may be delivered in another one.
-        specials = [value for value in (self.fill, self.pad) if value is not None]
-        return self.budget if self.is_plain and all(_is_exact(value, self.dtype) for value in specials) else None
-
-    @memo
-    def copies_key(self) -> str:
-        """What those have in common who can share dense copies."""
-        return repr((self.shape, self.fill, self.pad))
-
-
-def _is_exact(value: float, dtype: np.dtype[Any]) -> bool:
-    """Whether ``dtype`` holds a number as it is, or as any float does."""
-    with np.errstate(all="ignore"):
-        held = np.asarray(value).astype(dtype)
-    return bool(held.item() == value) or bool(dtype.kind == "f" and np.isnan(value))

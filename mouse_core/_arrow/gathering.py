@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from mouse_core._arrow.addresses import copy_bits, copy_runs, element_of_all, flat_view, ranges_in
 from mouse_core._arrow.column import Column, ColumnPart
-from mouse_core._arrow.dense import plain
-from mouse_core._arrow.dense_copies import IRREGULAR
+from mouse_core._arrow.dense import IRREGULAR, plain
 from mouse_core._arrow.windows import Int64s, WindowsPart
 from mouse_core._base.checks import values_of
 from mouse_core.dtypes import RowError, convert

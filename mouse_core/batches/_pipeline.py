@@ -27,8 +27,7 @@ from mouse_core.store.fields import FieldReader
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from mouse_core._arrow.byte_views import ByteViews, CopiedField
-    from mouse_core._arrow.field_chunks import FieldChunks
+    from mouse_core._arrow.byte_views import ByteViews, CopiedField, FieldChunks
     from mouse_core.readahead.reading import ReadAhead
 
 Batch = dict[str, npt.NDArray[Any]]
@@ -337,7 +336,7 @@ class Pipeline:
         if not self._fields or not len(block.windows):
             return None
         if self._chunks is None:
-            from mouse_core._arrow.field_chunks import FieldChunks  # with Arrow's functions, which take long to load
+            from mouse_core._arrow.byte_views import FieldChunks  # with Arrow's functions, which take long to load
 
             self._chunks = FieldChunks.of(self._fields)
         try:

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.column import Column, ColumnPart
-from mouse_core._arrow.column_types import ColumnType, Reading
-from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
+from mouse_core._arrow.column import Column, ColumnPart, Reading
+from mouse_core._arrow.column_types import ColumnType
+from mouse_core._arrow.dense import DENSE_BYTES, DenseBudget
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError, SchemaError

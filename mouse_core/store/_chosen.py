@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.dense_copies import DenseBudget
+from mouse_core._arrow.dense import DenseBudget
 from mouse_core._arrow.windows import Stretches, cut_at_stretches
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._arrow.dense_copies import DenseBudget
+from mouse_core._arrow.dense import DenseBudget
 from mouse_core._base.locks import ProcessLock
 from mouse_core.columns.appended import TailColumn, checked_rows, is_empty
 from mouse_core.columns.extent import ColumnExtent, Extent, Refused

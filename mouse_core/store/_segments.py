@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from mouse_core._arrow.addresses import check_rows
 from mouse_core._arrow.alike import Alike
-from mouse_core._arrow.column import Column, ColumnPart, Growth
-from mouse_core._arrow.column_types import Reading, column_type
-from mouse_core._arrow.dense_copies import IRREGULAR
+from mouse_core._arrow.column import Column, ColumnPart, Growth, Reading
+from mouse_core._arrow.column_types import column_type
+from mouse_core._arrow.dense import IRREGULAR
 from mouse_core._arrow.gathering import gather
 from mouse_core._arrow.windows import Stretches, Windows, cut_at_stretches
 from mouse_core._base.memo import memo

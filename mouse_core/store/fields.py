@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.column import Column, Growth
-from mouse_core._arrow.column_types import ColumnType, Reading, check_readable, column_type, fixed_shape
-from mouse_core._arrow.dense_copies import DenseBudget
+from mouse_core._arrow.column import Column, Growth, Reading
+from mouse_core._arrow.column_types import ColumnType, check_readable, column_type, fixed_shape
+from mouse_core._arrow.dense import DenseBudget
 from mouse_core._arrow.gathering import gather, pieces_lying
 from mouse_core._arrow.windows import WindowsPart
 from mouse_core.dtypes import RowError, is_lossless, largest_of, number_kind

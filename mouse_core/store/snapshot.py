@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._arrow.column import Growth
-from mouse_core._arrow.dense_copies import DenseBudget
+from mouse_core._arrow.dense import DenseBudget
 from mouse_core._arrow.windows import Stretches, Windows
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo

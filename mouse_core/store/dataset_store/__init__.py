@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.addresses import check_rows
-from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
+from mouse_core._arrow.dense import DENSE_BYTES, DenseBudget
 from mouse_core._base.checks import columns_of, row_of
 from mouse_core.errors import ConfigError
 from mouse_core.spec import Alignment, Field

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from mouse_core._arrow.column import ColumnPart
 from mouse_core._arrow.column_types import column_type
-from mouse_core._arrow.dense_copies import UNKNOWN
+from mouse_core._arrow.dense import UNKNOWN
 from mouse_core._base.identity import derivation_identity
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo

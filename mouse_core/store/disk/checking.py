@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
+from mouse_core._arrow.dense import DENSE_BYTES, DenseBudget
 from mouse_core._base.progress import progress_bar
 from mouse_core.errors import ConfigError, DataError, MouseError, StorageError
 from mouse_core.files.locking import Held

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from mouse_core._arrow.dense_copies import DenseBudget
+from mouse_core._arrow.dense import DenseBudget
 from mouse_core._base.identity import common_start
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import check_alignment

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from mouse_core._arrow.dense_copies import DenseBudget
+from mouse_core._arrow.dense import DenseBudget
 from mouse_core._base.locks import uninterrupted
 from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, StorageError
 from mouse_core.files.writing import remove

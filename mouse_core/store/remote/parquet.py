@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._arrow.dense_copies import DenseBudget
+from mouse_core._arrow.dense import DenseBudget
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core.about.dataset import About, joined, read_about

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mouse_core._arrow.dense_copies import DenseBudget
+from mouse_core._arrow.dense import DenseBudget
 from mouse_core._arrow.windows import Int64s
 from mouse_core.errors import ConfigError, DataError, StoreWarning
 from mouse_core.remote.client import ObjectInfo

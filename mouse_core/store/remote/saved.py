@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._arrow.dense_copies import DenseBudget
+from mouse_core._arrow.dense import DenseBudget
 from mouse_core._arrow.windows import Int64s
 from mouse_core.about.dataset import About, joined, read_about
 from mouse_core.errors import ConfigError, DataError, SchemaError, StorageError
