@@ -1,4 +1,4 @@
-"""What every reader of a format gives: a stream of row batches, its alignment settled and its memory bounded."""
+"""The stream of rows that every reader of a format returns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mouse_core.store.evidence import FirstRows
 from mouse_core.video.frames import carry_videos
 
 BATCH_ROWS = 8192
-"""How many rows a reader puts into a batch, at most, unless it is told another number."""
+"""Most rows of a batch of a reader by default."""
 
 
 @dataclass(frozen=True)
@@ -39,28 +39,28 @@ class RowStream:
     """Recorded steps as a stream of ``pyarrow.RecordBatch``, in the convention of stores: T transitions are T+1 rows.
 
     Every batch has the columns ``action``, ``reward``, ``done`` (0 alive, 1 terminal, 2 truncated), ``episode_step``
-    and those of observations, and ``metadata_*`` for what else there is. Iterating again reads again.
+    and columns of observations; all other values are in columns ``metadata_*``. Iterating again reads again.
 
     Args:
-        path: Where the data lie, or a description where they lie in no file.
-        format: The format's name ("minari", "rlds", ...).
+        path: Path of the data, or a description of data that lie in no file.
+        format: Name of the format ("minari", "rlds", ...).
         schema: Names and Arrow types of the columns of every batch.
-        batches: Gives a new iterator over the batches.
+        batches: Returns a new iterator over the batches.
         alignment: Which transition a row's action, reward and done belong to.
-        episodes: How many episodes there are, where the format says so.
-        rows: How many rows there will be, where that is known before reading.
-        notes: What the reader had to decide, a sentence each.
-        faults: What it found to be wrong: a code of ``mouse inspect``, "error" or "warning", and a sentence, each.
-        mended: Gives the same rows without the episodes that cannot be read, which ``faults`` name; None where the
+        episodes: Number of episodes, if the format says it.
+        rows: Number of rows, if it is known before reading.
+        notes: Decisions of the reader, a sentence each.
+        faults: Faults of the data: for each a code of ``mouse inspect``, "error" or "warning", and a sentence.
+        mended: Returns the same rows without the episodes that cannot be read, which ``faults`` name; None if the
             reader does not look for them.
-        metadata: What the format says of the whole.
-        mapped: Gives all rows as a ``datasets.Dataset`` that stays on disk; None where they do not lie there as such.
-        opened: Gives all rows as a store that stays where it is; None where there is none.
+        metadata: Metadata in the words of the format.
+        mapped: Returns all rows as a ``datasets.Dataset`` of mapped files; None if no such files exist.
+        opened: Returns all rows as a store that reads them in place; None if no store can.
         about: What the data say of themselves, and what the reader knows of them. Its alignment is None where "arrived"
             is only taken for granted.
         image_roots: Folders (absolute, without links) in which images may lie that rows name by path, beside those that
             the data lie in.
-        noted: The digest of all rows that was noted when they were written; None where none was.
+        noted: Digest of all rows from the time they were written; None if none was noted.
     """
 
     path: str
@@ -115,13 +115,13 @@ class RowStream:
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
-        """The columns' Arrow types by name."""
+        """Arrow types of the columns by name."""
         return {column.name: column.type for column in self.schema}
 
     def replace(self, **changes: Any) -> RowStream:
-        """The same stream with some attributes changed; with other batches it is no longer what lies on disk.
+        """Return the stream with some attributes changed; with new batches it loses its ways to the files on disk.
 
-        An alignment that is given here is one that the data say from then on.
+        A new alignment becomes part of the metadata.
         """
         if "alignment" in changes and "about" not in changes:
             changes["about"] = self.about.replace(alignment=changes["alignment"])
@@ -130,7 +130,7 @@ class RowStream:
         return replace(self, **changes)
 
     def image_folders(self) -> tuple[str, ...]:
-        """Folders in which images may lie that rows name by path: those that the data lie in, and ``image_roots``."""
+        """Return the folders in which images that rows name by path may lie: those of the data, and ``image_roots``."""
         folders = list(self.image_roots)
         if os.path.exists(self.path):
             folder = self.path if os.path.isdir(self.path) else os.path.dirname(os.path.abspath(self.path))
@@ -140,7 +140,7 @@ class RowStream:
         return tuple(dict.fromkeys(folders))
 
     def watched(self, watch: Callable[[pa.RecordBatch], object]) -> RowStream:
-        """The same stream, each of whose batches is shown to ``watch`` before it is given."""
+        """Return the same stream; it calls ``watch`` with each batch before it yields the batch."""
 
         def batches() -> Iterator[pa.RecordBatch]:
             for batch in self:
@@ -150,19 +150,19 @@ class RowStream:
         return self.replace(batches=batches, mapped=self.mapped, opened=self.opened, noted=self.noted)
 
     def to_table(self) -> pa.Table:
-        """All rows, in memory, with what they say of themselves."""
+        """Return all rows, in memory, with their metadata."""
         first = FirstRows()
         return with_about(pa.Table.from_batches(list(self.watched(first.add)), schema=self.schema), self.about)
 
     def to_store(self, make: Callable[..., DatasetStore] = DatasetStore, /, **options: Any) -> DatasetStore:
-        """All rows as a store: by reference where they lie in Arrow files as ``datasets`` writes them, else in memory.
+        """Return all rows as a store: by reference to Arrow files as ``datasets`` writes them, else in memory.
 
-        Use ``write`` first for what is larger than memory, and open what it wrote.
+        For data larger than memory, use ``write`` first, and open the folder.
 
         Args:
             make: The class of the store.
-            **options: As ``DatasetStore`` takes them. Images that rows name by path may lie where the data do, and in
-                ``image_roots``.
+            **options: Options of ``DatasetStore``. Images that rows name by path may lie in the folders of the data and
+                in ``image_roots``.
         """
         options["image_roots"] = [*self.image_folders(), *options.get("image_roots", ())]
         if self.opened is not None and (self.rows or not self.mapped):
@@ -179,11 +179,11 @@ class RowStream:
         return make(**{**stated, **options}).from_dataset(rows)
 
     def digest(self) -> str:
-        """A digest of names, types and all values, in order; see ``rows_digest``."""
+        """Return a digest of names, types and all values, in order; see ``rows_digest``."""
         return rows_digest(self)
 
     def check_digest(self, found: str) -> None:
-        """Raise DataError unless ``found``, the digest of all rows as they were read, is the one that is noted."""
+        """Raise DataError unless ``found``, the digest of all rows that were read, equals the noted digest."""
         if self.noted is not None and found != self.noted:
             raise damaged(self.path, f"expected rows with the digest {self.noted} as were written, found {found}")
 
@@ -194,12 +194,12 @@ class RowStream:
         rows. Rewards where episodes begin, which speak against the alignment "arrived", are an ``AlignmentWarning``.
 
         Args:
-            path: The folder. There must be nothing yet.
-            videos: Whether videos that rows name frames of lie in the folder, too: linked, or copied where they cannot
-                be. Without, whoever opens it says where they are with ``image_roots``.
+            path: The folder; nothing may exist there.
+            videos: Whether to put the videos of which rows name frames into the folder: as links, or copies where the
+                file system has no links. Otherwise opening the folder needs ``image_roots``.
 
         Returns:
-            The digest of what was written; see ``rows_digest``.
+            The digest of the rows; see ``rows_digest``.
 
         Raises:
             ConfigError: Something is at ``path``, it has the name of a file, or another process is writing it.
@@ -226,10 +226,10 @@ class RowStream:
 
 
 def rows_digest(batches: Any) -> str:
-    """A digest of rows: column names in their order, types, and every value to the last bit.
+    """Return a digest of rows: column names in their order, types, and every value to the last bit.
 
-    How rows are cut into batches, and how Arrow encodes them (fixed-size or other lists, dictionaries, buffers that are
-    shared), makes no difference.
+    The digest does not depend on how rows are cut into batches, nor on how Arrow encodes them (fixed-size or other
+    lists, dictionaries, shared buffers).
 
     Args:
         batches: A ``RowStream``, a ``pyarrow.Table``, or record batches of one schema.

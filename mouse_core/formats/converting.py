@@ -1,4 +1,4 @@
-"""Converting recorded data of any size into a dataset on disk: resumable, and verified against the source."""
+"""Convert recorded data of any size to a dataset on disk: resumable, and verified against the source."""
 
 from __future__ import annotations
 
@@ -97,15 +97,15 @@ _ENCODED = "encoded"
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a conversion did.
+    """The result of a conversion.
 
     Args:
-        path: Where the rows are now.
-        rows: How many there are.
-        digest: Of all rows, in the source and in the result; see ``rows_digest``.
-        shards: How many files.
-        resumed_rows: Rows that an interrupted conversion had written already.
-        pictures: What became of pictures, and of videos that rows name frames of, a sentence each.
+        path: Path of the new dataset.
+        rows: Number of rows.
+        digest: Digest of all rows, in the source and in the result; see ``rows_digest``.
+        shards: Number of files.
+        resumed_rows: Number of rows that an interrupted conversion had written.
+        pictures: New encodings of pictures, and videos in the result, a sentence each.
     """
 
     path: str
@@ -128,30 +128,28 @@ def convert(
 ) -> Conversion:
     """Write all rows to ``target``, in memory that does not grow with them.
 
-    Files are written in a folder ``.NAME.converting`` beside the target, which becomes the target when all is there
-    and its rows, read back, have the digest that they had in the source. After an interruption at any moment the same
-    call goes on where it was: what was written is checked against the source and kept.
+    Files are written to a folder ``.NAME.converting`` beside the target. The result gets the name of the target when it
+    is complete and its rows, read back, have the digest of the source. After an interruption at any moment the same
+    call resumes: it compares the finished files with the source and keeps them.
 
-    Images that rows name by path are written into the rows; the digest is that of the rows with them. Videos that rows
-    name frames of lie in the result, too: linked, and copied where the file system has no links.
+    Images that rows name by path are written into the rows, and count in the digest. The result also has the videos of
+    which rows name frames, as links, or as copies where the file system has no links.
 
-    With ``images="raw"`` and ``"png"`` every pixel stays what it is. JPEG and videos lose some, each time that they are
-    made, apart from ``lossless`` ones.
+    ``images="raw"`` and ``"png"`` keep every pixel. JPEG and videos that are not ``lossless`` lose some each time.
 
     Args:
-        stream: The rows. What they say of themselves is written with them; an alignment that is only taken for granted
-            stays that, and rewards where episodes begin, which speak against it, are an ``AlignmentWarning``.
-        target: A folder, or a file whose name ends in ``.parquet``. There must be nothing yet.
+        stream: The rows, which are written with their metadata. An alignment that the data do not state stays unstated;
+            rewards at the first rows of episodes, which contradict it, are an ``AlignmentWarning``.
+        target: A folder, or a file whose name ends in ``.parquet``; nothing may exist there.
         to: "arrow" (a folder for ``datasets.load_from_disk``), "parquet", or "store" (one for ``DatasetStore.open``);
             by default Arrow, Parquet for a target of that name, and a store where ``layout`` is given.
-        images: How pictures are kept: "raw" pixels, "png", "jpeg:95", or frames of videos, "video:h264:gop=2" with what
-            ``mouse_core.video.VideoCodec`` has; "video" leaves frames of videos as they are and encodes others. For all
-            columns of pictures, or by column; by default they stay what they are. Each such column gets a field of
-            images, where none reads it.
-        layout: How rows of a store lie in its files, "columns" or "windows"; see ``DatasetStore.open``.
-        shard_bytes: About how large the files of a folder are, in bytes or like ``"500MB"`` or ``"1GiB"``; those of a
-            store at most 64 MB.
-        progress: Whether bars show how far it is.
+        images: Encoding of pictures, for all columns of pictures or by column: "raw" pixels, "png", "jpeg:95", or
+            "video:h264:gop=2" with options of ``mouse_core.video.VideoCodec`` for frames of videos; "video" leaves
+            frames of videos as they are and encodes others. By default pictures stay as they are. A column that no
+            field reads gets a field of images.
+        layout: Layout of the files of a store, "columns" or "windows"; see ``DatasetStore.open``.
+        shard_bytes: About the size of each file, in bytes or like ``"500MB"`` or ``"1GiB"``; at most 64 MB in a store.
+        progress: Whether bars show the progress.
 
     Raises:
         ConfigError: Something is at ``target``, or it has the name of a file of another type; an option that cannot be
@@ -159,10 +157,10 @@ def convert(
             source changed between interruption and resumption.
             ``images`` for rows without pictures; videos for one Parquet file.
         ImportError: PyAV is not installed, for videos.
-        StorageError: It cannot be written; what was written so far is there for the next call.
-        DataError: The source is damaged; a row names an image that is none or lies in no folder in which it may; or the
+        StorageError: Files cannot be written; the next call resumes.
+        DataError: The source is damaged; a row names a file that is no image or lies in no permitted folder; or the
             result differs from the source.
-        SchemaError: Types that a dataset cannot have.
+        SchemaError: A column has a type that datasets cannot have.
     """
     wanted = {} if images is None else by_column(images)
     if any(kept.way == "video" and kept.codec is None for kept in wanted.values()):

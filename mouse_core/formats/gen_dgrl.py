@@ -17,12 +17,11 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import numpy as np
-import numpy.lib.format as npy
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, reading
-from mouse_core.formats._files.npz import NpyRows
+from mouse_core.formats._files.npz import NpyRows, npy_header
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
 from mouse_core.formats.columns.named import (
@@ -139,11 +138,7 @@ def _arrays(name: str, data: bytes, where: str) -> Columns:
                     array.end()
             return found
     file = io.BytesIO(data)
-    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-    version = npy.read_magic(file)
-    if version not in readers:
-        raise DataError(f"expected an array of version 1.0 or 2.0, found {version}")
-    shape, _, dtype = readers[version](file)
+    shape, _, dtype = npy_header(file, where)
     if shape != () or dtype != np.dtype(object):
         raise DataError(f"expected a dict of arrays, found an array {list(shape)} of {dtype}")
     return pickled_arrays(file.read(), where=where)

@@ -1,4 +1,4 @@
-"""preprocess: write what a function makes of all rows to a new dataset, in parallel; an interrupted call goes on."""
+"""Apply a function to all rows and write the result to a new dataset, in parallel; an interrupted call resumes."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ _LEAST_BLOCKS, _FEW_ROWS = 32, 1_000
 
 @dataclass(frozen=True)
 class Preprocessed:
-    """What became of a dataset.
+    """The result of ``preprocess``.
 
     Args:
-        path: Where the new one is: a folder for ``datasets.load_from_disk`` and ``formats.open``.
-        rows: How many rows it has.
-        digest: Of all of them; see ``rows_digest``.
-        resumed_rows: Rows that a call before had made already.
-        reopened: Whether all was there, and nothing was computed.
+        path: Path of the new dataset, a folder for ``datasets.load_from_disk`` and ``formats.open``.
+        rows: Number of rows.
+        digest: Digest of all rows; see ``rows_digest``.
+        resumed_rows: Number of rows that an interrupted call had made.
+        reopened: Whether the dataset was complete before the call, so that nothing was computed.
     """
 
     path: str
@@ -67,7 +67,7 @@ class Preprocessed:
     reopened: bool = False
 
     def to_store(self, **options: Any) -> DatasetStore:
-        """The new dataset as a store, by reference; ``options`` as ``DatasetStore`` takes them."""
+        """Return the new dataset as a store, by reference, with options of ``DatasetStore``."""
         return open(self.path).to_store(**options)
 
 
@@ -82,44 +82,44 @@ def preprocess(
     block_rows: int | None = None,
     progress: bool = False,
 ) -> Preprocessed:
-    """Write what a function makes of every row to a new dataset, which says of itself what the old one does.
+    """Apply a function to all rows and write the result to a new dataset, with the metadata of the old one.
 
-    The function is called with the columns of some whole episodes, ``{name: array [n, ...]}``, encoded images as
-    pixels, and returns a dict of columns ``[n, ...]`` of the same rows: those that are new or other than before; None
-    for one that is to be left out. All others are taken over as they are stored. It must be pure: blocks are made in
-    any order and, after an interruption, again. What it is given is read-only.
+    The function takes the columns of some whole episodes, ``{name: array [n, ...]}``, with encoded images as pixels. It
+    returns a dict of columns ``[n, ...]`` of the same rows: new and changed columns, and None for a column to leave
+    out. All other columns are copied as they are stored. The arrays that the function takes are read-only. The function
+    must be pure: blocks are made in any order, and again after an interruption.
 
-    Blocks are files of a folder ``.NAME.preprocessing`` beside ``path``, which becomes ``path`` when all is there and
-    was read back. After an interruption at any moment the same call goes on where it was, with any ``num_workers``.
-    When all is there, and rows and function are the same, nothing is done; all rows are read to see that they are. Of
-    images that rows name by path the path counts. The same function is one of the same name,
-    code and arguments, which reads the same of its module, functions and classes as well. Of installed packages the
-    code of functions counts, and the names of classes: change ``version`` when they change.
+    Blocks are written to a folder ``.NAME.preprocessing`` beside ``path``. When all blocks are there and were read
+    back, the result gets the name ``path``. After an interruption at any moment the same call resumes, with any
+    ``num_workers``. If ``path`` already holds the result of the same rows and function, nothing is computed; all rows
+    are read to compare them. Images that rows name by path are compared by path. Two functions are the same if name,
+    code and arguments are equal, and what they read of their module, functions and classes included. Of installed
+    packages, the code of functions and the names of classes are compared: change ``version`` when they change.
 
     Args:
         rows: A store, a view of one or a snapshot; a ``RowStream``, or a path that ``formats.open`` opens; or a
             ``datasets.Dataset`` or ``pyarrow.Table``. Derived fields are columns like the others.
-        function: What can be pickled: defined with ``def`` at the top of a module, with ``functools.partial`` of it for
-            arguments, or an object of such a class.
+        function: A function that can be pickled: defined with ``def`` at the top of a module, a ``functools.partial``
+            of one, or an object of a class at the top of a module.
         path: The folder of the new dataset.
-        columns: Those that the function is given; by default all.
-        num_workers: Processes that run it; 0: the calling one does. They are started afresh, so a script needs
-            ``if __name__ == "__main__":``.
-        version: Of what the function does, a text; needed where it reads what cannot be pickled, as a lock.
+        columns: Columns that the function takes; by default all.
+        num_workers: Number of processes that call the function; 0: a thread of this process. Processes start afresh, so
+            a script needs ``if __name__ == "__main__":``.
+        version: A text that you change when the function does something else. A function that reads an object that
+            cannot be pickled, such as a lock, needs one.
         block_rows: About how many rows a block has, in whole episodes; by default as many as take 64 MB, or a 32nd of
-            all rows where that is less (but 1,000). With another number unfinished work begins anew.
-        progress: Whether a bar shows how far it is.
+            all rows if that is less, and at least 1,000. Unfinished work with another number starts again.
+        progress: Whether a bar shows the progress.
 
     Returns:
-        Where the new dataset is; ``to_store()`` opens it.
+        The path and size of the new dataset; ``to_store()`` opens it.
 
     Raises:
-        ConfigError: A function that cannot be pickled, no rows, an option out of range, another dataset or unfinished
-            work at ``path`` that is not of these rows and this function, or another process at work on it.
-        WorkerError: The function raised an error, which is chained, or a process was ended.
-        DataError: Rows that cannot be arrays, or a function that returns something else than columns of these rows.
-        StorageError: It cannot be written; what was made so far is there for the next call. Where the disk is full that
-            may lack the blocks that were made last, which could not be noted.
+        ConfigError: The function cannot be pickled, there are no rows, or an option is out of range; ``path`` holds
+            another dataset, or unfinished work of other rows or another function; or another process works on it.
+        WorkerError: The function raised an error, which is chained, or a process ended early.
+        DataError: Rows cannot become arrays, or the function returns something else than columns of these rows.
+        StorageError: Files cannot be written; the next call resumes. On a full disk the last blocks may be lost.
     """
     target = Path(path)
     check_folder_name(target, wanted="the name of a folder")
@@ -178,7 +178,7 @@ def preprocess(
 def _make_parts(
     job: Job, work: Work, blocks: Sequence[tuple[int, int, int]], num_workers: int, advance: Callable[[int], None]
 ) -> None:
-    """Write the parts that are missing. The first one says which columns there are."""
+    """Write the missing parts. The first part that is finished fixes the columns of all parts."""
     todo = [block for block in blocks if block[0] not in job.parts]
     made = _noted_schema(job.facts) if job.parts else None
     workers, ahead = min(num_workers, len(todo)), 2 * num_workers or 1
@@ -200,7 +200,7 @@ def _noted_schema(facts: Mapping[str, Any]) -> pa.Schema:
 
 
 def _snapshot_of(rows: Any) -> tuple[Snapshot, About]:
-    """The snapshot of whatever rows are given as, and what they say of themselves."""
+    """Return the snapshot and the metadata of ``rows``, in any form that ``preprocess`` takes."""
     if isinstance(rows, str | os.PathLike):
         rows = open(rows)
     if isinstance(rows, RowStream):
@@ -222,7 +222,7 @@ def _snapshot_of(rows: Any) -> tuple[Snapshot, About]:
 
 
 def _edges(snapshot: Snapshot, schema: pa.Schema, block_rows: int | None) -> list[int]:
-    """The first row of each block, and the end: where episodes begin, about so many rows apart."""
+    """Return the first row of each block, and the end. Blocks begin with episodes, about ``block_rows`` rows apart."""
     if block_rows is None:
         some = stored_rows(snapshot, 0, min(len(snapshot), 256), schema)
         share = max(_FEW_ROWS, -(-len(snapshot) // _LEAST_BLOCKS))
@@ -307,7 +307,7 @@ def _called(begin: int, end: int) -> str:
 
 
 def stored_rows(snapshot: Snapshot, begin: int, end: int, schema: pa.Schema) -> pa.Table:
-    """Rows ``begin .. end - 1`` as a table in one piece; columns that a part of the store lacks are null in it."""
+    """Return rows ``begin .. end - 1`` as a table in one piece; columns that a segment lacks are null."""
     parts, first = [], 0
     for segment in snapshot.segments:
         low, high = max(begin - first, 0), min(end - first, segment.num_rows)
@@ -320,7 +320,7 @@ def stored_rows(snapshot: Snapshot, begin: int, end: int, schema: pa.Schema) -> 
 
 
 def contents(table: pa.Table) -> str:
-    """A digest of what some rows hold, whatever Arrow's encoding of them; of images by path, of the path."""
+    """Return a digest of the values of a table, whatever their Arrow encoding; an image by path counts by its path."""
     digest = quick_digest(table.schema)
     for batch in table.to_batches():
         digest.update(batch)
@@ -328,7 +328,7 @@ def contents(table: pa.Table) -> str:
 
 
 def quick_digest(schema: pa.Schema) -> RowDigest:
-    """What tells rows from others that came by chance, many times as fast as SHA-256."""
+    """Return a digest of rows that detects accidental changes, many times as fast as SHA-256."""
     return RowDigest(schema, xxhash.xxh3_128)
 
 
@@ -341,7 +341,7 @@ def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
 
 
 def _with_images(table: pa.Table, snapshot: Snapshot, where: str) -> pa.Table:
-    """The rows with the images that they name by path, which means nothing elsewhere."""
+    """Return the rows with the bytes of the images that they name by path."""
     roots = tuple(dict.fromkeys(root for segment in snapshot.segments for root in segment.image_roots))
     stream = RowStream(where, "rows", table.schema, lambda: iter(table.to_batches()), image_roots=roots)
     inside = embedded(stream)
@@ -359,7 +359,7 @@ def _values(table: pa.Table, name: str, where: str) -> npt.NDArray[Any]:
 
 
 def _replaced(table: pa.Table, given: Columns, returned: Any, where: str) -> pa.Table:
-    """The rows with the columns that a function returned in their places, or behind the others."""
+    """Return the rows with the columns that a function returned: changed ones in their places, new ones at the end."""
     if not isinstance(returned, Mapping):
         raise DataError(f"{where}: expected a function that returns a dict of columns, found {returned!r:.80}")
     for name, values in returned.items():
@@ -381,7 +381,7 @@ def _replaced(table: pa.Table, given: Columns, returned: Any, where: str) -> pa.
 
 
 def _check_opens(table: pa.Table, about: About, where: str) -> None:
-    """Raise the error with which a store refuses such rows, before all of them are made."""
+    """Raise DataError if no store can open such rows, before all of them are made."""
     if {"action", "reward", "done"} <= {*table.schema.names}:
         try:
             with warnings.catch_warnings():

@@ -16,6 +16,19 @@ from mouse_core.errors import DataError
 from mouse_core.files.reading import damaged, reading
 
 
+def npy_header(file: BinaryIO | Any, where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the shape of an array, whether it is in Fortran order, and its dtype, from its header in ``numpy.save``.
+
+    Raises:
+        DataError: The array has another version than 1.0 or 2.0; begins with ``where``.
+    """
+    version = npy.read_magic(file)
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    if version not in readers:
+        raise DataError(f"{where}: expected an array of version 1.0 or 2.0, found {version}")
+    return readers[version](file)
+
+
 class NpyRows:
     """The rows of an array in the format of ``numpy.save``, taken one stretch after the other.
 
@@ -30,11 +43,7 @@ class NpyRows:
     def __init__(self, file: BinaryIO | Any, *, where: str) -> None:
         self._file = file
         self._where = where
-        version = npy.read_magic(file)
-        readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-        if version not in readers:
-            raise DataError(f"{where}: expected an array of version 1.0 or 2.0, found {version}")
-        shape, fortran, dtype = readers[version](file)
+        shape, fortran, dtype = npy_header(file, where)
         if dtype.kind not in "biuf" or dtype.itemsize > 8 or any(size < 0 for size in shape):
             raise DataError(f"{where}: expected an array of numbers, found {dtype} {list(shape)}")
         if fortran and len(shape) > 1:
@@ -154,7 +163,7 @@ class NpzTree:
     def _tree(self, path: str) -> dict[str, Any] | None:
         if path in self._names:
             with reading(self.path, at=path), self._archive.open(path + _SUFFIX) as file:
-                shape, _, dtype = self._header(file)
+                shape, _, dtype = npy_header(file, self.path)
                 kind = "number" if dtype.kind in "biuf" and dtype.itemsize <= 8 else "other"
                 stored = self._archive.getinfo(path + _SUFFIX).file_size
                 claimed = int(np.prod(shape, dtype=object)) * dtype.itemsize
@@ -196,10 +205,3 @@ class NpzTree:
             self._files.pop(path).close()
         self._files[path] = self._archive.open(path + _SUFFIX)
         return self._files[path]
-
-    def _header(self, file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-        version = npy.read_magic(file)
-        readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-        if version not in readers:
-            raise damaged(self.path, f"expected an array of version 1.0 or 2.0, found {version}")
-        return readers[version](file)

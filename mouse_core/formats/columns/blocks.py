@@ -1,4 +1,4 @@
-"""How many rows are worked on at a time: record batches of a size that is worth it."""
+"""Sizes of record batches: how many rows are read, and worked on, at a time."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def check_batch_rows(batch_rows: int) -> None:
 
 
 def check_size(name: str, size: int | str) -> int:
-    """Bytes from a number or a text such as "500MB" (10**6) or "2GiB" (2**30).
+    """Return a number of bytes from a number or a text such as "500MB" (10**6) or "2GiB" (2**30).
 
     Raises:
-        ConfigError: It is neither, or less than a byte.
+        ConfigError: Another text, or less than a byte.
     """
     found = size
     if isinstance(size, str) and (match := _SIZE.fullmatch(size)):
@@ -38,17 +38,17 @@ def check_size(name: str, size: int | str) -> int:
 
 
 def rows_at_once(row_bytes: int, *, most: int, budget: int = 32 << 20) -> int:
-    """How many rows are read at a time: ``most``, or as many as ``budget`` bytes hold, and at least 1."""
+    """Return ``most``, or the number of rows that ``budget`` bytes hold if that is less, and at least 1."""
     return max(1, min(most, budget // max(1, row_bytes)))
 
 
 def bytes_a_row(rows: pa.RecordBatch | pa.Table) -> int:
-    """About how many bytes a row of a batch takes, at least 1."""
+    """Return about how many bytes a row takes, at least 1."""
     return int(max(1, rows.nbytes // max(1, rows.num_rows)))
 
 
 def blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of a size that is worth working on: joined, and cut where they are large."""
+    """Yield the same rows in batches of about 8 MB: small batches are joined, large ones are cut."""
     held: list[pa.RecordBatch] = []
     held_bytes = held_rows = 0
     for batch in batches:
@@ -75,5 +75,5 @@ def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """Arrays of one column must be of one type to be joined; dictionaries may differ from batch to batch."""
+    """Decode a dictionary, as dictionaries may differ between batches, and only arrays of one type can be joined."""
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array

@@ -1,4 +1,4 @@
-"""A digest of rows that does not see how they are cut into batches."""
+"""A digest of rows that does not depend on how they are cut into batches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mouse_core.errors import SchemaError
 
 
 class RowDigest:
-    """Takes record batches one after another and gives one digest for all of them.
+    """One digest of record batches that are added one after another.
 
     Args:
-        schema: The columns, for a stream that may turn out empty; by default those of the first batch.
-        hashed: Makes what digests values, with ``update`` and ``digest``.
+        schema: The columns, for a stream that may be empty; by default the columns of the first batch.
+        hashed: Returns a new hash object, with ``update`` and ``digest``.
     """
 
     def __init__(self, schema: pa.Schema | None = None, hashed: Callable[[], Any] = hashlib.sha256) -> None:
@@ -44,7 +44,7 @@ class RowDigest:
         self.rows += batch.num_rows
 
     def hexdigest(self) -> str:
-        """The digest of all rows so far, 64 hexadecimal digits."""
+        """Return the digest of all rows so far, 64 hexadecimal digits."""
         whole = hashlib.sha256(f"{self.rows} rows;".encode())
         for name, column in (self._columns or {}).items():
             whole.update(f"{name!r} {column.kind} ".encode() + column.digest() + b";")
@@ -110,7 +110,7 @@ class _ColumnDigest:
 
 
 class _Runs:
-    """A sequence of whole numbers, hashed as runs of equal ones: a run may be spread over calls."""
+    """A hash of whole numbers, taken as runs of equal numbers; a run may go on from call to call."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -149,7 +149,7 @@ def _is_text(data_type: pa.DataType) -> bool:
 
 
 def _canonical(data_type: pa.DataType) -> str:
-    """A type's name apart from how Arrow encodes it."""
+    """Return the name of a type without its Arrow encoding: a dictionary of texts is a text."""
     if isinstance(data_type, pa.BaseExtensionType):
         return _canonical(data_type.storage_type)
     if pa.types.is_dictionary(data_type):
@@ -163,12 +163,12 @@ def _canonical(data_type: pa.DataType) -> str:
 
 
 class DigestedRows:
-    """Rows, taken in runs of any length.
+    """Reads rows in runs of any length.
 
     Args:
         batches: The rows.
-        digest: Takes in every row that is taken; None: nothing does.
-        advance: Called with the number of rows taken.
+        digest: A digest to which every row is added; None for none.
+        advance: Called with the number of rows that were read.
     """
 
     def __init__(
@@ -180,11 +180,11 @@ class DigestedRows:
         self._advance = advance
 
     def following(self) -> Iterator[pa.RecordBatch]:
-        """The batches that come next."""
+        """Yield the batches that come next."""
         return iter(self._take, None)
 
     def digest_of(self, rows: int, schema: pa.Schema) -> str:
-        """The digest of the next ``rows`` rows, or of as many as there are."""
+        """Return the digest of the next ``rows`` rows, or of all that are left."""
         digest = RowDigest(schema)
         while rows and (batch := self._take(rows)) is not None:
             digest.update(batch)
@@ -192,7 +192,7 @@ class DigestedRows:
         return digest.hexdigest()
 
     def _take(self, most: int | None = None) -> pa.RecordBatch | None:
-        """The next rows, up to ``most``; None at the end."""
+        """Return the next rows, up to ``most``; None at the end."""
         batch = self._rest if self._rest is not None else next(self._batches, None)
         self._rest = None
         if batch is None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.files.reading import read_bytes, reading
@@ -18,7 +18,6 @@ VERSION = 1
 
 SUFFIXES = (".yaml", ".yml")
 _MOST_BYTES = 1 << 18
-_MOVED = ("action", "reward", "terminated", "truncated")
 FLAGS = ("terminated", "truncated", "is_last")
 _RING = ("size", "sizes", "last", "offsets", "next")
 
@@ -26,8 +25,39 @@ Layout = TypeVar("Layout")
 Paths = str | Sequence[str] | Mapping[str, str] | None
 
 
+class Aligned:
+    """What layouts of all kinds of recordings share: how an action and its effect are aligned, and how episodes end.
+
+    A layout has ``alignment``, "outgoing" or "arrived" for all roles or a mapping from roles, and ``ending``.
+    """
+
+    alignment: str | Mapping[str, str]
+    ending: str
+    moved: ClassVar[tuple[str, ...]] = ("action", "reward")
+    """Roles of which ``alignment`` speaks where it is one text."""
+
+    def check_alignment(self, *others: str) -> None:
+        """Raise ConfigError for an alignment of other roles than ``moved`` and ``others``, or an unknown ending."""
+        if self.ending not in ("truncated", "terminal"):
+            raise ConfigError(f"layout: ending: expected 'truncated' or 'terminal', found {self.ending!r}")
+        roles = [*self.moved, *others]
+        said = self.alignment if isinstance(self.alignment, Mapping) else dict.fromkeys(self.moved, self.alignment)
+        for role, value in said.items():
+            if role not in roles or value not in ("outgoing", "arrived"):
+                raise ConfigError(
+                    f"layout: alignment: expected 'outgoing' or 'arrived', for all or for some of {roles}, found "
+                    f"{role!r}: {value!r}"
+                )
+
+    def arrived(self) -> frozenset[str]:
+        """Roles whose values stand in the row of the observation that they led to."""
+        if isinstance(self.alignment, Mapping):
+            return frozenset(role for role, value in self.alignment.items() if value == "arrived")
+        return frozenset(self.moved if self.alignment == "arrived" else ())
+
+
 @dataclass(frozen=True, kw_only=True)
-class TreeLayout:
+class TreeLayout(Aligned):
     """Where the parts of episodes lie in a tree of arrays: groups and arrays of HDF5, zarr and npz files.
 
     A path names an array, or a group, which stands for all arrays below it that no other path of the layout names. In
@@ -83,6 +113,7 @@ class TreeLayout:
         ending: How an episode ended if no flag is set: "truncated" (done 2) or "terminal" (done 1).
     """
 
+    moved: ClassVar[tuple[str, ...]] = ("action", "reward", "terminated", "truncated")
     observation: Paths = None
     action: Paths = None
     reward: str | None = None
@@ -139,19 +170,8 @@ class TreeLayout:
             raise ConfigError(f"layout: episode_steps: expected a positive number, found {self.episode_steps!r}")
         if self.files is not None and "/" in self.files:
             raise ConfigError(f"layout: files: expected names of files in the folder, found {self.files!r}")
-        if self.ending not in ("truncated", "terminal"):
-            raise ConfigError(f"layout: ending: expected 'truncated' or 'terminal', found {self.ending!r}")
-        self._check_alignment()
+        self.check_alignment("metadata")
         self._check_episodes()
-
-    def _check_alignment(self) -> None:
-        said = self.alignment if isinstance(self.alignment, Mapping) else dict.fromkeys(_MOVED, self.alignment)
-        for role, value in said.items():
-            if role not in (*_MOVED, "metadata") or value not in ("outgoing", "arrived"):
-                raise ConfigError(
-                    f"layout: alignment: expected 'outgoing' or 'arrived', for all or for some of "
-                    f"{[*_MOVED, 'metadata']}, found {role!r}: {value!r}"
-                )
 
     def _check_tasks(self) -> None:
         for path in self.tasks():
@@ -207,12 +227,6 @@ class TreeLayout:
         """Paths of actions and observations."""
         roles = self.roles()
         return [path for role in ("action", "observation") for path in roles.get(role, {}).values()]
-
-    def arrived(self) -> frozenset[str]:
-        """Roles whose values stand in the row of the observation that they led to."""
-        if isinstance(self.alignment, Mapping):
-            return frozenset(role for role, value in self.alignment.items() if value == "arrived")
-        return frozenset(_MOVED if self.alignment == "arrived" else ())
 
     def may_be_files(self, path: str) -> bool:
         """Whether an array lies at ``pictures``, and may hold encoded pictures."""

@@ -1,4 +1,4 @@
-"""Pictures of rows as pixels, whatever they are kept as, and pixels as columns."""
+"""Columns of pictures: find them, read them as pixels, and change how they are stored (pixels, PNG, JPEG, frames)."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ _COLUMN = re.compile(r"([^:=]+)=(.*)")
 
 @dataclass(frozen=True)
 class PictureEncoding:
-    """How pictures are kept.
+    """How pictures are stored.
 
     Args:
         way: "raw", "png", "jpeg" or "video".
-        quality: Of JPEG, 1 to 100.
-        codec: Of videos. None: frames of videos stay what they are, and all else is encoded as ``VideoCodec()`` says.
+        quality: Quality of JPEG, 1 to 100.
+        codec: Codec of videos. None: frames of videos stay as they are, and other pictures are encoded by
+            ``VideoCodec()``.
     """
 
     way: str
@@ -53,10 +54,10 @@ class PictureEncoding:
 
     @classmethod
     def parse(cls, text: Any) -> PictureEncoding:
-        """Made of a text: "raw", "png", "jpeg:95", "video", or "video:" and what ``VideoCodec.parse`` takes.
+        """Parse a text: "raw", "png", "jpeg:95", "video", or "video:" and a text for ``VideoCodec.parse``.
 
         Raises:
-            ConfigError: Something else.
+            ConfigError: The text is another one.
         """
         way, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
         if way == "video":
@@ -86,10 +87,10 @@ class Pictures:
     """A column that holds pictures.
 
     Args:
-        name: Its name.
-        kind: "raw", "encoded" or "video".
-        shape: ``(H, W, C)`` of the first.
-        dtype: Of pixels, uint8 or uint16.
+        name: Name of the column.
+        kind: How the pictures are stored: "raw", "encoded" or "video".
+        shape: Shape ``(H, W, C)`` of the first picture.
+        dtype: Type of the pixels, uint8 or uint16.
     """
 
     name: str
@@ -99,18 +100,18 @@ class Pictures:
 
     @property
     def bytes(self) -> int:
-        """What one takes as pixels."""
+        """Size of one picture as pixels."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
 
 def by_column(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, PictureEncoding]:
-    """What ``images`` says, by column; under "" what it says of all others.
+    """Return the encoding of each column that ``images`` names; under "" the encoding of all other columns.
 
     Args:
         given: A text for all columns, texts by column, or a list of texts, of which some begin with COLUMN=.
 
     Raises:
-        ConfigError: Something else, or two things of one column.
+        ConfigError: An invalid text, or two texts for one column.
     """
     texts: list[tuple[str, Any]] = list(given.items()) if isinstance(given, Mapping) else []
     for text in () if isinstance(given, Mapping) else (given,) if isinstance(given, str) else given:
@@ -123,15 +124,15 @@ def by_column(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, Pictu
 
 
 def pictures_of(stream: Any, wanted: Mapping[str, PictureEncoding]) -> dict[str, tuple[Pictures, PictureEncoding]]:
-    """The columns whose pictures are to be kept in another way than they are, with how.
+    """Return the columns whose encoding changes, with their pictures and the new encoding.
 
     Args:
-        stream: A ``RowStream``, of which rows are read until each such column had a picture.
-        wanted: As ``by_column`` gives it.
+        stream: A ``RowStream``; rows are read until each of these columns has had a picture.
+        wanted: Encodings by column, from ``by_column``.
 
     Raises:
-        ConfigError: A column that is not there, or holds no pictures; no column of pictures at all.
-        DataError: A first picture that cannot be read.
+        ConfigError: A column does not exist or holds no pictures, or there is no column of pictures.
+        DataError: The first picture of a column cannot be read.
     """
     kinds = {one.name: _kind(one, stream) for one in stream.schema}
     for name in wanted:
@@ -163,12 +164,12 @@ def pictures_of(stream: Any, wanted: Mapping[str, PictureEncoding]) -> dict[str,
 
 
 def _is_so(kind: str, kept: PictureEncoding) -> bool:
-    """Whether pictures of a kind are kept in that way whatever they are."""
+    """Whether pictures stored as ``kind`` need no change for an encoding."""
     return (kind, kept.way) == ("raw", "raw") or (kind == "video" and kept.way == "video" and kept.codec is None)
 
 
 def _kind(column: pa.Field, stream: Any) -> str:
-    """What pictures of a column are: "raw", "encoded" or "video"; empty where it holds none."""
+    """Return how a column stores pictures: "raw", "encoded" or "video"; empty if it holds none."""
     kind, name = column_type(column.type), column.name
     if kind.kind == "video":
         return "video"
@@ -189,12 +190,12 @@ def _is_raw(kind: ColumnType, data_type: pa.DataType, name: str, read: Field | N
 
 
 def field_of(name: str, about: About) -> Field | None:
-    """The field that reads a column: one that the rows say, or a standard one."""
+    """Return the field that reads a column: from the metadata of the rows, or a standard field."""
     return next((one for one in (*about.fields, *STANDARD_FIELDS) if one.column == name), None)
 
 
 def _first_pictures(stream: Any, kinds: Mapping[str, str]) -> dict[str, Pictures]:
-    """Each column's first picture; columns that have none are not in it."""
+    """Return the first picture of each column; columns without pictures are left out."""
     found: dict[str, Pictures] = {}
     videos, roots = VideoFiles(stream.about.videos), stream.image_folders()
     for batch in stream if kinds else ():
@@ -235,15 +236,15 @@ def _picture(
 
 
 def said_after(about: About, changed: Mapping[str, tuple[Pictures, PictureEncoding]], *, frames_stay: bool) -> About:
-    """What rows say of themselves whose pictures are kept in other ways: each column has a field that reads it.
+    """Return the metadata of rows after their pictures were encoded anew: each column has a field that reads it.
 
     Args:
-        about: What they say now.
-        changed: What becomes of which columns.
-        frames_stay: Whether other columns still have frames of the videos that are listed.
+        about: The metadata before.
+        changed: New encodings by column.
+        frames_stay: Whether other columns still name frames of the listed videos.
 
     Raises:
-        SchemaError: A field that crops or resizes frames, where these are to be no frames.
+        SchemaError: A field crops or resizes frames of a column that holds no frames afterwards.
     """
     fields = {one.name: one for one in about.fields}
     for name, (picture, kept) in changed.items():
@@ -262,7 +263,7 @@ def said_after(about: About, changed: Mapping[str, tuple[Pictures, PictureEncodi
 
 
 def _field_after(name: str, picture: Pictures, kept: PictureEncoding, read: Field | None) -> Field | None:
-    """The field of a column whose pictures are kept in that way; None where nothing has to be said."""
+    """Return the field that a column needs after its pictures were encoded anew; None if it needs none."""
     greys = None
     if kept.way == "video" and picture.shape[2] == 1:
         greys = picture.shape  # of which a video may be in colours
@@ -276,13 +277,13 @@ def _field_after(name: str, picture: Pictures, kept: PictureEncoding, read: Fiel
 
 
 class HeldImages:
-    """Image files, and numbers that stand for them while rows are laid out; 0 stands for none.
+    """Holds image files of recent rows. Numbers stand for them while rows are laid out; 0 stands for no image.
 
     Args:
-        name: For messages.
-        shape: ``(H, W, C)`` that each must have.
-        dtype: Of pixels, uint8 or uint16.
-        behind: How many of the rows that were taken last are still asked for when others are taken.
+        name: Name for messages.
+        shape: Shape ``(H, W, C)`` that each image must have.
+        dtype: Type of the pixels, uint8 or uint16.
+        behind: Number of the last images that are held on when ``add`` takes others.
     """
 
     def __init__(self, name: str, shape: tuple[int, int, int], dtype: npt.DTypeLike, *, behind: int = 2) -> None:
@@ -292,16 +293,16 @@ class HeldImages:
     def add(
         self, column: pa.Array, file: str | os.PathLike[str], called: Callable[[int], str]
     ) -> npt.NDArray[np.int64]:
-        """Take the images of some rows, and give a number for each.
+        """Add the images of some rows, and return a number for each.
 
         Args:
-            column: As a file has it: ``{bytes, path}``, or binary. Paths count for nothing: a dataset must not reach
-                outside of its folder.
-            file: For messages.
-            called: What messages call a row.
+            column: The images, ``{bytes, path}`` or binary. Paths are ignored: a dataset must not reach outside of its
+                folder.
+            file: The file, for messages.
+            called: Returns the name of a row for messages.
 
         Raises:
-            DataError: One is not there, or is none of that shape, as far as its header says; names file and row.
+            DataError: A row has no image, or one whose header says another shape; names file and row.
         """
         for row, why in self.unreadable(column):
             raise damaged(file, why, at=called(row))
@@ -313,7 +314,7 @@ class HeldImages:
         return self._first + len(kept) + np.arange(len(encoded))
 
     def unreadable(self, column: pa.Array) -> Iterator[tuple[int, str]]:
-        """Rows whose image is not there, or none of the shape, as far as its header says, and why."""
+        """Yield each row that has no image, or one whose header says another shape, and the reason."""
         for row, one in enumerate(_files(column)):
             try:
                 value = {"bytes": memoryview(one.as_buffer() if one.is_valid else b"")}
@@ -322,12 +323,12 @@ class HeldImages:
                 yield row, f"{self._name}: {error}"
 
     def column_of(self, numbers: npt.NDArray[np.int64]) -> pa.StructArray:
-        """The images that some numbers stand for; nulls for 0."""
+        """Return the images that some numbers stand for; null for 0."""
         return self._held.take(pa.array(numbers - self._first, mask=numbers == 0))
 
 
 def _files(column: pa.Array) -> pa.Array:
-    """The image files of a column that has them, or ``{bytes, path}``."""
+    """Return the image files of a column of files or of ``{bytes, path}``."""
     encoded = pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
     return encoded.cast(pa.binary())
 
@@ -339,12 +340,12 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def changed_stream(stream: Any, changed: Mapping[str, tuple[Pictures, PictureEncoding]], *, fill: bool = False) -> Any:
-    """The same rows with the pictures of some columns as pixels, PNG or JPEG.
+    """Return the same rows with the pictures of some columns as pixels, PNG or JPEG.
 
     Args:
         stream: A ``RowStream``.
-        changed: What becomes of which columns; those that are to be videos are left as they are.
-        fill: Whether zeros stand for pixels that a row lacks; they are null otherwise.
+        changed: New encodings by column; columns that become videos stay as they are.
+        fill: Whether a missing picture becomes zeros; it is null otherwise.
     """
     changed = {name: one for name, one in changed.items() if one[1].way != "video"}
     if not changed:
@@ -393,7 +394,7 @@ def _column(
     *,
     fill: bool,
 ) -> pa.Array:
-    """A column of pictures, kept in another way."""
+    """Return a column of pictures in another encoding."""
     ready = _png_already(values) if kept.way == "png" and picture.kind == "encoded" else None
     if ready is not None:
         return ready
@@ -414,7 +415,7 @@ def image_column(encoded: pa.Array | Sequence[bytes | None]) -> pa.Array:
 
 
 def _png_already(values: pa.Array) -> pa.Array | None:
-    """The same column where all of its pictures are PNG files; else None."""
+    """Return the column if all of its pictures are PNG files; else None."""
     storage = values.storage if isinstance(values, pa.ExtensionArray) else values
     encoded = pc.struct_field(storage, "bytes") if pa.types.is_struct(storage.type) else storage
     found = encoded.to_pylist()
@@ -426,7 +427,7 @@ class PixelReader:
     """Reads pictures as pixels.
 
     Args:
-        stream: The ``RowStream`` that rows are of.
+        stream: The ``RowStream`` of the rows.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -434,15 +435,15 @@ class PixelReader:
         self._videos = VideoFiles(stream.about.videos)
 
     def read(self, picture: Pictures, values: pa.Array, first: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """Pixels ``[n, H, W, C]``, zeros where a row has no picture, and which rows have one, bool ``[n]``.
+        """Return pixels ``[n, H, W, C]``, zeros for a row without a picture, and which rows have one, bool ``[n]``.
 
         Args:
-            picture: What the column's pictures are.
+            picture: Description of the column.
             values: Rows of the column.
-            first: The number of the first, for messages.
+            first: Number of the first row, for messages.
 
         Raises:
-            DataError: A picture that cannot be read, or is not like the first one; names column and row.
+            DataError: A picture cannot be read, or differs from the first one in shape or type; names column and row.
         """
         there = np.asarray(values.is_valid())
         if picture.kind == "raw":
@@ -474,7 +475,7 @@ class PixelReader:
 
 
 def with_features(schema: pa.Schema, changed: Mapping[str, tuple[Pictures, PictureEncoding]]) -> pa.Schema:
-    """A schema that says of image files that they are, and nothing of what other columns have been."""
+    """Return a schema whose metadata names the columns of image files, and drops what it said of changed columns."""
     metadata = dict(schema.metadata or {})
     features = {name: item for name, item in features_in(metadata).items() if name not in changed}
     features |= {name: {"_type": "Image"} for name, (_, kept) in changed.items() if kept.way in ("png", "jpeg")}

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
 from mouse_core.errors import ConfigError
-from mouse_core.formats.layouts.layout import Paths
+from mouse_core.formats.layouts.layout import Aligned, Paths
 
 ROLES = ("observation", "action", "reward", "terminated", "truncated", "metadata", "episode")
-_MOVED = ("action", "reward")
 _MATCHES = ("nearest", "hold")
 _PATH = re.compile(r"(?P<topic>[^.\[\]\s]+)(?P<fields>(?:\.\w+|\[[^\[\]]+\])*)")
 _PART = re.compile(r"\.(\w+)|\[([^\[\]]+)\]")
@@ -46,7 +45,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopicLayout:
+class TopicLayout(Aligned):
     """The values of topics that become columns, and how messages become steps.
 
     A path is a topic and fields of its messages: ``/joint_states.position``, ``/tf.transforms[0].transform``,
@@ -117,7 +116,6 @@ class TopicLayout:
         for name, allowed in (
             ("stamps", ("log", "header")),
             ("gaps", ("refuse", "cut")),
-            ("ending", ("truncated", "terminal")),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"layout: {name}: expected one of {list(allowed)}, found {getattr(self, name)!r}")
@@ -129,6 +127,7 @@ class TopicLayout:
             raise ConfigError("layout: definitions: expected texts by types of messages")
         if _number("trim", self.trim) < 0:
             raise ConfigError(f"layout: trim: expected seconds, found {self.trim!r}")
+        self.check_alignment()
         self._check_by_role()
 
     def _check_by_role(self) -> None:
@@ -144,13 +143,6 @@ class TopicLayout:
             if self.of("match", role, place) not in _MATCHES:
                 found = self.of("match", role, place)
                 raise ConfigError(f"layout: match: expected one of {list(_MATCHES)}, found {found!r}")
-        said = self.alignment if isinstance(self.alignment, Mapping) else dict.fromkeys(_MOVED, self.alignment)
-        for role, value in said.items():
-            if role not in _MOVED or value not in ("outgoing", "arrived"):
-                raise ConfigError(
-                    f"layout: alignment: expected 'outgoing' or 'arrived', for all or for some of {list(_MOVED)}, "
-                    f"found {role!r}: {value!r}"
-                )
 
     def places(self) -> list[tuple[str, str, Place]]:
         """Return all paths by role and name; the name of the only path of a role is empty."""
@@ -175,12 +167,6 @@ class TopicLayout:
         if option is None:
             raise ConfigError(f"layout: {name}: expected one for {role} or {place.topic}, found {dict(value)}")
         return option
-
-    def arrived(self) -> frozenset[str]:
-        """Return the roles whose values at a tick led to its observation."""
-        if isinstance(self.alignment, Mapping):
-            return frozenset(role for role, value in self.alignment.items() if value == "arrived")
-        return frozenset(_MOVED if self.alignment == "arrived" else ())
 
 
 def _number(name: str, value: Any) -> float:
