@@ -106,6 +106,12 @@ def ranges(there: Sequence[MirrorObject], batch: list[tuple[int, int, int]]) -> 
     return np.array(begins), np.array(ends)
 
 
+def read(there: MirrorObject, begin: int, end: int) -> bytes:
+    """A copy of some bytes of an object."""
+    (content,) = there.backing.read(np.array([there.address + begin]), np.array([there.address + end]))
+    return content
+
+
 def ask(there: Sequence[MirrorObject], batch: list[tuple[int, int, int]], number: int) -> None:
     """Ask for what batch ``number`` reads."""
     begins, ends = ranges(there, batch)

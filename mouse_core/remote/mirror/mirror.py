@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -203,7 +203,7 @@ class Mirror:
                 found_map = self._map(last)
         except OSError as error:
             raise StorageError(f"cache {str(self.folder)!r}: expected room in it, found {error}") from error
-        return [MirrorObject(self, found_map, one) for one in placed]
+        return [MirrorObject(found_map, found_map.begin + one.begin, one.info) for one in placed]
 
     def _map(self, size: int) -> _Map:
         """A map of so many bytes at least; those that others have stay, as addresses in them were given away."""
@@ -244,19 +244,66 @@ class Mirror:
                     self._processes = {forks(): found}
         return found
 
-    def _looks_further(self) -> bool:
-        process = self._process()
-        return process.keeper.is_full() and not process.pace.knows(_KNOWN * self._limits.pages)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, (str(self.folder), self._options)
 
-    def _there(self, begins: Int64s, ends: Int64s) -> bool:
-        if self._process().keeper.is_full():
+
+def _nothing() -> None:
+    """No map."""
+
+
+def _opened(folder: str, options: dict[str, Any]) -> Mirror:
+    return Mirror(folder, **options)
+
+
+class MirrorObject(NamedTuple):
+    """An object that lies in a mirror.
+
+    Args:
+        backing: The memory that it lies in; asked before bytes at its address are copied.
+        address: Address of its first byte, as long as ``backing`` lives.
+        info: What it is.
+    """
+
+    backing: _Map
+    address: int
+    info: ObjectInfo
+
+
+class _Map:
+    """The mirror's file as memory: the ``RemoteMemory`` of columns that lie in it."""
+
+    # No page lies between such. The mirror itself knows what is better fetched as one.
+    gap = PAGE - 1
+
+    def __init__(self, mirror: Mirror, memory: mmap.mmap) -> None:
+        self._mirror, self._table, self.memory = mirror, mirror._table, memory
+        self.counted = mirror  # all maps have one set of counters
+        self.begin, self.size = address_of(memory), len(memory)
+        self.room: int | None = mirror._limits.pages * PAGE
+
+    def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
+        """Fetch what batches will read: bytes at some addresses, as ``RemoteMemory.ask`` takes them."""
+        if len(begins):
+            self._mirror._process().ask(begins - self.begin, ends - self.begin, batches)
+
+    def looks_further(self) -> bool:
+        """Whether what stays would be better chosen if more was known of what is read later."""
+        process = self._mirror._process()
+        return process.keeper.is_full() and not process.pace.knows(_KNOWN * self._mirror._limits.pages)
+
+    def there(self, begins: Int64s, ends: Int64s) -> bool:
+        """Whether the bytes at some addresses are there."""
+        process = self._mirror._process()
+        if process.keeper.is_full():
             return False  # what comes just in time is counted batch by batch
-        blocks, masks = self._process().touched(begins, ends)
+        blocks, masks = process.touched(begins - self.begin, ends - self.begin)
         return not (masks & ~self._table.state[blocks]).any()
 
-    def _wait(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        process, table = self._process(), self._table
-        blocks, masks = process.touched(begins, ends)
+    def wait(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Wait until the bytes at some addresses are there; return what ``still`` takes."""
+        process, table = self._mirror._process(), self._table
+        blocks, masks = process.touched(begins - self.begin, ends - self.begin)
         pages, waited = pages_of(blocks, masks), False
         while True:
             states = table.state[blocks]
@@ -282,122 +329,31 @@ class Mirror:
         process.counters.add(read=len(pages) * PAGE if count else 0)
         return blocks, masks, states
 
-    def _still(self, token: tuple[Int64s, Int64s, Int64s]) -> bool:
+    def still(self, token: Any) -> bool:
+        """Whether nothing that was waited for was let go of since."""
         blocks, masks, states = token
         return bool(same_pages(self._table.state[blocks], states, masks).all())
 
-    def _read(self, memory: mmap.mmap, begins: Int64s, ends: Int64s) -> list[bytes]:
-        """Copies of some ranges of the mirror, taken while they are there."""
+    def read(self, begins: Int64s, ends: Int64s) -> list[bytes]:
+        """Private copies of the bytes at some addresses, in any order, of whichever objects."""
         found: list[bytes] = []
         if len(begins) and int((ends - begins).sum()) > _PIECE:
-            self._process().fetcher.ask([(self._table.clock + 1, *touched(*ascending(begins, ends)))])
+            wanted = touched(*ascending(begins - self.begin, ends - self.begin))
+            self._mirror._process().fetcher.ask([(self._table.clock + 1, *wanted)])
         for first, behind in pieces(ends - begins, _PIECE):
             if int(ends[first] - begins[first]) > _PIECE:
                 cuts = np.append(np.arange(begins[first], ends[first], _PIECE), ends[first])
-                found.append(b"".join(self._read(memory, cuts[:-1], cuts[1:])))
+                found.append(b"".join(self.read(cuts[:-1], cuts[1:])))
                 continue
             part = list(zip(begins[first:behind].tolist(), ends[first:behind].tolist(), strict=True))
             ranges = ascending(begins[first:behind], ends[first:behind])
             while True:
-                token = self._wait(*ranges)
-                copies = [memory[begin:end] for begin, end in part]
-                if self._still(token):
+                token = self.wait(*ranges)
+                copies = [self.memory[begin - self.begin : end - self.begin] for begin, end in part]
+                if self.still(token):
                     break
             found += copies
         return found
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (str(self.folder), self._options)
-
-
-def _nothing() -> None:
-    """No map."""
-
-
-def _opened(folder: str, options: dict[str, Any]) -> Mirror:
-    return Mirror(folder, **options)
-
-
-class MirrorObject:
-    """An object that lies in a mirror: at an address, for those who wait before they copy, or as private copies."""
-
-    def __init__(self, mirror: Mirror, map: _Map, placed: Placed) -> None:
-        self.mirror = mirror
-        self.backing = map
-        """What is asked before bytes at its address are copied."""
-        self._placed = placed
-        self.address = map.begin + placed.begin
-        """The address of its first byte, as long as this lives."""
-
-    @property
-    def info(self) -> ObjectInfo:
-        """What it is."""
-        return self._placed.info
-
-    def read(self, begin: int, end: int) -> bytes:
-        """A copy of its bytes ``begin .. end - 1``."""
-        return self.read_ranges([begin], [end])[0]
-
-    def read_ranges(self, begins: Sequence[int] | Int64s, ends: Sequence[int] | Int64s) -> list[bytes]:
-        """Copies of some ranges of its bytes, in any order.
-
-        Raises:
-            DataError: It has fewer bytes.
-            ChangedError: It is another object now.
-            StorageError: It was not reached.
-        """
-        first, last = np.asarray(begins, np.int64), np.asarray(ends, np.int64)
-        if len(first) and not (first.min() >= 0 and last.max() <= self.info.size and (first <= last).all()):
-            raise ConfigError(
-                f"{self.info.path}: expected ranges within its {self.info.size} bytes, found "
-                f"{int(first.min())}..{int(last.max())}"
-            )
-        return self.backing.read(first + self.address, last + self.address)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        sums = [] if self._placed.sums is None else [self._placed.sums]
-        return _added, (self.mirror, self._placed.client, self.info, sums)
-
-
-def _added(mirror: Mirror, client: ObjectClient, info: ObjectInfo, sums: Sequence[PageSums]) -> MirrorObject:
-    return mirror.add(client, [info], sums)[0]
-
-
-class _Map:
-    """The mirror's file as memory: the ``RemoteMemory`` of columns that lie in it."""
-
-    # No page lies between such. The mirror itself knows what is better fetched as one.
-    gap = PAGE - 1
-
-    def __init__(self, mirror: Mirror, memory: mmap.mmap) -> None:
-        self._mirror, self.memory, self.counted = mirror, memory, mirror  # all maps have one set of counters
-        self.begin, self.size = address_of(memory), len(memory)
-        self.room: int | None = mirror._limits.pages * PAGE
-
-    def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
-        """Fetch what batches will read: bytes at some addresses, as ``RemoteMemory.ask`` takes them."""
-        if len(begins):
-            self._mirror._process().ask(begins - self.begin, ends - self.begin, batches)
-
-    def there(self, begins: Int64s, ends: Int64s) -> bool:
-        """Whether the bytes at some addresses are there."""
-        return self._mirror._there(begins - self.begin, ends - self.begin)
-
-    def looks_further(self) -> bool:
-        """Whether what stays would be better chosen if more was known of what is read later."""
-        return self._mirror._looks_further()
-
-    def wait(self, begins: Int64s, ends: Int64s) -> object:
-        """Wait until the bytes at some addresses are there; what ``still`` takes."""
-        return self._mirror._wait(begins - self.begin, ends - self.begin)
-
-    def still(self, token: Any) -> bool:
-        """Whether nothing that was waited for was let go of since."""
-        return self._mirror._still(token)
-
-    def read(self, begins: Int64s, ends: Int64s) -> list[bytes]:
-        """Private copies of the bytes at some addresses, in any order, of whichever objects."""
-        return self._mirror._read(self.memory, begins - self.begin, ends - self.begin)
 
     def counters(self) -> dict[str, float]:
         """As ``Mirror.counters``."""
