@@ -26,10 +26,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # Modules and rooms for log, checksum, episode index, columns, pipeline and sampler.
 TARGETS = (
     "mouse_core/files",
-    "mouse_core/store/disk",
     "mouse_core/columns",
-    "mouse_core/store/_episodes",
-    "mouse_core/replay/_episodes",
+    "mouse_core/episodes.py",
+    "mouse_core/store/disk",
+    "mouse_core/replay/storages",
     "mouse_core/batches",
     "mouse_core/sampling",
 )
@@ -154,7 +154,7 @@ def _tests_of(path: str) -> list[str]:
     return [file for _, file in sorted(ranked)]
 
 
-def killer_of(one: Mutation, *, workers: int) -> str | None:
+def killer_of(one: Mutation, *, near: bool) -> str | None:
     """Return the test that fails with a mutation, ``"import"`` or ``"time"``; None if all pass."""
     with tempfile.TemporaryDirectory(prefix="mouse-mutation-") as folder:
         copy_of = Path(folder) / "checkout"
@@ -163,11 +163,16 @@ def killer_of(one: Mutation, *, workers: int) -> str | None:
         (copy_of / one.path).write_text(one.source, encoding="utf-8")
         environment = os.environ | {"PYTHONPATH": f"{copy_of}{os.pathsep}{copy_of / 'adapters'}", "CI": "true"}
         lane = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
-        several = ["-n", str(workers), "--dist", "worksteal"] if workers > 1 else []
-        for command in ([*lane, *_tests_of(one.path)], [*lane, *several, "tests"]):
+        for files in (_tests_of(one.path), ["tests"])[: 1 if near else 2]:
             try:
                 ran = subprocess.run(
-                    command, cwd=copy_of, env=environment, capture_output=True, text=True, timeout=1200, check=False
+                    [*lane, *files],
+                    cwd=copy_of,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=1200,
+                    check=False,
                 )
             except subprocess.TimeoutExpired:
                 return "time"
@@ -184,12 +189,15 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=60, help="number of mutations")
     parser.add_argument("--jobs", type=int, default=2, help="mutations that are tried at the same time")
     parser.add_argument("--only", help="try mutations of paths with this text alone")
+    parser.add_argument("--near", action="store_true", help="run only test files that name the module or its room")
     parser.add_argument("--list", action="store_true", help="print the mutations and run nothing")
     options = parser.parse_args()
     chosen = [one for one in drawn(options.seed, options.count) if options.only is None or options.only in one.path]
     survivors = 0
     with ThreadPoolExecutor(options.jobs) as pool:
-        killers = [None] * len(chosen) if options.list else pool.map(lambda one: killer_of(one, workers=1), chosen)
+        killers = (
+            [None] * len(chosen) if options.list else pool.map(lambda one: killer_of(one, near=options.near), chosen)
+        )
         for number, (one, killer) in enumerate(zip(chosen, killers, strict=True)):
             verdict = "" if options.list else f"killed by {killer}" if killer else "SURVIVED"
             print(f"{number:3} {one.path}:{one.line}: {one.before!r:.70} -> {one.after!r:.70} {verdict}", flush=True)
