@@ -15,7 +15,7 @@ from mouse_core.groups.batch_maker import Making
 from mouse_core.groups.columns import Columns
 from mouse_core.groups.examples import examples_digest
 from mouse_core.groups.files import GroupFile, read_groups
-from mouse_core.groups.index import BatchStore, ToldVersion, encode_names, encode_parts, encode_told, open_index
+from mouse_core.groups.index import BatchStore, ToldVersion, encode, encode_parts, open_index
 from mouse_core.groups.late import Chunk, LateStore, Readiness, checked_chunk
 from mouse_core.groups.records import RolloutRecord, refuse_other
 from mouse_core.groups.stored import StoredGroup
@@ -224,7 +224,7 @@ class Folder:
             return
         self.carry_out(self.waiting.ahead(Versions(told=version)))
         told = ToldVersion(version, self._number, len(self.batches.stored))
-        self._index_log.append(encode_told(version, told.sealed), sync=self._sync)
+        self._index_log.append(encode("told", [version], [told.sealed]), sync=self._sync)
         self.batches.told.append(told)
         goes_back = self.versions.tell(version)
         if goes_back:
@@ -248,7 +248,7 @@ class Folder:
                 raise MissingRowError(f"give_up: expected the uids of some of {len(self.uids)}, found {uid!r:.100}")
         new = [uid for uid in dict.fromkeys(uids) if uid not in self.given_up]
         if new:
-            self._index_log.append(encode_names("given_up", new), sync=self._sync)
+            self._index_log.append(encode("given_up", new), sync=self._sync)
             places = {self.uids[uid] for uid in new}
             were_ready = any(place >= 0 and place not in self.readiness.waiting for place in places)
             self.given_up.update(new)
@@ -329,7 +329,7 @@ class Folder:
         """Note that groups are ready, in this order; what cannot be noted is with the next ones."""
         self._unnoted.extend(parts)
         if self._unnoted:
-            self._index_log.append(encode_names("ready", [part.place for part in self._unnoted]), sync=False)
+            self._index_log.append(encode("ready", [part.place for part in self._unnoted]), sync=False)
             self._unnoted.clear()
 
     def making(self, caller: str) -> Making:

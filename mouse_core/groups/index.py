@@ -132,7 +132,8 @@ class Index:
 # ---------------------------------------------------------------------- records
 
 
-def _encode(kind: str, *columns: Sequence[Any]) -> bytes:
+def encode(kind: str, *columns: Sequence[Any]) -> bytes:
+    """Return a record of the log: the columns of ``_RECORDS[kind]``."""
     schema = _RECORDS[kind]
     arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
     return kind.encode() + b"\n" + bytes(pa.RecordBatch.from_arrays(arrays, schema=schema).serialize())
@@ -142,22 +143,7 @@ def encode_parts(parts: Sequence[GroupFile]) -> bytes:
     """Return a record that says that groups were sealed."""
     names = _RECORDS["groups"].names[len(GroupKey._fields) :]
     keys = zip(*(part.key for part in parts), strict=True)
-    return _encode("groups", *keys, *([getattr(part, name) for part in parts] for name in names))
-
-
-def encode_batches(batches: Sequence[StoredBatch]) -> bytes:
-    """Return a record that says that batches were stored."""
-    return _encode("batches", *zip(*batches, strict=True))
-
-
-def encode_told(version: str, sealed: int) -> bytes:
-    """Return a record that says which version is the latest, and how many groups were sealed before."""
-    return _encode("told", [version], [sealed])
-
-
-def encode_names(kind: str, names: Sequence[str]) -> bytes:
-    """Return a record of groups that are "ready", rollouts that are "given_up", or files that are "gone"."""
-    return _encode(kind, names)
+    return encode("groups", *keys, *([getattr(part, name) for part in parts] for name in names))
 
 
 def _decode(records: Sequence[bytes]) -> Index:
@@ -211,11 +197,11 @@ def open_index(root: Path) -> tuple[Index, Log]:
         if parts:
             log.append(encode_parts(parts), sync=False)
         if batches:
-            log.append(encode_batches(batches), sync=True)
+            log.append(encode("batches", *zip(*batches, strict=True)), sync=True)
         if gone:
-            log.append(encode_names("gone", gone), sync=False)
+            log.append(encode("gone", gone), sync=False)
         if (declared := read_declared(root)) != index.declared:
-            log.append(_encode("declared", [declared.to_json()]), sync=True)
+            log.append(encode("declared", [declared.to_json()]), sync=True)
     except BaseException:
         log.close()
         raise
@@ -465,7 +451,7 @@ class BatchStore(BatchFiles):
             write_file(path, content, sync=self._sync, only_writer=True)
             # A crash here leaves the file, and a restart that does not find it in the log adds it. The log is what
             # still knows the rollouts when the file has been deleted, so there is no batch without it.
-            self._log.append(encode_batches([stored]), sync=self._sync)
+            self._log.append(encode("batches", [stored.name], [stored.uids]), sync=self._sync)
         except BaseException:
             remove(path)
             raise
