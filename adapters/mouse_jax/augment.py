@@ -15,7 +15,6 @@ from mouse_core.augment import (
     AugmentScalarSpec,
     AugmentTokensConfig,
     Draws,
-    ImageShapes,
 )
 
 __all__ = ["AugmentMaskProbConfig", "AugmentScalarSpec", "AugmentTokensConfig", "TokenAugmenter"]
@@ -57,28 +56,6 @@ class TokenAugmenter(Augmenter[dict[str, jax.Array]]):
         >>> augmenter(batch)["reward"]
         Array([[2., 2.]], dtype=float32)
     """
-
-    def __init__(
-        self,
-        augment: AugmentTokensConfig,
-        max_num_actions: int = 0,
-        max_num_obs_discrete: int = 0,
-        device: jax.Device | str | None = None,
-        seed: int = 0,
-        *,
-        image_shape: ImageShapes = None,
-        validate: bool | None = None,
-        batch_dims: int = 2,
-    ) -> None:
-        super().__init__(
-            augment,
-            max_num_actions,
-            max_num_obs_discrete,
-            seed=seed,
-            image_shape=image_shape,
-            validate=validate,
-            batch_dims=batch_dims,
-        )
 
     def _read(self, step_stream: dict[str, jax.Array]) -> Mapping[str, jax.Array]:
         if any(isinstance(values, jax.core.Tracer) for values in step_stream.values()):

@@ -15,7 +15,6 @@ from mouse_core.augment import (
     AugmentScalarSpec,
     AugmentTokensConfig,
     Draws,
-    ImageShapes,
 )
 from mouse_torch.tracing import untraced
 
@@ -55,29 +54,9 @@ class TokenAugmenter(Augmenter[TensorDict]):
         tensor([[2., 2.]])
     """
 
-    def __init__(
-        self,
-        augment: AugmentTokensConfig,
-        max_num_actions: int = 0,
-        max_num_obs_discrete: int = 0,
-        device: str | torch.device | None = None,
-        seed: int = 0,
-        *,
-        image_shape: ImageShapes = None,
-        validate: bool | None = None,
-        batch_dims: int = 2,
-    ) -> None:
-        super().__init__(
-            augment,
-            max_num_actions,
-            max_num_obs_discrete,
-            seed=seed,
-            image_shape=image_shape,
-            validate=validate,
-            batch_dims=batch_dims,
-        )
+    def _checked_device(self, device: Any) -> torch.device | None:
         try:
-            self._device = None if device is None else torch.device(device)
+            return None if device is None else torch.device(device)
         except (RuntimeError, TypeError) as error:
             raise ConfigError(f"device: expected a torch device, found {device!r}") from error
 

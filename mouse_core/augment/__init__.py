@@ -1,14 +1,19 @@
 """Augmentation of batches while training: ``draw`` what is random, ``apply`` it, in NumPy, PyTorch and JAX."""
 
 from mouse_core.augment.augmenter import Augmenter, TokenAugmenter
-from mouse_core.augment.by_field import ImageFields, MaskFields, PermuteFields, RandomCrop, RandomShift, ScaleFields
 from mouse_core.augment.config import (
     AugmentMaskProbConfig,
+    AugmentScalarSpec,
     AugmentTokensConfig,
+    ImageFields,
+    MaskFields,
+    PermuteFields,
+    RandomCrop,
+    RandomShift,
+    ScaleFields,
 )
 from mouse_core.augment.draws import Affine, Draws, cut, draw
 from mouse_core.augment.images import Crop, ImageDraws, ImageShapes
-from mouse_core.augment.scalar import AugmentScalarSpec
 from mouse_core.augment.stream import StreamAugment
 from mouse_core.augment.transform import apply
 

@@ -8,8 +8,7 @@ from typing import Any, Generic, TypeVar
 import numpy.typing as npt
 
 from mouse_core._base.tracing import refuse_traced
-from mouse_core.augment._checks import check_choice
-from mouse_core.augment.config import AugmentTokensConfig
+from mouse_core.augment.config import AugmentTokensConfig, check_choice
 from mouse_core.augment.draws import Draws, draw_shared, with_masks
 from mouse_core.augment.images import ImageShapes, shape_of_images
 from mouse_core.augment.transform import apply, check_masked_as
@@ -22,9 +21,10 @@ _STATE_KEYS = {"seed", "updates", "calls"}
 
 
 class Augmenter(Generic[T]):
-    """What the augmenters of all frameworks have in common; see ``TokenAugmenter``.
+    """Base of the augmenters of all frameworks; see ``TokenAugmenter``.
 
-    An adapter overrides ``_read`` and ``_write``, and where draws belong on a device ``_place`` and ``_checks``.
+    An adapter overrides ``_read`` and ``_write``, and where draws belong on a device also ``_checked_device``,
+    ``_place`` and ``_checks``.
     """
 
     def __init__(
@@ -32,14 +32,16 @@ class Augmenter(Generic[T]):
         augment: AugmentTokensConfig,
         max_num_actions: int = 0,
         max_num_obs_discrete: int = 0,
-        *,
+        device: Any = None,
         seed: int = 0,
+        *,
         image_shape: ImageShapes = None,
         validate: bool | None = None,
         batch_dims: int = 2,
     ) -> None:
         if not isinstance(augment, AugmentTokensConfig):
             raise ConfigError(f"augment: expected an AugmentTokensConfig, found {augment!r}")
+        self._device = self._checked_device(device)
         self._config = augment.with_sizes(max_num_actions=max_num_actions, max_num_obs_discrete=max_num_obs_discrete)
         self._seed = check_seed(seed)
         self._image_shape = image_shape
@@ -166,6 +168,10 @@ class Augmenter(Generic[T]):
         """A new batch with ``changed`` in place of, or beside, the fields of ``step_stream``."""
         raise NotImplementedError
 
+    def _checked_device(self, device: Any) -> Any:
+        """Return the argument ``device`` as the framework has it; ConfigError if it is none."""
+        return device
+
     def _checks(self, fields: Mapping[str, Any]) -> bool | None:
         """Whether ``apply`` looks for codes out of range; None: as it sees fit."""
         return self._validate
@@ -205,29 +211,10 @@ class TokenAugmenter(Augmenter[dict[str, npt.NDArray[Any]]]):
         array([[2., 2.]], dtype=float32)
     """
 
-    def __init__(
-        self,
-        augment: AugmentTokensConfig,
-        max_num_actions: int = 0,
-        max_num_obs_discrete: int = 0,
-        device: str | None = None,
-        seed: int = 0,
-        *,
-        image_shape: ImageShapes = None,
-        validate: bool | None = None,
-        batch_dims: int = 2,
-    ) -> None:
+    def _checked_device(self, device: Any) -> Any:
         if device not in (None, "cpu"):
             raise ConfigError(f"device: expected None or 'cpu' for NumPy batches, found {device!r}")
-        super().__init__(
-            augment,
-            max_num_actions,
-            max_num_obs_discrete,
-            seed=seed,
-            image_shape=image_shape,
-            validate=validate,
-            batch_dims=batch_dims,
-        )
+        return device
 
     def _read(self, step_stream: dict[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
         return step_stream

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.augment.by_field import ImageFields, ScaleFields
 from mouse_core.augment.config import (
     DONE_CODES,
     IMAGE_SCALARS,
     PERMUTED,
     AugmentMaskProbConfig,
     AugmentTokensConfig,
+    ImageFields,
+    ScaleFields,
 )
 from mouse_core.augment.images import Crop, ImageDraws, ImageShapes, draw_crop, pixel_table, shape_of_images
 from mouse_core.errors import ConfigError

@@ -8,13 +8,38 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import is_numpy_array
+from array_api_compat import is_numpy_array, is_torch_array
 
-from mouse_core.augment._arrays import Array, arange, beside, check_rows
-from mouse_core.augment.by_field import RandomCrop, RandomShift
+from mouse_core.augment.config import RandomCrop, RandomShift
 from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.randomness import Key
+
+Array = Any
+
+
+def check_rows(field: str, values: Array, *expected: int) -> None:
+    """Raise SchemaError unless an array's first axes are as long as expected."""
+    if values.ndim < 2 or tuple(values.shape[: len(expected)]) != expected:
+        wanted = ", ".join(str(size) for size in expected)
+        raise SchemaError(
+            f"augment: {field}: expected [{wanted}, ...] as it was drawn for, found shape {tuple(values.shape)}"
+        )
+
+
+def beside(array: Array, values: Array) -> Array:
+    """``array``, where ``values`` are and of their kind."""
+    if is_numpy_array(values):
+        return np.asarray(array)
+    if is_torch_array(values):
+        return namespace(values).asarray(array, device=values.device)
+    return namespace(values).asarray(array)
+
+
+def arange(xp: Any, values: Array, count: int) -> Array:
+    """``0..count - 1`` in default integers, where ``values`` are."""
+    return xp.arange(count, device=values.device) if is_torch_array(values) else xp.arange(count)
+
 
 # Images with more of them say how many there are: what comes last may be a width.
 _MOST_CHANNELS = 4

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.memory import ArrayMemory
-from mouse_core.augment.by_field import MASKED_AS
-from mouse_core.augment.config import AugmentTokensConfig
+from mouse_core.augment.config import MASKED_AS, AugmentTokensConfig
 from mouse_core.augment.draws import Draws, cut, draw_shared, with_masks
 from mouse_core.augment.images import Empty, crop_size
 from mouse_core.augment.transform import mask, transform, with_steps, without_steps

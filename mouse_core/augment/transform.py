@@ -12,11 +12,19 @@ from typing import Any, TypeVar
 import numpy as np
 from array_api_compat import is_jax_array, is_numpy_array, is_torch_array
 
-from mouse_core.augment._arrays import Array, arange, beside, check_rows
-from mouse_core.augment._checks import check_choice
-from mouse_core.augment.by_field import MASKED_AS
+from mouse_core.augment.config import MASKED_AS, check_choice
 from mouse_core.augment.draws import Affine, Draws
-from mouse_core.augment.images import Empty, ImageDraws, ImageShapes, change_images, shape_of_images
+from mouse_core.augment.images import (
+    Array,
+    Empty,
+    ImageDraws,
+    ImageShapes,
+    arange,
+    beside,
+    change_images,
+    check_rows,
+    shape_of_images,
+)
 from mouse_core.dtypes import namespace
 from mouse_core.errors import DataError, SchemaError
 
