@@ -6,27 +6,22 @@ A lock belongs to an open file or folder. So a lock that a dead process held is 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import sys
 import threading
 import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from mouse_core.errors import ConfigError
-
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None
 
 _LONGEST_NAME = 4096
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-def lock(file: int, *, wait: bool) -> bool | None:
+def lock(file: int, *, wait: bool) -> bool:
     """Lock an open file or folder until it is unlocked or closed.
 
     Args:
@@ -34,13 +29,11 @@ def lock(file: int, *, wait: bool) -> bool | None:
         wait: Whether to wait until another holder frees the lock.
 
     Returns:
-        Whether the file is locked now; None where the system has no such locks.
+        Whether the file is locked now.
 
     Raises:
         OSError: The file system has no such locks.
     """
-    if fcntl is None:
-        return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -50,8 +43,7 @@ def lock(file: int, *, wait: bool) -> bool | None:
 
 def unlock(file: int) -> None:
     """Free the lock of an open file."""
-    if fcntl is not None:
-        fcntl.flock(file, fcntl.LOCK_UN)
+    fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def is_at(path: str | os.PathLike[str], file: int) -> bool:
@@ -112,7 +104,7 @@ def _asked(name: bytes) -> str:
 
 def this_process() -> str:
     """Return the name of this process, for messages about locks."""
-    return f"process {os.getpid()} on {os.uname().nodename if hasattr(os, 'uname') else 'this machine'}"
+    return f"process {os.getpid()} on {os.uname().nodename}"
 
 
 class Held(Descriptor):
@@ -126,19 +118,17 @@ class Held(Descriptor):
         wait: Whether to wait for another holder to end.
 
     Raises:
-        ConfigError: Another process holds the lock, and the message names that process; or the system or the file
-            system has no such locks.
+        ConfigError: Another process holds the lock, and the message names that process; or the file system has no such
+            locks.
     """
 
     def __init__(self, path: Path, what: str, *, wait: bool = False) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             try:
                 is_free = lock(self._file, wait=wait)
             except OSError as error:
                 raise ConfigError(f"{what}: expected a file system with locks (flock), found none: {error}") from error
-            if is_free is None:
-                raise ConfigError(f"{what}: expected a system with file locks (flock), found none")
             if not is_free or not is_at(path, self._file):
                 holder = os.read(self._file, _LONGEST_NAME).decode(errors="replace") or "another process"
                 raise ConfigError(f"{what}: expected to be the only writer of {str(path.parent)!r}, found {holder}")
@@ -153,15 +143,10 @@ class FileLock:
     """A lock between processes and threads, which take turns; its holder may take it again.
 
     Args:
-        path: The file to lock; made if it is not there.
-
-    Raises:
-        ConfigError: The system has no such locks.
+        path: The file to lock; made if it is missing.
     """
 
     def __init__(self, path: Path) -> None:
-        if fcntl is None:
-            raise ConfigError(f"{path}: expected a system with file locks (flock), found none")
         self._path = path
         self._open()
 

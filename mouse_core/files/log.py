@@ -231,7 +231,7 @@ class Log(Descriptor):
 
 
 def _open(path: str | os.PathLike[str], flags: int = 0) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | flags, 0o644)
+    return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
 
 
 def note_path(path: Path) -> Path:

@@ -15,7 +15,6 @@ from mouse_core.files.locking import this_boot
 from mouse_core.files.reading import damaged
 from mouse_core.files.writing import write_all
 
-_BINARY = getattr(os, "O_BINARY", 0)
 # Errors of a file system that cannot set room aside.
 _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 _ZEROS = bytes(1 << 20)
@@ -24,7 +23,7 @@ _FENCE = threading.Lock()
 
 def open_file(path: Path, *, create: bool = False, write: bool = True) -> int:
     """Open a file, and return its descriptor."""
-    flags = (os.O_RDWR if write else os.O_RDONLY) | _BINARY | getattr(os, "O_CLOEXEC", 0)
+    flags = os.O_RDWR if write else os.O_RDONLY
     return os.open(path, flags | (os.O_CREAT | os.O_EXCL if create else 0), 0o644)
 
 

@@ -35,8 +35,6 @@ _ADDRESS = re.compile(r"(s3a?|gs|az|azure|adl|abfss?|https?|hf|file):")
 _LEFTOVER = re.compile(r"\.(?P<name>.+?)(\.(?P<process>\d+)-[0-9a-f]+)?\.partial")
 # What a system says that cannot sync a folder, or does not let us open it for that.
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
-_BINARY = getattr(os, "O_BINARY", 0)
-_CAN_RENAME_OPEN = os.name == "posix"
 # From so many files on it is cheaper to sync the whole file system than one after the other.
 _MANY = 64
 _SYNCING = 8
@@ -143,22 +141,17 @@ def _beside(target: Path, *, folder: bool, only_writer: bool = False) -> Iterato
 
 
 def _begin(target: Path, folder: bool) -> tuple[Path, int]:
-    """A new file or folder, and the descriptor that keeps it locked; -1 where it could not be renamed then."""
+    """Make a new file or folder; return it with the descriptor that keeps it locked."""
     while True:
         partial = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(6).hex()}.partial")
         if folder:
             os.mkdir(partial)
-            if not _CAN_RENAME_OPEN:
-                return partial, -1
         try:
-            file = os.open(partial, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+            file = os.open(partial, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         except FileNotFoundError:
             if not folder:
                 raise
             continue  # taken for left over between its making and its lock
-        if not _CAN_RENAME_OPEN:
-            os.close(file)
-            return partial, -1
         with suppress(OSError):
             lock(file, wait=True)
         if is_at(partial, file):
@@ -199,7 +192,7 @@ def publish(paths: Iterable[StrPath]) -> None:
 
 
 def _write_to(path: StrPath, content: bytes | memoryview) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, 0o666)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         write_all(file, content)
     finally:
@@ -259,16 +252,16 @@ def remove_leftovers(folder: StrPath, names: Collection[str] | None = None, *, o
 
 
 def _remove_unless_locked(partial: str) -> bool:
-    """Remove what nobody has locked; whether somebody has. Where the system has no such locks, it stays."""
+    """Remove a file or folder that no process has locked; return whether one has. Without locks, it stays."""
     try:
-        file = os.open(partial, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        file = os.open(partial, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
     try:
         free = lock(file, wait=False)
         if free:
             remove(partial)
-        return free is False
+        return not free
     except OSError:
         return False
     finally:
@@ -322,7 +315,7 @@ def sync_files(paths: Sequence[StrPath]) -> None:
 
 
 def _sync_file(path: StrPath) -> None:
-    file = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
     finally:
@@ -331,8 +324,6 @@ def _sync_file(path: StrPath) -> None:
 
 def sync_folders(paths: Iterable[StrPath]) -> None:
     """Wait until the names in some folders are on the disk, where the system can sync folders."""
-    if os.name != "posix":
-        return
     for path in dict.fromkeys(map(str, paths)):
         try:
             _sync_file(path)
