@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import import_h5py
-from mouse_core.formats.ted._layouts import DONE_KEYS, REWARD_KEYS, H5Split, TED2Flat, TED2Nested, key_of
+from mouse_core.formats.ted._layouts import DONE_KEYS, REWARD_KEYS, H5Split, TED2Flat, TED2Nested, by_path, key_of
 from mouse_core.formats.ted._reading import Key, Trajectories, environments, has_next, opened, steps_of
 from mouse_core.formats.ted._writing import FolderWriter
 from mouse_core.nested import nest
@@ -162,11 +162,11 @@ def _of_buffer(buffer: Any) -> _Ring:
         raise ConfigError("write_checkpoint: expected steps, found an empty buffer")
     shape = (rows // lanes, lanes) if storage.ndim > 1 else (rows,)
     slots, arrays = np.arange(rows), {}
-    if hasattr(storage, "keys"):
-        found = {(key,) if isinstance(key, str) else tuple(key): storage.read(key, slots) for key in storage.keys}
-    else:  # a list of rows
+    if hasattr(storage, "batch"):  # a list of rows
         batch = storage.batch(slots)
-        found = _flat(batch) if isinstance(batch, Mapping) else {}
+        found = by_path(batch) if isinstance(batch, Mapping) else {}
+    else:
+        found = {(key,) if isinstance(key, str) else tuple(key): storage.read(key, slots) for key in storage.keys}
     for key, values in found.items():
         arrays[key] = values.reshape(*shape, *values.shape[1:])
     _shape(arrays, "steps")
@@ -178,7 +178,7 @@ def _ring(steps: Any, capacity: int | None, cursor: int) -> _Ring:
     if not isinstance(steps, Mapping) or not isinstance(steps.get("next"), Mapping):
         found = list(steps) if isinstance(steps, Mapping) else type(steps).__name__
         raise SchemaError(f"steps: expected arrays by name and 'next' with some more, found {found}")
-    arrays = {key: np.asarray(value) for key, value in _flat(steps).items()}
+    arrays = {key: np.asarray(value) for key, value in by_path(steps).items()}
     shape = _shape(arrays, "steps")
     used = shape[0]
     capacity = used if capacity is None else capacity
@@ -227,7 +227,7 @@ def _write_folder(folder: Path, changed: Mapping[str, Any], layout: str, shape: 
     others = {name: value for name, value in changed.items() if name in _ABOUT and layout != "ted"}
     others |= {"_storage_shape": list(shape)} if others else {}
     try:
-        for key, values in _flat({name: value for name, value in changed.items() if name not in others}).items():
+        for key, values in by_path({name: value for name, value in changed.items() if name not in others}).items():
             for part in values if layout == "nested" else [values]:
                 writer.append(key, part, row_ends=layout == "nested")
         writer.finish(batch=shape if layout == "ted" else (), others=others, nested=layout == "nested")
@@ -239,7 +239,7 @@ def _write_file(file: Path, split: Mapping[str, Any], length: int) -> None:
     with import_h5py().File(file, "w") as target:
         for name, value in {**split, "_len": length}.items():
             if isinstance(value, Mapping):
-                for key, values in _flat(value).items():
+                for key, values in by_path(value).items():
                     target["/".join((name, *key))] = values
             else:
                 target[name] = np.asarray(value)
@@ -257,10 +257,3 @@ def _shape(arrays: Mapping[Key, npt.NDArray[Any]], where: str) -> tuple[int, ...
         if values.shape[: len(shape)] != shape:
             raise SchemaError(f"{where}: {'.'.join(key)}: expected {list(shape)} steps, found {list(values.shape)}")
     return shape
-
-
-def _flat(data: Mapping[str, Any], path: Key = ()) -> dict[Key, Any]:
-    found: dict[Key, Any] = {}
-    for name, value in data.items():
-        found |= _flat(value, (*path, name)) if isinstance(value, Mapping) else {(*path, name): value}
-    return found

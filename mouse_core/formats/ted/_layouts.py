@@ -297,7 +297,7 @@ def Nested2TED(data: Mapping[str, Any], **options: Any) -> Any:
     names = (options.get("shift_key", "shift"), options.get("is_full_key", "is_full"), _SHAPE)
     about = {name: data[name] for name in names if name in data}
     rest = {name: value for name, value in data.items() if name not in about}
-    joined = _map(rest, lambda parts: np.concatenate([np.asarray(part) for part in parts]))
+    joined = nest({path: np.concatenate([np.asarray(part) for part in parts]) for path, parts in by_path(rest).items()})
     return Flat2TED({**joined, **about}, **options)
 
 
@@ -377,18 +377,17 @@ def _split(data: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     return _leaves({name: value for name, value in data.items() if name != "next"}), _leaves(data["next"])
 
 
-def _leaves(data: Mapping[str, Any], path: Key = ()) -> Arrays:
-    found: Arrays = {}
+def by_path(data: Mapping[str, Any], path: Key = ()) -> dict[Key, Any]:
+    """Return the values of nested mappings by path, as ``mouse_core.nested.nest`` takes them."""
+    found: dict[Key, Any] = {}
     for name, value in data.items():
-        if isinstance(value, Mapping):
-            found |= _leaves(value, (*path, name))
-        else:
-            found[*path, name] = value if isinstance(value, list) else np.asarray(value)  # type: ignore[assignment]
+        found |= by_path(value, (*path, name)) if isinstance(value, Mapping) else {(*path, name): value}
     return found
 
 
-def _map(data: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    return {name: _map(value, change) if isinstance(value, Mapping) else change(value) for name, value in data.items()}
+def _leaves(data: Mapping[str, Any]) -> Arrays:
+    found: dict[Key, Any] = by_path(data)
+    return found | {path: np.asarray(value) for path, value in found.items() if not isinstance(value, list)}
 
 
 def _flag(arrays: Arrays, name: str | Sequence[str], where: str) -> Bools:
