@@ -1,4 +1,4 @@
-"""What an id says: whose dataset it is, and by which name that library knows it."""
+"""Ids of datasets: the library that names a dataset, and the folder of the dataset in the cache of that library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,12 +21,12 @@ _NETWORK = ("google", "httpcore", "httpcore2", "httpx", "httpx2", "huggingface_h
 
 
 def library(name: str, *, where: str, install: str) -> Any:
-    """A library that downloads; an ImportError that says what to install where it is missing.
+    """Import the library that downloads a dataset; raise an ImportError that says what to install.
 
     Args:
-        name: What is imported.
+        name: Name of the module.
         where: The dataset, and where it was looked for.
-        install: What pip is told.
+        install: Arguments of ``pip install``.
     """
     try:
         return importlib.import_module(name)
@@ -37,17 +36,17 @@ def library(name: str, *, where: str, install: str) -> Any:
 
 @contextmanager
 def asking(whom: str, *, where: str, by_hand: str, install: str) -> Iterator[None]:
-    """Turn what a library refuses, or the way to its server, into an error of one line; its prints go to stderr.
+    """Turn errors of a library that downloads into an error of one line, and send its prints to stderr.
 
     Args:
-        whom: The library.
+        whom: Name of the library.
         where: The dataset, and where it was looked for.
-        by_hand: What downloads it where there is a connection.
-        install: What pip is told where it misses another library.
+        by_hand: The command that downloads the dataset.
+        install: Arguments of ``pip install`` if the library needs another one.
 
     Raises:
-        ConfigError: It refuses, or its server cannot be reached.
-        ImportError: It misses another library.
+        ConfigError: The library raises an error, or its server cannot be reached.
+        ImportError: The library needs another one that is not installed.
     """
     try:
         with redirect_stdout(sys.stderr):  # what a command prints may be read by a program
@@ -73,12 +72,12 @@ def _line(error: Exception) -> str:
 
 
 def _hub_folder(name: str, *, scheme: str = "hf", cache: Path | None = None) -> Path:
-    """The folder of a dataset, with all its files; see ``located``.
+    """Return the folder of a dataset of the Hub, with all its files; see ``located``.
 
     Args:
-        name: The dataset, and its revision behind an @.
-        scheme: What the id begins with.
-        cache: Where it is looked for, and downloaded to, unless it is in the client's own cache already.
+        name: Name of the dataset, with or without ``@revision``.
+        scheme: The beginning of the id.
+        cache: Folder to look in and to download to, unless the cache of the client has the dataset.
     """
     repo_id, at, revision = name.partition("@")
     if repo_id.count("/") > 1 or ":" in name:
@@ -97,7 +96,7 @@ def _hub_folder(name: str, *, scheme: str = "hf", cache: Path | None = None) -> 
 
 
 def _lerobot_folder(name: str) -> Path:
-    """The folder of a LeRobotDataset: where LeRobot keeps what is recorded or downloaded, else in the Hub's cache."""
+    """Return the folder of a LeRobotDataset, in LeRobot's folder or in the cache of the Hub."""
     said = os.environ.get("HF_LEROBOT_HOME")
     home = Path(said) if said else Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "lerobot"
     if "@" not in name and (home / name / "meta" / "info.json").is_file():
@@ -109,7 +108,7 @@ _MINARI_VERSION = re.compile(r"-v\d+$")
 
 
 def _minari_folder(name: str) -> Path:
-    """The folder of a dataset; see ``located``."""
+    """Return the folder of a dataset of Minari; see ``located``."""
     said = os.environ.get("MINARI_DATASETS_PATH")
     folder = (Path(said) if said else Path.home() / ".minari" / "datasets") / name
     if not (folder / "data").exists():
@@ -129,7 +128,7 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
 def _tfds_folder(name: str) -> Path:
-    """The folder of a dataset; of several versions the newest; see ``located``."""
+    """Return the folder of a dataset of TFDS, of several versions the newest; see ``located``."""
     said = os.environ.get("TFDS_DATA_DIR")
     root = Path(said) if said else Path.home() / "tensorflow_datasets"
     plain, _, version = name.partition(":")
@@ -146,14 +145,12 @@ def _tfds_folder(name: str) -> Path:
 
 
 def _prepared(folder: Path) -> Path | None:
-    """The folder of a version that is there: this one, or the newest in it."""
+    """Return this folder if it holds a version, else the newest version in it, or None."""
     if (folder / "features.json").is_file():
         return folder
     versions = [file.parent for file in folder.glob("*/features.json") if _VERSION.fullmatch(file.parent.name)]
     return max(versions, key=lambda path: tuple(map(int, path.name.split("."))), default=None)
 
-
-__all__ = ["ID_SCHEMES", "Located", "is_id", "located"]
 
 ID_SCHEMES: Mapping[str, str] = MappingProxyType(
     {
@@ -165,28 +162,14 @@ ID_SCHEMES: Mapping[str, str] = MappingProxyType(
 )
 """What ids begin with, each with an example and what it names."""
 
-_WAYS = {"minari": _minari_folder, "lerobot": _lerobot_folder, "hf": _hub_folder, "tfds": _tfds_folder}
-_FORMATS = {"minari": "minari", "lerobot": "lerobot", "hf": None, "tfds": "tfds"}
+_FOLDERS = {"minari": _minari_folder, "lerobot": _lerobot_folder, "hf": _hub_folder, "tfds": _tfds_folder}
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)*([:@][\w./+-]+)?")
 
 
-@dataclass(frozen=True)
-class Located:
-    """Where a dataset lies that was asked for by its id.
-
-    Args:
-        folder: Its folder in the library's cache.
-        format: The format's name; None where it is still to be recognised.
-    """
-
-    folder: Path
-    format: str | None
-
-
 def is_id(source: Any) -> bool:
-    """Whether a source is a dataset's id: a text that begins with one of ``ID_SCHEMES`` and a colon.
+    """Whether a source is the id of a dataset: a text that begins with one of ``ID_SCHEMES`` and a colon.
 
-    What has ``//`` behind the colon is an address, and a ``Path`` is always a path.
+    A text with ``//`` behind the colon is an address, and a ``Path`` is always a path.
     """
     if not isinstance(source, str):
         return False
@@ -194,16 +177,19 @@ def is_id(source: Any) -> bool:
     return bool(colon) and scheme in ID_SCHEMES and not name.startswith("//")
 
 
-def located(source: str) -> Located:
-    """The folder of a dataset by its id: in the cache of the library that names it, else downloaded by that library.
+def located(source: str) -> tuple[Path, str | None]:
+    """Return the folder of a dataset, and the name of its format unless that is still to be recognised.
+
+    The folder lies in the cache of the library that names the dataset; the library downloads it if it is not there.
 
     Args:
         source: An id, for which ``is_id`` is true.
 
     Raises:
-        ConfigError: No name of that library; a file or folder has the id's very name; or the dataset is not in the
-            cache, and was not downloaded: the message says where it was looked for, and why not.
-        ImportError: It is not in the cache, and the library is not installed; the message says what to install.
+        ConfigError: The name is not one of that library; a file or folder has the name of the id; or the dataset is not
+            in the cache and was not downloaded: the message says where it was looked for, and why.
+        ImportError: The dataset is not in the cache, and the library is not installed; the message says what to
+            install.
     """
     scheme, _, name = source.partition(":")
     if not _NAME.fullmatch(name) or ".." in re.split(r"[/:@]", name):
@@ -213,4 +199,4 @@ def located(source: str) -> Located:
             f"{source}: expected a dataset's id or a path, found what may be both: a file or folder has this name; "
             f"{os.path.join('.', source)!r} is the path"
         )
-    return Located(_WAYS[scheme](name), _FORMATS[scheme])
+    return _FOLDERS[scheme](name), None if scheme == "hf" else scheme

@@ -418,10 +418,10 @@ def place(path: str | os.PathLike[str], name: str | None) -> tuple[Any, str | No
     """Where data lie that are asked for by path, address or id, and the name of their format as far as it is known."""
     if not is_id(path):
         return (path if is_url(path) else Path(path)), name
-    here = located(str(path))
-    if name not in (None, here.format) and here.format is not None:
-        raise ConfigError(f"{path}: format: expected {here.format!r}, as the id says, found {name!r}")
-    return here.folder, here.format or name
+    folder, known = located(str(path))
+    if name not in (None, known) and known is not None:
+        raise ConfigError(f"{path}: format: expected {known!r}, as the id says, found {name!r}")
+    return folder, known or name
 
 
 def _format_at(root: Any, name: str | None, options: Mapping[str, Any]) -> _Format:

@@ -1,4 +1,4 @@
-"""Rows from wherever they are, for those who write other formats."""
+"""Rows of any source as record batches, pieces or episodes, for the writers of formats."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from mouse_core.store.views import Store
 
 
 def row_batches(rows: Any, *, batch_rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-    """Rows as record batches.
+    """Yield rows as record batches.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
-        batch_rows: At most how many rows a batch has, where that is for us to say.
+        batch_rows: Most rows of a batch, except of batches that are given.
 
     Raises:
-        ConfigError: None of these.
+        ConfigError: ``rows`` is none of these.
         SchemaError: Rows whose action, reward and done belong to the transition that leaves the observation.
     """
     _check_arrived(getattr(rows, "alignment", None) or read_about(rows, where="rows").alignment)
@@ -54,11 +54,11 @@ def row_batches(rows: Any, *, batch_rows: int = BATCH_ROWS) -> Iterator[pa.Recor
 
 
 def stream_of(store: Store, *, batch_rows: int = BATCH_ROWS) -> RowStream:
-    """A store's rows as a stream; they stay where they are.
+    """Return the rows of a store as a stream, without a copy.
 
     Args:
-        store: The store; a view of one has the rows of its episodes.
-        batch_rows: At most how many rows a batch has.
+        store: The store, or a view, which has the rows of its episodes.
+        batch_rows: Most rows of a batch.
 
     Raises:
         ConfigError: There are no rows.
@@ -81,7 +81,7 @@ def stream_of(store: Store, *, batch_rows: int = BATCH_ROWS) -> RowStream:
 
 
 def in_place(stream: RowStream) -> RowStream:
-    """The same rows with frames of videos that stay where they are, where a stream has their pixels otherwise."""
+    """Return the same rows with frames of videos in place of pixels, if the rows come from a dataset with videos."""
     if stream.opened is None or stream.about.videos:
         return stream
     store = stream.opened()
@@ -99,7 +99,7 @@ def _check_arrived(alignment: str | None) -> None:
 
 
 def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
-    """Rows cut where episodes begin and where the batches of ``rows`` end.
+    """Yield rows in pieces, cut where episodes begin and where the batches of ``rows`` end.
 
     An episode begins where ``episode_step`` is 0, or, where that column is missing or null, after a row with ``done``.
 
@@ -133,7 +133,7 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
 
 
 def episodes_of(rows: Any) -> Iterator[Columns]:
-    """Rows as episodes, one in memory at a time; see ``pieces_of``."""
+    """Yield rows as episodes, one in memory at a time; see ``pieces_of``."""
     held: list[Columns] = []
     for begins, columns in pieces_of(rows):
         if begins and held:
@@ -145,7 +145,7 @@ def episodes_of(rows: Any) -> Iterator[Columns]:
 
 
 def _whole(partial: Mapping[str, pa.Array], start: int, stop: int) -> Columns:
-    """Rows ``start..stop - 1`` of the columns that are not null all through them."""
+    """Return rows ``start..stop - 1`` of the columns that are not null in all of them."""
     parts = {name: array.slice(start, stop - start) for name, array in partial.items()}
     return {
         name: from_arrow(part, where=f"column {name!r}") for name, part in parts.items() if part.null_count < len(part)

@@ -1,4 +1,4 @@
-"""Verifying recorded data: whether every byte is what was written, as far as that can be known."""
+"""Verify recorded data: compare all files and rows with the checksums from the time they were written."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _NOT_COVERED = {
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found whole.
+    """The result of ``verify`` for data without a fault.
 
     Args:
-        path: What was asked about.
-        rows: How many there are.
-        digest: Of all rows; see ``rows_digest``. None where several datasets, each with its own, are verified by
-            their files.
-        compared: With what the data were compared, in words; empty where there was nothing, so that a changed value
-            would not have been seen.
-        left: What was not compared beside it, in words; empty where nothing was left.
-        not_flushed: How many rows more were written to a store's folder; readers see them after the writer's next
-            ``flush()``, or once the folder was opened with mode "a".
+        path: The path that was verified.
+        rows: Number of rows.
+        digest: Digest of all rows; see ``rows_digest``. None for several datasets, each with its own digest, that were
+            verified by their files.
+        compared: Description of the checksums that were compared; empty if there were none, so that a changed value
+            would not be found.
+        left: Description of the parts without checksums; empty for none.
+        not_flushed: Number of further rows in the folder of a store. Readers see them after the next ``flush()`` of the
+            writer, or after the folder was opened with mode "a".
     """
 
     path: str
@@ -62,20 +62,20 @@ def verify(
 ) -> Verified:
     """Read recorded data of any format to the end, and compare them with what was noted when they were written.
 
-    ``convert`` and ``RowStream.write`` note the checksum of every file, of Parquet files in themselves: these are
-    compared without looking into the files. All else is read through, so that whatever the format itself keeps is
-    compared; images that rows name by path are read with it, and count in the digest as ``convert`` has it. Of the
-    folder of a ``DatasetStore.open``, which may be written meanwhile, every file is held against its checksums.
+    ``convert`` and ``RowStream.write`` note the checksum of every file, in Parquet files themselves. These files are
+    compared as bytes. Other data are read to the end, so that the reader compares the checksums of the format. Images
+    that rows name by path are read too, and count in the digest as in ``convert``. In the folder of a
+    ``DatasetStore.open``, which may be written at the same time, every file is compared with its checksums.
 
     Args:
-        path: A file or folder, or whatever else ``open`` takes.
-        digest: What the rows' digest must be, as ``convert``, ``rows_digest`` or an earlier ``verify`` said.
-        progress: Whether bars show how far it is.
-        **options: As ``open`` takes them.
+        path: A file or folder, or any other source that ``open`` takes.
+        digest: The digest that the rows must have, from ``convert``, ``rows_digest`` or an earlier ``verify``.
+        progress: Whether bars show the progress.
+        **options: Options of ``open``.
 
     Raises:
         ConfigError: As ``open``.
-        DataError: Something is not what was written; the message names the file, or all of them.
+        DataError: Files or rows differ from what was written; the message names all such files.
     """
     root, options["format"] = opening.place(path, options.get("format"))
     if is_url(root) or looks_like_store(root):
@@ -96,7 +96,7 @@ def verify(
 
 
 def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[str, Any]) -> Verified:
-    """The same for a folder that a store writes, or one that is elsewhere."""
+    """Verify the folder of a store, or a remote one."""
     shown = public_url(root) if is_url(root) else str(root)
     found = _check_elsewhere(root, progress, options) if is_url(root) else check_store(root, progress=progress)
     if found is None:
@@ -123,7 +123,7 @@ def _check_digest(path: Any, digest: str, found: str | None) -> None:
 
 
 def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Checked | None:
-    """What was found of the files of a store elsewhere; None where it is none, but a dataset."""
+    """Compare the files of a remote store with their checksums; return None for a dataset that is no store."""
     from mouse_core.remote.clients import Reaching
     from mouse_core.store.remote.objects import Place
     from mouse_core.store.remote.uploading import check_elsewhere
@@ -134,12 +134,12 @@ def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Check
 
 
 def _by_files(stream: RowStream, known: dict[Path, FilesManifest], *, some: bool) -> tuple[str, str | None]:
-    """What comparing files with what was noted said of all rows, and the digest noted; "" and None: of other files.
+    """Describe the comparison of all files, and return the noted digest; "" and None if files lack checksums.
 
     Args:
         stream: The rows.
-        known: What was noted, by folder.
-        some: Whether they are those of some splits alone, whose digest is another one.
+        known: Noted checksums by folder.
+        some: Whether the rows are some splits alone, which have another digest.
     """
     if not known or set(known) != {file.parent for file in _files(stream)}:
         return "", None
@@ -171,7 +171,7 @@ def _beside(root: Path) -> list[Path]:
 
 
 def _read_through(stream: RowStream, progress: bool) -> tuple[int, str]:
-    """How many rows there are, and their digest."""
+    """Return the number of rows, and their digest."""
     rows = 0
 
     def count(batch: pa.RecordBatch) -> None:
@@ -185,12 +185,12 @@ def _read_through(stream: RowStream, progress: bool) -> tuple[int, str]:
 
 
 def _files(stream: RowStream) -> list[Path]:
-    """The files of rows on disk."""
+    """Return the files of the rows."""
     return [Path(file) for files in stream.metadata["splits"].values() for file in files]
 
 
 def _kept_by_format(stream: RowStream, sealed: set[Path]) -> tuple[str, str]:
-    """What the format itself keeps, and the reader has compared; and what it does not cover."""
+    """Describe the checksums of the format, which the reader has compared, and the parts that they do not cover."""
     if stream.format == "parquet":
         if sealed.issuperset(_files(stream)):
             return "every file has the checksum that was written into it", ""
@@ -201,7 +201,7 @@ def _kept_by_format(stream: RowStream, sealed: set[Path]) -> tuple[str, str]:
 
 
 def _all_noted(root: Path) -> dict[Path, FilesManifest]:
-    """What is noted of a dataset, or of every dataset of a dict of them, by folder."""
+    """Return the noted checksums of a dataset, or of each dataset of a dict of datasets, by folder."""
     folders = [root] if (root / "state.json").is_file() else sorted(file.parent for file in root.glob("*/state.json"))
     found = {folder: read_manifest(folder) for folder in folders}
     return {folder: about for folder, about in found.items() if about is not None}

@@ -1,4 +1,4 @@
-"""Rows with the images in them that they name by path: a path means nothing where rows are written to."""
+"""Put the images that rows name by path into the rows: a path means nothing in the place they are written to."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ _PIECE_BYTES = 16 << 20
 
 
 def embedded(stream: Any, *, others: bool = True) -> Any:
-    """The same rows, images that they name by path read from the folders in which they may lie.
+    """Return the same rows with the bytes of images that they name by path.
 
     Args:
         stream: The rows.
-        others: Whether files that are no images, such as sounds, are refused; they are left as they are otherwise.
+        others: Whether a path to a file that is no image, such as a sound, is an error; otherwise it stays a path.
 
     Returns:
-        ``stream`` itself where no column can name files.
+        The stream; ``stream`` itself if no column can name files.
 
     Raises:
-        DataError: When it is read: a path that leads elsewhere, to nothing, or to no image; names column and row.
+        DataError: While reading: a path leads out of the permitted folders, to no file, or to no image; names column
+            and row.
     """
     types = features_in(stream.schema.metadata or {})
     images = {
@@ -53,23 +54,23 @@ def embedded(stream: Any, *, others: bool = True) -> Any:
 
 
 def names_files(data_type: pa.DataType) -> bool:
-    """Whether values are ``{bytes, path}``, of which either says what the file is."""
+    """Whether values are ``{bytes, path}``: a file, or the path of one."""
     return pa.types.is_struct(data_type) and {child.name for child in data_type} == {"bytes", "path"}
 
 
 def by_path(files: pa.Array) -> pa.Array:
-    """Which rows of a ``{bytes, path}`` column name a file that is not in them, as booleans."""
+    """Return booleans: whether a row of a ``{bytes, path}`` column has a path and no bytes."""
     return pc.and_(pc.is_null(pc.struct_field(files, "bytes")), pc.is_valid(pc.struct_field(files, "path")))
 
 
 def embed(files: pa.Array, read: Callable[..., bytes], *, where: str, first_row: int) -> pa.Array:
-    """A ``{bytes, path}`` column with the bytes of the files that rows name, and of their paths the file's name.
+    """Return a ``{bytes, path}`` column with the bytes of the files that rows name, and file names instead of paths.
 
     Args:
         files: The column.
-        read: Gives the bytes of a path; called with it, and with ``where`` for messages.
-        where: What to call the column.
-        first_row: The number of its first row.
+        read: Returns the bytes of a path; called with the path, and with ``where`` for messages.
+        where: Name of the column for messages.
+        first_row: Number of the first row.
     """
     rows = by_path(files)
     if not pc.any(rows).as_py():
@@ -87,7 +88,7 @@ def embed(files: pa.Array, read: Callable[..., bytes], *, where: str, first_row:
 def _pieces(
     batch: pa.RecordBatch, images: dict[str, bool], first_row: int, roots: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """A batch with its images, in pieces of bounded size: a path is short, what it leads to may be large."""
+    """Yield a batch with its images in pieces of bounded size, as images may be far larger than their paths."""
     if not any(pc.any(by_path(batch.column(name))).as_py() for name in images):
         yield batch
         return
@@ -104,14 +105,14 @@ def _pieces(
 
 
 def read_image(path: str, *, image: bool, roots: Sequence[str], where: str, whole: bool = False) -> bytes:
-    """The bytes of the image file that a row names.
+    """Return the bytes of the image file that a row names.
 
     Args:
-        path: As the row has it.
-        image: Whether the column holds images; other files are refused.
-        roots: Folders (absolute, without links) that it may lie in.
-        where: What to call the row.
-        whole: Whether all of it must be an image, and not its header alone.
+        path: The path in the row.
+        image: Whether the column holds images; any other file raises a DataError.
+        roots: Permitted folders (absolute, without links).
+        where: Name of the row for messages.
+        whole: Whether to decode the whole image, not its header alone.
     """
     from mouse_core.images.pixels import decode_image, image_shape
 

@@ -1,4 +1,4 @@
-"""From values as formats hold them to named Arrow columns of rows."""
+"""Names, order and Arrow types of the columns that readers make of observations, actions and other values."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ MISSING = "observation_missing"
 
 
 def travels_with_action(key: str) -> bool:
-    """Whether what a source stores beside a step belongs to the action that is taken there, judged by its name."""
+    """Whether a value that a source stores with a step belongs to the action of the step, judged by its name."""
     return key.split("/")[-1].startswith(("action", "policy", "log_prob"))
 
 
 def flatten(name: str, value: Any) -> dict[str, Any]:
-    """The leaves of nested mappings and tuples, named by their path: ``{"observation_arm_angle": ...}``.
+    """Return the leaves of nested mappings and tuples by path: ``{"observation_arm_angle": ...}``.
 
     Args:
-        name: What the names begin with.
+        name: The beginning of all names.
         value: A mapping, a tuple (its items are named by their position), or a leaf.
     """
     if isinstance(value, Mapping):
@@ -62,7 +62,7 @@ def is_image(values: npt.NDArray[Any]) -> bool:
 
 
 def _suits(column: str, values: npt.NDArray[Any]) -> bool:
-    """Whether rows are what the standard field of a column reads, if any; see ``record._columns.ValuePart``."""
+    """Whether the standard field of a column, if it has one, can read these rows."""
     is_whole, shape = values.dtype.kind in "iu", values.shape[1:]
     if column == MISSING or values.dtype.kind in "OSU" or column not in ("observation_image", "observation_discrete"):
         return column != MISSING  # encoded pictures may be any
@@ -71,12 +71,13 @@ def _suits(column: str, values: npt.NDArray[Any]) -> bool:
 
 
 def named_observation(value: Any) -> Columns:
-    """Observations ``[n, ...]`` as columns: a standard one for a single array, ``observation_<key>`` for nested ones.
+    """Return observations ``[n, ...]`` as columns: a standard column, or ``observation_<key>`` for nested ones.
 
-    A part that is called ``image`` or ``discrete`` and is no picture or whole number is ``observation_<key>_values``.
+    A single array of whole numbers ``[n]`` becomes ``observation_discrete``, of pictures ``observation_image``, of
+    texts ``observation_text``. All others become ``observation``: vectors, with longer shapes flattened in C order.
 
-    A single array of whole numbers ``[n]`` is ``observation_discrete``, of pictures ``observation_image``, of text
-    ``observation_text``, and all else is ``observation``: vectors, longer shapes flattened in C order.
+    A nested part with the name ``image`` or ``discrete`` that holds no pictures or whole numbers becomes
+    ``observation_<key>_values``.
     """
     if isinstance(value, Mapping | tuple):
         leaves = {name: np.asarray(leaf) for name, leaf in flatten("observation", value).items()}
@@ -92,10 +93,10 @@ def named_observation(value: Any) -> Columns:
 
 
 def named_action(value: Any) -> Columns:
-    """Actions ``[n, ...]`` as columns: ``action``, or ``action_<key>`` for nested ones.
+    """Return actions ``[n, ...]`` as columns: ``action``, or ``action_<key>`` for nested ones.
 
-    A single array of whole numbers stays as it is. Fractions become vectors, also of one, and longer shapes are
-    flattened in C order.
+    A single array of whole numbers ``[n]`` stays as it is. Fractions become vectors, a single one a vector of one, and
+    longer shapes are flattened in C order.
     """
     if isinstance(value, Mapping | tuple):
         return {name: np.asarray(leaf) for name, leaf in flatten("action", value).items()}
@@ -104,10 +105,10 @@ def named_action(value: Any) -> Columns:
 
 
 def one_each(columns: Columns, name: str) -> npt.NDArray[Any]:
-    """A column of one number a row, ``[n]``, ``[n, 1]`` and the like, as ``[n]``.
+    """Return a column with one number a row, of shape ``[n]``, ``[n, 1]`` and so on, as ``[n]``.
 
     Raises:
-        DataError: There are more in a row, or none.
+        DataError: A row has no number, or several.
     """
     values = columns[name]
     if values.size != len(values):
@@ -116,19 +117,19 @@ def one_each(columns: Columns, name: str) -> npt.NDArray[Any]:
 
 
 def as_vectors(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """``[n, ...]`` as ``[n, width]``, in C order; the same array where it is that already."""
+    """Return values ``[n, ...]`` as ``[n, width]``, in C order."""
     return values if values.ndim == 2 else values.reshape(len(values), int(np.prod(values.shape[1:], dtype=np.int64)))
 
 
 def to_arrow(values: npt.NDArray[Any], *, where: str) -> pa.Array:
-    """One column's rows ``[n, ...]`` as an Arrow array, without a copy where the memory allows.
+    """Return rows ``[n, ...]`` of a column as an Arrow array, without a copy if the memory layout allows it.
 
     Args:
         values: Numbers, or strings or bytes ``[n]`` (arrays of objects or of NumPy's text types).
-        where: What the message names.
+        where: Prefix of the message.
 
     Raises:
-        DataError: Values of no type that a column can have.
+        DataError: No column can have values of this type.
     """
     if values.dtype.kind in "OSU":
         return _text(values, where=where)
@@ -167,11 +168,11 @@ def _text(values: npt.NDArray[Any], *, where: str) -> pa.Array:
 
 
 def from_arrow(array: Any, *, where: str) -> npt.NDArray[Any]:
-    """One column's rows as an array ``[n, ...]``: lists of equal length as dimensions, encoded images as pixels.
+    """Return rows of a column as an array ``[n, ...]``: lists of one length as dimensions, encoded images as pixels.
 
     Args:
         array: An Arrow array or chunked array.
-        where: What the message names.
+        where: Prefix of the message.
 
     Raises:
         DataError: Nulls, lists of differing lengths, or an image that cannot be decoded.
@@ -201,7 +202,7 @@ def from_arrow(array: Any, *, where: str) -> npt.NDArray[Any]:
 
 
 def ordered(columns: Columns) -> Columns:
-    """Columns in the order that all readers use: action, reward, done, step, observations, metadata."""
+    """Return columns in the order of all readers: action, reward, done, step, observations, metadata."""
     fixed = ("reward", "done", "episode_step")
     actions = [name for name in columns if name == "action" or name.startswith("action_")]
     others = [name for name in columns if name not in fixed and name not in actions]
@@ -210,7 +211,7 @@ def ordered(columns: Columns) -> Columns:
 
 
 def schema_of(columns: Mapping[str, npt.NDArray[Any]]) -> pa.Schema:
-    """The schema of rows that have these columns; DataError where a name is no Unicode text."""
+    """Return the schema of rows with these columns; a name that is no Unicode text raises DataError."""
     _check_texts(columns)
     return pa.schema([(name, to_arrow(values, where=name).type) for name, values in columns.items()])
 
@@ -222,16 +223,15 @@ def _check_texts(names: Iterable[str], where: str = "") -> None:
 
 
 def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, *, where: str) -> pa.RecordBatch:
-    """Rows as a record batch.
+    """Return rows as a record batch; metadata that are missing become null.
 
     Args:
         columns: Values ``[n, ...]`` by name, all of one length.
-        schema: The columns and types that the rows before had; by default any.
-        where: What a message names, usually a file and an episode.
+        schema: Columns and types of the rows before; by default any.
+        where: Prefix of messages, usually a file and an episode.
 
     Raises:
-        DataError: Columns of differing lengths, or other columns or types than the schema has. Metadata that is missing
-            is null.
+        DataError: Columns have different lengths, or other names or types than in the schema.
     """
     _check_texts(columns, where)
     lengths = {name: len(values) for name, values in columns.items()}
@@ -257,7 +257,7 @@ def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, 
 
 
 def to_batches(rows: Iterable[Columns], schema: pa.Schema, *, where: str) -> Iterator[pa.RecordBatch]:
-    """Rows as record batches, as ``to_batch`` makes them; none of no rows."""
+    """Yield rows as record batches, as ``to_batch`` makes them, and no empty batch."""
     with reading(where):
         for columns in rows:
             if len(columns["done"]):

@@ -1,4 +1,4 @@
-"""Pickles of NumPy's arrays as data: nothing but arrays and containers can come of them, and nothing is called."""
+"""Read pickles of NumPy arrays as data: the result holds arrays and containers only, and no pickled name is called."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _NUMERIC = ("numpy.core.numeric", "numpy._core.numeric")
 
 
 def pickled_arrays(data: bytes, *, where: str) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a dict that ``numpy.save`` pickled.
+    """Return the arrays of a dict that ``numpy.save`` pickled.
 
     Args:
         data: The pickle: an array of objects without dimensions, which holds the dict.
-        where: What messages name.
+        where: Prefix of messages.
 
     Raises:
-        DataError: Anything else than arrays of numbers by name.
+        DataError: The pickle holds anything but arrays of numbers by name.
     """
     found = _loaded(data, where)
     items = found.items if isinstance(found, _Array) and found.shape == () else None
@@ -51,14 +51,14 @@ def pickled_arrays(data: bytes, *, where: str) -> dict[str, npt.NDArray[Any]]:
 
 
 def pickled_values(data: bytes, *, where: str) -> Any:
-    """What was pickled: an array of numbers, or dicts, by text, and tuples of such.
+    """Return the value of a pickle: an array of numbers, or nested dicts and tuples of arrays.
 
     Args:
         data: The pickle.
-        where: What messages name.
+        where: Prefix of messages.
 
     Raises:
-        DataError: Anything else.
+        DataError: The pickle holds anything else.
     """
     return _values(_loaded(data, where), where, 0)
 
@@ -84,7 +84,7 @@ def _loaded(data: bytes, where: str) -> Any:
 
 
 def _check(data: bytes, where: str) -> None:
-    """Raise DataError for anything that arrays do not need, before anything is made of it."""
+    """Raise DataError for each opcode that arrays do not need, before the pickle is loaded."""
     try:
         for opcode, argument, _ in pickletools.genops(data):
             if not _OPCODES.fullmatch(opcode.name):
@@ -98,7 +98,7 @@ def _check(data: bytes, where: str) -> None:
 
 
 class _DType:
-    """What a pickle says of a dtype; its state is the byte order, third of nine."""
+    """A dtype of a pickle; the state holds the byte order."""
 
     def __init__(self, name: Any) -> None:
         self.name = str(name)
@@ -110,7 +110,7 @@ class _DType:
 
 
 class _Array:
-    """What a pickle says of an array; its state is the version, shape, dtype, order, and bytes or a list."""
+    """An array of a pickle; the state holds version, shape, dtype, order, and bytes or a list."""
 
     def __init__(self) -> None:
         self.shape: tuple[int, ...] = ()
@@ -146,14 +146,14 @@ class _Array:
 
 
 def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
-    """What NumPy calls for arrays in newer pickles."""
+    """Make an array as NumPy does in newer pickles."""
     found = _Array()
     found.__setstate__((1, shape, dtype, order == "F", data))
     return found
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows four names, and gives functions of its own for them."""
+    """Loads a pickle with functions of this module in place of the four names that arrays need."""
 
     def find_class(self, module: str, name: str) -> Any:
         # Fresh ones each time, so that nothing a pickle sets on them stays.

@@ -1,4 +1,4 @@
-"""RLDS episodes as they are handed over: steps one by one or stacked, nested or not; and rows as such steps."""
+"""Episodes of RLDS: steps one by one or stacked, nested or not, as stacked pieces; and rows as such steps."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Stack:
     """Consecutive steps of one episode.
 
     Args:
-        values: The steps' features, each stacked to ``[n, ...]``; nested ones are mappings.
-        count: How many steps.
-        episode: The episode's number, from 0.
-        first: The number of the first of these steps in its episode.
+        values: Features of the steps, each stacked to ``[n, ...]``; nested ones are mappings.
+        count: Number of steps.
+        episode: Number of the episode, from 0.
+        first: Number of the first of these steps in its episode.
         last: Whether the episode ends with these steps.
-        about: The episode's own features, apart from its steps.
+        about: Features of the episode beside its steps.
     """
 
     values: Mapping[str, Any]
@@ -45,14 +45,14 @@ class Stack:
 
 
 def episode_parts(episode: Any, where: str) -> tuple[Any, Mapping[str, Any]]:
-    """An episode's steps, and its other features.
+    """Return the steps of an episode, and its other features.
 
     Args:
         episode: A mapping with ``steps``, a mapping of stacked features, or an iterable of steps.
-        where: What messages call the episode.
+        where: Name of the episode for messages.
 
     Raises:
-        DataError: None of these.
+        DataError: The episode is none of these.
     """
     if isinstance(episode, Mapping):
         if "steps" in episode:
@@ -66,7 +66,7 @@ def episode_parts(episode: Any, where: str) -> tuple[Any, Mapping[str, Any]]:
 
 
 def iterate_steps(steps: Any, where: str) -> Iterator[Mapping[str, Any]]:
-    """Steps one by one, from an iterable of steps or from stacked features."""
+    """Yield steps one by one, from an iterable of steps or from stacked features."""
     if isinstance(steps, Mapping):
         stacked = as_arrays(steps)
         for index in range(stacked_length(stacked, where)):
@@ -79,7 +79,7 @@ def iterate_steps(steps: Any, where: str) -> Iterator[Mapping[str, Any]]:
 
 
 def stacks(episodes: Iterable[Any], size: int, path: str) -> Iterator[Stack]:
-    """Episodes as stacked pieces of at most ``size`` steps. An episode without steps gives nothing."""
+    """Yield episodes in stacked pieces of at most ``size`` steps; an episode without steps has no piece."""
     for number, episode in enumerate(episodes):
         where = f"{path}, episode {number}"
         steps, about = episode_parts(episode, where)
@@ -99,7 +99,7 @@ def stacks(episodes: Iterable[Any], size: int, path: str) -> Iterator[Stack]:
 
 
 def stack(steps: list[Any], where: str, first: int) -> Any:
-    """Steps (or values of steps) stacked leaf by leaf."""
+    """Stack steps, or values of steps, leaf by leaf."""
     if isinstance(steps[0], Mapping):
         names = list(steps[0])
         for index, step in enumerate(steps, first):
@@ -120,7 +120,7 @@ def stack(steps: list[Any], where: str, first: int) -> Any:
 
 
 def leaf(value: Any) -> Any:
-    """A value of a step as an array; text as an array of objects."""
+    """Return a value of a step as an array; a text becomes an array of objects."""
     if isinstance(value, str | bytes):
         array = np.empty((), dtype=object)
         array[()] = value
@@ -130,20 +130,20 @@ def leaf(value: Any) -> Any:
 
 
 def as_arrays(values: Any) -> Any:
-    """Nested values with every leaf as an array."""
+    """Return nested values with each leaf as an array."""
     return map_tree(leaf, values)
 
 
 def at(stacked: Any, index: int | slice) -> Any:
-    """One step, or a stretch of steps, of stacked values."""
+    """Return one step, or a slice of steps, of stacked values."""
     return map_tree(lambda values: values[index], stacked)
 
 
 def stacked_length(stacked: Any, where: str) -> int:
-    """How many steps stacked features have.
+    """Return the number of steps of stacked features.
 
     Raises:
-        DataError: They disagree, or are those of a single step.
+        DataError: Features have different lengths, or belong to a single step.
     """
     lengths: set[int] = set()
     map_tree(lambda values: lengths.add(len(values) if values.ndim else -1), stacked)
@@ -166,7 +166,7 @@ def check_features(step: Mapping[str, Any], *, where: str, wanted: tuple[str, ..
 
 
 def flag(value: Any, *, where: str) -> bool:
-    """A step's flag as a bool."""
+    """Return a flag of a step as a bool."""
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biuf":
         raise DataError(f"{where}: expected a single true or false, found {array!r:.80}")
@@ -180,7 +180,7 @@ def check_episodes(episodes: Any) -> None:
 
 
 def rlds_steps(columns: Columns, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rows of one episode as RLDS steps, stacked, and the episode's own features; see ``write_rlds``."""
+    """Return the rows of an episode as stacked steps of RLDS, and the features of the episode; see ``write_rlds``."""
     rest = dict(columns)
     missing = rest.pop(MISSING, np.zeros(1, np.int64))
     observations = _taken(rest, lambda name: name.split("_")[0] == "observation")
@@ -212,12 +212,12 @@ def rlds_steps(columns: Columns, number: int) -> tuple[dict[str, Any], dict[str,
 
 
 def _taken(columns: Columns, wanted: Callable[[str], bool]) -> Columns:
-    """The columns with such names, which are taken out of the others."""
+    """Remove the columns with wanted names from ``columns``, and return them."""
     return {name: columns.pop(name) for name in [name for name in columns if wanted(name)]}
 
 
 def _is_of_episode(name: str, values: npt.NDArray[Any]) -> bool:
-    """Whether a column holds a feature of an episode: one that says so, and is the same in all its rows."""
+    """Whether a column holds a feature of an episode, by its name and by equal values in all rows."""
     if not name.startswith(_EPISODE) or name.removeprefix(_EPISODE) in ("", "steps", "observation", "is_first"):
         return False
     same = values[:1] == values
@@ -227,7 +227,7 @@ def _is_of_episode(name: str, values: npt.NDArray[Any]) -> bool:
 
 
 def _departing(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """What arrived at the next row, for every row; zeros for the last."""
+    """Return for each row the value of the next row; zeros for the last row."""
     return np.concatenate([values[1:], placeholder(values)])
 
 

@@ -1,4 +1,4 @@
-"""From transitions (T of them) to rows (T+1): where most conversions go wrong, done in one place."""
+"""Lay transitions out as rows: an episode of T transitions has T+1 rows."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Bools = npt.NDArray[np.bool_]
 
 
 def check_final(final: str | None, *, where: str, needed: bool = True) -> str | None:
-    """Return ``final`` if it is a choice that can be used, and explain both where it is needed and absent.
+    """Return ``final`` after checking it; the error explains both choices if one is needed and missing.
 
     Args:
-        final: What the caller chose: "drop", "mark" or None.
-        where: What the message names, usually the file.
+        final: "drop", "mark" or None.
+        where: Prefix of the message, usually the file.
         needed: Whether the source lacks the observation that an episode ends in.
 
     Raises:
-        ConfigError: An unknown choice, or none where one is needed.
+        ConfigError: An unknown choice, or None where a choice is needed.
     """
     if final is not None and final not in FINAL:
         raise ConfigError(f"final: expected one of {list(FINAL)} or None, found {final!r}")
@@ -39,7 +39,7 @@ def check_final(final: str | None, *, where: str, needed: bool = True) -> str | 
 
 
 def done_codes(terminated: npt.ArrayLike, truncated: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
-    """Codes from two flags: 1 where an episode terminated (also where both are set), 2 where truncated, else 0."""
+    """Return codes from two flags: 1 if an episode terminated (also if both are set), 2 if truncated, else 0."""
     ended = np.asarray(terminated).astype(bool)
     if truncated is None:
         return ended.astype(np.int64)
@@ -47,7 +47,7 @@ def done_codes(terminated: npt.ArrayLike, truncated: npt.ArrayLike | None = None
 
 
 def placeholder(values: npt.NDArray[Any], count: int = 1) -> npt.NDArray[Any]:
-    """``count`` rows of zeros (or empty text) that fit under ``values`` ``[n, ...]``."""
+    """Return ``count`` rows of zeros (or empty texts), of the type and shape of the rows of ``values``."""
     if values.dtype.kind in "OSU":
         empty: Any = b"" if len(values) and isinstance(values[0], bytes) else ""
         return np.full((count, *values.shape[1:]), empty, dtype=object)
@@ -55,17 +55,17 @@ def placeholder(values: npt.NDArray[Any], count: int = 1) -> npt.NDArray[Any]:
 
 
 def one_later(values: Columns, before: Columns, begins: Bools) -> Columns:
-    """What each action brought, in the row behind the action's; zeros (or empty text) where an episode begins.
+    """Move values one row later: from the row of an action to the next row; zeros (or empty texts) begin an episode.
 
     Actions 5 6 7, behind an action 4 and with begins of 0 0 1, become 4 5 0.
 
     Args:
-        values: In the rows of the actions, ``[n, ...]``.
-        before: What stood in the last row of the piece before this one, ``[1, ...]``; is now that of this one.
+        values: Values in the rows of the actions, ``[n, ...]``.
+        before: Values of the last row of the piece before, ``[1, ...]``; replaced by those of this piece.
         begins: Whether an episode begins with a row, ``[n]``.
 
     Raises:
-        DataError: Another shape than before in the same episode.
+        DataError: The shape changes within an episode.
     """
     later: Columns = {}
     for name, array in values.items():
@@ -96,14 +96,14 @@ def step_numbers(begins: Bools, before: int = 0) -> npt.NDArray[np.int64]:
 def episode_rows(
     observations: Mapping[str, npt.NDArray[Any]], arriving: Mapping[str, npt.NDArray[Any]], *, begins: int = 0
 ) -> Columns:
-    """Rows of one episode, or of a piece of one, whose source has one observation more than it has actions.
+    """Return rows of an episode, or of a piece of one, of a source with one observation more than actions.
 
     Args:
-        observations: Columns that belong to the observation, ``[n, ...]``: rows ``begins .. begins + n - 1``.
-        arriving: Columns that a transition brought. For a piece that begins the episode (``begins == 0``) there are
-            ``n - 1``, and a placeholder row of zeros is put before them; else ``n``, from the transition that led to
-            the piece's first row. ``done`` is among them.
-        begins: The number of the piece's first row in its episode.
+        observations: Columns of the observations, ``[n, ...]``, of rows ``begins .. begins + n - 1``.
+        arriving: Columns of the transitions, ``done`` among them. A piece that begins the episode (``begins == 0``) has
+            ``n - 1`` values, and a row of zeros is put before them; another piece has ``n``, the first one of the
+            transition that led to its first row.
+        begins: Number of the first row of the piece in its episode.
 
     Returns:
         All columns, ``[n, ...]`` each, and ``episode_step``.
@@ -119,15 +119,15 @@ def episode_rows(
 
 
 class TransitionRows:
-    """Turns a stream of transitions, in the order they happened, into rows of the convention of stores.
+    """Turns transitions, in the order they happened, into rows with alignment "arrived".
 
-    A transition is an observation, and what arrived after the action taken on it. ``add`` takes any number of them,
-    from any number of episodes, and an episode may be spread over calls; ``finish`` gives the rows still held back.
+    A transition is an observation, an action, and the values that arrived after the action. ``add`` takes any number of
+    transitions of any number of episodes; an episode may go on in the next call. ``finish`` returns the last rows.
 
     Args:
-        final: What happens where the observation that an episode ends in is not stored ("drop" or "mark"); unused where
-            ``following`` is given.
-        where: What messages name.
+        final: What becomes of the last transition of an episode whose last observation is not stored ("drop" or
+            "mark"); unused with ``following``.
+        where: Prefix of messages.
     """
 
     def __init__(self, *, final: str | None, where: str) -> None:
@@ -147,7 +147,7 @@ class TransitionRows:
         following: Mapping[str, npt.NDArray[Any]] | None = None,
         beside: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> Columns:
-        """Rows for some transitions; the last ones wait for their successors, where these matter.
+        """Return rows for some transitions; the last transitions are held if they need their successors.
 
         Args:
             observations: Columns of the observation that a transition leaves, ``[T, ...]``.
@@ -160,7 +160,7 @@ class TransitionRows:
                 ``metadata_*`` among ``observations`` where the last observation is missing: a task stays what it was.
 
         Returns:
-            Columns of rows; empty arrays where all is held back.
+            Columns of rows; empty arrays if all transitions are held.
 
         Raises:
             ConfigError: An episode's final observation is missing and no ``final`` was chosen.
@@ -189,7 +189,7 @@ class TransitionRows:
         return self._take(parts, max(count - waiting, 0))
 
     def finish(self) -> Columns | None:
-        """Rows for the transitions that waited, of which the last ends its episode; None where none did."""
+        """Return rows for the held transitions, of which the last ends its episode; None if none is held."""
         if self._held is None or not len(self._held["begins"]["begins"]):
             return None
         return self._take(self._held, len(self._held["begins"]["begins"]))
@@ -200,7 +200,7 @@ class TransitionRows:
             raise DataError(f"{self._where}: expected columns of one length, found lengths {sorted(lengths)}")
 
     def _mark_begins(self, parts: dict[str, Columns]) -> None:
-        """An episode begins also with the very first transition, and where the one before led to something else."""
+        """Mark the first transition of all, and each whose observation the transition before did not lead to."""
         begins = parts["begins"]["begins"]
         for name, values in parts["following"].items():
             begins[1:] |= differ(values[:-1], parts["observations"][name][1:])
@@ -210,7 +210,7 @@ class TransitionRows:
             begins[0] = self._begun = True
 
     def _take(self, parts: dict[str, Columns], ready: int) -> Columns:
-        """Rows for the first ``ready`` transitions; the others are held back."""
+        """Return rows for the first ``ready`` transitions, and hold the others."""
         flags = parts["begins"]["begins"]
         ends = np.concatenate([flags[1:], np.ones(1, bool)])[: len(flags)]
         last = ends[:ready]
@@ -289,7 +289,7 @@ class TransitionRows:
 
 
 def transition_rows(parts: Iterable[tuple[Any, ...]], *, final: str | None, where: str) -> Iterator[Columns]:
-    """Rows for all transitions, which come in parts: each is what ``TransitionRows.add`` takes."""
+    """Yield rows for all transitions; each part holds the arguments of ``TransitionRows.add``."""
     rows = TransitionRows(final=final, where=where)
     for part in parts:
         yield rows.add(*part)
@@ -299,7 +299,7 @@ def transition_rows(parts: Iterable[tuple[Any, ...]], *, final: str | None, wher
 
 
 def _next(columns: Columns, ready: int) -> Columns:
-    """What stands one later, for the first ``ready``; after the last of all nothing is known, and anything stands."""
+    """Return the next row of each of the first ``ready`` rows; the row after the last one is arbitrary."""
     return {
         name: values[1 : ready + 1] if ready < len(values) else np.roll(values, -1, axis=0)
         for name, values in columns.items()
