@@ -1,4 +1,4 @@
-"""The rows of episodes, on their way into a store: aligned, in order, and ended also where an episode is broken off."""
+"""Writing episodes to a store: rows in its alignment and in order, with an end also where an episode breaks off."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _T = TypeVar("_T")
 
 
 ON_INTERRUPTED = ("mark", "cut")
-# What becomes no better when it is tried again.
+# Errors that a second try would raise again.
 _REFUSALS = (DataError, SchemaError, RolloutError)
 
 
-class Direct:
-    """Rows go into the store one by one, but for the last one: it waits, for it may have to say that the episode ended.
+class StepSink:
+    """Writes rows one by one. The last row waits, as its ``done`` may change when the episode breaks off.
 
     Args:
-        store: The store. Nobody else may append to it in the middle of an episode.
-        running: Where rows are kept that the store does not have yet.
+        store: The store. No other writer may append to it in the middle of an episode.
+        running: The files of rows that the store does not have yet; None: no files.
     """
 
     def __init__(self, store: DatasetStore, running: Running | None) -> None:
         self._store, self._running = store, running
         self._append = store.append
         self._waiting: list[Row] = []
-        self._expected = -1  # rows that the store ever had, while an episode runs
+        self._expected = -1  # rows ever written to the store, while an episode runs
 
     def put(self, row: Row) -> None:
         """Take a row; one whose ``done`` is not 0 ends the episode.
@@ -74,13 +74,13 @@ class Direct:
             )
 
     def interrupt(self) -> None:
-        """The row that waits says that the episode was truncated."""
+        """Mark the row that waits as truncated, and write it."""
         if self._waiting:
             self._waiting[-1]["done"] = TRUNCATED
             self._write(keep=False)
 
     def leave_out(self) -> None:
-        """Forget the rows of the running episode that wait."""
+        """Forget the waiting rows of the running episode."""
         while self._waiting and not self._waiting[-1]["done"]:
             self._waiting.pop()
         if not self._waiting and self._running is not None:
@@ -91,33 +91,33 @@ class Direct:
         self._write(keep=False)
 
     def close(self) -> None:
-        """No more rows come."""
+        """Leave the rows that the store does not have in the files beside it."""
         self._waiting.clear()
         if self._running is not None:
             self._running.close()
 
     def forget(self) -> None:
-        """Forget the rows that wait."""
+        """Forget all waiting rows."""
         self._waiting.clear()
         self._expected = -1
         if self._running is not None:
             self._running.end()
 
 
-class Whole:
-    """Rows wait until their episode has ended, then all of them go into the store at once.
+class EpisodeSink:
+    """Writes the rows of an episode at once, when it has ended.
 
     Args:
-        store: The store, or a client of it; others may append whole episodes to it meanwhile.
-        mark: Whether an episode that is broken off is truncated there; otherwise it is left out.
-        running: Where rows are kept that the store does not have yet.
+        store: The store, or a client of it; other writers may append whole episodes to it meanwhile.
+        mark: Whether an episode that breaks off is written as truncated; otherwise it is left out.
+        running: The files of rows that the store does not have yet; None: no files.
     """
 
     def __init__(self, store: Any, *, mark: bool, running: Running | None) -> None:
         self._store, self._mark, self._running = store, mark, running
         self._columns: dict[str, list[Any]] = {}
         self._ended: list[dict[str, list[Any]]] = []  # more than one only after an error of the store
-        self._taken = 0  # rows that the store has while others, behind them, wait after an error
+        self._taken = 0  # rows written while later ones wait after an error
 
     def put(self, row: Row) -> None:
         """Take a row."""
@@ -138,7 +138,7 @@ class Whole:
         self.settle()
 
     def settle(self) -> None:
-        """Write what waits of episodes that have ended."""
+        """Write the rows of ended episodes that wait after an error of the store."""
         while self._ended:
             rows = len(self._ended[0]["done"])
             if self._running is not None:
@@ -156,7 +156,7 @@ class Whole:
             self._running.end()
 
     def interrupt(self) -> None:
-        """End the episode that is running: truncated, or left out."""
+        """End the running episode: write it as truncated, or leave it out."""
         if self._columns and self._mark:
             self._columns["done"][-1] = TRUNCATED
             self._end()
@@ -168,7 +168,7 @@ class Whole:
         self._forget_running()
 
     def close(self) -> None:
-        """No more rows come."""
+        """Leave the rows that the store does not have in the files beside it."""
         self._columns, self._ended = {}, []
         if self._running is not None:
             self._running.close()
@@ -179,16 +179,16 @@ class Whole:
         self.leave_out()
 
 
-class Episodes:
-    """Makes rows of what one environment hands out.
+class EpisodeWriter:
+    """Makes the rows of one environment's episodes.
 
     Args:
-        sink: Where they go.
+        sink: Writes the rows.
         alignment: "arrived" or "outgoing".
         placeholder: The action in the first row of an "arrived" episode.
     """
 
-    def __init__(self, sink: Direct | Whole, alignment: str, placeholder: Row) -> None:
+    def __init__(self, sink: StepSink | EpisodeSink, alignment: str, placeholder: Row) -> None:
         self._sink = sink
         self._is_outgoing = alignment == "outgoing"
         self._first = {**placeholder, "reward": 0.0, "done": 0, "episode_step": 0}
@@ -201,7 +201,7 @@ class Episodes:
         return self._step >= 0
 
     def begin(self, seen: Row) -> None:
-        """An episode begins.
+        """Begin an episode.
 
         Args:
             seen: Columns of its first observation.
@@ -214,13 +214,13 @@ class Episodes:
             self._try(self._sink.put, {**self._first, **seen})
 
     def step(self, action: Row, reward: float, done: int, seen: Row) -> None:
-        """An action was taken.
+        """Add a step.
 
         Args:
             action: Columns of the action.
-            reward: What it brought.
-            done: 0, or 1 or 2 where it ended the episode.
-            seen: Columns of the observation that it led to.
+            reward: The reward of the action.
+            done: 0, or 1 or 2 where the action ended the episode.
+            seen: Columns of the observation that followed.
 
         Raises:
             RolloutError: No episode is running.
@@ -242,17 +242,17 @@ class Episodes:
             raise
 
     def interrupt(self) -> None:
-        """Nothing more comes of the episode that is running. Without a transition it is none."""
+        """Break off the running episode; one without a transition is left out."""
         taken, self._step = self._step, -1
         if taken >= 0:
             self._try(self._sink.interrupt if taken else self._sink.leave_out)
         self._try(self._sink.settle)
 
     def close(self) -> None:
-        """Nothing more is recorded. What a store that was closed before did not take stays in the files beside it.
+        """End the recording. Rows that a closed store did not take stay in the files beside it.
 
         Raises:
-            ClosedError, RolloutError: There was something; there is none when this is called again.
+            ClosedError, RolloutError: Some rows were not written; a second call raises nothing.
         """
         try:
             self.interrupt()
@@ -262,7 +262,7 @@ class Episodes:
         self._sink.close()
 
     def forget(self) -> None:
-        """Record nothing more of the episode that is running; what of it is in the store is broken off."""
+        """Stop recording the running episode, whose rows in the store break off."""
         self._step = -1
         self._sink.forget()
 
@@ -283,7 +283,7 @@ def reward_of(reward: Any) -> float:
     """A reward as a number.
 
     Raises:
-        DataError: It is none, or several.
+        DataError: No number, or several.
     """
     if type(reward) is float:
         return reward
@@ -295,11 +295,11 @@ def reward_of(reward: Any) -> float:
 
 
 def infos_of(info: Mapping[str, Any], infos: Mapping[str, Any]) -> Row:
-    """Columns of what was asked for of an info; None where it is not there.
+    """The columns of the recorded parts of an info; None for a part that is missing.
 
     Args:
-        info: What came with an observation.
-        infos: Dtypes by name; None: as they come.
+        info: The info of an observation.
+        infos: Dtypes by name; None: the dtype of each value.
     """
     row: Row = {}
     for name, dtype in infos.items():
@@ -329,7 +329,7 @@ def info_column(name: str) -> str:
 
 
 class RemoteStore(Protocol):
-    """A store that somebody else has open, as a ``mouse_core.collect.StoreClient`` writes to it."""
+    """A store that another process has open, as a ``mouse_core.collect.StoreClient`` writes to it."""
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
@@ -350,14 +350,14 @@ class RemoteStore(Protocol):
         ...
 
 
-class Tape:
-    """What recorders of one environment share: columns, and what the store is told.
+class StoreWriter:
+    """The columns of a recording, and the writers of its episodes.
 
     Args:
         store, infos, images, on_interrupted: See ``Recorder``.
         observations, actions: Parts of the spaces.
-        recording: What to say of the rows.
-        declared: Whether observations are kept in the dtypes that their space says.
+        recording: Metadata of the rows.
+        declared: Whether observations are stored in the dtypes of their space.
     """
 
     def __init__(
@@ -375,52 +375,52 @@ class Tape:
         if not isinstance(store, DatasetStore) and not hasattr(type(store), "describe"):
             raise ConfigError(f"record: expected a DatasetStore, or a client of one, found {type(store).__name__}")
         self.store = store
-        # None: not known before the first step.
+        # None: unknown before the first step.
         self.infos = _about.check_infos(infos)
         self.on_interrupted = check_on_interrupted(on_interrupted)
         self.observations = _columns.observation_columns(observations, images, declared=declared)
         self.actions = _columns.action_columns(actions)
         if isinstance(store, DatasetStore):
             adopt(store, mark=self.on_interrupted == "mark")
-        # None: not known before the first episode.
+        # None: unknown before the first episode.
         self.has_seeds: bool | None = SEED in store.columns if len(store.columns) else None
         store.describe(_about.about_of(recording, self.observations, self.actions, store.alignment))
-        self._episodes: list[Episodes] = []
+        self._episodes: list[EpisodeWriter] = []
         if isinstance(store, DatasetStore):
             store.interrupt_on_close(self)
 
-    def episodes(self, *, alone: bool) -> Episodes:
-        """A writer of episodes.
+    def episodes(self, *, alone: bool) -> EpisodeWriter:
+        """Return a writer of episodes.
 
         Args:
-            alone: Whether nobody else appends to the store meanwhile.
+            alone: Whether no other writer appends to the store meanwhile.
         """
         store, mark = self.store, self.on_interrupted == "mark"
         if isinstance(store, DatasetStore):
             sync = store.sync == "append"
             running = None if store.path is None or not mark else Running(store.path, keeps_all=not alone, sync=sync)
-            sink: Direct | Whole = (
-                Direct(store, running) if alone and mark else Whole(store, mark=mark, running=running)
+            sink: StepSink | EpisodeSink = (
+                StepSink(store, running) if alone and mark else EpisodeSink(store, mark=mark, running=running)
             )
         else:
-            sink = Whole(store, mark=mark, running=None)
-        self._episodes.append(Episodes(sink, self.store.alignment, _columns.placeholder(self.actions)))
+            sink = EpisodeSink(store, mark=mark, running=None)
+        self._episodes.append(EpisodeWriter(sink, self.store.alignment, _columns.placeholder(self.actions)))
         return self._episodes[-1]
 
     def interrupt(self) -> None:
-        """Break off the episodes that are running."""
+        """Break off the running episodes."""
         for episodes in self._episodes:
             episodes.interrupt()
 
     def close(self, environment: Callable[..., Any], **options: Any) -> None:
-        """End the recording, and close what is recorded, also where something cannot be written."""
+        """End the recording, and close the environment, also where rows cannot be written."""
         with ExitStack() as ends:
             ends.callback(environment, **options)
             for episodes in reversed(self._episodes):
                 ends.callback(episodes.close)
 
     def seen(self, observation: Row, infos: Row, seed: int | None) -> Row:
-        """Columns of an observation with what else stands in its row."""
+        """Columns of an observation, with those of its infos and its seed."""
         if self.has_seeds is None:
             self.has_seeds = seed is not None
         if self.has_seeds:
@@ -428,9 +428,9 @@ class Tape:
         return observation | infos if infos else observation
 
     def choose_infos(self, *found: Mapping[str, Any]) -> None:
-        """Keep all numbers, and arrays of them, that came with the first observations, where nobody said which.
+        """Record all numbers, and arrays of numbers, of the first infos, where ``infos`` is True.
 
-        A store that has rows already has its columns, of which each is kept, and no others.
+        A store that has rows keeps the columns that it has.
         """
         if self.infos is not None:
             return
@@ -442,22 +442,22 @@ class Tape:
             prefix = info_column("")
             known = [name for name in columns if name.startswith(prefix)]
             by_column = {column: by_column.get(column, column.removeprefix(prefix)) for column in known}
-        # What is 1 at first and then 0.5 has fractions.
+        # A value that is 1 at first and 0.5 later is a float.
         mixed = {name for name, of_it in kinds.items() if "f" in of_it and len(of_it) > 1}
         self.infos = {name: np.dtype(np.float64) if name in mixed else None for name in by_column.values()}
 
 
 def recorder_of(env: Any, recorders: Mapping[str, tuple[type[_T], str]], hint: str) -> type[_T]:
-    """The class that records an environment: ours, which is also the one that the environment's library asks for.
+    """The class that records an environment: ours, derived also from the wrapper class of the environment's library.
 
     Args:
         env: The environment.
-        recorders: By what an environment is ("gymnasium.Env"): our class, and the class of the library that it is to
-            be. The library is imported here, where there is such an environment.
-        hint: What is said of others.
+        recorders: By the kind of environment ("gymnasium.Env"): our class, and the name of the library's class. The
+            library is imported here, where such an environment exists.
+        hint: The end of the message for other environments.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: An environment of another kind.
     """
     found = kinds_of(env)
     for kind, (ours, theirs) in recorders.items():
@@ -476,5 +476,5 @@ def _joined(ours: Any, theirs: str) -> Any:
 
 
 def kinds_of(env: Any) -> set[str]:
-    """What an environment is, such as "gymnasium.Env", found without an import."""
+    """The kinds of an environment, such as "gymnasium.Env", found without an import."""
     return {f"{cls.__module__.split('.')[0]}.{cls.__name__}" for cls in type(env).__mro__}

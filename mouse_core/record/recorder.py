@@ -6,7 +6,7 @@ from copy import deepcopy
 from typing import Any, Self
 
 from mouse_core.record import _about, _columns
-from mouse_core.record._episodes import RemoteStore, Tape, done_code, infos_of, recorder_of, reward_of
+from mouse_core.record._episodes import RemoteStore, StoreWriter, done_code, infos_of, recorder_of, reward_of
 from mouse_core.store.dataset_store import DatasetStore
 
 
@@ -98,14 +98,14 @@ class _GymnasiumRecorder(Recorder):
         wrapper: Any = super()
         wrapper.__init__(env)
         seen, taken = env.observation_space, env.action_space
-        self._tape = Tape(
+        self._writer = StoreWriter(
             store,
             list(_columns.parts_of_space(seen)),
             list(_columns.parts_of_space(taken)),
             _about.recording_of_gymnasium(env, seen, taken, policy),
             **options,
         )
-        self._episodes = self._tape.episodes(alone=True)
+        self._episodes = self._writer.episodes(alone=True)
         self._seed: int | None = None
         # What the first episode began with, until it is known which infos are kept.
         self._first: tuple[_columns.Row, dict[str, Any]] | None = None
@@ -115,8 +115,8 @@ class _GymnasiumRecorder(Recorder):
         self._episodes.interrupt()
         observation, info = self.env.reset(seed=seed, options=options)
         self._seed = seed
-        seen = _columns.values_of(self._tape.observations, observation)
-        if self._tape.infos is None:
+        seen = _columns.values_of(self._writer.observations, observation)
+        if self._writer.infos is None:
             self._first = seen, deepcopy(info)
         else:
             self._episodes.begin(self._seen(seen, info))
@@ -124,19 +124,19 @@ class _GymnasiumRecorder(Recorder):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Take an action, and record what it led to."""
-        taken = _columns.values_of(self._tape.actions, action)  # before the environment can change it
+        taken = _columns.values_of(self._writer.actions, action)  # before the environment can change it
         result: tuple[Any, Any, bool, bool, dict[str, Any]] = self.env.step(action)
         observation, reward, terminated, truncated, info = result
         if self._first is not None:
             first, self._first = self._first, None
-            self._tape.choose_infos(first[1], info)
+            self._writer.choose_infos(first[1], info)
             self._episodes.begin(self._seen(*first))
-        seen = self._seen(_columns.values_of(self._tape.observations, observation), info)
+        seen = self._seen(_columns.values_of(self._writer.observations, observation), info)
         self._episodes.step(taken, reward_of(reward), done_code(terminated, truncated), seen)
         return result
 
     def _seen(self, observation: _columns.Row, info: dict[str, Any]) -> _columns.Row:
-        return self._tape.seen(observation, infos_of(info, self._tape.infos or {}), self._seed)
+        return self._writer.seen(observation, infos_of(info, self._writer.infos or {}), self._seed)
 
     def interrupt(self) -> None:
         """Break off the episode that is running."""
@@ -146,7 +146,7 @@ class _GymnasiumRecorder(Recorder):
     def close(self) -> None:
         """End the recording, and close the environment. The store stays open."""
         self._first = None
-        self._tape.close(self.env.close)
+        self._writer.close(self.env.close)
 
 
 class _DmEnvRecorder(Recorder):
@@ -154,14 +154,14 @@ class _DmEnvRecorder(Recorder):
 
     def __init__(self, env: Any, store: Any, *, policy: str | None = None, **options: Any) -> None:
         self._env = env
-        self._tape = Tape(
+        self._writer = StoreWriter(
             store,
             list(_columns.parts_of_spec(env.observation_spec())),
             list(_columns.parts_of_spec(env.action_spec())),
             _about.recording_of_dm_env(env, policy),
             **options,
         )
-        self._episodes = self._tape.episodes(alone=True)
+        self._episodes = self._writer.episodes(alone=True)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -175,11 +175,11 @@ class _DmEnvRecorder(Recorder):
 
     def step(self, action: Any) -> Any:
         """Take an action, and record what it led to; behind the last step of an episode, the next one begins."""
-        taken = _columns.values_of(self._tape.actions, action)  # before the environment can change it
+        taken = _columns.values_of(self._writer.actions, action)  # before the environment can change it
         return self._recorded(self._env.step(action), taken)
 
     def _recorded(self, timestep: Any, action: Any) -> Any:
-        seen = self._tape.seen(_columns.values_of(self._tape.observations, timestep.observation), {}, None)
+        seen = self._writer.seen(_columns.values_of(self._writer.observations, timestep.observation), {}, None)
         if timestep.first():
             self._episodes.begin(seen)
         else:
@@ -210,4 +210,4 @@ class _DmEnvRecorder(Recorder):
 
     def close(self) -> None:
         """End the recording, and close the environment. The store stays open."""
-        self._tape.close(self._env.close)
+        self._writer.close(self._env.close)

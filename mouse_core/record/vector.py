@@ -11,7 +11,15 @@ import numpy as np
 from mouse_core.errors import ConfigError
 from mouse_core.record import _about, _columns
 from mouse_core.record._columns import Row
-from mouse_core.record._episodes import RemoteStore, Tape, done_code, info_column, kept_info, recorder_of, reward_of
+from mouse_core.record._episodes import (
+    RemoteStore,
+    StoreWriter,
+    done_code,
+    info_column,
+    kept_info,
+    recorder_of,
+    reward_of,
+)
 from mouse_core.spec import check_count
 from mouse_core.store.dataset_store import DatasetStore
 
@@ -96,7 +104,7 @@ class _GymnasiumVectorRecorder(VectorRecorder):
         wrapper.__init__(envs)
         self._mode = _autoreset_mode(envs)
         seen, taken = envs.single_observation_space, envs.single_action_space
-        self._tape = Tape(
+        self._writer = StoreWriter(
             store,
             list(_columns.parts_of_space(seen)),
             list(_columns.parts_of_space(taken)),
@@ -104,7 +112,7 @@ class _GymnasiumVectorRecorder(VectorRecorder):
             declared=True,
             **options,
         )
-        self._episodes = [self._tape.episodes(alone=False) for _ in range(envs.num_envs)]
+        self._episodes = [self._writer.episodes(alone=False) for _ in range(envs.num_envs)]
         self._seeds: list[int | None] = [None] * envs.num_envs
         self._over = np.ones(envs.num_envs, np.bool_)  # the last step ended an episode; nothing runs
         # What the first episodes began with, until it is known which infos are kept.
@@ -124,7 +132,7 @@ class _GymnasiumVectorRecorder(VectorRecorder):
         observations, infos = self.env.reset(seed=seed, options=options)
         for number in begun:
             self._seeds[number] = _seed_of(seed, number)
-        if self._tape.infos is None:
+        if self._writer.infos is None:
             self._hold(begun, observations, infos)
         else:
             self._begin_all(begun, observations, infos)
@@ -135,7 +143,7 @@ class _GymnasiumVectorRecorder(VectorRecorder):
         """Take an action in every environment, and record what they led to."""
         held = () if self._first is None else self._first[0]
         running = [number for number, one in enumerate(self._episodes) if one.is_running or number in held]
-        taken = {number: _columns.values_at(self._tape.actions, actions, number) for number in running}
+        taken = {number: _columns.values_at(self._writer.actions, actions, number) for number in running}
         result: tuple[Any, Any, Any, Any, dict[str, Any]] = self.env.step(actions)
         observations, rewards, terminated, truncated, infos = result
         self._begin_held(infos)
@@ -162,7 +170,7 @@ class _GymnasiumVectorRecorder(VectorRecorder):
         """Begin the episodes that waited for the first step, which gave these infos."""
         if self._first is not None:
             first, self._first = self._first, None
-            self._tape.choose_infos(first[2], infos)
+            self._writer.choose_infos(first[2], infos)
             self._begin_all(*first)
 
     def _begin_all(self, numbers: list[int], observations: Any, infos: dict[str, Any]) -> None:
@@ -176,18 +184,18 @@ class _GymnasiumVectorRecorder(VectorRecorder):
             self._episodes[number].begin(self._seen(number, observations, infos))
 
     def _seen(self, number: int, observations: Any, infos: dict[str, Any]) -> Row:
-        row = _columns.values_at(self._tape.observations, observations, number)
-        return self._tape.seen(row, self._infos_of(number, infos, ()), self._seeds[number])
+        row = _columns.values_at(self._writer.observations, observations, number)
+        return self._writer.seen(row, self._infos_of(number, infos, ()), self._seeds[number])
 
     def _final(self, number: int, infos: dict[str, Any]) -> Row:
         """What an episode ended with that another one has followed in the same step."""
-        row = _columns.values_of(self._tape.observations, infos["final_obs"][number])
-        return self._tape.seen(row, self._infos_of(number, infos, ("final_info",)), self._seeds[number])
+        row = _columns.values_of(self._writer.observations, infos["final_obs"][number])
+        return self._writer.seen(row, self._infos_of(number, infos, ("final_info",)), self._seeds[number])
 
     def _infos_of(self, number: int, infos: dict[str, Any], within: Sequence[str]) -> Row:
         return {
             info_column(name): kept_info(name, _info_at(infos, [*within, *name.split("/")], number), dtype)
-            for name, dtype in (self._tape.infos or {}).items()
+            for name, dtype in (self._writer.infos or {}).items()
         }
 
     @property
@@ -208,11 +216,11 @@ class _GymnasiumVectorRecorder(VectorRecorder):
     def interrupt(self) -> None:
         """Break off the episodes that are running."""
         self._first = None
-        self._tape.interrupt()
+        self._writer.interrupt()
 
     def close(self, **options: Any) -> None:
         """End the recording, and close the environments. The store stays open."""
-        self._tape.close(self.env.close, **options)
+        self._writer.close(self.env.close, **options)
 
 
 def _autoreset_mode(envs: Any) -> str:
