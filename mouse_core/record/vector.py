@@ -50,6 +50,8 @@ class VectorRecorder:
         ConfigError, SchemaError, DataError: As ``Recorder``.
     """
 
+    env: Any
+
     def __new__(
         cls,
         envs: Any,
@@ -62,42 +64,9 @@ class VectorRecorder:
     ) -> VectorRecorder:
         """A recorder of the kind of environments."""
         if cls is VectorRecorder:
-            kinds = {"gymnasium.VectorEnv": (_GymnasiumVectorRecorder, "gymnasium.vector.VectorWrapper")}
+            kinds = {"gymnasium.VectorEnv": (VectorRecorder, "gymnasium.vector.VectorWrapper")}
             cls = recorder_of(envs, kinds, "; Recorder records one environment")
         return super().__new__(cls)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self.close()
-
-    def close(self, **options: Any) -> None:
-        """End the recording, and close the environments. The store stays open."""
-        raise NotImplementedError
-
-    def interrupt(self) -> None:
-        """Break off the episodes that are running; nothing more is recorded of them."""
-        raise NotImplementedError
-
-    def limit(self, episodes: int) -> None:
-        """Record the next ``episodes`` that begin, and no more.
-
-        Raises:
-            ConfigError: No integer from 0.
-        """
-        raise NotImplementedError
-
-    @property
-    def left(self) -> int | None:
-        """How many of these have not ended; None where there is no limit."""
-        raise NotImplementedError
-
-
-class _GymnasiumVectorRecorder(VectorRecorder):
-    """A ``VectorRecorder`` that is a ``gymnasium.vector.VectorWrapper``."""
-
-    env: Any
 
     def __init__(self, envs: Any, store: Any, *, policy: str | None = None, **options: Any) -> None:
         wrapper: Any = super()
@@ -204,12 +173,16 @@ class _GymnasiumVectorRecorder(VectorRecorder):
         return self._mode
 
     def limit(self, episodes: int) -> None:
-        """Record the next ``episodes`` that begin, and no more."""
+        """Record the next ``episodes`` that begin, and no more.
+
+        Raises:
+            ConfigError: No integer from 0.
+        """
         self._more = check_count("VectorRecorder: limit", episodes, 0)
 
     @property
     def left(self) -> int | None:
-        """How many of these have not ended; None where there is no limit."""
+        """The number of episodes of ``limit`` that have not ended; None without a limit."""
         running = sum(episode.is_running for episode in self._episodes)
         return None if self._more is None else self._more + running
 
@@ -217,6 +190,12 @@ class _GymnasiumVectorRecorder(VectorRecorder):
         """Break off the episodes that are running."""
         self._first = None
         self._writer.interrupt()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
 
     def close(self, **options: Any) -> None:
         """End the recording, and close the environments. The store stays open."""
