@@ -124,18 +124,18 @@ class About:
         return json.dumps(content, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str, *, where: str = "dataset") -> About:
+    def from_json(cls, text: str, *, label: str = "dataset") -> About:
         """Return the metadata in a text of ``to_json``.
 
         Args:
             text: The JSON.
-            where: Prefix of messages.
+            label: Prefix of messages.
 
         Raises:
             DataError: A text that ``to_json`` did not write, or a newer version of it.
         """
-        where = f"{where}: {KEY}"
-        content = _parsed(text, where)
+        label = f"{label}: {KEY}"
+        content = _parsed(text, label)
         try:
             if "tasks" in content:
                 content["tasks"] = {int(number): text for number, text in content["tasks"].items()}
@@ -151,7 +151,7 @@ class About:
                 _check_width(name, content.get(name))
             return cls(**content)
         except (MouseError, ValueError, TypeError, AttributeError) as error:
-            raise DataError(f"{where}: {error}") from error
+            raise DataError(f"{label}: {error}") from error
 
 
 def joined(parts: Iterable[tuple[str, About]]) -> About:
@@ -169,10 +169,10 @@ def joined(parts: Iterable[tuple[str, About]]) -> About:
     first: dict[Any, tuple[str, Any]] = {}
     lists: dict[str, list[Any]] = {name: [] for name in ("environments", "robots", "frames_per_second", "recordings")}
 
-    def agree(key: Any, what: str, value: Any, where: str, hint: str = "") -> None:
-        first_where, first_value = first.setdefault(key, (where, value))
+    def agree(key: Any, what: str, value: Any, label: str, hint: str = "") -> None:
+        first_where, first_value = first.setdefault(key, (label, value))
         if first_value != value:
-            raise SchemaError(f"{what}, found {first_value!r} in {first_where} and {value!r} in {where}{hint}")
+            raise SchemaError(f"{what}, found {first_value!r} in {first_where} and {value!r} in {label}{hint}")
 
     parts = list(parts)
     for where, about in parts:
@@ -205,39 +205,39 @@ def joined(parts: Iterable[tuple[str, About]]) -> About:
     )
 
 
-def read_about(part: Any, *, where: str = "dataset") -> About:
+def read_about(part: Any, *, label: str = "dataset") -> About:
     """Return the metadata of a dataset, from all places that keep it.
 
     Args:
         part: A ``datasets.Dataset``, ``IterableDataset`` or ``Features``, a ``pyarrow`` table, record batch or schema,
             or the text of a description.
-        where: Name of the dataset in messages.
+        label: Name of the dataset in messages.
 
     Raises:
         SchemaError: Places that contradict each other, as after joining datasets with different metadata.
         DataError: Metadata that cannot be read, or of a newer version.
     """
-    return joined(_metadata_of(part, where))
+    return joined(_metadata_of(part, label))
 
 
-def _metadata_of(part: Any, where: str) -> Iterator[tuple[str, About]]:
+def _metadata_of(part: Any, label: str) -> Iterator[tuple[str, About]]:
     schema = part.schema if isinstance(part, pa.Table | pa.RecordBatch) else part
     if isinstance(schema, pa.Schema):
         metadata = schema.metadata or {}
-        place = f"the metadata of {where}"
+        place = f"the metadata of {label}"
         if KEY.encode() in metadata:
-            yield place, About.from_json(metadata[KEY.encode()].decode(errors="replace"), where=place)
+            yield place, About.from_json(metadata[KEY.encode()].decode(errors="replace"), label=place)
         ids = {name: item.get("id") for name, item in features_in(metadata).items()}
     else:
         description = part if isinstance(part, str) else getattr(getattr(part, "info", None), "description", None)
-        place = f"the description of {where}"
+        place = f"the description of {label}"
         for number, line in enumerate(_lines(description)):
             # A joined dataset has the lines of all parts.
             yield f"{place}, line {number + 1}", _of_line(line, place)
         features = part if isinstance(part, dict) else getattr(part, "features", None)
         ids = {name: getattr(item, "id", None) for name, item in (features or {}).items()}
     for name, text in ids.items():
-        place = f"the feature {name!r} of {where}"
+        place = f"the feature {name!r} of {label}"
         yield from ((place, _of_line(line, place)) for line in _lines(text))
 
 
@@ -246,8 +246,8 @@ def _lines(text: Any) -> list[str]:
     return [line for line in lines if line.startswith(_MARK)]
 
 
-def _of_line(line: str, where: str) -> About:
-    return About.from_json(line.removeprefix(_MARK), where=where)
+def _of_line(line: str, label: str) -> About:
+    return About.from_json(line.removeprefix(_MARK), label=label)
 
 
 # ---------------------------------------------------------------------- writing
@@ -391,23 +391,23 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, str) else value
 
 
-def _parsed(text: str, where: str) -> dict[str, Any]:
-    """Return the attributes in a JSON object with a version, or raise DataError with the prefix ``where``."""
+def _parsed(text: str, label: str) -> dict[str, Any]:
+    """Return the attributes in a JSON object with a version, or raise DataError with the prefix ``label``."""
     try:
         content: Any = json.loads(text) if len(text) <= _MOST_TEXT else None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: expected JSON, found {text!r:.80} ({error})") from error
+        raise DataError(f"{label}: expected JSON, found {text!r:.80} ({error})") from error
     content = content if isinstance(content, dict) else {}
     version = content.pop("version", None)
     if not is_whole(version):
-        raise DataError(f"{where}: expected a JSON object with a version, found {text!r:.80}")
+        raise DataError(f"{label}: expected a JSON object with a version, found {text!r:.80}")
     if version > _VERSION:
         raise DataError(
-            f"{where}: expected version {_VERSION} at most, found version {version}, which a newer mouse-data wrote"
+            f"{label}: expected version {_VERSION} at most, found version {version}, which a newer mouse-data wrote"
         )
     unknown = sorted(content.keys() - {item.name for item in dataclasses.fields(About)})
     if unknown:
-        raise DataError(f"{where}: expected attributes of version {version}, found also {unknown}")
+        raise DataError(f"{label}: expected attributes of version {version}, found also {unknown}")
     return dict(content)
 
 

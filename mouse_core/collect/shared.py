@@ -140,7 +140,7 @@ class SharedStore:
             elif call.get("call") == "flush":
                 self.flush()
             elif call.get("call") == "describe":
-                self.store.describe(About.from_json(str(call.get("about")), where=f"client {client!r}"))
+                self.store.describe(About.from_json(str(call.get("about")), label=f"client {client!r}"))
             elif call.get("call") not in ("hello", "look"):
                 known = "'hello', 'write', 'flush', 'describe' or 'look'"
                 raise ConfigError(f"call: expected {known}, found {call.get('call')!r:.80}")

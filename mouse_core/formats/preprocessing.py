@@ -206,7 +206,7 @@ def _snapshot_of(rows: Any) -> tuple[Snapshot, About]:
     if isinstance(rows, RowStream):
         rows = rows.to_store()
     elif not isinstance(rows, Store | Snapshot):
-        said = read_about(rows, where="rows").alignment if isinstance(rows, pa.Table) or hasattr(rows, "info") else None
+        said = read_about(rows, label="rows").alignment if isinstance(rows, pa.Table) or hasattr(rows, "info") else None
         rows = DatasetStore(alignment=said).from_dataset(rows)
     if isinstance(rows, Snapshot):
         snapshot, about = rows, About("outgoing" if rows.alignment == "outgoing" else None)

@@ -166,10 +166,10 @@ def _about(schemas: Mapping[Path, pa.Schema]) -> About:
 
 
 def _said(file: Path, schema: pa.Schema) -> About:
-    said = [(str(file), read_about(schema, where=str(file)))]
+    said = [(str(file), read_about(schema, label=str(file)))]
     info = file.parent / _INFO
     if file.suffix == ".arrow" and info.is_file():
-        said.append((str(info), read_about(str(read_json_object(info).get("description", "")), where=str(info))))
+        said.append((str(info), read_about(str(read_json_object(info).get("description", "")), label=str(info))))
     return joined(said)
 
 

@@ -29,7 +29,7 @@ def row_batches(rows: Any, *, batch_rows: int = BATCH_ROWS) -> Iterator[pa.Recor
         ConfigError: ``rows`` is none of these.
         SchemaError: Rows whose action, reward and done belong to the transition that leaves the observation.
     """
-    _check_arrived(getattr(rows, "alignment", None) or read_about(rows, where="rows").alignment)
+    _check_arrived(getattr(rows, "alignment", None) or read_about(rows, label="rows").alignment)
     if isinstance(rows, Store):
         rows = rows.to_dataset()
     if isinstance(rows, pa.Table):
@@ -44,7 +44,7 @@ def row_batches(rows: Any, *, batch_rows: int = BATCH_ROWS) -> Iterator[pa.Recor
             if not isinstance(batch, pa.RecordBatch):
                 raise ConfigError(f"rows: expected record batches, found {type(batch).__name__}")
             check_rows(batch, "rows", whole=False)
-            _check_arrived(read_about(batch.schema, where="rows").alignment)
+            _check_arrived(read_about(batch.schema, label="rows").alignment)
             yield batch
     else:
         raise ConfigError(

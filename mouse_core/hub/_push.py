@@ -95,7 +95,7 @@ class Job:
                     raise SchemaError(
                         f"alignment: expected {stated!r} as in the kept splits of {repo_id}, found {self.alignment!r}"
                     )
-                about = joined([(where, read_about(kept_features, where=where)), ("the stores", about)])
+                about = joined([(where, read_about(kept_features, label=where)), ("the stores", about)])
                 if self.about.alignment is None or ALIGNMENT_KEY not in card.metadata:
                     about = about.replace(alignment=None)  # not all of the rows say it
         self._check_others(card, repo_id)

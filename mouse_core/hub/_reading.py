@@ -75,7 +75,7 @@ def from_hub(
     stores = {}
     for name in chosen:
         rows = _unnested(datasets.load_dataset(repo_id, name, split=split, revision=revision, token=token), name)
-        said = {"alignment": read_about(rows, where=name).alignment} | options
+        said = {"alignment": read_about(rows, label=name).alignment} | options
         stores[name] = DatasetStore(**said).from_dataset(rows)
     found = {name: read_statistics(repo_id, name, revision=revision, token=token) for name in chosen}
     return NamedStores(stores, {name: one for name, one in found.items() if one is not None})

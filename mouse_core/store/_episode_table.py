@@ -281,11 +281,11 @@ def _meets(table: pa.Table, condition: pc.Expression) -> Bools:
     return taken
 
 
-def _column_of(table: pa.Table, name: Any, where: str) -> pa.ChunkedArray:
+def _column_of(table: pa.Table, name: Any, label: str) -> pa.ChunkedArray:
     """Return a column of the table of episodes, or raise ConfigError."""
     if name not in table.column_names:
         raise ConfigError(
-            f"{where}: expected a column among {table.column_names}, found {name!r}; a column of the steps is there if "
+            f"{label}: expected a column among {table.column_names}, found {name!r}; a column of the steps is there if "
             "it holds single numbers or texts that stay the same all through each episode"
         )
     return table.column(name)
@@ -398,9 +398,9 @@ def parts_of(shares: Mapping[str, float], seed: int, by: str) -> dict[str, Split
     return {name: SplitRule(name, ends[at], ends[at + 1], seed, by) for at, name in enumerate(shares)}
 
 
-def _check_share(where: str, share: Any) -> None:
+def _check_share(label: str, share: Any) -> None:
     if isinstance(share, bool) or not isinstance(share, float | int | np.floating) or not 0 < share <= 1:
-        raise ConfigError(f"{where}: expected a share of the episodes, above 0 and at most 1, found {share!r:.80}")
+        raise ConfigError(f"{label}: expected a share of the episodes, above 0 and at most 1, found {share!r:.80}")
 
 
 def _drawn(table: pa.Table, by: str, seed: int) -> npt.NDArray[np.float64]:

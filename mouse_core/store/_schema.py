@@ -115,11 +115,11 @@ class StoreSchema:
                     f"column {column!r}: expected at most {known[0]} values, found {width[0]} in the rows before"
                 )
 
-    def _untold_dim(self, name: str, where: str, about: About) -> int | None:
+    def _untold_dim(self, name: str, label: str, about: About) -> int | None:
         """A dimension that a dataset says and the store was not told."""
         told, found = getattr(self.told, name), getattr(about, name)
         if told is not None and found is not None and told < found:
-            raise SchemaError(f"{name}: expected at least {found}, as {_called(where, about)} says, found {told}")
+            raise SchemaError(f"{name}: expected at least {found}, as {_called(label, about)} says, found {told}")
         return None if told is not None else found
 
     def _know_fields(self) -> None:
@@ -277,10 +277,10 @@ class StoreSchema:
         return None if field.dim is None else (field.dim,)
 
 
-def _called(where: str, about: About) -> str:
+def _called(label: str, about: About) -> str:
     """What to call rows in a message: with their environments, of which two are the usual reason why rows differ."""
     more = ", ..." if len(about.environments) > 3 else ""
-    return where + (f" ({', '.join(about.environments[:3])}{more})" if about.environments else "")
+    return label + (f" ({', '.join(about.environments[:3])}{more})" if about.environments else "")
 
 
 def _common_bounds(column: str, fields: Sequence[Field]) -> tuple[int, int] | None:
@@ -303,19 +303,19 @@ def _check_dim(name: str, value: int | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _check_alike(given: Field, said: Field, where: str) -> None:
+def _check_alike(given: Field, said: Field, label: str) -> None:
     """Raise SchemaError unless a field that the store was given reads what the dataset says of the field."""
     for name in ("column", "shape", "image"):
         wanted, found = getattr(given, name), getattr(said, name)
         if wanted != found and wanted is not None and found is not None:
-            raise SchemaError(f"field {said.name!r}: expected {name} {wanted!r}, found {found!r} in what {where} says")
+            raise SchemaError(f"field {said.name!r}: expected {name} {wanted!r}, found {found!r} in what {label} says")
 
 
-def _check_values_alike(given: Any, said: Any, where: str) -> None:
+def _check_values_alike(given: Any, said: Any, label: str) -> None:
     """Raise SchemaError unless a dataset says of columns what the store was given, or nothing."""
     for name in {} if given is None or said is None else given:
         if name in said and said[name] != given[name]:
-            raise SchemaError(f"column {name!r}: expected {given[name]!r}, found {said[name]!r} in what {where} says")
+            raise SchemaError(f"column {name!r}: expected {given[name]!r}, found {said[name]!r} in what {label} says")
 
 
 def _in_words(found: Iterable[object], columns: Iterable[str] | None = None) -> str:

@@ -24,26 +24,26 @@ _ROWS, _SCATTERED_ROWS = 4096, 64
 _APPENDED_ROWS, _ENOUGH_ROWS = 1024, 64
 
 
-def warn_of_rewards(segment: Segment, fields: Mapping[str, Field], where: str, *, stacklevel: int) -> None:
+def warn_of_rewards(segment: Segment, fields: Mapping[str, Field], label: str, *, stacklevel: int) -> None:
     """Warn where episodes begin with a reward, among the first rows: nothing had been done there yet.
 
     Args:
         segment: Rows of alignment "arrived".
         fields: The store's fields, by name.
-        where: What to call the rows.
+        label: What to call the rows.
         stacklevel: Whose line the warning names; 1 is the caller of this function.
     """
     columns = {name: fields[name].column for name in _COLUMNS if fields[name].column in segment.table.schema.names}
     rows = _first_rows(segment, list(dict.fromkeys(columns.values())))
-    _warn(rows, columns, where, in_order=segment.indices is None, stacklevel=stacklevel + 1)
+    _warn(rows, columns, label, in_order=segment.indices is None, stacklevel=stacklevel + 1)
 
 
-def _warn(rows: pa.Table, columns: Mapping[str, str], where: str, *, in_order: bool, stacklevel: int) -> None:
+def _warn(rows: pa.Table, columns: Mapping[str, str], label: str, *, in_order: bool, stacklevel: int) -> None:
     """Warn if these rows have rewards where episodes begin; ``columns`` are the names of theirs, by field."""
     found = {name: rows.column(column) for name, column in columns.items()}
     begins, rewarded = rewards_at_starts(found, in_order=in_order)
     if rewarded:
-        warnings.warn(against_arrived(begins, rewarded, rows.num_rows, where), AlignmentWarning, stacklevel + 1)
+        warnings.warn(against_arrived(begins, rewarded, rows.num_rows, label), AlignmentWarning, stacklevel + 1)
 
 
 class FirstRows:
@@ -66,12 +66,12 @@ class FirstRows:
             self._batches.append(batch.select([name for name in _COLUMNS.values() if name in batch.schema.names]))
             self._rows += batch.num_rows
 
-    def warn_of_rewards(self, where: str, *, stacklevel: int) -> None:
+    def warn_of_rewards(self, label: str, *, stacklevel: int) -> None:
         """Warn as the function of this name does."""
         if self._batches:
             rows = pa.Table.from_batches(self._batches).slice(0, _ROWS)
             columns = {name: column for name, column in _COLUMNS.items() if column in rows.schema.names}
-            _warn(rows, columns, where, in_order=True, stacklevel=stacklevel + 1)
+            _warn(rows, columns, label, in_order=True, stacklevel=stacklevel + 1)
 
 
 class AppendedRows:
@@ -122,10 +122,10 @@ class AppendedRows:
         """Whether no more rows are looked at."""
         return self._rows >= _APPENDED_ROWS
 
-    def warn(self, where: str, *, stacklevel: int) -> bool:
+    def warn(self, label: str, *, stacklevel: int) -> bool:
         """Warn of rewards where episodes begin; whether there are some."""
         if self._rewarded:
-            text = against_arrived(self._begins, self._rewarded, min(self._rows, _ROWS), where)
+            text = against_arrived(self._begins, self._rewarded, min(self._rows, _ROWS), label)
             warnings.warn(text, AlignmentWarning, stacklevel + 1)
         return self._rewarded > 0
 
@@ -167,13 +167,13 @@ def _floats(values: Any) -> npt.NDArray[np.float64]:
     return np.asarray(values.reshape(len(values), -1)[:, 0], np.float64)
 
 
-def check_flags(columns: Mapping[str, Any] | pa.RecordBatch, done: str, where: Callable[[int], str]) -> None:
+def check_flags(columns: Mapping[str, Any] | pa.RecordBatch, done: str, label: Callable[[int], str]) -> None:
     """Raise DataError if done codes contradict the flags that stand beside them.
 
     Args:
         columns: Of both, at least; what is no number is left to others.
         done: The column of done codes.
-        where: Names a row, by its place among these.
+        label: Names a row, by its place among these.
     """
     names = columns.schema.names if isinstance(columns, pa.RecordBatch) else columns
     flags = flags_in(names)
@@ -189,12 +189,12 @@ def check_flags(columns: Mapping[str, Any] | pa.RecordBatch, done: str, where: C
         code, ended, cut = (int(_floats(column[row : row + 1])[0]) for column in found)
         raise DataError(
             f"column {done!r}: expected {1 if ended else 2 if cut else 0} where {flags[0]!r} is {bool(ended)} and "
-            f"{flags[1]!r} {bool(cut)}, found {code} {where(row)}; a done code is 1 if terminated else 2 if truncated "
+            f"{flags[1]!r} {bool(cut)}, found {code} {label(row)}; a done code is 1 if terminated else 2 if truncated "
             "else 0"
         )
 
 
-def check_flags_of(segment: Segment, done: str, where: str) -> None:
+def check_flags_of(segment: Segment, done: str, label: str) -> None:
     """``check_flags`` of a dataset: of its first rows, and of all whose flags are set, where these are booleans."""
     names = segment.table.schema.names
     flags = flags_in(names)
@@ -202,7 +202,7 @@ def check_flags_of(segment: Segment, done: str, where: str) -> None:
         return
     columns = [done, *flags]
     rows = _first_rows(segment, columns)
-    check_flags(dict(zip(columns, rows.columns, strict=True)), done, lambda row: f"at row {row} of {where}")
+    check_flags(dict(zip(columns, rows.columns, strict=True)), done, lambda row: f"at row {row} of {label}")
     if segment.indices is not None or not all(segment.types[name] == pa.bool_() for name in flags):
         return
     import pyarrow.compute as pc  # which takes long to load, and few datasets have such columns
@@ -210,13 +210,13 @@ def check_flags_of(segment: Segment, done: str, where: str) -> None:
     ended, cut = (segment.table.column(name) for name in flags)
     numbers = pc.indices_nonzero(pc.or_(ended, cut).combine_chunks())
     marked = {name: segment.table.column(name).take(numbers) for name in columns}
-    check_flags(marked, done, lambda row: f"at row {numbers[row].as_py()} of {where}")
+    check_flags(marked, done, lambda row: f"at row {numbers[row].as_py()} of {label}")
 
 
-def against_arrived(begins: int, rewarded: int, rows: int, where: str) -> str:
+def against_arrived(begins: int, rewarded: int, rows: int, label: str) -> str:
     """What the warning says."""
     return (
-        f"{where}: rewards where episodes begin speak against the alignment 'arrived': reward is not 0 in {rewarded:,} "
+        f"{label}: rewards where episodes begin speak against the alignment 'arrived': reward is not 0 in {rewarded:,} "
         f"of the {begins:,} rows that begin an episode among the first {rows:,}; rows that hold what leaves their "
         "observation have the alignment 'outgoing', and should say so"
     )

@@ -89,7 +89,7 @@ def _mapped(path: Path, as_store: dict[str, Any]) -> DatasetStore | None:
         if first is not None and pa.total_allocated_bytes() - before > first.nbytes // 2:
             return None
         table = reader.read_all()
-    said = {"alignment": read_about(table, where=str(path)).alignment or "arrived"}
+    said = {"alignment": read_about(table, label=str(path)).alignment or "arrived"}
     return DatasetStore(**as_store | ({} if as_store["alignment"] else said)).from_dataset(table)
 
 

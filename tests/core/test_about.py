@@ -214,7 +214,7 @@ def test_contradictions_name_both() -> None:
     for described, alignment in ((one, "arrived"), (other, "outgoing")):
         described.info.description = f"mouse_data: {About(alignment).to_json()}"
     with pytest.raises(SchemaError, match=r"'arrived' in the description of rows, line 1 and 'outgoing' in .* line 2"):
-        read_about(datasets.concatenate_datasets([one, other]), where="rows")
+        read_about(datasets.concatenate_datasets([one, other]), label="rows")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_contradictions_name_both() -> None:
 )
 def test_what_cannot_be_read_is_refused(text: str, message: str) -> None:
     with pytest.raises(DataError, match=f"the metadata of rows: .*{message}"):
-        read_about(pa.table({"x": [1]}).replace_schema_metadata({KEY: text}), where="rows")
+        read_about(pa.table({"x": [1]}).replace_schema_metadata({KEY: text}), label="rows")
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

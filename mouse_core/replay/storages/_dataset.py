@@ -239,7 +239,7 @@ def as_storage(storage: Any) -> Storage:
         return DatasetStorage(storage.snapshot(), storage)
     try:
         parts = storage if isinstance(storage, Mapping) else {"dataset": storage}
-        about = joined((str(name), read_about(part, where=str(name))) for name, part in parts.items())
+        about = joined((str(name), read_about(part, label=str(name))) for name, part in parts.items())
         return DatasetStorage(DatasetStore(alignment=about.alignment).from_dataset(storage).snapshot())
     except ConfigError as error:
         raise ConfigError(f"storage: expected a Storage, a DatasetStore or a dataset, found {storage!r:.80}") from error

@@ -276,7 +276,7 @@ class DatasetStore(Store):
 
         parts = select_splits(dataset, splits, split_pattern)
         segments = [segment_of(part, self._rows.schema.image_roots) for _, part in parts]
-        said = [(where, read_about(part, where=where)) for where, part in parts]
+        said = [(where, read_about(part, label=where)) for where, part in parts]
         for segment, (where, _) in zip(segments, parts, strict=True):
             check_flags_of(segment, self._rows.schema.fields["done"].column, where)
         self._rows.take(segments, said)

@@ -285,7 +285,7 @@ def _manifest_of(said: Mapping[str, Any], before: Manifest) -> Manifest:
     new["nulls"] = [tuple(map(str, said["nulls"].get(str(number), ()))) for number in new["number"]]
     of_each = zip(*(new[name] for name in Sealed._fields), strict=True)
     segments = (*before.segments[:same], *starmap(Sealed, of_each))
-    about = About.from_json(json.dumps(said["about"]), where="the manifest")
+    about = About.from_json(json.dumps(said["about"]), label="the manifest")
     identities = [said["identity"], *(tail.identity for tail in tails)]
     if {*map(type, identities)} != {str}:
         raise DataError(f"expected identities that are texts, found {identities}")

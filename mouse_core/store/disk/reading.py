@@ -23,14 +23,14 @@ from mouse_core.store.disk.segments import SealedFile, SealedSegment, SealedSegm
 from mouse_core.store.disk.tail.file import TailReader
 
 
-def settled(told: StoreSchema, manifest: Manifest, where: str) -> StoreSchema:
+def settled(told: StoreSchema, manifest: Manifest, label: str) -> StoreSchema:
     """The schema of the rows that a manifest names, which are to fit what a store was told of them."""
     about = manifest.about
     if told.told.alignment is None and about.alignment is not None:
         told = copy.copy(told)
         told.alignment = check_alignment(about.alignment)
     examples = [Segment(pa.Table.from_batches([], schema)) for schema in manifest.schemas]
-    schema = told.merged(examples, [(where, about)] * max(len(examples), 1))
+    schema = told.merged(examples, [(label, about)] * max(len(examples), 1))
     schema.all_say_alignment &= about.alignment is not None or not examples
     return schema
 

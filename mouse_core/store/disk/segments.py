@@ -343,7 +343,7 @@ class TailSegment(Segment):
 
     # Keeps the file where it lies, for other processes that open it later.
     lease = Lease()
-    _where: tuple[Path, str, int, str, str]
+    _source: tuple[Path, str, int, str, str]
     _show: Callable[[], None] | None = None
 
     @classmethod
@@ -352,7 +352,7 @@ class TailSegment(Segment):
         extent: Extent,
         image_roots: tuple[str, ...],
         place: tuple[object, int],
-        where: tuple[Path, str, int, str, str],
+        source: tuple[Path, str, int, str, str],
         show: Callable[[], None] | None = None,
         lease: Lease | None = None,
     ) -> TailSegment:
@@ -362,14 +362,14 @@ class TailSegment(Segment):
             extent: It.
             image_roots: See ``Segment``.
             place: See ``Segment``.
-            where: The folder, the name of the file, how many rows of the folder were before its first, and the
+            source: The folder, the name of the file, how many rows of the folder were before its first, and the
                 identities of file and store.
             show: Lets other processes see the rows.
             lease: Of the state of the folder that names the file.
         """
         segment = cls.of_extent(extent, image_roots)
         assert isinstance(segment, TailSegment)
-        segment.place, segment._where, segment._show = place, where, show
+        segment.place, segment._source, segment._show = place, source, show
         if lease is not None:
             segment.lease = lease
         return segment
@@ -378,25 +378,25 @@ class TailSegment(Segment):
         # Another process opens the file, or the one that has the rows by then.
         if self._show is not None:
             self._show()
-        return rows_at, (self._where, self.num_rows, self._named_roots)
+        return rows_at, (self._source, self.num_rows, self._named_roots)
 
 
-def rows_at(where: tuple[Path, str, int, str, str], count: int, image_roots: tuple[str, ...]) -> Segment:
+def rows_at(source: tuple[Path, str, int, str, str], count: int, image_roots: tuple[str, ...]) -> Segment:
     """Rows of a folder, wherever they lie by now.
 
     Args:
-        where: See ``TailSegment.of``.
+        source: See ``TailSegment.of``.
         count: How many they are.
         image_roots: See ``Segment``.
 
     Raises:
         DataError: They are not kept any more.
     """
-    folder, name, first, file_identity, identity = where
+    folder, name, first, file_identity, identity = source
     try:
         tail = TailReader(folder / name, identity=file_identity)
         if tail.committed() >= count:
-            return TailSegment.of(tail.extent(count), image_roots, (tail.token, first), where)
+            return TailSegment.of(tail.extent(count), image_roots, (tail.token, first), source)
     except (ConfigError, DataError):
         pass  # it was sealed since, or another store is there
     segment = Segment(rows_of(folder, first, count, identity), image_roots=image_roots)

@@ -20,8 +20,7 @@ from mouse_core._arrow.column_types import NUMPY_NAMES, column_type
 from mouse_core._arrow.windows import Int64s
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
-from mouse_core.files.ipc.batches import Footer, Message, read_footer, read_message
-from mouse_core.files.ipc.columns import ColumnPlace, Memory
+from mouse_core.files.ipc.batches import ColumnPlace, Footer, Memory, Message, read_footer, read_message
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.store._segments import FileSegment
 from mouse_core.store.remote.objects import FileSums, Objects, Place, Range

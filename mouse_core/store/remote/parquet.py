@@ -84,7 +84,7 @@ class ParquetRows(ReadOnlyRows):
                 raise SchemaError(
                     f"{where}: expected the columns of {infos[0].path}, {schemas[0].names}, found {schema.names}"
                 )
-            abouts.append((where, read_about(schema, where=where)))
+            abouts.append((where, read_about(schema, label=where)))
         self.schema = settled(told, Manifest(joined(abouts), (bare_schema(schemas[0]),)), str(self.path))
         files = []
         for info, said in zip(infos, footers, strict=True):

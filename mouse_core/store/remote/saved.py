@@ -86,7 +86,7 @@ class SavedRows(ReadOnlyRows):
                 raise SchemaError(
                     f"{where}: expected the columns of {infos[0].path}, {schema.names}, found {index.schema.names}"
                 )
-            about = joined([(where, read_about(index.schema, where=where)), (where, said.get(info.path, About()))])
+            about = joined([(where, read_about(index.schema, label=where)), (where, said.get(info.path, About()))])
             abouts.append((where, about))
         about = joined(abouts)
         self.schema = settled(told, Manifest(about, (schema,)), str(self.path))
@@ -139,17 +139,17 @@ def _files_in(client: FolderClient, folder: str) -> _Saved | None:
     entries = [one.get("filename") if isinstance(one, Mapping) else None for one in listed or ()]
     paths = [folder + name for name in _plain(entries, client.shown(folder + STATE))]
     info = _json(client, folder + INFO) or {}
-    about = read_about(str(info.get("description", "")), where=client.shown(folder + INFO))
+    about = read_about(str(info.get("description", "")), label=client.shown(folder + INFO))
     known = manifest_in(state, client.shown(folder + STATE))
     schemas = {folder + name: one.schema for name, one in known.files.items() if one.schema} if known else {}
     return paths, dict.fromkeys(paths, about), schemas
 
 
-def _plain(names: Any, where: str) -> list[str]:
+def _plain(names: Any, label: str) -> list[str]:
     """Names of files or folders; a dataset must not reach for anything outside of its folder."""
     plain = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
     if not plain or any(name in ("", ".", "..") or os.path.basename(name) != name or "\\" in name for name in names):
-        raise DataError(f"{where}: expected names of files in the same folder, found {names!r:.200}")
+        raise DataError(f"{label}: expected names of files in the same folder, found {names!r:.200}")
     return list(names)
 
 
@@ -243,13 +243,13 @@ def _keep(file: Path, index: Index) -> None:
         pass  # it is found again
 
 
-def _named(where: str, reader: Asking[Index]) -> Asking[Index]:
+def _named(label: str, reader: Asking[Index]) -> Asking[Index]:
     try:
         return (yield from reader)
     except DataError as error:
-        if where in str(error):
+        if label in str(error):
             raise
-        raise DataError(f"{where}: {error}") from error
+        raise DataError(f"{label}: {error}") from error
 
 
 def _index_of(number: int, size: int) -> Asking[Index]:
