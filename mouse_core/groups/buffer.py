@@ -20,8 +20,7 @@ from mouse_core._base.locks import ProcessLock
 from mouse_core._base.requests import Requests
 from mouse_core._base.threads import Alarm
 from mouse_core._base.tracing import refuse_traced
-from mouse_core.digest import StreamDigest
-from mouse_core.digest.states import asked_for
+from mouse_core.digest import StreamDigest, asked_for
 from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, TimedOutError
 from mouse_core.files.locking import Descriptor, lock, this_process, unlock
 from mouse_core.files.writing import make_folder, storing

@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mouse_core.batches.source import BatchSource
-from mouse_core.digest import StreamDigest
-from mouse_core.digest.values import host_array
+from mouse_core.digest import StreamDigest, host_array
 from mouse_core.prefetch.prefetcher import Staged
 from mouse_core.prefetch.source import ShardSource
 from mouse_core.sampling.plan import MASK, PACKED, PaddedSampler

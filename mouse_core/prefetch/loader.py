@@ -138,7 +138,7 @@ class Loader(Generic[T]):
         Raises:
             ConfigError: The loader was made without ``digest=True``.
         """
-        from mouse_core.digest.states import asked_for
+        from mouse_core.digest import asked_for
 
         return asked_for(self._digest, "loader")
 
@@ -252,7 +252,7 @@ class Loader(Generic[T]):
         """
         state = self._feed.state(self._next_index)
         if self._digest is not None:
-            from mouse_core.digest.states import KEY, rank_state
+            from mouse_core.digest import KEY, rank_state
             from mouse_core.prefetch._digesting import shard_of
 
             state[KEY] = rank_state(self._digest, shard_of(self._feed.source, self._delivery.ranks))
@@ -285,7 +285,7 @@ class Loader(Generic[T]):
         if self._agreement is not None:
             self._agreement.hold("load_state_dict()", feed, next_index, self._next_index)
         if self._digest is not None:
-            from mouse_core.digest.states import rank_digest
+            from mouse_core.digest import rank_digest
             from mouse_core.prefetch._digesting import shard_of
 
             self._digest = rank_digest(digest, shard_of(feed.source, self._delivery.ranks))

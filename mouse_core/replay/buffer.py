@@ -28,9 +28,7 @@ from mouse_core._base.checks import check_numbers, part_of
 from mouse_core._base.locks import TurnLock, forks
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.columns.memory import ring_slots
-from mouse_core.digest.states import asked_for, digest_of, digest_state
-from mouse_core.digest.stream import StreamDigest
-from mouse_core.digest.values import host_array
+from mouse_core.digest import StreamDigest, asked_for, digest_of, digest_state, host_array
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, DataError, ForkError, MissingFieldError, SchemaError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint

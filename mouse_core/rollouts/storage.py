@@ -10,8 +10,7 @@ import numpy as np
 
 from mouse_core._base.checks import state_number
 from mouse_core._base.tracing import refuse_traced
-from mouse_core.digest import StreamDigest
-from mouse_core.digest.states import KEY, asked_for, digest_of
+from mouse_core.digest import KEY, StreamDigest, asked_for, digest_of
 from mouse_core.dtypes import namespace, widened
 from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, RolloutFullError, SchemaError, StateError
 from mouse_core.randomness import check_seed

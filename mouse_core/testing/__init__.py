@@ -1,6 +1,6 @@
 """Tools for tests: a digest that says whether two streams are the same, and what extensions must do."""
 
-from mouse_core.digest.values import as_arrays, as_numpy
+from mouse_core.digest import as_arrays, as_numpy
 from mouse_core.testing.adapters import AdapterConformance
 from mouse_core.testing.digest import stream_digest
 from mouse_core.testing.examples import example_columns, example_store

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.digest.values import as_numpy
+from mouse_core.digest import as_numpy
 from mouse_core.nested import is_node
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count, islice
 from typing import Any
 
-from mouse_core.digest.values import as_arrays, canonical
+from mouse_core.digest import as_arrays, canonical
 from mouse_core.errors import ConfigError
 
 

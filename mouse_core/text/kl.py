@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.digest.values import host_array
+from mouse_core.digest import host_array
 from mouse_core.dtypes import kind_of, namespace, widened
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.spec import check_count

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.digest.values import host_array
+from mouse_core.digest import host_array
 from mouse_core.dtypes import widened
 from mouse_core.errors import DataError
 from mouse_core.groups import Turn

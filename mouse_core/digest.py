@@ -1,4 +1,10 @@
-"""StreamDigest: what was delivered, in 128 bits that add up."""
+"""Digests of delivered batches: equal in every framework, and for every way in which ranks share the work.
+
+A ``StreamDigest`` is the sum, modulo 2**128, of a hash for each row of each batch. Rows that are hashed in another
+order, or by several ranks, give the same sum. ``canonical`` defines which values of different dtypes are equal, and
+``whole_state`` joins the states of several ranks. Example: ranks 0 and 1 deliver rows 0..1 and 2..3 of a batch; their
+two digests add up to the digest of one process that delivers all four rows.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +18,77 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.checks import state_number
-from mouse_core.digest.values import host_array, make_one_nan
 from mouse_core.dtypes import is_ml_float, widened
-from mouse_core.errors import DataError, StateError
+from mouse_core.errors import ConfigError, DataError, StateError
+
+
+def canonical(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same values in the narrowest of the dtypes that count, little-endian, with one NaN.
+
+    An integer becomes int32 where all values of the array fit, else int64, else uint64; a float float32 where that
+    loses nothing, else float64.
+    """
+    kind = values.dtype.kind
+    if is_ml_float(values.dtype):
+        values, kind = values.astype(np.float32), "f"
+    if kind == "b":
+        return values.astype("|b1", copy=False)
+    if kind in "iu":
+        return _canonical_integers(values)
+    if kind == "f":
+        return _canonical_floats(values)
+    return values
+
+
+def _canonical_integers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    for dtype in ("<i4", "<i8"):
+        limits = np.iinfo(dtype)
+        if not values.size or (values.min() >= limits.min and values.max() <= limits.max):
+            return values.astype(dtype)
+    return values.astype("<u8")
+
+
+def _canonical_floats(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = values.astype("<f4")
+    if narrow.size and not ((narrow == values) | np.isnan(values)).all():
+        narrow = values.astype("<f8")
+    make_one_nan(narrow)
+    return narrow
+
+
+def as_arrays(batch: Any) -> dict[str, npt.NDArray[Any]]:
+    """A batch of any framework (a dict, a TensorDict, or another mapping) as NumPy arrays by name."""
+    return {name: as_numpy(batch[name]) for name in batch.keys()}  # noqa: SIM118  a TensorDict iterates over its rows
+
+
+def as_numpy(values: Any) -> npt.NDArray[Any]:
+    """An array or tensor of any framework as a NumPy array, copied from its device if need be.
+
+    Raises:
+        TypeError: It knows none of ``__array__``, ``__dlpack__`` and torch's ``detach().cpu()``.
+    """
+    array = host_array(values)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"expected an array of numbers, found {type(values).__name__} ({array.dtype})")
+    return array
+
+
+def host_array(values: Any) -> npt.NDArray[Any]:
+    """An array or tensor of any framework as NumPy has it, of numbers or not, copied from its device if need be."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    if not hasattr(values, "__array__") and hasattr(values, "__dlpack__"):
+        return np.from_dlpack(values)
+    return np.asarray(values)
+
+
+def make_one_nan(values: npt.NDArray[Any]) -> None:
+    """Make all NaNs of some floats one, where they lie."""
+    # The least of values is NaN if one of them is, and that is faster than to ask each.
+    if values.size and np.isnan(values.min()):
+        values[np.isnan(values)] = np.nan
+
 
 # In a row of so many columns a value that needs more than 32 bits is found before all are looked at.
 _LOOKED_AT_FIRST = 8
@@ -398,3 +472,102 @@ def _rows_of(leaves: Mapping[str, npt.NDArray[Any]]) -> int:
         said = {name: list(values.shape) for name, values in leaves.items()}
         raise DataError(f"digest: expected fields of as many rows each, found {said!r:.300}")
     return rows.pop()
+
+
+# ---------------------------------------------------------------------- in the states of loaders and buffers
+
+KEY = "digest"
+"""What the digest is called in a state."""
+
+
+def digest_state(digest: StreamDigest | None) -> dict[str, Any]:
+    """What a state has of a digest that runs along, where one does."""
+    return {} if digest is None else {KEY: digest.state_dict()}
+
+
+def digest_of(state: Mapping[str, Any], digest: StreamDigest | None) -> StreamDigest | None:
+    """The digest to go on with, in place of ``digest``, where one runs along: that of the state, or one of nothing.
+
+    Raises:
+        StateError: That of the state is none.
+    """
+    if digest is None:
+        return None
+    return StreamDigest.from_state(state[KEY]) if KEY in state else StreamDigest()
+
+
+def asked_for(digest: StreamDigest | None, maker: str) -> StreamDigest:
+    """The digest that runs along; ConfigError where none does."""
+    if digest is None:
+        raise ConfigError(f"digest: expected a {maker} made with digest=True, found one without")
+    return digest
+
+
+def rank_state(digest: StreamDigest, shard: tuple[int, int]) -> dict[str, Any]:
+    """A digest as a part of a state, with the rank whose it is and how many there are."""
+    rank, count = shard
+    return {**digest.state_dict(), "rank": rank, "ranks": count}
+
+
+def rank_digest(state: Any, shard: tuple[int, int]) -> StreamDigest:
+    """The digest with which a rank goes on: that of a whole stream in the first rank; else one of nothing.
+
+    What one process delivered, or all ranks together (``whole_state``), is carried on by rank 0 and by nobody else, so
+    that the sum over ranks has it once. Of the digest of one rank among several none can know whether the others were
+    given theirs, or all were given this one. If some went on and others began again, the sum would be no stream's; so
+    all begin again.
+
+    Raises:
+        StateError: It is none.
+    """
+    if state is None:
+        return StreamDigest()
+    found = StreamDigest.from_state(state)
+    is_whole = (state.get("rank"), state.get("ranks")) == (0, 1)
+    return found if is_whole and shard[0] == 0 else StreamDigest()
+
+
+def whole_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The states of all ranks of a loader with ``digest=True`` as one: that of a single process that delivered it all.
+
+    Its digest is that of the whole stream. Loaded by all ranks of a run of any size it is carried on by rank 0, while
+    the others begin with nothing: at any later moment the digests of all ranks add up to the stream's.
+
+    Args:
+        states: Of every rank, each once, in any order, taken at the same batch.
+
+    Raises:
+        StateError: A rank is missing or there twice, the states are of other moments or sources, or one has no digest.
+
+    Example:
+        >>> from mouse_core import PrefetchBatchifier
+        >>> from mouse_core.testing import example_store
+        >>> store = example_store()
+        >>> loaders = [PrefetchBatchifier(store, 8, 4, shard=(rank, 2), digest=True) for rank in range(2)]
+        >>> rewards = [loader.next_batch()["reward"] for loader in loaders]
+        >>> state = whole_state([loader.state_dict() for loader in loaders])
+        >>> digest = state["digest"]
+        >>> digest["windows"], digest["ranks"]
+        (4, 1)
+    """
+    if not states:
+        raise StateError("states: expected those of all ranks, found none")
+    total, seen = StreamDigest(), []
+    rest = _without_digest(states[0])
+    for place, state in enumerate(states):
+        if not isinstance(state, Mapping) or not isinstance(state.get(KEY), Mapping):
+            raise StateError(f"states: expected a state with a digest at {place}, found {state!r:.200}")
+        differing = [name for name in {**rest, **_without_digest(state)} if rest.get(name) != state.get(name)]
+        if differing:
+            said = {name: (rest.get(name), state.get(name)) for name in differing}
+            raise StateError(f"states: expected those of one batch, found others at 0 and at {place}: {said!r:.200}")
+        total += StreamDigest.from_state(state[KEY])
+        seen.append((state[KEY].get("ranks"), state[KEY].get("rank")))
+    if sorted(seen, key=repr) != sorted(((len(states), rank) for rank in range(len(states))), key=repr):
+        found = ", ".join(f"rank {rank} of {count}" for count, rank in seen)
+        raise StateError(f"states: expected each of {len(states)} ranks once, found {found:.200}")
+    return {**rest, KEY: rank_state(total, (0, 1))}
+
+
+def _without_digest(state: Any) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if name != KEY} if isinstance(state, Mapping) else {}
