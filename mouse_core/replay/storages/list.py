@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import pickle
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ _DTYPES = {"b": np.dtype(bool), "i": np.dtype(np.int64), "f": np.dtype(np.float6
 
 
 class Signatures:
-    """What the objects in the slots of a storage look like; looked at when a batch is made, each once.
+    """The dtypes and shapes of the objects in a storage, each looked at once, when a batch is made.
 
     Args:
         ragged: Fields that are lists in any case.
@@ -51,14 +51,15 @@ class Signatures:
 
     def __init__(self, ragged: Sequence[FieldKey] = ()) -> None:
         self._ragged = ragged
-        # Of every slot: with lists of arrays as nodes, and as leaves.
+        # The signatures of each slot: with lists of arrays as nodes, and as leaves.
         self._of: list[tuple[_Leaves, _Leaves] | None] = []
         self._unseen: list[int] = []
         self._counts: dict[tuple[_Leaves, _Leaves], int] = {}
-        self._known: ItemFields | None = None
+        # The dtype of each field that is an array of one shape in all objects, and which nodes are leaves.
+        self._known: tuple[dict[FieldKey, np.dtype[Any] | None], Callable[[Any], bool]] | None = None
 
     def wrote(self, slot: int) -> None:
-        """There is another object in a slot."""
+        """Note that there is another object in a slot."""
         if slot == len(self._of):
             self._of.append(None)
         else:
@@ -72,11 +73,15 @@ class Signatures:
                 self._known = None
         self._unseen.append(slot)
 
-    def columns(self, items: Sequence[Any]) -> ItemFields:
-        """The fields of all ``items``.
+    def gather(self, items: Sequence[Any], slots: Slots) -> Any:
+        """Return the objects in ``slots`` as one tree, whose leaves are arrays: of numbers of one shape, or of objects.
+
+        Args:
+            items: All objects of the storage, by slot.
+            slots: Slots, of any shape.
 
         Raises:
-            SchemaError: They have different fields.
+            SchemaError: The objects have different fields.
         """
         for slot in self._unseen:
             item = items[slot]
@@ -89,23 +94,18 @@ class Signatures:
         if self._known is None:
             nodes = [with_nodes for with_nodes, _ in self._counts]
             # Lists of arrays that differ in length from row to row are no nodes.
-            is_leaf = _is_none if len({_keys_of(leaves) for leaves in nodes}) < 2 else _is_none_or_list
-            if is_leaf is _is_none_or_list:
+            if len({_keys_of(leaves) for leaves in nodes}) < 2:
+                self._known = _joined(nodes, self._ragged), _is_none
+            else:
                 nodes = list({without: None for _, without in self._counts})
-            self._known = ItemFields(_joined(nodes, self._ragged), is_leaf)
-        return self._known
-
-
-class ItemFields(NamedTuple):
-    """The fields of all objects.
-
-    Args:
-        dtypes: Of each field that is an array of one shape in all objects; None for others.
-        is_leaf: Which nodes of an object are leaves.
-    """
-
-    dtypes: dict[FieldKey, np.dtype[Any] | None]
-    is_leaf: Callable[[Any], bool]
+                self._known = _joined(nodes, self._ragged), _is_none_or_list
+        dtypes, is_leaf = self._known
+        drawn = [items[slot] for slot in slots.reshape(-1).tolist()]
+        if dtypes.keys() == {()}:
+            return _column(drawn, dtypes[()], slots.shape, ())
+        leaves = [flatten(item, leaf=is_leaf) for item in drawn]
+        columns = {key: _column([found[key] for found in leaves], dtypes[key], slots.shape, key) for key in dtypes}
+        return unflatten(structure_of(drawn[0], leaf=is_leaf), columns)
 
 
 def _is_none(node: Any) -> bool:
@@ -114,17 +114,6 @@ def _is_none(node: Any) -> bool:
 
 def _is_none_or_list(node: Any) -> bool:
     return node is None or isinstance(node, list)
-
-
-def gathered(items: Sequence[Any], slots: Slots, columns: ItemFields) -> Any:
-    """The objects in ``slots`` as one tree; what is no array of numbers of one shape as object arrays."""
-    drawn = [items[slot] for slot in slots.reshape(-1).tolist()]
-    dtypes, is_leaf = columns
-    if dtypes.keys() == {()}:
-        return _column(drawn, dtypes[()], slots.shape, ())
-    leaves = [flatten(item, leaf=is_leaf) for item in drawn]
-    fields = {key: _column([found[key] for found in leaves], dtype, slots.shape, key) for key, dtype in dtypes.items()}
-    return unflatten(structure_of(drawn[0], leaf=is_leaf), fields)
 
 
 def _column(values: list[Any], dtype: np.dtype[Any] | None, shape: tuple[int, ...], key: FieldKey) -> npt.NDArray[Any]:
@@ -286,7 +275,7 @@ class ListStorage(RingStorage):
     def batch(self, slots: Slots) -> Any:
         """The objects in ``slots`` as one tree of arrays, of objects where they are no numbers of one shape."""
         self._check_slots(slots)
-        return gathered(self._items, slots, self._signatures.columns(self._items))
+        return self._signatures.gather(self._items, slots)
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
         """One field of the objects in ``slots``, where they are nested dicts or tuples."""
