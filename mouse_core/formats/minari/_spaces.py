@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as Minari writes them down, without gymnasium."""
+"""Spaces of gymnasium in the form in which Minari writes them, without gymnasium."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LEAVES = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Text")
 
 
 def parse_space(written: Any, *, where: str) -> dict[str, Any] | None:
-    """A space as nested mappings with ``type``, or None where the metadata have none.
+    """Return a space as nested mappings with ``type``; None if the metadata have none.
 
     Raises:
-        DataError: It is not what Minari writes.
+        DataError: The space is not as Minari writes it.
     """
     if written is None:
         return None
@@ -40,13 +40,13 @@ def _check(space: Any, where: str) -> None:
 
 
 def _parts(subspaces: Any) -> Iterable[tuple[str, Any]]:
-    """The parts of a Dict by name, of a Tuple by position."""
+    """Return the parts of a Dict by name, of a Tuple by position."""
     items = subspaces.items() if isinstance(subspaces, Mapping) else enumerate(subspaces)
     return ((str(name), part) for name, part in items)
 
 
 def leaf_shape(space: Mapping[str, Any], *, where: str) -> tuple[int, ...]:
-    """The shape of a leaf's values."""
+    """Return the shape of the values of a leaf."""
     kind = space["type"]
     try:
         if kind == "Box":
@@ -59,16 +59,16 @@ def leaf_shape(space: Mapping[str, Any], *, where: str) -> tuple[int, ...]:
 
 
 def is_picture(space: Mapping[str, Any], *, where: str) -> bool:
-    """Whether Minari may have encoded a space's values as pictures."""
+    """Whether Minari may have encoded the values of a space as pictures."""
     shape = leaf_shape(space, where=where)
     return space["type"] == "Box" and space.get("dtype") == "uint8" and len(shape) in (2, 3)
 
 
 def written_space(space: Any) -> dict[str, Any]:
-    """A space as Minari writes it: from one of gymnasium's, or from mappings that are that already.
+    """Return a space in the form of Minari, from a space of gymnasium or from mappings in that form.
 
     Raises:
-        ConfigError: A kind of space that Minari does not know.
+        ConfigError: Minari does not know this kind of space.
     """
     if isinstance(space, Mapping) and not hasattr(space, "spaces"):  # gymnasium's Dict is a mapping, too
         return dict(space)
@@ -104,7 +104,7 @@ class SpaceOf:
         self._longest = 1
 
     def see(self, values: npt.NDArray[Any]) -> None:
-        """Take some values ``[n, ...]``."""
+        """Add values ``[n, ...]``."""
         if not len(values):
             return
         self._first = values[:1]
@@ -118,7 +118,7 @@ class SpaceOf:
             self._high = high if self._high is None else max(high, int(self._high))
 
     def written(self) -> dict[str, Any]:
-        """The space, as Minari writes it."""
+        """Return the space in the form of Minari."""
         if self._first is None:
             raise DataError("space: expected values, found none")
         dtype, shape = self._first.dtype, self._first.shape[1:]
@@ -143,7 +143,7 @@ class SpaceOf:
 
 
 def space_leaves(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The leaves of a space, with the keys that lead to them."""
+    """Yield the leaves of a space, with their keys."""
     if "subspaces" not in space:
         yield path, space
         return

@@ -1,4 +1,4 @@
-"""Writing datasets that Minari loads."""
+"""Write datasets that Minari loads."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def write_minari(
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
-        path: The dataset's folder. There must be nothing yet. For ``minari.load_dataset("maze/random-v0")`` it is
+        path: The folder of the dataset; nothing may exist there. For ``minari.load_dataset("maze/random-v0")`` it is
             ``maze/random-v0`` in the folder that the variable ``MINARI_DATASETS_PATH`` names.
-        dataset_id: Its name, ending in ``-v`` and a number; by default from ``path``.
-        observation_space, action_space: Spaces of gymnasium, or mappings as Minari writes them. By default the
+        dataset_id: Id of the dataset, ending in ``-v`` and a number; by default from ``path``.
+        observation_space, action_space: Spaces of gymnasium, or mappings in the form of Minari. By default the
             smallest that hold the values: ``Discrete`` for single whole numbers, ``Box`` for vectors and pictures,
             ``Text``, and ``Dict`` for columns ``observation_<key>``.
-        env_spec: The environment's ``gymnasium.envs.registration.EnvSpec``, or its JSON.
-        metadata: More for ``metadata.json``: ``author``, ``description``, ``algorithm_name``.
+        env_spec: The ``gymnasium.envs.registration.EnvSpec`` of the environment, or its JSON.
+        metadata: Further entries of ``metadata.json``: ``author``, ``description``, ``algorithm_name``.
 
     Returns:
-        The dataset's id.
+        The id of the dataset.
 
     Raises:
-        ConfigError: Something is at ``path``, or another process is writing it; an id that Minari does not accept.
-        StorageError: It cannot be written; nothing is left then.
-        DataError: Rows that are null or marked as missing.
+        ConfigError: Something is at ``path``, another process is writing it, or Minari does not accept the id.
+        StorageError: Files cannot be written; nothing is left.
+        DataError: Rows are null or marked as missing.
         ImportError: h5py is not installed.
     """
     target = Path(path)
@@ -126,7 +126,7 @@ def _belongs(name: str, prefix: str) -> bool:
 
 
 def _values(columns: Columns, *, begins: bool, seen: dict[str, SpaceOf]) -> dict[str, npt.NDArray[Any]]:
-    """What to write for a piece of an episode, by path; ``seed`` is apart."""
+    """Return the arrays to write for a piece of an episode, by path."""
     columns = dict(columns)
     if columns.pop(MISSING, np.zeros(1)).any():
         raise DataError("write_minari: expected all observations, found rows marked as missing; read with final='drop'")

@@ -1,7 +1,7 @@
-"""Minari datasets, read from their files and written so that Minari loads them.
+"""Read datasets of Minari from their files.
 
-Minari keeps T+1 observations and T actions an episode. An action belongs to the observation of the same number, so it
-moves to the row after it; infos are those that came with an observation, and stay.
+Minari stores T+1 observations and T actions of an episode. An action is taken on the observation of the same number, so
+it moves to the next row; infos came with the observation of their number, and stay.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class EpisodeSlice:
     """Consecutive rows of one episode.
 
     Args:
-        episode: Its number.
-        begins: The number of the first row in its episode.
-        observations: ``[n, ...]``, nested as the space is.
+        episode: Number of the episode.
+        begins: Number of the first row in its episode.
+        observations: Observations ``[n, ...]``, nested like the space.
         arriving: ``actions``, ``rewards``, ``terminations`` and ``truncations`` of the transitions that led to the
-            rows: n, or n - 1 where the piece begins the episode.
+            rows: n, or n - 1 if the piece begins the episode.
         beside: Infos and other values by path, ``[n, ...]``.
-        arriving_beside: Those of which there is one a transition.
-        about: What is said of the episode: seed, options.
+        arriving_beside: Infos and other values with one value for each transition.
+        about: Seed and options of the episode.
     """
 
     episode: int
@@ -68,14 +68,14 @@ class EpisodeSlice:
 
 
 def sampled(count: int, sample: int) -> list[int]:
-    """Numbers of the episodes to look at: ``sample`` of them, evenly spaced, and all for 0."""
+    """Return the numbers of ``sample`` episodes, evenly spaced; of all episodes for 0."""
     if not sample or count <= sample:
         return list(range(count))
     return sorted({index * (count - 1) // (sample - 1) for index in range(sample)})
 
 
 def subspace(space: Any, name: str, where: str) -> Any:
-    """A part of a Dict or Tuple space; None where the space is not known."""
+    """Return a part of a Dict or Tuple space; None if the space is not known."""
     if space is None:
         return None
     parts = space.get("subspaces")
@@ -88,10 +88,10 @@ def subspace(space: Any, name: str, where: str) -> Any:
 
 
 def shaped(values: npt.NDArray[Any], space: Any, *, where: str) -> npt.NDArray[Any]:
-    """A leaf's stored values as its space says: pictures decoded, text as text, the shape restored.
+    """Return the stored values of a leaf in the form of its space: pictures decoded, shapes restored.
 
     Raises:
-        DataError: They are not of that space.
+        DataError: The values do not belong to the space.
     """
     if space is None:
         return plain_text(values)
@@ -125,24 +125,24 @@ def _pictures(values: npt.NDArray[Any], shape: tuple[int, ...], where: str) -> n
 
 
 def plain_text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Text of fixed width as an array of objects, anything else as it is."""
+    """Return texts of fixed width as an array of objects, other values unchanged."""
     if values.dtype.kind == "S":
         return values.astype(object)
     return values
 
 
 def picture_bytes(spaces: Mapping[str, Any]) -> int:
-    """How many bytes the pictures of a step take once they are decoded."""
+    """Return the number of bytes of the decoded pictures of a step."""
     leaves = [(key, leaf) for key, space in spaces.items() if space is not None for _, leaf in space_leaves(space)]
     return sum(int(np.prod(leaf_shape(leaf, where=key))) for key, leaf in leaves if is_picture(leaf, where=key))
 
 
 def spec_of_columns(observations: Any, actions: Any, schema: pa.Schema) -> Any:
-    """The specs of columns of numbers, under the names that ``named`` gives them; None where nothing is known.
+    """Return the specs of columns of numbers by column; None if no space is known.
 
     Args:
-        observations, actions: Spaces as they are written down, or gymnasium's own; None: not known.
-        schema: Of the columns that there are.
+        observations, actions: Spaces in the form of Minari, or of gymnasium; None if not known.
+        schema: Schema of the rows.
     """
     found: dict[str, Any] = {}
     for name, space in (("observation", observations), ("action", actions)):
@@ -159,7 +159,7 @@ def spec_of_columns(observations: Any, actions: Any, schema: pa.Schema) -> Any:
 
 
 def _flat(spec: Any, kind: pa.DataType) -> Any:
-    """A spec in the shape that rows of a column have; None where it cannot be one of them."""
+    """Return a spec in the shape of the rows of a column; None if it does not fit."""
     if isinstance(spec, NonTensor) or column_type(kind).kind not in ("scalar", "list"):
         return None
     shape = fixed_shape(kind) or (() if column_type(kind).kind == "scalar" else (math.prod(spec.shape),))
@@ -171,7 +171,7 @@ def _flat(spec: Any, kind: pa.DataType) -> Any:
 def arrow_pieces(
     path: Path, metadata: Mapping[str, Any], spaces: Mapping[str, Any], *, rows: int, infos: bool, sample: int = 0
 ) -> Iterator[EpisodeSlice]:
-    """Pieces of all episodes of a folder of Arrow or Parquet files; arguments as in ``h5_pieces``."""
+    """Yield pieces of all episodes of a folder of Arrow or Parquet files; arguments as in ``h5_pieces``."""
     suffix = metadata["data_format"]
     for number in sampled(int(metadata.get("total_episodes", 0)), sample):
         folder = path / str(number)
@@ -209,7 +209,7 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def _record_batches(file: Path, rows: int, decoded: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, as many at a time as ``BUDGET`` bytes hold with pictures of ``decoded`` bytes a row."""
+    """Yield the rows of a file, as many at a time as ``BUDGET`` bytes hold with pictures of ``decoded`` bytes a row."""
     for batch in file_batches(file, rows_at_once(decoded + 64, most=rows, budget=BUDGET)):
         step = rows_at_once(bytes_a_row(batch) + decoded, most=rows, budget=BUDGET)
         for start in range(0, batch.num_rows, step):
@@ -219,7 +219,7 @@ def _record_batches(file: Path, rows: int, decoded: int) -> Iterator[pa.RecordBa
 def _arrow_piece(
     batch: pa.RecordBatch, number: int, begins: int, before: Any, spaces: Mapping[str, Any], infos: bool
 ) -> tuple[EpisodeSlice, Any]:
-    """A piece, and what its last row holds of the transition that leaves it."""
+    """Return a piece, and the values of the transition that leaves its last row."""
     missing = [name for name in KNOWN if name not in batch.schema.names]
     if missing:
         raise DataError(f"expected columns {list(KNOWN)}, found no {missing} among {batch.schema.names}")
@@ -277,7 +277,7 @@ def _infos(array: Any, path: str, found: dict[str, Any]) -> None:
 
 
 def _shift(before: Any, value: Any) -> Any:
-    """``value`` one row later, with ``before`` as its first row."""
+    """Move nested values one row later, with ``before`` as the first row."""
     if isinstance(value, Mapping):
         return {name: _shift(before[name], item) for name, item in value.items()}
     if isinstance(value, tuple):
@@ -291,15 +291,15 @@ EPISODES_AT_ONCE = 32
 def h5_pieces(
     path: Path, metadata: Mapping[str, Any], spaces: Mapping[str, Any], *, rows: int, infos: bool, sample: int = 0
 ) -> Iterator[EpisodeSlice]:
-    """Pieces of all episodes of an HDF5 file.
+    """Yield pieces of all episodes of an HDF5 file.
 
     Args:
         path: The file.
         metadata: The content of ``metadata.json``.
-        spaces: The spaces of ``observations`` and ``actions``, None where not known.
-        rows: At most how many rows a piece has.
+        spaces: The spaces of ``observations`` and ``actions``, None if not known.
+        rows: Most rows of a piece.
         infos: Whether to read infos.
-        sample: Take the first rows of so many episodes only, evenly spaced.
+        sample: Number of episodes of which the first rows are read, evenly spaced; 0: all rows of all episodes.
     """
     with H5File(path) as file:
         numbers = sorted(int(match[1]) for name in file.names() if (match := re.fullmatch(r"episode_(\d{1,15})", name)))
@@ -324,7 +324,7 @@ def _h5_group(
     infos: bool,
     only_first: bool,
 ) -> Iterator[EpisodeSlice]:
-    """Pieces of some episodes; short ones are asked for together."""
+    """Yield pieces of some episodes; short pieces are read with one request."""
     waiting: list[tuple[_H5Episode, int, int]] = []
     size = 0
     for number, tree in zip(numbers, trees, strict=True):
@@ -350,7 +350,7 @@ def _h5_read(file: H5File, waiting: list[tuple[_H5Episode, int, int]]) -> Iterat
 
 
 class _H5Episode:
-    """One episode's datasets: how many rows they hold, and where."""
+    """The datasets of an episode: their paths and numbers of rows."""
 
     def __init__(self, path: str, number: int, tree: dict[str, Any], spaces: Mapping[str, Any], infos: bool) -> None:
         self._path = path
@@ -396,12 +396,12 @@ class _H5Episode:
             self.row_bytes += width * (np.dtype(part["dtype"]).itemsize if part["kind"] == "number" else 64)
 
     def items(self, begin: int, stop: int) -> list[tuple[str, int, int]]:
-        """What to read for rows ``begin`` up to ``stop``."""
+        """Return the arguments of ``H5File.read`` for rows ``begin .. stop - 1``."""
         shifts = [(path, length == self.length) for path, _, length in self._leaves]
         return [(f"/episode_{self._number}{path}", max(begin - shift, 0), stop - shift) for path, shift in shifts]
 
     def piece(self, begin: int, values: list[npt.NDArray[Any]]) -> EpisodeSlice:
-        """The piece that these values make."""
+        """Return the piece of values that were read, from row ``begin`` on."""
         by_path = {path: value for (path, _, _), value in zip(self._leaves, values, strict=True)}
         shifted = {path for path, _, length in self._leaves if length == self.length}
         with reading(self._path, at=self._where):
@@ -415,7 +415,7 @@ class _H5Episode:
 
 
 def _nested(tree: Mapping[str, Any], values: Mapping[str, Any], path: str, space: Any) -> Any:
-    """Values of a subtree, nested as the space says; groups ``_index_<i>`` are tuples."""
+    """Return values of a subtree, nested like the space; groups ``_index_<i>`` are tuples."""
     if tree["kind"] == "group":
         names = list(tree["items"])
         parts = {}
@@ -442,28 +442,28 @@ _MOST_JSON = 64 << 20
 def read_minari(
     path: str | os.PathLike[str], *, final: str | None = None, batch_rows: int = BATCH_ROWS, infos: bool = True
 ) -> RowStream:
-    """A Minari dataset as rows, whether it is stored as HDF5, Arrow or Parquet.
+    """Read a dataset of Minari as rows, stored as HDF5, Arrow or Parquet.
 
     Columns are ``action``, ``reward``, ``done`` (1 where ``terminations`` is set, 2 where only ``truncations`` is),
     ``episode_step``, and ``observation``, ``observation_discrete`` or ``observation_image``. Dict and Tuple spaces
     become ``observation_<key>`` and ``action_<key>``, nested keys joined by ``_``. Infos become
-    ``metadata_infos_<key>``, null in episodes that lack them; an episode's seed and options
-    ``metadata_episode_seed`` and ``metadata_episode_options`` (as JSON). Where a space is not nested, single
+    ``metadata_infos_<key>``, null in episodes without them; seed and options of an episode become
+    ``metadata_episode_seed`` and ``metadata_episode_options`` (as JSON). In a space that is not nested, single
     fractions become vectors of one, and shapes of more than one dimension that are no picture are flattened.
 
     Args:
-        path: The dataset's folder, the folder ``data`` in it, or an HDF5 file alone. Without ``metadata.json`` nothing
-            is known of spaces, and values are taken as they are stored.
-        final: Not needed, the last observations are there; accepted so that all readers take it.
-        batch_rows: At most how many rows a batch has.
+        path: The folder of the dataset, the folder ``data`` in it, or an HDF5 file alone. Without ``metadata.json`` the
+            spaces are not known, and values stay as they are stored.
+        final: Has no effect, because the last observations are stored.
+        batch_rows: Most rows of a batch.
         infos: Whether to read infos.
 
     Returns:
-        The rows. ``metadata`` is what ``metadata.json`` says, with spaces as nested mappings.
+        The rows; ``metadata`` is the content of ``metadata.json``, with spaces as nested mappings.
 
     Raises:
-        ConfigError: No Minari dataset is there.
-        DataError: A damaged file; the message names it and the episode.
+        ConfigError: The path holds no dataset of Minari.
+        DataError: A file is damaged; the message names file and episode.
         ImportError: The dataset is HDF5 and h5py is not installed.
     """
     check_batch_rows(batch_rows)
@@ -509,7 +509,7 @@ def read_minari(
 
 
 def _environments(metadata: Mapping[str, Any]) -> list[str]:
-    """The id in the description of the environment, which is JSON inside of JSON."""
+    """Return the id of the environment, from a description that is JSON inside of JSON."""
     described = metadata.get("env_spec")
     try:
         described = json.loads(described) if isinstance(described, str) else described
@@ -529,7 +529,7 @@ def _data_folder(path: Path) -> Path:
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
-    """What ``metadata.json`` says, checked as far as it is relied upon."""
+    """Return the content of ``metadata.json`` after checking the entries that the reader uses."""
     file = folder / "metadata.json"
     metadata = {"data_format": "hdf5", **read_json_object(file, most_bytes=_MOST_JSON)}
     with reading(file):
@@ -552,7 +552,7 @@ def _notes(metadata: dict[str, Any], spaces: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _schema(samples: Iterator[EpisodeSlice], where: str) -> pa.Schema:
-    """The columns of all rows, from the beginnings of some episodes: metadata that only some have are among them."""
+    """Return the columns of all rows, from the beginnings of some episodes; only some episodes have some metadata."""
     found: dict[str, pa.DataType] = {}
     for piece in samples:
         batch = to_batch(_columns(piece), None, where=f"{where}, episode {piece.episode}")
@@ -565,7 +565,7 @@ def _schema(samples: Iterator[EpisodeSlice], where: str) -> pa.Schema:
 
 
 def _columns(piece: EpisodeSlice) -> Columns:
-    """The rows of a piece."""
+    """Return the rows of a piece."""
     arriving: Columns = named_action(piece.arriving["actions"])
     for name in ("rewards", "terminations", "truncations"):
         values = piece.arriving[name]

@@ -1,8 +1,8 @@
-"""RLDS: episodes of steps, as rows, as trajectories, and back.
+"""Episodes of RLDS as rows, and back.
 
-A step holds the action that is taken on its observation, and what that brought; the last step of an episode holds only
-an observation. So N steps are N rows, and an action moves to the row after its step. Much of Open X has an action and a
-reward in the last step, too, and no observation that they led to: ``last_step="transition"``.
+A step holds an observation, the action that is taken on it, and the reward of the action; the last step of an episode
+holds only an observation. So N steps are N rows, and an action moves to the next row. Much of Open X has an action and
+a reward in the last step too, without the observation that they led to: ``last_step="transition"``.
 """
 
 from __future__ import annotations
@@ -52,29 +52,29 @@ def read_rlds(
     batch_rows: int = BATCH_ROWS,
     path: str = "RLDS episodes",
 ) -> RowStream:
-    """RLDS episodes as rows.
+    """Read episodes of RLDS as rows.
 
-    ``done`` is 1 at a step that is last and terminal, 2 at one that is last only. The observation's columns are
+    ``done`` is 1 at a last step that is terminal, 2 at another last step. The columns of observations are
     ``observation``, ``observation_discrete`` or ``observation_image``, or ``observation_<key>`` for nested ones.
-    ``discount`` becomes ``metadata_discount``, what else a step has ``metadata_<key>``, and what else an episode has
-    ``metadata_episode_<key>`` in every row of it. Features whose names begin with ``action``, ``policy`` or
-    ``log_prob`` move to the next row with the action, the others stay with their step.
+    ``discount`` becomes ``metadata_discount``, other features of steps become ``metadata_<key>``, and features of an
+    episode become ``metadata_episode_<key>`` in each of its rows. Features whose names begin with ``action``,
+    ``policy`` or ``log_prob`` move to the next row with the action, the others stay with their step.
 
     Args:
-        episodes: An iterable of episodes as ``convert_rlds_to_trajectories`` takes them, or a function that gives one.
-            What a generator gives, episodes or steps, can be read only once.
-        final: What happens where an episode's steps end without ``is_last``, so that the observation its last action
-            led to is missing: "drop" leaves that action out, "mark" adds a row of zeros. By default an error.
-        last_step: What a step that ``is_last`` holds: "observation", as RLDS says, so that its action and reward mean
-            nothing and are left out; or "transition", as in much of Open X and DROID, so that they count, and the
-            observation that they led to is missing in every episode: ``final`` says what becomes of it.
-        batch_rows: At most how many rows a batch has.
-        path: What messages call the source.
+        episodes: An iterable of episodes as in ``convert_rlds_to_trajectories``, or a function that returns one.
+            Generators, of episodes or of steps, can be read only once.
+        final: What becomes of the last action of an episode whose steps end without ``is_last``, as the observation
+            that it led to is missing: "drop" leaves the action out, "mark" adds a row of zeros. By default an error.
+        last_step: Content of a last step: "observation", as RLDS defines it, so that action and reward have no meaning
+            and are left out; or "transition", as in much of Open X and DROID, so that they count, and the observation
+            that they led to is missing in every episode (see ``final``).
+        batch_rows: Most rows of a batch.
+        path: Name of the source for messages.
 
     Raises:
-        ConfigError: Not an iterable, an unknown ``final`` or ``last_step``, or no ``final`` for transitions.
-        DataError: There are no steps; values that do not fit together. While iterating: an episode whose steps
-            contradict each other (EpisodeError), or whose last observation is missing (ConfigError).
+        ConfigError: ``episodes`` is no iterable, ``final`` or ``last_step`` is unknown, or transitions lack ``final``.
+        DataError: There are no steps, or values do not fit together. While iterating: steps of an episode contradict
+            each other (EpisodeError), or its last observation is missing (ConfigError).
         MissingFieldError: Steps lack features.
     """
     check_last_step(last_step, final, where=path)
@@ -99,10 +99,10 @@ def check_last_step(last_step: str, final: str | None, *, where: str) -> None:
 
 
 def last_step_notes(pieces: Iterator[Stack]) -> tuple[str, ...]:
-    """What is to be said of the last step of the first episode, where it holds more than RLDS gives a meaning to.
+    """Return a note if the last step of the first episode holds an action and a reward, which RLDS gives no meaning.
 
     Args:
-        pieces: Of which those of one episode are taken, with flags, actions and rewards.
+        pieces: Pieces with flags, actions and rewards; those of the first episode are taken.
     """
     for piece in pieces:
         if piece.last:
@@ -122,7 +122,7 @@ def last_step_notes(pieces: Iterator[Stack]) -> tuple[str, ...]:
 def _peek(
     given: Iterable[Any] | Callable[[], Iterable[Any]], batch_rows: int, final: str | None, last_step: str, path: str
 ) -> tuple[pa.RecordBatch, tuple[str, ...], Callable[[], Iterable[Any]]]:
-    """The first batch, what is to be said of it, and a function that gives the episodes from the start."""
+    """Return the first batch, notes on it, and a function that returns the episodes from the start."""
     seen: list[Any] = []
 
     def noted(episodes: Iterator[Any]) -> Iterator[Any]:
@@ -151,7 +151,7 @@ def _peek(
 
 
 def _whole(episodes: Iterable[Any], path: str) -> Iterator[Any]:
-    """Episodes that were read before: their steps must still be there."""
+    """Yield episodes again; steps that were a generator raise an error."""
     for number, episode in enumerate(episodes):
         if _steps_once(episode):
             raise ConfigError(
@@ -166,7 +166,7 @@ def _steps_once(episode: Any) -> bool:
 
 
 def _kept(episode: Any) -> Any:
-    """An episode that can be read twice."""
+    """Return an episode whose steps can be read twice."""
     if not _steps_once(episode):
         return episode
     return {**episode, "steps": list(episode["steps"])} if isinstance(episode, Mapping) else list(episode)
@@ -175,10 +175,10 @@ def _kept(episode: Any) -> Any:
 def first_batch(
     pieces: Iterator[Stack], *, final: str | None, path: str, last_step: str = "observation"
 ) -> pa.RecordBatch:
-    """The first rows there are, to know the columns by.
+    """Return the first rows, which tell the columns.
 
     Raises:
-        DataError: There are none.
+        DataError: There are no rows.
     """
     # Whether an episode is complete is asked while rows are read.
     rows = stack_rows(pieces, final=final or "mark", path=path, last_step=last_step)
@@ -193,12 +193,12 @@ def first_batch(
 def stack_rows(
     pieces: Iterator[Stack], *, final: str | None, path: str, last_step: str = "observation"
 ) -> Iterator[tuple[Columns, str]]:
-    """Rows for pieces of episodes, and what a message calls each.
+    """Yield rows for pieces of episodes, and the name of each piece for messages.
 
     Args:
-        pieces: As ``stacks`` gives them.
-        final, last_step: As in ``read_rlds``.
-        path: What messages call the source.
+        pieces: The pieces, from ``stacks``.
+        final, last_step: See ``read_rlds``.
+        path: Name of the source for messages.
     """
     before: Columns = {}
     for piece in pieces:
@@ -228,7 +228,7 @@ def stack_rows(
 
 
 def _ended(columns: Columns, before: Columns, staying: Columns, final: str | None) -> Columns:
-    """The end of an episode whose last action led to an observation that is missing."""
+    """Return the last rows of an episode without the observation that its last action led to."""
     code = int(columns["done"][-1])  # what its last step says; 0 where that is no last one
     if final == "drop":
         columns["done"][-1] = 2 if len(columns["done"]) > 1 or columns["episode_step"][0] else 0
@@ -250,7 +250,7 @@ def _is_clock(name: str) -> bool:
 
 
 def _flags(piece: Stack, where: str) -> dict[str, npt.NDArray[np.bool_]]:
-    """The flags of a piece, checked: first at the start, last and terminal at the end."""
+    """Return the flags of a piece, after checking that first is at the start, and last and terminal are at the end."""
     flags = {name: np.asarray(piece.values[name]).reshape(piece.count, -1) for name in FLAGS}
     for name, values in flags.items():
         if values.shape[1] != 1 or values.dtype.kind not in "biuf":
@@ -272,7 +272,7 @@ def _flags(piece: Stack, where: str) -> dict[str, npt.NDArray[np.bool_]]:
 
 
 def _split(piece: Stack) -> tuple[Columns, Columns]:
-    """The columns that stay in the row of their step, and those that move to the next one."""
+    """Return the columns that stay in the row of their step, and those that move to the next row."""
     staying: Columns = named_observation(piece.values["observation"])
     leaving: Columns = named_action(piece.values["action"])
     leaving |= {"reward": _one_each(piece.values["reward"], "reward")}
@@ -298,24 +298,24 @@ def _one_each(value: Any, name: str) -> npt.NDArray[Any]:
 
 
 def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
-    """Rows as RLDS episodes, one in memory at a time.
+    """Yield rows as episodes of RLDS, one in memory at a time.
 
-    ``metadata_discount`` becomes ``discount``; without that column it is 0 at the action that led to a terminal step
-    and 1 elsewhere. Rows know of no action after an episode's last step: the action and the reward there are zeros, and
-    so is what travels with the action. The discount there is 0 at a terminal step; at a truncated one, after which
-    there would have been more, it is that of the step before, and 1 where there is none. RLDS knows no episode that
-    merely stops: one whose last row has ``done`` 0 is written as truncated.
+    ``metadata_discount`` becomes ``discount``; without that column it is 0 at the action that led to a terminal step,
+    else 1. Rows have no action after the last step of an episode: its action, its reward and all values that travel
+    with the action are zeros. The discount of a last step is 0 if it is terminal; if it is truncated, it equals the discount
+    of the step before, or 1 without a step before. RLDS has no episode without an end: an episode whose last row has
+    ``done`` 0 is written as truncated.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
 
     Yields:
-        Episodes ``{"steps": [...]}`` of steps that are mappings of NumPy values. Columns ``observation_<key>`` become
-        a mapping of ``<key>``, unless there is but one of the standard names; ``metadata_<key>`` becomes ``<key>``, and
-        ``metadata_episode_<key>`` the ``<key>`` of the episode itself, where it is the same in all its rows.
+        Episodes ``{"steps": [...]}`` of steps that are mappings of NumPy values. Columns ``observation_<key>`` become a
+        mapping of ``<key>``, unless there is only one with a standard name. ``metadata_<key>`` becomes ``<key>``, and
+        ``metadata_episode_<key>`` becomes ``<key>`` of the episode if it is equal in all its rows.
 
     Raises:
-        ConfigError, SchemaError, DataError: As the rows' source, or rows that are marked as missing an observation.
+        ConfigError, SchemaError, DataError: As the source of the rows, or rows are marked as missing an observation.
     """
     for number, columns in enumerate(episodes_of(rows)):
         stacked, about = rlds_steps(columns, number)

@@ -1,4 +1,4 @@
-"""What TFDS says of a dataset: ``features.json`` and ``dataset_info.json``, and features decoded as they say."""
+"""Metadata of TFDS (``features.json`` and ``dataset_info.json``), and the features of records, decoded from bytes."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def parse_example(data: bytes) -> dict[str, Feature]:
 
 
 def feature_places(read: Read, length: int) -> dict[str, tuple[int, int]]:
-    """Where the values of each feature of an Example begin and end, without reading them.
+    """Return the first byte and the end of each feature of an Example, without reading its values.
 
     Args:
-        read: Gives the bytes between two places of it.
-        length: How many bytes it has.
+        read: Returns the bytes between two positions of the Example.
+        length: Number of bytes of the Example.
 
     Raises:
-        DataError: It is not one.
+        DataError: The bytes are no Example.
     """
     found: dict[str, tuple[int, int]] = {}
     for number, start, stop in _messages(read, 0, length):
@@ -65,7 +65,7 @@ def feature_places(read: Read, length: int) -> dict[str, tuple[int, int]]:
 
 
 def value_places(read: Read, start: int, stop: int) -> list[tuple[int, int]]:
-    """Where each of a feature's byte strings begins and ends; see ``feature_places``."""
+    """Return the first byte and the end of each byte string of a feature; see ``feature_places``."""
     found: list[tuple[int, int]] = []
     for number, first, last in _messages(read, start, stop):
         if number != 1:
@@ -90,7 +90,7 @@ def parse_feature(data: bytes, start: int = 0, stop: int | None = None) -> Featu
 
 
 def _messages(read: Read, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """The fields of a message that are messages, texts or bytes: their number, and where they begin and end."""
+    """Yield number, first byte and end of each field of a message of messages, texts or bytes."""
     place = start
     while place < stop:
         head = read(place, min(place + _HEAD, stop))
@@ -140,7 +140,7 @@ def _integers(data: bytes, start: int, stop: int) -> npt.NDArray[np.int64]:
 
 
 def _varints(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Numbers in base 128, all at once: as many passes as the longest has digits."""
+    """Decode numbers in base 128 together, with one pass for each digit of the longest number."""
     ends = np.flatnonzero(octets < 0x80)
     if len(ends) == len(octets):
         return octets.astype(np.int64)
@@ -164,7 +164,7 @@ def _span(value: Any, what: str) -> tuple[int, int]:
 
 
 def _fields(data: bytes, start: int, stop: int) -> list[tuple[int, Any]]:
-    """The fields of a message: numbers as int, 4 or 8 bytes as bytes, everything else as where it begins and ends."""
+    """Return the fields of a message: numbers as int, 4 or 8 bytes as bytes, all others as first byte and end."""
     found: list[tuple[int, Any]] = []
     place = start
     while place < stop:
@@ -218,12 +218,12 @@ class Leaf:
     """A feature that is no mapping.
 
     Args:
-        name: Its path, joined by "/".
-        kind: "tensor", "image", "text", or "other" for what cannot be a column (videos, sounds).
-        dtype: Its values' dtype; empty for text.
-        shape: The shape of one value; None where a size is not fixed.
+        name: Path of the feature, joined by "/".
+        kind: "tensor", "image", "text", or "other" for videos and sounds, which cannot be columns.
+        dtype: Type of the values; empty for text.
+        shape: Shape of one value; None for a size that is not fixed.
         encoding: "none", "bytes" or "zlib" for tensors.
-        ragged: How many levels of sequences of any length its values are in.
+        ragged: Number of levels of sequences of any length around the values.
     """
 
     name: str
@@ -235,10 +235,10 @@ class Leaf:
 
 
 def parse_features(path: Path) -> dict[str, Leaf]:
-    """The leaves of ``features.json`` by path.
+    """Return the leaves of ``features.json`` by path.
 
     Raises:
-        DataError: It is not what TFDS writes.
+        DataError: The file is not as TFDS writes it.
     """
     with reading(path):
         described = read_json_object(path, most_bytes=_MOST_JSON)
@@ -279,7 +279,7 @@ def _shape(node: Mapping[str, Any]) -> tuple[int | None, ...]:
 
 @dataclass(frozen=True)
 class Split:
-    """A split's files in their order, and how many records each should have, where that is said."""
+    """The files of a split in order, and the number of records of each, if the metadata state it."""
 
     name: str
     files: tuple[Path, ...]
@@ -287,11 +287,11 @@ class Split:
 
 
 def parse_info(folder: Path) -> tuple[dict[str, Any], str, list[Split]]:
-    """What ``dataset_info.json`` says, the format of the files, and the splits.
+    """Return the content of ``dataset_info.json``, the format of the files, and the splits.
 
     Raises:
-        ConfigError: The files are of a format that cannot be read.
-        DataError: It is not what TFDS writes, or files are missing.
+        ConfigError: The files have a format that cannot be read.
+        DataError: The file is not as TFDS writes it, or files are missing.
     """
     path = folder / "dataset_info.json"
     info = dict(read_json_object(path, most_bytes=_MOST_JSON))
@@ -325,19 +325,19 @@ def _split(folder: Path, info: Mapping[str, Any], split: Mapping[str, Any], kind
 
 
 def decode_leaf(leaf: Leaf, features: Mapping[str, Feature], count: int | None, part: slice | None = None) -> Any:
-    """A leaf's values of one record.
+    """Return the values of a leaf in one record.
 
     Args:
-        leaf: Which.
-        features: The record.
-        count: How many steps the record has, for a leaf of steps, or None for one of the episode itself.
-        part: Which steps to decode; by default all.
+        leaf: The leaf.
+        features: The features of the record.
+        count: Number of steps of the record, for a leaf of steps; None for a leaf of the episode.
+        part: The steps to decode; by default all.
 
     Returns:
-        ``[n, ...]``; text as an array of objects. Values of any length are an array of objects, too.
+        Values ``[n, ...]``; texts, and values of different lengths, as an array of objects.
 
     Raises:
-        DataError: The record does not hold what the features say.
+        DataError: The record does not match the features.
     """
     n = 1 if count is None else count
     levels = leaf.ragged - (count is not None)
@@ -397,7 +397,7 @@ def _numbers(leaf: Leaf, raw: Feature, n: int, where: str) -> npt.NDArray[Any]:
 
 
 def _whole_shape(shape: tuple[int | None, ...], n: int, numbers: int) -> tuple[int, ...] | None:
-    """The shape of each of ``n`` values that are so many numbers together; None where there is no such shape.
+    """Return the shape of each of ``n`` values that have ``numbers`` numbers together; None if no shape fits.
 
     One size may be open: two values of shape ``(None, 3)`` that are 12 numbers have the shape ``(2, 3)``.
     """
@@ -410,7 +410,7 @@ def _whole_shape(shape: tuple[int | None, ...], n: int, numbers: int) -> tuple[i
 
 
 def _value(leaf: Leaf, data: bytes, where: str) -> npt.NDArray[Any]:
-    """One encoded value."""
+    """Decode one value."""
     if leaf.kind == "image":
         return _image(leaf, data, where)
     shape = [-1 if size is None else size for size in leaf.shape]
@@ -446,7 +446,7 @@ def _image(leaf: Leaf, data: bytes, where: str) -> npt.NDArray[Any]:
 
 
 def _ragged(leaf: Leaf, features: Mapping[str, Feature], n: int, levels: int) -> npt.NDArray[Any]:
-    """Values in sequences: ``[n, length, ...]`` where all are equally long, else an array of objects."""
+    """Return sequences of values as ``[n, length, ...]`` if all have one length, else as an array of objects."""
     where = f"feature {leaf.name!r}"
     if leaf.name in features:
         # A sequence that is not in another one has no lengths beside it.

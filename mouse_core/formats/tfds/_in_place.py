@@ -1,4 +1,4 @@
-"""Stores whose rows stay in TFRecord shards: a record is a chunk, of which is read what a batch wants."""
+"""Stores that read TFRecord shards in place: a record is a chunk, of which only wanted rows and pictures are read."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ _ABOUT_NUMBERS = 64
 def episode_pieces(
     features: Mapping[str, Feature], number: int, leaves: Mapping[str, Leaf], batch_rows: int
 ) -> Iterator[Stack]:
-    """An episode's steps, in pieces of at most ``batch_rows``.
+    """Yield the steps of an episode, in pieces of at most ``batch_rows``.
 
     Args:
-        features: Those of its record.
-        number: The episode's.
-        leaves: What is read of them.
-        batch_rows: As for ``read_tfds``.
+        features: The features of the record.
+        number: Number of the episode.
+        leaves: The leaves to read.
+        batch_rows: See ``read_tfds``.
     """
     count = len(features.get(f"{STEPS}is_first", ()))
     of_episode = [leaf for leaf in leaves.values() if not is_of_step(leaf) and repeatable(leaf)]
@@ -81,7 +81,7 @@ def episode_pieces(
 
 
 def _step_bytes(leaf: Leaf) -> int:
-    """About how many bytes a step's value takes once it is decoded."""
+    """Return about how many bytes the value of a step takes after decoding."""
     return math.prod(size or 256 for size in leaf.shape) * np.dtype(leaf.dtype).itemsize
 
 
@@ -90,7 +90,7 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_encoded(leaf: Leaf) -> bool:
-    """Whether its values have to be decoded one by one."""
+    """Whether the values of a leaf have to be decoded one by one."""
     return leaf.kind == "image" or leaf.encoding != "none"
 
 
@@ -105,7 +105,7 @@ def is_column(leaf: Leaf) -> bool:
 
 
 def repeatable(leaf: Leaf) -> bool:
-    """Whether an episode's own feature can stand in all its rows."""
+    """Whether a feature of an episode is small enough to be repeated in all its rows."""
     numbers = math.prod(size or 1 << 20 for size in leaf.shape)
     return not leaf.ragged and leaf.kind != "image" and numbers <= _ABOUT_NUMBERS
 
@@ -122,11 +122,11 @@ class Records:
 
     Args:
         files: The shards.
-        shard: Which of them each record lies in, int32 ``[n]``.
-        offset: Where its data begin there, int64 ``[n]``.
-        length: How many bytes they are, int64 ``[n]``.
-        steps: How many steps it has, int64 ``[n]``; -1 less where the last of them is not ``is_last``, so that 5 such
-            steps are -6.
+        shard: Number of the shard of each record, int32 ``[n]``.
+        offset: First byte of its data in the shard, int64 ``[n]``.
+        length: Number of bytes of its data, int64 ``[n]``.
+        steps: Number of steps, int64 ``[n]``. Without ``is_last`` at the last step, ``count`` steps are
+            ``-1 - count``: 5 such steps are -6.
     """
 
     files: tuple[Path, ...]
@@ -136,17 +136,17 @@ class Records:
     steps: npt.NDArray[np.int64]
 
     def where(self, record: int) -> str:
-        """What messages call a record: its shard, its number in it, and where it is."""
+        """Return the name of a record for messages: its shard, its number in it, and its position."""
         shard = int(self.shard[record])
         number = record - int(np.searchsorted(self.shard, shard))
         return f"{self.files[shard]}, record {number} at byte {int(self.offset[record]) - 12}"
 
 
 def index_records(folder: Path, splits: Sequence[Split]) -> Records:
-    """The records of some splits: as they were found before, where no shard has changed, else found now and kept.
+    """Return the records of some splits, from an index; shards that changed are scanned, and the index is written.
 
-    They are kept in ".mouse" in the dataset's folder, and where that is only read in the folder of caches
-    (``remote.mirror.cache_folder``). A shard has changed where its size or the time of its last change has.
+    The index lies in ".mouse" in the folder of the dataset, or, if that is read-only, in the folder of caches
+    (``remote.mirror.cache_folder``). A shard has changed if its size or modification time has.
 
     Raises:
         DataError: A shard is damaged; the message names it and the record.
@@ -194,7 +194,7 @@ def _made(files: Sequence[Path], said: Sequence[tuple[str, int, int]], known: Ma
 
 
 def _scanned(path: Path, size: int) -> list[tuple[int, int, int]]:
-    """Each record of a shard: where its data begin, their length, and how many steps they have."""
+    """Return offset, length and number of steps of each record of a shard."""
     found: list[tuple[int, int, int]] = []
     place = 0
     with reading(path), path.open("rb", buffering=0) as file:
@@ -215,7 +215,7 @@ def _scanned(path: Path, size: int) -> list[tuple[int, int, int]]:
 
 
 def reader(file: int, begin: int) -> Read:
-    """What reads a record, by places in it."""
+    """Return the function that reads bytes of a record by their positions in it."""
 
     def read(first: int, stop: int) -> bytes:
         found = os.pread(file, stop - first, begin + first)
@@ -227,7 +227,7 @@ def reader(file: int, begin: int) -> Read:
 
 
 def steps_of(read: Read, length: int) -> int:
-    """How many steps a record has; see ``Records``."""
+    """Return the number of steps of a record; see ``Records``."""
     places = feature_places(read, length)
     flags = {}
     for name in ("steps/is_first", "steps/is_last"):
@@ -264,7 +264,7 @@ def _digest(shards: bytes, columns: Sequence[npt.NDArray[Any]]) -> bytes:
 
 
 def _read(place: Path) -> _Bounds:
-    """What is kept; nothing where there is none that is whole."""
+    """Read the index; return an empty one if there is none that is whole."""
     if not place.is_file():
         return {}
     try:
@@ -292,7 +292,7 @@ def _read(place: Path) -> _Bounds:
 
 
 def _fits(shard: Any, records: npt.NDArray[np.int64]) -> bool:
-    """Whether no record leads out of its shard."""
+    """Whether all records lie in their shards."""
     offset, length, _ = records.T
     return bool((offset >= 12).all() and (length >= 0).all() and (length <= shard[1] - offset - 4).all())
 
@@ -302,7 +302,7 @@ _MOST_KNOWN, _MOST_OPEN = 1 << 12, 64
 
 
 def image_columns(leaves: Mapping[str, Leaf]) -> dict[str, str]:
-    """The features that are pictures of a step's observation, by the names of their columns."""
+    """Return the features that are pictures of steps, by the names of their columns."""
     found = {}
     for name, leaf in leaves.items():
         first, *rest = name.removeprefix("steps/").split("/")
@@ -318,11 +318,11 @@ class RecordFiles(DecodedFiles):
     """Records of shards; see ``DecodedFiles``. Numbers and texts of a record are decoded together, and kept.
 
     Args:
-        records: Where they are.
-        leaves: Their features.
-        schema: The columns, of which pictures are image files.
-        final, last_step: As for ``read_tfds``.
-        verify: Whether the CRC of a record is compared when its rows are first read, for which all of it is read.
+        records: The records.
+        leaves: Features of the records.
+        schema: The columns; pictures are image files.
+        final, last_step: See ``read_tfds``.
+        verify: Whether to compare the CRC of a record when its rows are first read, which reads the whole record.
 
     Raises:
         ConfigError: The last observation of an episode is missing, and ``final`` was not chosen.
@@ -433,7 +433,7 @@ class RecordFiles(DecodedFiles):
         return image_column(found)
 
     def _record_at(self, record: int) -> _Known:
-        """Where the features of a record lie; its CRC is compared the first time."""
+        """Return the positions of the features of a record; the first time, compare its CRC."""
         with self._know:
             if record in self._known:
                 self._known.move_to_end(record)
@@ -468,16 +468,16 @@ class RecordFiles(DecodedFiles):
 
 
 def _seen(piece: Stack) -> Stack:
-    """A piece that has observations, be there no others than pictures."""
+    """Return a piece with a mapping of observations, also if all observations are pictures."""
     return replace(piece, values={"observation": {}, **piece.values})
 
 
 class _Known:
-    """Where the features of a record lie.
+    """The positions of the features of a record.
 
     Args:
-        read: Gives bytes of it.
-        places: Of each feature.
+        read: Returns bytes of the record.
+        places: First byte and end of each feature.
     """
 
     def __init__(self, read: Callable[[int, int], bytes], places: Mapping[str, tuple[int, int]]) -> None:
@@ -485,7 +485,7 @@ class _Known:
         self._values: dict[str, Sequence[tuple[int, int]]] = {}
 
     def values(self, name: str) -> Sequence[tuple[int, int]]:
-        """Where each of a feature's byte strings lies."""
+        """Return first byte and end of each byte string of a feature."""
         if name not in self._values:
             if name not in self.places:
                 raise DataError(f"feature {name!r}: expected it, found {sorted(self.places)[:20]}")

@@ -60,7 +60,7 @@ def read_tfds(
     last_step: str = "observation",
     batch_rows: int = BATCH_ROWS,
 ) -> RowStream:
-    """An RLDS dataset of TFDS as rows; columns as in ``mouse_core.formats.rlds.read_rlds``.
+    """Read an RLDS dataset of TFDS as rows, with the columns of ``mouse_core.formats.rlds.read_rlds``.
 
     Pictures are decoded. The CRCs of TFRecord files are verified.
 
@@ -69,18 +69,18 @@ def read_tfds(
     has, which are decoded then. The CRC of a record is compared when it is first read, for which all of it is.
 
     Args:
-        path: The folder with ``features.json``, or one above it that leads to no other dataset.
+        path: The folder with ``features.json``, or a folder above it that holds no other dataset.
         splits: Names of the splits to read, in this order; by default all, one after the other.
-        final: As in ``read_rlds``: only needed for episodes whose steps end without ``is_last``, and for transitions.
-        last_step: As in ``read_rlds``: "transition" where the action and the reward of an episode's last step count.
-        batch_rows: At most how many rows a batch has.
+        final: See ``read_rlds``; needed for episodes whose steps end without ``is_last``, and for transitions.
+        last_step: See ``read_rlds``: "transition" if the action and the reward of the last step of an episode count.
+        batch_rows: Most rows of a batch.
 
     Returns:
-        The rows. ``metadata`` is what ``dataset_info.json`` says.
+        The rows; ``metadata`` is the content of ``dataset_info.json``.
 
     Raises:
-        ConfigError: No dataset of TFDS is there, none of RLDS, an unknown split, or files of another format.
-        DataError: A damaged file; the message names it and the record.
+        ConfigError: The folder holds no RLDS dataset of TFDS, a split is unknown, or files have another format.
+        DataError: A file is damaged; the message names file and record.
         ImportError: The files are ArrayRecord and its package is not installed.
     """
     check_last_step(last_step, final, where=os.fspath(path))
@@ -123,16 +123,16 @@ def store_of(
     make: Callable[..., DatasetStore] = DatasetStore,
     **options: Any,
 ) -> DatasetStore:
-    """A store of a dataset whose rows stay in its TFRecord shards; see ``read_tfds``.
+    """Return a store of a dataset that reads its TFRecord shards in place; see ``read_tfds``.
 
     Args:
-        path, splits, final, last_step: As for ``read_tfds``.
-        verify: Whether the CRC of a record is compared when its rows are first read; that reads all of it once.
+        path, splits, final, last_step: See ``read_tfds``.
+        verify: Whether to compare the CRC of a record when its rows are first read, which reads the whole record once.
         make: Makes the store.
-        **options: Of the store.
+        **options: Options of the store.
 
     Raises:
-        ConfigError: As ``read_tfds``; and files that are no TFRecord.
+        ConfigError: As in ``read_tfds``, or the files are no TFRecord.
         SchemaError: The index was written by a newer version of this library.
     """
     folder, _, leaves, _, kind, chosen = _described(path, splits)
@@ -151,7 +151,7 @@ def store_of(
 
 
 def _described(path: str | os.PathLike[str], splits: str | Sequence[str] | None) -> tuple[Any, ...]:
-    """A dataset's folder, all its features, those that are columns, what it says, the kind of its files, its splits."""
+    """Return folder, features, features that are columns, metadata, format of files and splits of a dataset."""
     folder = _folder(Path(path))
     described = parse_features(folder / "features.json")
     leaves = {name: leaf for name, leaf in described.items() if is_column(leaf)}
@@ -162,7 +162,7 @@ def _described(path: str | os.PathLike[str], splits: str | Sequence[str] | None)
 
 
 def _folders(path: Path) -> list[Path]:
-    """The folders with a dataset at or below ``path``: versions, and configurations with versions."""
+    """Return the folders of datasets at or below ``path``: versions, and configurations with versions."""
     for depth in ("", "*/", "*/*/", "*/*/*/"):
         files = sorted(path.glob(f"{depth}features.json"))
         if found := [file.parent for file in files if (file.parent / "dataset_info.json").is_file()]:
@@ -205,7 +205,7 @@ def _notes(leaves: Mapping[str, Leaf], name: str) -> tuple[str, ...]:
 
 
 def _pieces(splits: list[Split], kind: str, leaves: Mapping[str, Leaf], batch_rows: int) -> Iterator[Stack]:
-    """All episodes of some splits, in pieces."""
+    """Yield all episodes of some splits, in pieces."""
     number = 0
     for split in splits:
         for index, file in enumerate(split.files):
@@ -230,20 +230,20 @@ def write_tfds(
 ) -> None:
     """Write rows as an RLDS dataset in ArrayRecord files, through TFDS; ``tfds.builder_from_directory`` opens it.
 
-    Pictures are written as PNG, and what 32 bits cannot hold is encoded, so nothing is rounded.
+    Pictures are written as PNG, and float64 values are encoded, so nothing is rounded.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
-        path: The dataset's folder. There must be nothing yet.
-        name: The dataset's name.
-        version: Its version, three numbers.
-        split: The name of the split.
-        episodes_per_file: How many episodes go into a file.
+        path: The folder of the dataset; nothing may exist there.
+        name: Name of the dataset.
+        version: Version of the dataset, three numbers.
+        split: Name of the split.
+        episodes_per_file: Number of episodes in a file.
 
     Raises:
         ConfigError: Something is at ``path``, or another process is writing it.
-        StorageError: It cannot be written; nothing is left then.
-        DataError: There are no rows, or rows that are null.
+        StorageError: Files cannot be written; nothing is left.
+        DataError: There are no rows, or values are null.
         ImportError: tensorflow-datasets or array_record is not installed.
     """
     try:
@@ -284,14 +284,14 @@ def write_tfds(
 
 
 def _finish(folder: Path) -> None:
-    """Check that what TFDS says of the files holds, before they appear."""
+    """Raise DataError unless the metadata that TFDS wrote list files of episodes."""
     info = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
     if not any(split.get("shardLengths") for split in info.get("splits", ())):
         raise DataError(f"{folder}: expected files of episodes, found none")
 
 
 def _features(library: Any, steps: Mapping[str, Any]) -> dict[str, Any]:
-    """TFDS's features for the steps of the first episode."""
+    """Return the features of TFDS for the steps of the first episode."""
     found: dict[str, Any] = {}
     for name, value in steps.items():
         if isinstance(value, Mapping):
@@ -308,7 +308,7 @@ def _features(library: Any, steps: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encoded(steps: Mapping[str, Any]) -> dict[str, Any]:
-    """Steps as TFDS takes them without TensorFlow: pictures as files."""
+    """Return steps in the form that TFDS takes without TensorFlow: pictures as files."""
     found: dict[str, Any] = {}
     for name, value in steps.items():
         if isinstance(value, Mapping):
