@@ -302,9 +302,9 @@ def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
 
     ``metadata_discount`` becomes ``discount``; without that column it is 0 at the action that led to a terminal step,
     else 1. Rows have no action after the last step of an episode: its action, its reward and all values that travel
-    with the action are zeros. The discount of a last step is 0 if it is terminal; if it is truncated, it equals the discount
-    of the step before, or 1 without a step before. RLDS has no episode without an end: an episode whose last row has
-    ``done`` 0 is written as truncated.
+    with the action are zeros. The discount of a last step is 0 if it is terminal; if it is truncated, it equals the
+    discount of the step before, or 1 without a step before. RLDS has no episode without an end: an episode whose last
+    row has ``done`` 0 is written as truncated.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
