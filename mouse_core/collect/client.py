@@ -1,4 +1,4 @@
-"""StoreClient: writes rows to a store that another process has open; and what it shares with others."""
+"""StoreClient, which writes rows to a store that another process has open, and the base class of clients."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
     from mouse_core.about.dataset import About
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
-# A server may wait for the end of a connection before, whose name a client has, before it answers a hello.
+# A server answers a hello only after the earlier connection of the same name has ended.
 _HELLO_S = 10.0
 
 
 @runtime_checkable
 class Channel(Protocol):
-    """Brings calls to a ``SharedStore``, wherever that is."""
+    """Transports calls to a ``SharedStore``."""
 
     def connect(self, timeout_s: float) -> None:
-        """Reach it anew; called before the first call, and after one that failed.
+        """Connect; called before the first call, and after a failed one.
 
         Raises:
-            OSError: It is not reached now, and may be later.
+            OSError: The other side cannot be reached now; a later try may succeed.
         """
 
     def exchange(self, call: Mapping[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
-        """What ``SharedStore.answer`` answers to a call with these bytes, one part behind the other.
+        """Return the answer of ``SharedStore.answer`` to a call with the concatenated ``parts`` as its body.
 
-        Bytes that are part of the answer are its "body", a memoryview.
+        Bytes of the answer are its "body", a memoryview.
 
         Raises:
-            OSError: It was not answered, and may have been carried out.
+            OSError: No answer came; the call may have been carried out.
         """
 
     def close(self) -> None:
-        """Let go; may be called twice."""
+        """Close the connection; may be called twice."""
 
 
 class _Socket:
@@ -81,7 +81,7 @@ class _Socket:
             raise ConnectionError("not connected")
         send(self._socket, call, parts)
         reply, body = receive(self._socket)
-        self._socket.settimeout(None)  # only a hello is answered soon: a write takes as long as others do before it
+        self._socket.settimeout(None)  # only a hello is answered soon: a write waits for the writes before it
         return {**reply, "body": body}
 
     def close(self) -> None:
@@ -91,12 +91,12 @@ class _Socket:
 
 
 class Client:
-    """Calls to what a ``StoreServer`` serves, or to whatever a channel leads to, each made until it is answered.
+    """Sends calls to a ``StoreServer`` or through a channel, each until it is answered.
 
     Args:
         address: As in ``StoreClient``.
-        name: Tells this client from all others.
-        timeout_s: How long to wait for the other side to come (back), in seconds.
+        name: The name of this client, unique among all clients.
+        timeout_s: Seconds to wait for the server to start or restart.
 
     Raises:
         ConfigError, StorageError: As ``StoreClient``.
@@ -119,7 +119,7 @@ class Client:
         return f"{type(self).__name__}({self._channel!r}, name={self.name!r})"
 
     def _call(self, call: dict[str, Any], parts: Sequence[memoryview] = ()) -> Mapping[str, Any]:
-        """Ask until it is answered."""
+        """Send a call until it is answered."""
         if not self._is_open:
             raise ClosedError(f"client {self.name!r}: expected an open one, found it closed")
         if self._process != os.getpid():
@@ -152,7 +152,7 @@ class Client:
                 return self._answered(reply)
 
     def _prepare(self, call: dict[str, Any], *, sent: bool) -> None:
-        """See to what a call says, each time before it is sent."""
+        """Complete a call, each time before it is sent."""
 
     def _connect(self) -> None:
         self._channel.connect(self._timeout)
@@ -166,7 +166,7 @@ class Client:
         return reply
 
     def close(self) -> None:
-        """Let go of the server; all that was answered is done. May be called twice."""
+        """Disconnect; answered calls are done. May be called twice."""
         self._is_open = False
         if self._process == os.getpid():
             self._channel.close()
@@ -181,22 +181,22 @@ class Client:
 
 
 class StoreClient(Client):
-    """Writes rows to a store that another process has open, of a ``StoreServer`` or whatever a channel leads to.
+    """Writes rows to a store that another process has open, by a ``StoreServer`` or a channel.
 
-    A call returns when the rows are in the store. Where the other side goes away, the client waits for it to come back
-    and sends again what was not answered; that is written once. Rows of a call lie together in the store, unless its
+    A call returns when the rows are in the store. Where the server goes away, the client waits for it to come back
+    and sends unanswered calls again; each is written once. Rows of a call lie together in the store, unless its
     disk was full in between. A client is used by one thread at a time.
-    A name is taken over by the next client that has it: what the one before sends is an error from then on.
+    The next client with the same name takes the name over: calls of the earlier client raise errors from then on.
 
     Args:
         address: The server's ``address``, or the folder of its store; or a ``Channel``.
-        name: Tells this client from all others, also when it is started again: ``written`` says then how many of its
-            calls are in the store, from which on it goes on.
-        timeout_s: How long to wait for the other side to come (back), in seconds.
+        name: The name of this client, unique among all clients and the same after a restart: ``written`` is then the
+            number of its calls that are in the store, and the client continues behind them.
+        timeout_s: Seconds to wait for the server to start or restart.
 
     Raises:
         ConfigError: A name that another client has, or an argument out of range.
-        StorageError: Nobody answered in time.
+        StorageError: No answer came in time.
     """
 
     def __init__(self, address: str | os.PathLike[str] | Channel, name: str, *, timeout_s: float = 30.0) -> None:
@@ -208,7 +208,7 @@ class StoreClient(Client):
 
     @property
     def written(self) -> int:
-        """How many calls of clients of this name wrote rows to the store, as the last answer said."""
+        """The number of writes under this name that are in the store, by the last answer."""
         return self._count
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -230,8 +230,8 @@ class StoreClient(Client):
 
         Raises:
             MissingFieldError, SchemaError, DataError: As there. The store is unchanged.
-            StorageError: The store's disk is full, or nobody answered in time. Then it is not known whether the rows
-                are in the store; ``written`` says so once the other side is there again.
+            StorageError: The store's disk is full, or no answer came in time. Then it is unknown whether the rows
+                are in the store; ``written`` tells it once the server is back.
             ClosedError, ForkError: The client was closed, or belongs to the parent process.
         """
         fields, rows = columns_of(columns)
@@ -241,7 +241,7 @@ class StoreClient(Client):
         self._call({"call": "write", "number": None, "columns": described}, parts)
 
     def flush(self) -> None:
-        """``flush()`` of the store: readers see the rows, and they are on the disk as its ``sync`` says.
+        """Call ``flush()`` of the store: readers see the rows, and they are on the disk by its ``sync`` level.
 
         Raises:
             StorageError, ClosedError, ForkError: As ``extend``.
@@ -249,7 +249,7 @@ class StoreClient(Client):
         self._call({"call": "flush"}, ())
 
     def describe(self, about: About) -> None:
-        """Say something of the rows that are sent; see ``DatasetStore.describe``. Recorders do it by themselves.
+        """Add metadata of the rows; see ``DatasetStore.describe``. Recorders call it themselves.
 
         Raises:
             ConfigError, SchemaError, StorageError, ClosedError: As there, and as ``extend``.
@@ -258,18 +258,18 @@ class StoreClient(Client):
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
-        """The store's columns, by name; see ``DatasetStore.columns``. Each time it is asked."""
+        """The store's columns by name, by a call each time; see ``DatasetStore.columns``."""
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self._call({"call": "look"}, ())["columns"])))
         return dict(zip(schema.names, schema.types, strict=True))
 
     @property
     def alignment(self) -> Alignment:
-        """The store's alignment. Each time it is asked."""
+        """The store's alignment, by a call each time."""
         return check_alignment(self._call({"call": "look"}, ())["alignment"])
 
     def _prepare(self, call: dict[str, Any], *, sent: bool) -> None:
         if call["call"] == "write" and not (sent and self._count == call["number"]):
-            # Else only its answer was lost, and these rows are compared with those that are there.
+            # Otherwise only the answer was lost, and the server compares these rows with those that it has.
             call["number"] = self._count + 1
 
     def _answered(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -288,6 +288,6 @@ def _channel_to(address: str | os.PathLike[str] | Channel) -> Channel:
 
 
 def _alone(value: Any) -> Any:
-    """A value as the only one of a column."""
+    """A column with one value."""
     is_array = hasattr(value, "__array__") and hasattr(value, "shape") and not isinstance(value, str | bytes)
     return value[None] if is_array else [value]

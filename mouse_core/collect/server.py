@@ -1,4 +1,4 @@
-"""StoreServer: takes what clients on this machine send, into a store or a rollout buffer."""
+"""StoreServer, which writes the rows of clients on this machine to a store or a rollout buffer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from mouse_core.files.writing import remove, storing
 from mouse_core.store.dataset_store import DatasetStore
 
 SOCKET = "server.socket"
-"""What the socket is called in the folder of a store."""
-# A client that was killed and started again may be there before the old one's connection is seen to be closed.
+"""The name of the socket in the folder of a store."""
+# A client that was killed and restarted may connect before the connection of the old one is seen to be closed.
 _PATIENCE_S = 5.0
-# A connection has so long to say hello, and so long to send or take some more of a message that has begun.
+# Seconds for a connection to send its hello, and to send or receive more of a message that has begun.
 _HELLO_S, _STALL_S = 10.0, 60.0
 _HELLO_BYTES = 4096
 _MOST_IDLE = 256
@@ -32,46 +32,46 @@ _PAUSE_S = 0.05
 
 @runtime_checkable
 class Shared(Protocol):
-    """What a server serves: ``SharedStore``, and ``mouse_core.groups.SharedBuffer``."""
+    """The target of a server's calls: ``SharedStore``, or ``mouse_core.groups.SharedBuffer``."""
 
     @property
     def path(self) -> str | None:
-        """The folder that it lies in, where it lies in one."""
+        """Its folder; None in memory."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """How much came of each client."""
+        """The number of writes or calls of each client."""
 
     def answer(self, call: Mapping[str, Any], body: memoryview) -> dict[str, Any]:
-        """What a client is answered: plain values, errors among them, and bytes as "body", a list of memoryviews.
+        """Answer a call: plain values, with errors among them, and bytes as "body", a list of memoryviews.
 
         Raises:
-            ConnectionError: The server is closed, and the client is to ask again when it is back.
+            ConnectionError: The server is closing, and the client repeats the call when the server is back.
         """
 
     def interrupt(self) -> None:
-        """Let nobody wait any more."""
+        """End all waiting."""
 
     def close(self) -> None:
-        """Let go; what is served stays open."""
+        """Release resources; the store or buffer stays open."""
 
 
 class IdleConnections:
-    """The connections of a server that wait for a call, of which only some stay open.
+    """The idle connections of a server, up to a number.
 
-    Where there are too many, the one that waits longest is shut down: who has it connects again with the next call.
+    With too many, the one that is idle longest is shut down: its client connects again with the next call.
 
     Args:
-        most: How many may wait.
+        most: The most idle connections.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._waiting: dict[socket.socket, None] = {}  # in the order in which they began to wait
+        self._waiting: dict[socket.socket, None] = {}  # the longest idle first
         self._lock = threading.Lock()
 
     def add(self, connection: socket.socket) -> None:
-        """Note that a connection waits from now on."""
+        """Add a connection that is idle from now on."""
         with self._lock:
             self._waiting.pop(connection, None)
             self._waiting[connection] = None
@@ -79,12 +79,12 @@ class IdleConnections:
                 self._shut_down()
 
     def remove(self, connection: socket.socket) -> bool:
-        """Note that a connection waits no more, as a call begins or it ends; False: it was shut down."""
+        """Remove a connection, as a call begins or the connection ends; False if it was shut down."""
         with self._lock:
             return self._waiting.pop(connection, self) is None
 
     def make_room(self) -> None:
-        """Shut down the connection that waits longest, where there is one."""
+        """Shut down the connection that is idle longest, if any."""
         with self._lock:
             if self._waiting:
                 self._shut_down()

@@ -69,7 +69,7 @@ class _Write:
 
     @property
     def count(self) -> int:
-        """How many of the client's writes are in the store."""
+        """The number of the client's writes that are in the store."""
         return self.number if self.done == self.rows else self.number - 1
 
 
@@ -115,11 +115,11 @@ class SharedStore:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many writes of each client are in the store."""
+        """The number of each client's writes that are in the store."""
         return {name: write.count for name, write in dict(self._last).items()}
 
     def answer(self, call: Mapping[str, Any], body: memoryview) -> dict[str, Any]:
-        """What a client is answered: plain values. Errors are among them, and change nothing.
+        """Answer a call with plain values. Errors are among them, and change nothing.
 
         Args:
             call: What is asked for: ``{"call": name, "client": name}``, where calls are "hello", "write", "flush",
@@ -151,7 +151,7 @@ class SharedStore:
             return self._refusal(client, "WorkerError", f"writer: expected to write the rows, found {error!r}")
 
     def _look(self) -> dict[str, str]:
-        """What a recorder has to know of the store: plain values."""
+        """The store's columns and alignment in plain values, for a recorder."""
         columns = pa.schema(list(self.store.columns.items())).serialize().to_pybytes()
         return {"columns": base64.b64encode(columns).decode(), "alignment": self.store.alignment}
 
@@ -164,10 +164,10 @@ class SharedStore:
             self.store.flush()
 
     def interrupt(self) -> None:
-        """Nobody waits here."""
+        """Do nothing, as no call waits."""
 
     def close(self) -> None:
-        """Let go of the log; the store stays open."""
+        """Close the log; the store stays open."""
         with self._lock:
             if self._log is not None:
                 with suppress(StorageError):
@@ -182,7 +182,7 @@ class SharedStore:
         return 0 if last is None else last.count
 
     def _check_name(self, client: str, token: str, *, is_hello: bool) -> None:
-        """Give a name to whoever says hello with a new token; refuse others than who has it."""
+        """Give a name to the client that says hello with a new token; ConfigError for calls of another client."""
         with self._lock:
             has = self._tokens.setdefault(client, token)
             if is_hello and has != token and (client, token) not in self._outdated:
@@ -234,7 +234,7 @@ class SharedStore:
         self._last[write.client] = write  # the last one is the newest
 
     def _note(self, *writes: _Write, sync: bool = False) -> None:
-        """Write down what could not be written down before, and these."""
+        """Append the owed records and ``writes`` to the log."""
         if self._log is None:
             return
         if self._records >= _MOST_RECORDS:
@@ -245,14 +245,14 @@ class SharedStore:
         self._owed.clear()
 
     def _rewrite(self) -> None:
-        """Forget all but the last write of each client."""
+        """Rewrite the log with the last write of each client."""
         assert self._log is not None
         self._log.rewrite(json.dumps(asdict(write)).encode() for write in self._last.values())
         self._records = 0
 
 
 def _last_of(log: Log, written: int) -> dict[str, _Write]:
-    """The last write of each client, and what of it is in the store."""
+    """The last write of each client, with the number of its rows that are in the store."""
     last: dict[str, _Write] = {}
     for record in log.records:
         try:
@@ -271,7 +271,7 @@ def _last_of(log: Log, written: int) -> dict[str, _Write]:
 
 
 def error_of(reply: Mapping[str, Any]) -> MouseError | None:
-    """The error that an answer brings, of the class that it has here; None: none."""
+    """The error in an answer, in its own class; None where there is none."""
     if "error" not in reply:
         return None
     kind = getattr(errors, str(reply["error"]), MouseError)

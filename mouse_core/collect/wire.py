@@ -50,7 +50,7 @@ def send(to: socket.socket, said: Mapping[str, Any], parts: Sequence[memoryview]
 
     Raises:
         DataError: Too many bytes.
-        OSError: Nobody takes it.
+        OSError: The socket failed.
     """
     text = json.dumps(said).encode()
     nbytes = sum(part.nbytes for part in parts)
@@ -70,16 +70,16 @@ def send(to: socket.socket, said: Mapping[str, Any], parts: Sequence[memoryview]
 def receive(
     source: socket.socket, *, most_text: int = _MOST_SAID, most_bytes: int = MOST_BYTES
 ) -> tuple[dict[str, Any], memoryview]:
-    """The next message.
+    """Receive the next message.
 
     Args:
         source: The socket.
-        most_text, most_bytes: How long its JSON and its body may be.
+        most_text, most_bytes: The most bytes of its JSON and of its body.
 
     Raises:
-        ConnectionError: There is none any more.
-        DataError: It is no message.
-        OSError: It cannot be had.
+        ConnectionError: The connection ended.
+        DataError: Bytes that are not a message.
+        OSError: The socket failed.
     """
     magic, said, nbytes = _HEAD.unpack(_exactly(source, _HEAD.size))
     if magic != _MAGIC or said > most_text or nbytes > most_bytes:
@@ -123,7 +123,7 @@ def reachable(path: str) -> Iterator[str]:
 
 
 def encoded(columns: Mapping[str, Any]) -> tuple[list[Any], list[Buffer]]:
-    """What columns are, and their bytes.
+    """Describe columns, and return their bytes.
 
     Raises:
         DataError: Values that are neither numbers, text, bytes nor lists and dicts of such.
@@ -224,7 +224,7 @@ def decoded(described: Any, body: Buffer) -> dict[str, Any]:
 
 
 def _most_values(body: Buffer) -> int:
-    """How many values a body may stand for: nulls and rows of no values have no bytes, and take memory once decoded."""
+    """The most values of a body: nulls and rows without values have no bytes, and take memory once decoded."""
     return 16 * len(body) + 4096
 
 

@@ -1,4 +1,4 @@
-"""What environments say of themselves, as a store keeps it."""
+"""Metadata of environments for a store: ids, specs, spaces, versions, policies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIMULATORS = ("mujoco", "Box2D", "ale_py", "dm_control", "pybullet", "brax")
 
 
 def about_of(recording: Recording, observations: list[Column], actions: list[Column], alignment: Alignment) -> About:
-    """What a recorder says of the rows that it is going to append."""
+    """The metadata of the rows that a recorder appends."""
     return About(
         alignment,
         environments=[] if recording.environment is None else [recording.environment],
@@ -62,7 +62,7 @@ def recording_of_dm_env(env: Any, policy: str | None) -> Recording:
 
 
 def named_policy(policy: Any) -> str | None:
-    """What a policy is called: a text as it is, a function by its module and name, an object by its class."""
+    """The name of a policy: a text itself, the module and name of a function, or the class of an object."""
     if policy is None or isinstance(policy, str):
         return policy
     named = policy if hasattr(policy, "__qualname__") else type(policy)
@@ -70,7 +70,7 @@ def named_policy(policy: Any) -> str | None:
 
 
 def _spec(spec: Any) -> dict[str, Any]:
-    """What makes an environment again; what JSON cannot hold is shown."""
+    """The spec of an environment as JSON, with the ``repr`` of other values."""
     if spec is None:
         return {}
     try:

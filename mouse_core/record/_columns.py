@@ -1,4 +1,4 @@
-"""What an environment hands out as columns of a store: which there are, their names, and how a value becomes one.
+"""Columns for the observations and actions of an environment: their names, and the conversion of values.
 
 Names are those that the readers of formats give (``formats.columns.named``), so that what is recorded here and what is
 read from Minari or RLDS are the same rows.

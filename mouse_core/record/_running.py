@@ -1,4 +1,4 @@
-"""The rows of an episode that are not in the store yet, in files beside it: who is killed does not lose them.
+"""Files beside a store with the rows of a running episode that the store lacks, so that a kill loses none.
 
 In the folder of a store lie, in its folder ``recording``, two files for each environment that is recorded. A row is
 written to one of them before it is handed to the store; after so many the other one, which is emptied first, takes
@@ -70,7 +70,7 @@ _CODES = {type(None): "none", bool: "bool", float: "float", str: "text"}
 
 
 class RowEncoder:
-    """Makes bytes of rows. Those of one recording are mostly alike, so what they say of columns is made once."""
+    """Encodes rows as bytes. The head with names and types is kept from row to row, as rows mostly have the same."""
 
     def __init__(self) -> None:
         # Of each column: name, type, what makes bytes of its values, dtype and shape of an array.
@@ -103,7 +103,7 @@ class RowEncoder:
         self._head = json.dumps(said).encode() + b"\n"
 
     def _parts(self, row: Row) -> list[bytes] | None:
-        """What a row consists of; None where it is not like the one that was looked at."""
+        """The bytes of a row in parts; None where its names or types differ from those of the kept head."""
         if len(row) != len(self._alike):
             return None
         parts = [self._head]
@@ -271,7 +271,7 @@ def _remove_empty(files: list[MappedLog], process: int) -> None:
 
 @dataclass(frozen=True)
 class LeftOver:
-    """What a recorder that died left beside a store.
+    """The files that a killed recorder left beside a store.
 
     Attributes:
         files: Its files.
@@ -321,7 +321,7 @@ class LeftOver:
 
 
 def left_over(path: str) -> Iterator[LeftOver]:
-    """What recorders that died left beside a store.
+    """Yield the files that killed recorders left beside a store.
 
     Raises:
         DataError: A damaged file.

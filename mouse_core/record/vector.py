@@ -157,7 +157,7 @@ class VectorRecorder:
         return self._writer.seen(row, self._infos_of(number, infos, ()), self._seeds[number])
 
     def _final(self, number: int, infos: dict[str, Any]) -> Row:
-        """What an episode ended with that another one has followed in the same step."""
+        """The last observation of an episode that another one followed in the same step."""
         row = _columns.values_of(self._writer.observations, infos["final_obs"][number])
         return self._writer.seen(row, self._infos_of(number, infos, ("final_info",)), self._seeds[number])
 

@@ -124,7 +124,7 @@ def check_names(rows: Any, reserved: frozenset[str], *, one: bool) -> None:
 
 
 def reserved_error(where: str, taken: Collection[str]) -> SchemaError:
-    """What to raise for rows with fields that the buffer adds."""
+    """The error for rows with fields that the buffer adds."""
     return SchemaError(
         f"{where}: expected rows without the fields {sorted(taken)}, which the buffer adds to a batch; rename them"
     )
