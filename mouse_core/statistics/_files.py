@@ -85,7 +85,7 @@ def _name_of(key: str, cameras: Sequence[str]) -> str:
 
 
 def _without_nan(said: Any) -> Any:
-    """The same with null for what is no number: NaN and infinities are not JSON."""
+    """Return a value with null for NaN and infinities, which are not JSON."""
     if isinstance(said, Mapping):
         return {key: _without_nan(one) for key, one in said.items()}
     if isinstance(said, list):
@@ -94,7 +94,7 @@ def _without_nan(said: Any) -> Any:
 
 
 def _entry(found: Any, part: PartialMoments) -> dict[str, Any]:
-    """A field's ``FieldStatistics`` in LeRobot's layout: a number a step as ``[1]``, images as ``[C, 1, 1]`` of 0 to 1.
+    """Return ``FieldStatistics`` in LeRobot's layout: a number a step as ``[1]``, images as ``[C, 1, 1]`` in 0..1.
 
     Dimensions of which nothing was counted have NaN and infinities, which the file says as null.
     """
@@ -140,7 +140,7 @@ def _arrays(counted: Counted) -> dict[str, npt.NDArray[Any]]:
 
 
 def load(folder: Path) -> _Content:
-    """What ``save`` or LeRobot wrote: parts, shares, rows and both fingerprints; see ``Statistics.load``."""
+    """Read what ``save`` or LeRobot wrote: parts, shares, rows and both fingerprints; see ``Statistics.load``."""
     file = folder / "meta" / _JSON
     if not file.is_file():
         raise ConfigError(f"{folder}: expected meta/{_JSON}, found none")
@@ -159,7 +159,7 @@ def load(folder: Path) -> _Content:
 
 
 def _part_of(file: Path, key: str, entry: Any) -> PartialMoments:
-    """What LeRobot says of a feature; quantiles cannot be counted on, so they are those that it says."""
+    """Read a feature of LeRobot's file; its quantiles cannot be updated with more rows."""
     values, said, count = _numbers_of(file, key, entry)
     nothing = _where_nothing_counted(file, key, values, said)
     shape = values["mean"].shape

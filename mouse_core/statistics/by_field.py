@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
@@ -43,7 +44,7 @@ class Block(NamedTuple):
 
 
 def count_block(snapshot: Snapshot, memory: ArrayMemory, block: Block) -> Counted:
-    """What is counted of some rows of a snapshot, where they lie or read to memory that others had before."""
+    """Count the rows of a block, where they lie or in reused memory."""
     reader = snapshot.readers[block.name]
     windows = snapshot.locate(np.array([block.begin]), block.end - block.begin).part(0)
     dtype = dtype_of(reader)
@@ -62,12 +63,12 @@ def count_block(snapshot: Snapshot, memory: ArrayMemory, block: Block) -> Counte
 
 
 def dtype_of(reader: FieldReader) -> np.dtype[np.generic]:
-    """What a field is read in to be counted: as it is stored, or as float64 where that cannot hold what it becomes."""
+    """Return the dtype in which a field is counted: the stored one, or float64 where that cannot hold the values."""
     return reader.stored_dtype(np.dtype(np.float64))
 
 
 def reader_with_nulls(snapshot: Snapshot, reader: FieldReader) -> FieldReader | None:
-    """What reads a field with NaN for its nulls; None where they count for nothing anyway, and of images."""
+    """Return a reader that gives NaN for nulls; None for images, and where nulls are not counted anyway."""
     field = reader.field
     if field.fill is None or not np.isfinite(field.fill) or field.image:
         return None
@@ -89,7 +90,7 @@ class MissingRows:
         self._missing: tuple[int, Int64s] | None = None
 
     def dropped(self, name: str, begin: int) -> Int64s:
-        """Those of a field, from row ``begin`` on at least, ascending."""
+        """Return the rows without a value of a field, at least from row ``begin`` on, ascending."""
         snapshot = self._snapshot
         if snapshot.readers[name].field.is_of_transition:
             arrived = snapshot.alignment == "arrived" and "done" in snapshot.readers
@@ -114,7 +115,7 @@ class MissingRows:
 
 
 def weighed(parts: Sequence[PartialMoments], weights: Sequence[float], shares: Sequence[float]) -> PartialMoments:
-    """What several parts have together, of one field.
+    """Join the moments and quantiles of several parts of one field.
 
     Args:
         parts: What was counted of each.
@@ -262,11 +263,11 @@ class Statistics(Mapping[str, FieldStatistics]):
 
     @property
     def parts(self) -> Mapping[str, PartialMoments]:
-        """What was counted, by field."""
+        """The counts, by field."""
         return self._parts
 
     def update(self, store: Store | Snapshot, *, progress: bool = False) -> Statistics:
-        """Those of a store whose first rows these are: the same numbers, to the bit, as ``statistics`` would find.
+        """Return the statistics of a store whose first rows these are, to the bit those that ``statistics`` returns.
 
         Only rows that came since are read, and before them fewer than a block (about a million numbers), or than a
         sixteenth of one, where these were counted here and not loaded. That the
@@ -286,12 +287,12 @@ class Statistics(Mapping[str, FieldStatistics]):
         return _counted(snapshot, known, self.shares, before=self, progress=progress)
 
     def is_of(self, store: Store | Snapshot) -> bool:
-        """Whether they are of the rows of a store: as many, and of those that it is known of, a few alike."""
+        """Return whether they are of the rows of a store, by their number and the fingerprint of a few rows."""
         snapshot = _snapshot_of(store)
         return self.rows == snapshot.num_rows and self.content in ("", _content(snapshot, self.rows))
 
     def merge(self, *others: Statistics) -> Statistics:
-        """Those of several parts of the data together, of the fields that all have.
+        """Return the statistics of several parts of the data together, of the fields that all have.
 
         Mean and deviation are within ``1e-6`` of a deviation of those of the whole, quantiles within ``rank_error``.
 
@@ -307,7 +308,7 @@ class Statistics(Mapping[str, FieldStatistics]):
                 raise ConfigError(
                     f"{name}: expected statistics that say of how many numbers they are, found some without"
                 )
-            total = part.all.copy()
+            total = deepcopy(part.all)
             for one in more:
                 if one.layout.shape != part.layout.shape:
                     raise ConfigError(f"{name}: expected shape {part.layout.shape}, found {one.layout.shape}")
@@ -441,7 +442,7 @@ def _planned(
     begin: int,
     end: int,
 ) -> tuple[dict[str, PartialMoments], list[Block]]:
-    """What is known of rows ``begin .. end - 1`` from statistics of fewer, and the blocks that are left to count."""
+    """Return the known counts of rows ``begin .. end - 1`` from statistics of fewer rows, and the blocks left."""
     parts, blocks, n = {}, [], end - begin
     for name in names:
         reader = snapshot.readers[name]
@@ -449,9 +450,9 @@ def _planned(
         known = None if before is None else before.parts[name]
         done, whole, pieces = 0, Counted.nothing(layout), Counted.nothing(layout)
         if before is not None and known is not None and known.whole is not None and known.layout == layout:
-            done, whole = before.rows // layout.block_rows * layout.block_rows, known.whole.copy()
+            done, whole = before.rows // layout.block_rows * layout.block_rows, deepcopy(known.whole)
             if known.pieces is not None and done == n // layout.block_rows * layout.block_rows:
-                done, pieces = before.rows // layout.piece_rows * layout.piece_rows, known.pieces.copy()
+                done, pieces = before.rows // layout.piece_rows * layout.piece_rows, deepcopy(known.pieces)
         parts[name] = PartialMoments(
             layout, whole, Counted.nothing(layout), reader.spec.image_shape is not None, pieces=pieces
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -44,12 +45,6 @@ class Moments:
         self.count = np.zeros(width, np.int64)
         self.mean, self.squares = np.zeros(width), np.zeros(width)
         self.low, self.high = np.full(width, np.inf), np.full(width, -np.inf)
-
-    def copy(self) -> Moments:
-        """The same, to which more may be added."""
-        made = Moments(len(self.count))
-        made.merge(self)
-        return made
 
     def add(self, rows: Numbers) -> None:
         """Take in ``[n, width]``, C-contiguous."""
@@ -172,7 +167,7 @@ def _folds(*sums: Numbers) -> zip[tuple[Any, Numbers]]:
 
 
 def _finite_moments(rows: Numbers) -> _Part:
-    """The same where some numbers are not finite, or too large to be squared."""
+    """Return the moments where some numbers are not finite, or too large to be squared."""
     numbers = rows.astype(np.float64)
     there = np.isfinite(numbers)
     count = there.sum(axis=0)
@@ -188,7 +183,7 @@ _FULL = 8192
 
 
 class Sketch:
-    """A few numbers of many, each of which stands for a power of two of them (Munro and Paterson, 1980).
+    """A sketch of quantiles: a few numbers, each of which stands for a power of two (Munro and Paterson, 1980).
 
     Numbers on level 3 stand for 8 each. When a level is full it is sorted, and every second number goes to the next
     level. Whoever counts how many numbers lie below some value is then wrong by what one number stands for, at most;
@@ -205,13 +200,6 @@ class Sketch:
     def __init__(self) -> None:
         self.count = self.error = self.turns = 0
         self.levels: list[Floats] = []
-
-    def copy(self) -> Sketch:
-        """The same, to which more may be added."""
-        made = Sketch()
-        made.count, made.error, made.turns = self.count, self.error, self.turns
-        made.levels = list(self.levels)
-        return made
 
     def add(self, ordered: npt.NDArray[Any]) -> None:
         """Take in finite numbers ``[n]`` in ascending order.
@@ -282,7 +270,7 @@ class Sketch:
 
 
 class Tally:
-    """How often each of 256 whole numbers came: quantiles of bytes are exact.
+    """Counts of 256 whole numbers, from which quantiles of bytes are exact.
 
     Attributes:
         counts: int64 ``[256]``.
@@ -293,10 +281,6 @@ class Tally:
     def __init__(self, counts: npt.NDArray[np.int64] | None = None) -> None:
         self.counts = np.zeros(256, np.int64) if counts is None else counts
 
-    def copy(self) -> Tally:
-        """The same, to which more may be added."""
-        return Tally(self.counts.copy())
-
     def add(self, numbers: npt.NDArray[np.uint8]) -> None:
         """Take in bytes ``[n]``."""
         self.counts = self.counts + np.bincount(numbers, minlength=256)
@@ -306,7 +290,7 @@ class Tally:
         self.counts = self.counts + other.counts
 
     def quantiles(self, shares: Sequence[float], low: float, high: float) -> Floats:
-        """As those of ``Sketch``."""
+        """Return quantiles as ``Sketch.quantiles`` does."""
         ends = np.cumsum(self.counts)
         if not ends[-1]:
             return np.full(len(shares), np.nan)
@@ -323,7 +307,7 @@ MOST_PLACES = 1024
 
 
 class Layout(NamedTuple):
-    """How the numbers of a field lie in a row.
+    """The layout of a field's numbers in a row.
 
     Args:
         shape: That statistics have: of a step, or ``(C,)`` of an image.
@@ -337,7 +321,7 @@ class Layout(NamedTuple):
 
     @property
     def width(self) -> int:
-        """How many places there are."""
+        """The number of places."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
@@ -364,7 +348,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(field: FieldSpec, stored: np.dtype[Any], *, quantiles: bool) -> Layout:
-    """How a field is counted that is stored in some dtype."""
+    """Return the layout of a field that is stored in some dtype."""
     image = field.image_shape
     shape = field.shape if image is None else image[2:]
     beside = 1 if image is None else image[0] * image[1]
@@ -376,7 +360,7 @@ def layout_of(field: FieldSpec, stored: np.dtype[Any], *, quantiles: bool) -> La
 
 @dataclass
 class Counted:
-    """What was counted of some rows of a field.
+    """The counts of some rows of a field.
 
     Args:
         moments: By place.
@@ -388,18 +372,13 @@ class Counted:
 
     @staticmethod
     def nothing(layout: Layout) -> Counted:
-        """What is counted of no rows."""
+        """Return the counts of no rows."""
         kinds: dict[str, Any] = {"bytes": Tally, "numbers": Sketch}
         spread = [kinds[layout.counted]() for _ in range(layout.width)] if layout.counted else None
         return Counted(Moments(layout.width), spread)
 
-    def copy(self) -> Counted:
-        """The same, to which more may be added."""
-        spread = None if self.spread is None else [one.copy() for one in self.spread]
-        return Counted(self.moments.copy(), spread)
-
     def merge(self, other: Counted) -> None:
-        """Take in what was counted of other rows; how they are spread is known where it is of both."""
+        """Add the counts of other rows; the spread is known if it is known of both."""
         self.moments.merge(other.moments)
         kinds = {type(one) for counted in (self, other) for one in counted.spread or ()}
         if self.spread is None or other.spread is None or len(kinds) > 1:
@@ -418,7 +397,7 @@ class Counted:
 
 
 class PartialMoments(NamedTuple):
-    """What was counted of a field.
+    """The counts of a field: of its whole blocks, and of all rows.
 
     Args:
         layout: How.
@@ -441,7 +420,7 @@ class PartialMoments(NamedTuple):
     said_error: float = 0.0
 
     def with_stretch(self, found: Counted, rows: int) -> PartialMoments:
-        """With what was counted of the next stretch, of so many rows."""
+        """Return the counts with those of the next stretch, of ``rows`` rows."""
         known = {self.layout.block_rows: self.whole, self.layout.piece_rows: self.pieces}.get(rows)
         if known is None:
             return self._replace(all=found)
@@ -449,8 +428,8 @@ class PartialMoments(NamedTuple):
         return self
 
     def summed(self) -> PartialMoments:
-        """With what was counted of all rows."""
-        total = Counted.nothing(self.layout) if self.whole is None else self.whole.copy()
+        """Return the counts with the sum over all rows."""
+        total = Counted.nothing(self.layout) if self.whole is None else deepcopy(self.whole)
         for one in (self.pieces, self.all):
             if one is not None:
                 total.merge(one)
@@ -458,7 +437,7 @@ class PartialMoments(NamedTuple):
 
 
 def count(layout: Layout, rows: npt.NDArray[Any]) -> Counted:
-    """What is counted of a block of rows ``[n, ...]``."""
+    """Count a block of rows ``[n, ...]``."""
     made = Counted.nothing(layout)
     if not len(rows):
         return made

@@ -54,7 +54,7 @@ class Scaling:
 
     @property
     def identity(self) -> list[Any]:
-        """What decides about it: its kind, and a digest of its numbers."""
+        """The kind, and a digest of the numbers, for fingerprints."""
         numbers = b"".join(np.ascontiguousarray(one, "<f8").tobytes() for one in (self.centre, self.spread))
         return [self.kind, hashlib.sha256(numbers).hexdigest()[:16]]
 
@@ -82,7 +82,7 @@ class Scaling:
         return xp.reshape(xp.astype(made, xp.float32), tuple(values.shape))
 
     def undo(self, values: Any) -> Any:
-        """What was normalised, as it was, in an array of the same framework, on the same device, also in ``jax.jit``.
+        """Return normalised values as they were, in an array of the same framework and device, also in ``jax.jit``.
 
         What comes back differs from what was there by ``4e-7`` of ``abs(centre) + abs(x - centre)`` at most, that is by
         a few units in the last place of float32.
@@ -137,7 +137,7 @@ class Scaling:
         return np.asarray(made)
 
     def _applied(self, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[Any]]:
-        """What is subtracted, what then, and what it is multiplied by: XLA's division has not the bits of others."""
+        """Return what is subtracted first and second, and the factor: XLA's division has other bits."""
         centre, rest, _ = self._constants(dtype)
         return centre, rest, (1 / self._varying(dtype)).astype(dtype)
 
@@ -177,7 +177,7 @@ class Scaling:
 
 
 class Normalizer(Mapping[str, Scaling]):
-    """How fields are normalised: a ``Scaling`` by name. ``Normalizer.of`` makes one, and a source has one.
+    """The scalings of fields, by name. ``Normalizer.of`` makes one, and a source has one.
 
     Args:
         scalings: By field.
@@ -203,7 +203,7 @@ class Normalizer(Mapping[str, Scaling]):
 
     @staticmethod
     def of(counted: Statistics, kinds: Mapping[str, Normalization]) -> Normalizer:
-        """How fields are normalised by some statistics, whatever rows they are used for.
+        """Return a normaliser by some statistics, whatever rows it is used for.
 
         Args:
             counted: The statistics.
@@ -223,7 +223,7 @@ class Normalizer(Mapping[str, Scaling]):
 
     @property
     def fixed(self) -> Normalizer:
-        """The same numbers, whatever rows they are used for."""
+        """A normaliser of the same numbers that follows no rows."""
         return Normalizer(self._scalings)
 
     def over(self, snapshot: Snapshot, *, grown: bool = False) -> Normalizer:
@@ -244,7 +244,7 @@ class Normalizer(Mapping[str, Scaling]):
 
 
 def follow(snapshot: Snapshot, kinds: Mapping[str, Normalization]) -> Normalizer:
-    """A normaliser by what a snapshot's rows are, which becomes that of more rows as they come.
+    """Return a normaliser by the statistics of a snapshot, which follows later rows.
 
     Raises:
         ConfigError: An unknown kind.
@@ -357,7 +357,7 @@ class StreamNormalize:
         return ["normalize", {name: scaling.identity for name, scaling in self.scalings.items()}]
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
-        """Those of ``read``, others as they are."""
+        """Return the dtypes with those of ``read`` for the normalised fields."""
         return {name: self.read[name] if name in self.scalings else dtype for name, dtype in dtypes.items()}
 
     def __call__(

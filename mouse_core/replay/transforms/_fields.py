@@ -53,7 +53,7 @@ def leaves(batch: Any) -> list[tuple[Path, Array]]:
 
 
 def find_any(batch: Any, key: FieldKey) -> Array | None:
-    """A field, or a node above fields; None where there is none."""
+    """Return a field, or a node above fields, or None."""
     node = batch
     for name in path_of(key):  # misses are common, and an error that says what is there takes long
         try:
@@ -97,7 +97,7 @@ def removed(batch: Any, key: FieldKey) -> Any:
 
 
 def only(tree: Any, fields: Mapping[Path, Array], path: Path = ()) -> Any:
-    """What a tree that lies at ``path`` has of these fields, nested as it is; None where it has none.
+    """Return the part of a tree at ``path`` that has these fields, nested as it is; None if it has none.
 
     Raises:
         SchemaError: Some of a tuple's fields, and not all.
@@ -120,13 +120,13 @@ def _kind(node: Any) -> str:
 
 
 def place_of(batch: Any, key: FieldKey) -> FieldKey:
-    """Where a field that belongs to a transition stands: in ``next`` if it is there, or else as it is named."""
+    """Return the key of a field of a transition: under ``next`` if it exists there, or else as it is named."""
     inside = (NEXT, *path_of(key))
     return key if find_any(batch, inside) is None else inside
 
 
 def steps_of(values: Array, *, where: str, key: FieldKey) -> tuple[int, int]:
-    """The first two axes of a field of slices: how many they are, and how long."""
+    """Return the first two axes of a field of slices: their number and their length."""
     if values.ndim < 2:
         # How far returns reach is not known beforehand, so that a buffer cannot read the steps for them.
         if where == "ReturnsToGo":
@@ -166,7 +166,7 @@ ALIVE, TERMINAL, TRUNCATED = 0, 1, 2
 
 
 def flat_flags(values: Array, steps: tuple[int, int], *, where: str, key: FieldKey) -> Array:
-    """A field of one value a step (``[N, T]`` or ``[N, T, 1]``) as ``[N, T]``."""
+    """Return a field of one value a step (``[N, T]`` or ``[N, T, 1]``) as ``[N, T]``."""
     if tuple(values.shape[:2]) != steps or prod(values.shape[2:]) != 1:
         raise SchemaError(f"{where}: expected {key!r} of shape {[*steps]}, found {list(values.shape)}")
     return values.reshape(steps)
@@ -187,7 +187,7 @@ def end_fields(batch: Any, done: FieldKey) -> dict[str, FieldKey]:
 
 
 def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
-    """How each step ends its episode, int8 ``[N, T]``: 0 not at all, 1 at a terminal state, 2 cut short.
+    """Return how each step ends its episode, int8 ``[N, T]``: 0 not at all, 1 at a terminal state, 2 cut short.
 
     ``done`` holds these codes, or is boolean. Where ``terminated`` and ``truncated`` stand beside it, they say which of
     the two a boolean ``done`` means (a step that is both is terminal), and ``done`` may be missing. Where the number of
@@ -262,7 +262,7 @@ def _cut_short(batch: Any, codes: Array | None) -> Array | None:
 
 
 def valid_steps(batch: Any, codes: Array, mask: FieldKey, *, where: str) -> Array:
-    """Which steps are there, bool ``[N, T]``: those of the mask, or all."""
+    """Return which steps exist, bool ``[N, T]``: those of the mask, or all."""
     xp = namespace(codes)
     found = find_any(batch, mask)
     if found is None:

@@ -52,7 +52,7 @@ class Compose:
             delivered_alignment(self, known)
 
     def _said(self, name: str) -> list[Any]:
-        """What those transforms that have an attribute say of it, in order."""
+        """Return the values of an attribute, of the transforms that have it, in order."""
         return [said for transform in self.transforms if (said := getattr(transform, name, None))]
 
     @property
@@ -72,17 +72,17 @@ class Compose:
 
     @property
     def reach(self) -> int:
-        """How many rows behind a drawn one they need together."""
+        """The number of rows behind a drawn one that the transforms need together."""
         return sum(self._said("reach"))
 
     @property
     def _gathering(self) -> list[int]:
-        """Which of them have a ``gather``."""
+        """The places of the transforms that have a ``gather``."""
         return [at for at, step in enumerate(self.transforms) if getattr(step, "gather", None)]
 
     @property
     def gather(self) -> Callable[..., dict[str, Any]] | None:
-        """What those of them that have a ``gather`` give, each called with the key that it gets later."""
+        """Return what the transforms with a ``gather`` return, each called with the key that it gets later."""
         return self._gather if self._gathering else None
 
     def _gather(self, storage: Any, index: Any, episodes: Any, key: Key) -> dict[str, Any]:
@@ -94,17 +94,17 @@ class Compose:
 
     @property
     def done(self) -> FieldKey:
-        """What says where episodes end to those that gather, or else to those that reach behind a row."""
+        """The field of episode ends of the transforms that gather, or else of those that reach behind a row."""
         reaching = (at for at, step in enumerate(self.transforms) if getattr(step, "reach", 0))
         return next((getattr(self.transforms[at], "done", "done") for at in (*self._gathering, *reaching)), "done")
 
     @property
     def watchers(self) -> dict[str, Any]:
-        """Those that keep numbers of all rows of a buffer, by their place; see ``Transform``."""
+        """The transforms that keep numbers of all rows of a buffer, by their place; see ``Transform``."""
         return {str(at): step for at, step in enumerate(self.transforms) if hasattr(step, "settled")}
 
     def at(self, settled: Mapping[str, Any] | None) -> Compose:
-        """The same with those in place of them that they were when their numbers were ``settled``."""
+        """Return the transforms as they were when their numbers were ``settled``."""
         if settled is None:
             return self
         watchers = self.watchers
@@ -163,7 +163,7 @@ class Compose:
         return batch
 
     def inverse(self, rows: Any) -> Any:
-        """What is done to rows on their way in; to those of a list one by one."""
+        """Return rows as they are stored; rows of a list are converted one by one."""
         if type(rows) is list:
             return [self.inverse(row) for row in rows]
         for transform in reversed(self.transforms):
@@ -195,7 +195,7 @@ def delivered_alignment(transform: Callable[..., Any] | None, alignment: Alignme
 
 
 def _by_name(batch: Any) -> Any:
-    """A batch whose rows are a named tuple, with its fields at the root: there transforms look for an episode's end."""
+    """Return a batch whose rows are a named tuple with its fields at the root, where transforms look for them."""
     rows = batch.get("data") if isinstance(batch, Mapping) else None
     if not hasattr(rows, "_asdict") or not rows._asdict().keys().isdisjoint(batch):  # type: ignore[union-attr]
         return batch
@@ -203,7 +203,7 @@ def _by_name(batch: Any) -> Any:
 
 
 def _read_ahead(batch: Any) -> tuple[int, frozenset[FieldKey]] | None:
-    """How many single transitions there are behind which a buffer has read steps, and which fields have none.
+    """Return the number of single transitions with steps read behind them, and the fields without such steps.
 
     There fields have an axis more than ``index``; otherwise None.
     """

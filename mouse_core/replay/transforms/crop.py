@@ -1,4 +1,4 @@
-"""What is done to slices as a whole: RandomTimeCrop and BurnIn take parts of them, MarkSlices says where they end."""
+"""Transforms of whole slices: RandomTimeCrop and BurnIn take parts of slices, MarkSlices marks their ends."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RandomTimeCrop:
         return map_tree(lambda values: crop(values) if runs(values, steps) else values, batch)
 
     def _stretches(self, batch: Any, steps: tuple[int, int]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Where the steps that are there begin in each slice, and how many they are, int64 ``[N]``."""
+        """Return where the existing steps of each slice begin, and their number, int64 ``[N]``."""
         found = find_any(batch, self.mask)
         if found is None:
             return np.zeros(steps[0], np.int64), np.full(steps[0], steps[1])
@@ -228,7 +228,7 @@ class BurnIn:
 
 
 def _steps(batch: Any, where: str) -> tuple[int, int]:
-    """How many slices there are and how long they are: the first axes of the index, or else of all fields.
+    """Return the number of slices and their length: the first axes of the index, or else of all fields.
 
     Where the index is of single rows, the rows are whole trajectories, which all their fields must say.
     """

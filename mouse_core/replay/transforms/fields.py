@@ -86,7 +86,7 @@ def _renamed(batch: Any, moves: Mapping[FieldKey, tuple[FieldKey, Any]]) -> Any:
 
 @dataclass(frozen=True, init=False)
 class _OfFields:
-    """A transform of some fields, which are named one by one."""
+    """Base class of transforms of named fields."""
 
     keys: tuple[FieldKey, ...]
 

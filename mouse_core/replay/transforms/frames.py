@@ -170,7 +170,7 @@ class CatFrames:
         return xp.concat(parts, axis=self.axis)
 
     def _begins(self, batch: Any, shape: tuple[int, int], timed: bool) -> npt.NDArray[np.int64]:
-        """Where in its slice the episode of each step begins, int64 ``[N, T]``: 0 also where it began before."""
+        """Return where the episode of each step begins in its slice, int64 ``[N, T]``; 0 if it began before."""
         opens = np.zeros(shape, np.bool_)
         if timed:
             try:

@@ -227,7 +227,7 @@ class HindsightRelabel:
     def _draw(
         self, codes: npt.NDArray[Any], valid: npt.NDArray[Any], key: Key
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        """Which transitions get a new goal, and the transition it is taken from, as an index into all of them."""
+        """Return which transitions get a new goal, and the transition it comes from, as an index into all."""
         count, length = codes.shape
         uniform = key.uniform(2 * count * length).reshape(2, count, length)
         chosen = (uniform[0] < self.ratio) & valid

@@ -29,7 +29,7 @@ _MOST_CHANNELS = 4
 
 @dataclass(frozen=True, init=False)
 class _OfImages:
-    """A transform of some fields of images."""
+    """Base class of transforms of fields of images."""
 
     keys: tuple[FieldKey, ...]
     image_shape: tuple[int, int, int] | None
@@ -310,7 +310,7 @@ def _bilinear(images: Array, height: int, width: int) -> Array:
 
 
 def _beside(images: Array, make: Callable[..., Array], old: int, new: int) -> Array:
-    """What is made of two sizes, on the device of some images: there, if it is torch's, as a copy would wait for it."""
+    """Return a table for two sizes on the device of images; for torch's devices it is made there, as a copy waits."""
     if is_tensor(images) and not may_look(images):
         return make(old, new, namespace(images), device=images.device)
     known = _kept(make, old, new)
@@ -323,7 +323,7 @@ def _kept(make: Callable[..., Array], old: int, new: int) -> Array:
 
 
 def _weights(old: int, new: int, xp: Any, **where: Any) -> Array:
-    """How much each old pixel of a line counts in each new one, float32 ``[new, old]``; rows sum to 1."""
+    """Return the weight of each old pixel of a line in each new one, float32 ``[new, old]``; rows sum to 1."""
     scale = old / new
     support = max(scale, 1.0)
     centre = (xp.arange(new, dtype=xp.float64, **where) + 0.5) * scale

@@ -213,7 +213,7 @@ class NStep:
 
     @property
     def reach(self) -> int:
-        """How many rows behind a drawn one it needs; at least 1, so that there is an axis of time."""
+        """The number of rows that are read behind a drawn one; at least 1, so that there is an axis of time."""
         return max(1, int(self.n) - 1 + (self.takes == "arrived"))
 
     def __call__(self, batch: Any) -> Any:
@@ -251,7 +251,7 @@ class NStep:
 
 
 def _table(values: npt.NDArray[np.float64], beside: Array) -> Array:
-    """Numbers beside an array; on a device of torch's they are filled in there, as a copy from the host would wait."""
+    """Return numbers on the device of an array; for torch's devices they are made there, as a copy waits."""
     xp, device = namespace(beside), device_of(beside)
     if not is_tensor(beside) or device.type == "cpu":
         return xp.asarray(values, device=device)
@@ -294,7 +294,7 @@ def n_step_sums(reward: Array, ended: Array, valid: Array, *, n: int, discount: 
 
 
 def _ending_in_zeros(values: Array, count: int) -> Array:
-    """``[N, T - count, ...]`` with so many steps of zeros behind; arrays of JAX cannot be added to in place."""
+    """Append ``count`` steps of zeros to ``[N, T - count, ...]``; arrays of JAX cannot be added to in place."""
     if not count:
         return values
     xp = namespace(values)

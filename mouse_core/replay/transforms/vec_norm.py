@@ -130,7 +130,7 @@ class VecNorm:
     # ------------------------------------------------------------------ batches
 
     def settled(self, storage: Storage) -> dict[str, Any]:
-        """What batches are normalised by that are drawn now: arrays, which are never written to again."""
+        """Return the numbers by which batches drawn now are normalised: arrays that are never modified."""
         self._count(storage)
         return self._numbers()
 
@@ -172,7 +172,7 @@ class VecNorm:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """What was counted: plain values and NumPy arrays, by the place of the field."""
+        """Return the counted moments: plain values and NumPy arrays, by the place of the field."""
         fields = {str(place): self._moments[key].state() for place, key in enumerate(self.keys) if key in self._moments}
         return {"transform": repr(self), "next": self._next, "fields": fields}
 
@@ -244,7 +244,7 @@ _SUMS = ("weight", "mean", "squares")
 
 
 def _moments_of(key: FieldKey, rows: npt.NDArray[Any], known: _Moments | None, decay: float) -> _Moments:
-    """What is known together with ``[n, *shape]`` more rows.
+    """Return the moments together with ``[n, *shape]`` more rows.
 
     With a decay of 0.5 the rows 4 and 2 weigh 0.5 and 1: a weight of 1.5 and a mean of 8/3. Before them lies what
     weighed 1 and weighs 0.25 now.
@@ -274,7 +274,7 @@ def _moments_of(key: FieldKey, rows: npt.NDArray[Any], known: _Moments | None, d
 
 
 def _numbers(storage: Storage, key: FieldKey, rows: slice) -> npt.NDArray[Any]:
-    """A field of some rows, at the root or under ``next``."""
+    """Return a field of some rows, at the root or under ``next``."""
     try:
         values = storage.read(key, rows)
     except MissingFieldError:
