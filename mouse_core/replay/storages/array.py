@@ -80,7 +80,7 @@ class ArrayStorage(RingStorage):
         if not n:
             raise SchemaError("ArrayStorage: expected arrays with rows, found none")
         self._capacity = self._size = self._written = n
-        if schema.varying:  # of which there is no memory to take over
+        if schema.varying:  # references replace the values, so the arrays cannot be the memory
             self._take_memory(self._allocate(schema))
             self._memory.write(0, self._memory.values.keep(schema, columns, list), 0, n)  # type: ignore[union-attr]
             return
@@ -118,7 +118,7 @@ class ArrayStorage(RingStorage):
         return self._appended(n), n
 
     def _append_single(self, rows: Any) -> bool:
-        """Write one row of the commonest kinds of values; False if it has others, and in the first write."""
+        """Write one row of plain values without further checks; return False for other rows, and the first."""
         if not self._single or type(rows) is not dict or len(rows) != len(self._single):
             return False
         values = []
@@ -137,7 +137,7 @@ class ArrayStorage(RingStorage):
         return True
 
     def _refs(self) -> list[Refs]:
-        """Where the values lie that differ in length, of every row, as views."""
+        """Return the references of the rows in use, as views."""
         assert self._memory is not None
         return self._memory.refs(slice(self._size))
 
@@ -190,7 +190,7 @@ class ArrayStorage(RingStorage):
         return rows_state(self, self._schema, columns)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Become what ``state`` was taken from; see ``Storage.load``."""
+        """Restore ``state``; see ``Storage.load``."""
         self._check_writable()
         schema, arrays, written = state_rows(self, state, self._schema)
         if schema is not None:
@@ -205,7 +205,7 @@ class ArrayStorage(RingStorage):
         self._changes += 1
 
     def _begin(self, schema: RowSchema) -> None:
-        """Take memory for rows like these, as many as are whole time steps."""
+        """Allocate memory for as many rows as are whole time steps."""
         asked, self._capacity = self._capacity, schema.whole_steps(self._capacity)
         try:
             self._take_memory(self._allocate(schema))
@@ -242,12 +242,12 @@ class ArrayStorage(RingStorage):
 
 
 def _as_given(leaf: Any) -> Any:
-    """An array; a list stays, of text or of rows that may differ in length."""
+    """Convert a leaf to an array; a list stays, as its rows may be text or differ in length."""
     return leaf if isinstance(leaf, list) else to_numpy(leaf)
 
 
 def _scalars(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[type, ...]:
-    """The types of single values that fit a field as they are."""
+    """Return the types of single values that fit a field unchanged."""
     if shape:
         return ()
     return (dtype.type, *{"f": (float,), "b": (bool,)}.get(dtype.kind if dtype.itemsize in (1, 4, 8) else "", ()))

@@ -32,7 +32,7 @@ from mouse_core.replay.storages.ring import RingStorage, check_put, check_state
 from mouse_core.spec import Alignment
 
 _Signature = tuple[Any, ...]
-"""Of a leaf: "strong", a dtype and a shape; "weak", one of Python's kinds of numbers, and a shape; "any"."""
+"""The signature of a leaf: "strong", a dtype and a shape; "weak", a kind of Python's numbers, and a shape; or "any"."""
 
 _Leaves = tuple[tuple[Any, ...], ...]
 """The signatures of the leaves of an object, each behind its name."""
@@ -131,7 +131,7 @@ def _column(values: list[Any], dtype: np.dtype[Any] | None, shape: tuple[int, ..
 
 
 def _signatures_of(item: Any, is_leaf: Callable[[Any], bool]) -> _Leaves:
-    """The signatures of the leaves of nested dicts, tuples and lists; of any other object, its own."""
+    """Return the signatures of the leaves of nested dicts, tuples and lists; for any other object, its own."""
     try:
         leaves = flatten(item, leaf=is_leaf) if isinstance(item, Mapping | tuple | list) else {(): item}
     except SchemaError:
@@ -159,7 +159,7 @@ def _signature_of(leaf: Any) -> _Signature:
 
 
 def _joined(signatures: Sequence[_Leaves], ragged: Sequence[FieldKey]) -> dict[FieldKey, np.dtype[Any] | None]:
-    """What each field is to be, by how it looks in any row there is."""
+    """Return the dtype of each field that is one array in all rows, else None."""
     keys = _fields_of(signatures)
     if keys is None:
         return {(): None}
@@ -172,7 +172,7 @@ def _joined(signatures: Sequence[_Leaves], ragged: Sequence[FieldKey]) -> dict[F
 
 
 def _fields_of(signatures: Sequence[_Leaves]) -> tuple[FieldKey, ...] | None:
-    """The fields that all rows have; None where some rows have fields and others are objects of other kinds."""
+    """Return the fields that all rows have; None if some rows have fields and others are objects."""
     keys = [tuple(key for key, *_ in signature) for signature in signatures]
     other = next((found for found in keys if set(found) != set(keys[0])), None)
     if other is None:
@@ -186,7 +186,7 @@ def _fields_of(signatures: Sequence[_Leaves]) -> tuple[FieldKey, ...] | None:
 
 
 def _common(signatures: set[tuple[Any, ...]]) -> np.dtype[Any] | None:
-    """The dtype of arrays of one shape that look like these; None where they cannot be one array without loss."""
+    """Return the dtype that holds values of these signatures without loss; None if there is none."""
     weak, strong = ({kind for name, kind, _ in signatures if name == strength} for strength in ("weak", "strong"))
     kinds = {number_kind(dtype) for dtype in strong}
     if len(kinds | weak) > 1 and (kinds | weak) & set("bmM"):
@@ -312,7 +312,7 @@ class ListStorage(RingStorage):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Become what ``state`` was taken from. Pickled objects can run code: load only what you trust."""
+        """Restore ``state``. Pickled objects can run code: load only states that you trust."""
         check_state(self, state, "objects")
         try:
             items = pickle.loads(np.asarray(state["items"], np.uint8).tobytes())
@@ -340,7 +340,7 @@ def _check(tree: Any) -> None:
 
 
 def take_apart(rows: Any, ragged: Collection[FieldKey] = ()) -> list[Any]:
-    """The rows of a list of items, or of a tree of arrays ``[n, ...]``; ``ragged`` fields may be lists of arrays."""
+    """Return the rows of a list of rows, or of a tree of arrays ``[n, ...]``, whose ``ragged`` fields may be lists."""
     if isinstance(rows, list):
         return rows
     rows = opened(rows, 1, ragged)

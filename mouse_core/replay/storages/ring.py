@@ -1,4 +1,4 @@
-"""RingStorage: what a storage of rows in the memory of this process derives from, and the checks that all share."""
+"""RingStorage, the base of storages in the memory of this process, and the checks that all storages share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mouse_core.spec import Alignment, check_alignment, check_count, check_list
 
 
 def rows_state(storage: Storage, schema: RowSchema | None, columns: Sequence[Any]) -> dict[str, Any]:
-    """The state of a storage with these columns ``[len, *shape]``, in the order of the schema's fields.
+    """Return the state of a storage with these columns ``[len, *shape]``, in the order of the schema's fields.
 
-    What differs in length comes as a list of the rows' bytes. ``begins`` is None but in a ``MemmapStorage`` that
-    overwrote rows, which knows where the episodes of its oldest rows begin.
+    A column that differs in length is a list of the rows' bytes. ``begins`` is None, except in the state of a
+    ``MemmapStorage`` that overwrote rows: it knows where the episodes of its oldest rows begin.
     """
     return {
         "kind": "rows",
@@ -44,7 +44,7 @@ def _packed(values: list[Bytes]) -> dict[str, npt.NDArray[Any]]:
 
 
 def _column(key: FieldKey, kind: FieldType, saved: Any, size: int) -> Any:
-    """A column of ``size`` rows as ``rows_state`` takes it; StateError for another one."""
+    """Check a saved column of ``size`` rows, and return it as ``rows_state`` takes it; raise StateError."""
     if kind.varies:
         return _unpacked(key, kind, saved, size)
     column = np.asarray(saved)
@@ -57,7 +57,7 @@ def _column(key: FieldKey, kind: FieldType, saved: Any, size: int) -> Any:
 
 
 def _unpacked(key: FieldKey, kind: FieldType, column: Mapping[str, Any], size: int) -> list[Bytes]:
-    """The rows' bytes, of which a value can be made; StateError if they cannot."""
+    """Return the bytes of each row; raise StateError for bytes that cannot be decoded."""
     lengths, raw = np.asarray(column["lengths"]), np.asarray(column["bytes"])
     fits = lengths.dtype == np.int64 and lengths.shape == (size,) and raw.dtype == np.uint8 and raw.ndim == 1
     if not fits or (lengths < 0).any() or int(lengths.sum()) != raw.size:
@@ -73,14 +73,14 @@ def _unpacked(key: FieldKey, kind: FieldType, column: Mapping[str, Any], size: i
 
 
 def _whole_steps(storage: Storage, state: Mapping[str, Any]) -> int:
-    """The capacity that a storage has when it is of as many environments as a state."""
+    """Return the capacity of a storage in whole time steps of as many environments as a state has."""
     schema = state.get("schema")
     num_envs: Any = schema.get("num_envs") if isinstance(schema, Mapping) else 1
     own = storage.capacity
     return own - own % num_envs if is_whole(num_envs) and 1 <= num_envs <= own else own
 
 
-# Nobody writes more rows than that, and sums of such numbers still fit into 64 bits.
+# More rows than any run writes; sums of such numbers fit into 64 bits.
 _MOST_WRITTEN = 1 << 53
 
 
@@ -105,10 +105,10 @@ def check_state(storage: Storage, state: Mapping[str, Any], kind: str) -> None:
 def state_rows(
     storage: Storage, state: Mapping[str, Any], known: RowSchema | None
 ) -> tuple[RowSchema | None, list[Any], int]:
-    """Schema, columns (see ``rows_state``) and number of rows written of a state that was checked.
+    """Check a state, and return its schema, its columns as in ``rows_state``, and its number of rows written.
 
     Raises:
-        StateError: It does not fit the storage, or its parts do not fit each other.
+        StateError: The state does not fit the storage, or its parts do not fit each other.
     """
     check_state(storage, state, "rows")
     if "begins" not in state:
@@ -170,7 +170,7 @@ class RingStorage:
 
     @property
     def capacity(self) -> int:
-        """How many rows it can hold."""
+        """How many rows the storage can hold."""
         return self._capacity
 
     @property
@@ -219,7 +219,7 @@ class RingStorage:
         return self._changes
 
     def lock(self) -> None:
-        """Nobody else writes here."""
+        """Return None: no other process writes here."""
         return None
 
     def empty(self) -> None:
@@ -228,7 +228,7 @@ class RingStorage:
         self._changes += 1
 
     def _pieces(self, n: int) -> Iterator[tuple[int, int, int]]:
-        """Where ``n`` rows go that are to be appended: slots from one on, the first of the rows, and how many.
+        """Return where the next ``n`` rows go: for each run of slots the first slot, the first row, and the count.
 
         Where 5 rows are appended to a ring of 4 in which row 0 was written, row 1 would be overwritten at once. So rows
         2 to 5, which are numbers 1 to 4 of those given, go to the slots 2, 3, 0 and 1: ``(2, 1, 2)`` and ``(0, 3, 2)``.
@@ -238,7 +238,7 @@ class RingStorage:
             yield slot, lost + begin, count
 
     def _appended(self, n: int) -> int:
-        """Count ``n`` rows as appended, and say which number the first has."""
+        """Count ``n`` rows as appended, and return the number of the first."""
         first = self._written
         self._written = first + n
         self._size = min(self._size + n, self._capacity)
@@ -249,11 +249,11 @@ class RingStorage:
         check_slots(slots, self._size)
 
     def __getstate__(self) -> dict[str, Any]:
-        """All there is.
+        """Return the attributes, for a pickle.
 
         Raises:
-            ConfigError: It goes to a process that is being started, where it would be a copy, and the two go on apart.
-                Pickling for other ends, such as a file or ``copy.deepcopy``, is fine.
+            ConfigError: The pickle goes to a process that is being started, where the copy and the original would
+                diverge. Pickling to a file or by ``copy.deepcopy`` is fine.
         """
         if is_spawning():
             raise ConfigError(
@@ -290,6 +290,6 @@ def check_slots(slots: Slots, size: int) -> None:
 
 
 def slot_error(slots: Slots, size: int) -> RowIndexError:
-    """What to raise for slots of which some are not in use."""
+    """Return the error for slots of which some are not in use."""
     outside = slots[(slots < 0) | (slots >= size)].reshape(-1)
     return RowIndexError(f"index: expected 0..{size - 1}, found {outside[:1].tolist() or 'an empty storage'}")
