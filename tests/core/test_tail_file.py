@@ -25,6 +25,7 @@ from mouse_core.columns.extent import Extent
 from mouse_core.errors import ConfigError, DataError, StorageError, StoreWarning
 from mouse_core.files import locking
 from mouse_core.store.disk.tail import file
+from mouse_core.store.disk.tail.commits import read_commits
 from mouse_core.store.disk.tail.file import TailFile, TailReader
 from tests.core.killing import forked
 
@@ -178,6 +179,32 @@ def test_a_copy_has_most_rows_that_nobody_committed(tmp_path: Path) -> None:
     assert rows_of(copy.extent) == expected(copy.extent.count)
 
 
+@pytest.mark.parametrize("noted", [0, 1200])
+def test_a_commit_on_the_disk_stays_until_another_one_is(noted: int, tmp_path: Path) -> None:
+    """Also where checksums of rows that are not on the disk were noted since, and the writer was killed."""
+    path = tmp_path / "tail"
+    tail = made(path, 3000)
+    for end in (100, 200, 300):
+        put(tail, end - 100, end)
+        tail.commit(sync=True)
+    put(tail, 300, 300 + noted)
+    tail.close()
+    before = path.read_bytes()
+    layout, at = tail.layout, tail.layout.begins
+    waiting = [slice(at[name], at[name] + file.PAGE) for name in ("synced place", "other synced place")]
+    assert {300} <= {commit.rows for commit in read_commits(layout.places(bytearray(before)), layout) if commit.waited}
+    TailFile.recover(path).close()
+    after = path.read_bytes()
+    # Whichever page of these is torn as it is written, the other has the rows.
+    for torn in waiting:
+        mixed = bytearray(after)
+        if before[torn] == after[torn]:
+            continue
+        mixed[torn] = bytes(file.PAGE)
+        found = [commit.rows for commit in read_commits(layout.places(mixed), layout) if commit.waited]
+        assert found == [300]
+
+
 def test_many_rows_at_once(tmp_path: Path) -> None:
     tail = made(tmp_path / "tail")
     columns = {name: [row(number)[name] for number in range(600)] for name in COLUMNS}
@@ -211,6 +238,21 @@ def test_damage_is_an_error_that_names_file_rows_and_column(tmp_path: Path) -> N
         TailReader(path).committed()
     with pytest.raises(DataError, match=r"tail, rows 0\.\.348, column 'observation': .*damage"):
         TailFile.recover(path)
+
+
+def test_a_damaged_size_of_an_object_is_damage(tmp_path: Path) -> None:
+    tail = made(tmp_path / "tail")
+    put(tail, 0, 300)
+    tail.commit(sync=True)
+    tail.close()
+    layout = tail.layout
+    content = bytearray((tmp_path / "tail").read_bytes())
+    sizes = next(name for name in layout.arrays(content) if name.endswith(".sizes"))
+    layout.arrays(content)[sizes][7] |= 1 << 62
+    (tmp_path / "tail").write_bytes(content)
+    for opened in (read_all, TailFile.recover):
+        with pytest.raises(DataError, match="objects: expected"):
+            opened(tmp_path / "tail")
 
 
 def test_what_is_no_tail(tmp_path: Path) -> None:

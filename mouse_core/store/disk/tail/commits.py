@@ -63,14 +63,12 @@ class Commit:
     """A commit, as it stands in one of the places.
 
     Args:
-        number: Number of commits before it.
         rows: Rows that count.
         since: For each column, from which row on rows differ in length; see ``NumbersExtent``.
         sums: The checksums of the block in progress.
         place: Number of the place.
     """
 
-    number: int
     rows: int
     since: npt.NDArray[np.int64]
     sums: list[int]
@@ -82,10 +80,22 @@ class Commit:
         return self.place >= _EACH
 
 
-def next_places(commits: Sequence[Commit]) -> list[int]:
-    """Return the places of the next commits: of one that does not wait for the disk, and of one that does."""
-    last = {commit.waited: commit for commit in sorted(commits, key=lambda commit: commit.number)}
-    return [place_after(last[waits].place) if waits in last else waits * _EACH for waits in (False, True)]
+def next_places(commits: Sequence[Commit], rows: int, synced: int) -> list[int]:
+    """Return the places of the next commits: of one that does not wait for the disk, and of one that does.
+
+    Until the next commit is whole, the best one of its kind stays in the other place.
+
+    Args:
+        commits: The commits that are whole, of most rows first.
+        rows: Rows of the best commit that does not wait.
+        synced: Rows of the best commit that waits: if it has more rows, the disk may not have them.
+    """
+    places = [0, _EACH]
+    for waits, most in ((False, rows), (True, synced)):
+        best = next((commit for commit in commits if commit.waited == waits and commit.rows <= most), None)
+        if best is not None:
+            places[waits] = place_after(best.place)
+    return places
 
 
 def place_after(place: int) -> int:
@@ -96,9 +106,9 @@ def place_after(place: int) -> int:
 def write_commit(place: npt.NDArray[np.uint64], layout: TailLayout, commit: Commit) -> None:
     """Write a commit to a place."""
     words = np.empty(layout.place_words, np.uint64)
-    words[0], words[1] = commit.number, commit.rows
-    words[2 : 2 + len(commit.since)] = commit.since.view(np.uint64)
-    words[2 + len(commit.since) : -1] = commit.sums
+    words[0] = commit.rows
+    words[1 : 1 + len(commit.since)] = commit.since.view(np.uint64)
+    words[1 + len(commit.since) : -1] = commit.sums
     words[-1] = checksum(words[:-1].data, layout.seed)
     place[:] = words
 
@@ -108,14 +118,14 @@ def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout, k
     found = []
     for number, place in enumerate(places):
         words = place.copy()  # the writer may change the place meanwhile
-        columns, rows = len(layout.columns), int(words[1])
+        columns, rows = len(layout.columns), int(words[0])
         if rows <= known:
             continue
         if checksum(words[:-1].data, layout.seed) != int(words[-1]) or rows > layout.rows:
             continue
-        since, sums = words[2 : 2 + columns].view(np.int64), [int(word) for word in words[2 + columns : -1]]
-        found.append(Commit(int(words[0]), rows, since, sums, number))
-    return sorted(found, key=lambda commit: (commit.rows, commit.number), reverse=True)
+        since, sums = words[1 : 1 + columns].view(np.int64), [int(word) for word in words[1 + columns : -1]]
+        found.append(Commit(rows, since, sums, number))
+    return sorted(found, key=lambda commit: commit.rows, reverse=True)
 
 
 class Sums:

@@ -52,11 +52,10 @@ class ObjectsFile(Descriptor):
 
     def read(self, begin: int, end: int) -> bytes:
         """Return the bytes from one offset to another; raises DataError where the file is shorter."""
-        found = []
-        while begin < end:
-            piece = os.pread(self._file, min(end - begin, 1 << 30), begin)
-            if not piece:
-                raise DataError(f"{self.path}: expected {end} bytes or more, found {begin}")
+        size, found = os.fstat(self._file).st_size, []
+        if end > size:
+            raise DataError(f"{self.path}: expected {end} bytes or more, found {size}")
+        while begin < end and (piece := os.pread(self._file, min(end - begin, 1 << 30), begin)):
             found.append(piece)
             begin += len(piece)
         return b"".join(found)

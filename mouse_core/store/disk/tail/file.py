@@ -122,7 +122,7 @@ class TailFile(_TailMemory, Descriptor):
     ) -> None:
         super().__init__(path, layout, memory, objects)
         self._since = layout.live(memory)[-len(layout.columns) :]
-        self._number, self._next = 0, next_places([])
+        self._next = next_places([], 0, 0)
         self.committed = self.synced = 0
         self._failed = False  # the last time that the disk was waited for
         # From here on this object closes the file.
@@ -210,10 +210,9 @@ class TailFile(_TailMemory, Descriptor):
         live, here = self._live, origin(self._file)
         promise = is_same, synced, _ = self._promised(here)
         counted, commits = live.counted, read_commits(self._places, self.layout)
-        self._number = max((commit.number + 1 for commit in commits), default=0)
-        self._next = next_places(commits)
         commit, self._sums = self._newest(commits, promise)
         rows = self._sums.rows
+        self._next = next_places(commits, rows, synced if is_same else rows)
         if is_same:
             if not rows <= counted <= self.layout.rows:
                 raise damaged(self.path, f"expected {rows}..{self.layout.rows} rows, found {counted}")
@@ -230,7 +229,7 @@ class TailFile(_TailMemory, Descriptor):
         self._write(sync=sync or not is_same)
         for place in self._places:
             # Rows that were committed and are gone must never seem to be there.
-            if int(place[1]) > rows:
+            if int(place[0]) > rows:
                 place[:] = 0
         live.origin = here
 
@@ -320,8 +319,7 @@ class TailFile(_TailMemory, Descriptor):
         self._sums = later
         number = self._next[sync]
         fence()
-        write_commit(self._places[number], self.layout, Commit(self._number, rows, since, self._sums.now))
-        self._number += 1
+        write_commit(self._places[number], self.layout, Commit(rows, since, self._sums.now))
         self.extent.note_at = rows + self._each
         return number, rows
 
@@ -342,7 +340,7 @@ class TailFile(_TailMemory, Descriptor):
         if self._objects is not None:
             write_at(self._objects.file, self._objects.read(0, self.extent.objects_end), 0)
         # The system may also have dropped them.
-        now = Commit(0, self._sums.rows, self._since.copy(), self._sums.now)
+        now = Commit(self._sums.rows, self._since.copy(), self._sums.now)
         check_rows_of(str(self.path), self.layout, self._table, self._new_sums(), now)
 
     def close(self) -> None:
@@ -466,7 +464,7 @@ class TailReader(_TailMemory):
         most, full = commits[0].rows, begin + self.layout.block_rows
         block = self._table[begin // self.layout.block_rows].tolist()
         # Of the block in progress as many rows as one of the last commits has.
-        ends = [Commit(0, full, commits[0].since, block)] if full <= most else []
+        ends = [Commit(full, commits[0].since, block)] if full <= most else []
         ends += [commit for commit in commits if begin < commit.rows < min(full, most + 1)]
         for end in ends:
             found, now = list[list[int]](), sums.copy()

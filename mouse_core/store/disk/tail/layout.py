@@ -140,10 +140,10 @@ class TailLayout:
 
     @property
     def place_words(self) -> int:
-        """Words of 8 bytes that a commit takes: its number, its rows, a number for each column, the checksums of the
+        """Words of 8 bytes that a commit takes: its rows, a number for each column, the checksums of the
         block in progress, and its own checksum.
         """
-        return 3 + len(self.columns) + self.sums
+        return 2 + len(self.columns) + self.sums
 
     @property
     def blocks(self) -> int:
