@@ -2,7 +2,7 @@
 
 Before each record stand its length, its checksum and the checksum of these two, little-endian in 8, 4 and 4 bytes::
 
-    b"abc"  ->  03 00 00 00 00 00 00 00 | c2 41 24 35 | checksum of these 12 bytes | 61 62 63
+    b"abc"  ->  03 00 00 00 00 00 00 00 | 50 39 2f 89 | checksum of these 12 bytes | 61 62 63
 
 A crash can tear only the last record. Nobody was told that this record is there, so the reader drops it. Damage before
 the last record raises DataError. There are two backings:
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mouse_core.errors import DataError
+from mouse_core.files.checksum import checksum
 from mouse_core.files.locking import Descriptor, this_boot
 from mouse_core.files.mapped import mapped, open_file, origin, set_aside, sync_mapped
 from mouse_core.files.reading import damaged, reading
@@ -49,9 +49,14 @@ _LEAST_BYTES = 1 << 14
 _ZEROS = bytes(8)
 
 
+def _sum(content: bytes, seed: int = 0) -> int:
+    """Return the lower half of the checksum of some bytes."""
+    return checksum(content, seed) & 0xFFFFFFFF
+
+
 def _frame(record: bytes, seed: int = 0) -> bytes:
-    length_and_sum = _HEADER.pack(len(record), zlib.crc32(record, seed), 0)[:-4]
-    return length_and_sum + zlib.crc32(length_and_sum).to_bytes(4, "little") + record
+    length_and_sum = _HEADER.pack(len(record), _sum(record, seed), 0)[:-4]
+    return length_and_sum + _sum(length_and_sum).to_bytes(4, "little") + record
 
 
 def _records(
@@ -72,10 +77,10 @@ def _records(
     size = os.fstat(file.fileno()).st_size
     while position + _HEADER.size <= size:
         header = file.read(_HEADER.size)
-        length, checksum, header_sum = _HEADER.unpack(header)
+        length, record_sum, header_sum = _HEADER.unpack(header)
         if is_mapped and not length:
             return
-        if zlib.crc32(header[:-4]) != header_sum:
+        if _sum(header[:-4]) != header_sum:
             if not any(header) and not any(map(any, iter(partial(file.read, _BLOCK), b""))):
                 return  # room that was made for a record and never filled
             raise DataError(f"log {path}: expected a record at byte {position}, found damage")
@@ -83,7 +88,7 @@ def _records(
         if end > size:
             return
         record = file.read(length)
-        if zlib.crc32(record, seed) != checksum:
+        if _sum(record, seed) != record_sum:
             if end == size:
                 return
             raise DataError(f"log {path}: expected the record at byte {position} as it was written, found damage")
@@ -222,7 +227,7 @@ class Log(Descriptor):
         self._synced = synced
         if self._note.file >= 0:
             note = _NOTE.pack(synced, written, self._boot, 0)[:-4]
-            write_at(self._note.file, note + zlib.crc32(note).to_bytes(4, "little"), 0)
+            write_at(self._note.file, note + _sum(note).to_bytes(4, "little"), 0)
 
     def _sync_name(self) -> None:
         if not self._is_named:
@@ -245,7 +250,7 @@ def _noted(path: Path) -> tuple[int, int]:
         note = note_path(path).read_bytes()
     except FileNotFoundError:
         return 0, 0
-    if len(note) != _NOTE.size or zlib.crc32(note[:-4]) != int.from_bytes(note[-4:], "little"):
+    if len(note) != _NOTE.size or _sum(note[:-4]) != int.from_bytes(note[-4:], "little"):
         return 0, 0
     synced, written, boot, _ = _NOTE.unpack(note)
     return synced, written if boot and boot == this_boot() else synced

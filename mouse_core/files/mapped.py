@@ -9,8 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any, Protocol
 
-import xxhash
-
+from mouse_core.files.checksum import checksum
 from mouse_core.files.locking import this_boot
 from mouse_core.files.reading import damaged
 from mouse_core.files.writing import write_all
@@ -99,7 +98,7 @@ def origin(file: int) -> int:
     A copy that has the inode number of the removed original has the same origin, until the machine is restarted.
     """
     boot, found = this_boot(), os.fstat(file)
-    return boot and max(1, xxhash.xxh3_64_intdigest(f"{boot} {found.st_dev} {found.st_ino}".encode()) >> 33)
+    return boot and max(1, checksum(f"{boot} {found.st_dev} {found.st_ino}".encode()) >> 33)
 
 
 class Words(Protocol):

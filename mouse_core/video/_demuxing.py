@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 
 from mouse_core.errors import DataError
+from mouse_core.files.checksum import checksum
 from mouse_core.files.reading import damaged, reading
 from mouse_core.video._pictures import Picture, picture_reader
 
@@ -156,10 +156,10 @@ def _packets(file: Path, demuxed: Any, memory: memoryview, about: dict[str, Any]
             raise damaged(file, "expected one description of all frames, found another from here on", at=where)
         begin = -1 if packet.pos is None else packet.pos
         with memoryview(packet) as content, memory[begin : begin + packet.size] as there:
-            checksum = xxhash.xxh3_64_intdigest(content)
-            if begin < 0 or len(there) != len(content) or xxhash.xxh3_64_intdigest(there) != checksum:
+            written = checksum(content)
+            if begin < 0 or len(there) != len(content) or checksum(there) != written:
                 raise damaged(file, "expected its bytes side by side in the file, as in MP4", at=where)
-            yield _Packet(packet.pts, begin, packet.size, checksum, not packet.is_discard, read(content))
+            yield _Packet(packet.pts, begin, packet.size, written, not packet.is_discard, read(content))
 
 
 def _arrays(file: Path, packets: list[_Packet]) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from mouse_core._base.checks import check_count
 from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.checksum import checksum
 from mouse_core.files.reading import damaged, reading
 from mouse_core.video._demuxing import new_decoder, pyav
 from mouse_core.video.index import VideoIndex
@@ -163,8 +163,8 @@ def _decoded(
     at: Any = slice(chosen[0], chosen[-1] + 1) if side_by_side else chosen
     begins, sizes, sums = (values[at].tolist() for values in (index.position, index.size, index.checksum))
     contents = _contents(index, chosen, begins, sizes)
-    for number, content, size, checksum in zip(chosen, contents, sizes, sums, strict=True):
-        if len(content) != size or xxhash.xxh3_64_intdigest(content) != checksum:
+    for number, content, size, written in zip(chosen, contents, sizes, sums, strict=True):
+        if len(content) != size or checksum(content) != written:
             raise named(number, "expected the bytes that were there when it was indexed, found others")
         # A copy, behind which there are zeros: decoders read on, and what they find is seen in a broken frame.
         packet = packet_of(size)

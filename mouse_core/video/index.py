@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import xxhash
 
 from mouse_core.errors import DataError, SchemaError
+from mouse_core.files.checksum import checksum
 from mouse_core.files.reading import reading
 from mouse_core.files.writing import StrPath, replacing
 from mouse_core.video._demuxing import LARGEST_SIDE, demux
@@ -168,7 +168,7 @@ def _ends_of(video: Path) -> tuple[int, int]:
         size = os.fstat(stream.fileno()).st_size
         first = stream.read(_END_BYTES)
         stream.seek(max(0, size - _END_BYTES))
-        return size, xxhash.xxh3_64_intdigest(first + stream.read(_END_BYTES))
+        return size, checksum(first + stream.read(_END_BYTES))
 
 
 def _packed(about: dict[str, Any], ends: tuple[int, int]) -> pa.RecordBatch:

@@ -10,7 +10,6 @@ import shutil
 import struct
 import sys
 import warnings
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,10 +86,12 @@ def words(content: bytes, rng: np.random.Generator) -> bytes:
 
 def described(content: bytes, rng: np.random.Generator) -> bytes:
     """A checkpoint whose description was edited, with the checksum that goes with it."""
-    head = struct.Struct("<8sQI")
+    from mouse_core.files.checksum import checksum
+
+    head = struct.Struct("<8sQQ")
     magic, length, _ = head.unpack_from(content)
     text = json.dumps(edited(json.loads(content[-length:]), rng)).encode()
-    return head.pack(magic, len(text), zlib.crc32(text)) + content[head.size : len(content) - length] + text
+    return head.pack(magic, len(text), checksum(text)) + content[head.size : len(content) - length] + text
 
 
 def text(content: bytes, rng: np.random.Generator) -> bytes:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import zlib
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import pytest
 from mouse_core import ConfigError, StateError
 from mouse_core.errors import StorageError
 from mouse_core.files.checkpoint import write_checkpoint
+from mouse_core.files.checksum import checksum
 from mouse_core.replay import (
     ArrayStorage,
     MaxValueWriter,
@@ -352,7 +352,7 @@ def test_sizes_that_nobody_vouches_for_are_not_allocated(tmp_path: Path) -> None
     ):
         length = struct.unpack_from("<Q", content, 8)[0]
         text = content[-length:].replace(*edit)
-        head = struct.pack("<8sQI", content[:8], len(text), zlib.crc32(text))
+        head = struct.pack("<8sQQ", content[:8], len(text), checksum(text))
         (tmp_path / "edited").write_bytes(head + content[len(head) : len(content) - length] + text)
         with pytest.raises(StateError, match=r"edited: (expected|cannot decode)"):
             buffer.loads(tmp_path / "edited")

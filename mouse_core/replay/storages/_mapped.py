@@ -27,13 +27,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from mouse_core._base.checks import UNREADABLE
 from mouse_core.columns.memory import ByteRing, Columns, Refs, Values, blocks_of, varying_of
 from mouse_core.columns.schema import Bytes, RowSchema
 from mouse_core.errors import ConfigError, DataError, StateError, StorageError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
+from mouse_core.files.checksum import checksum
 from mouse_core.files.locking import this_boot
 from mouse_core.files.mapped import Word, set_aside
 from mouse_core.files.writing import storing, write_file
@@ -408,14 +408,14 @@ class RowSums:
                 self._unread = None
 
     def _of(self, places: Slots, numbers: Slots) -> npt.NDArray[np.uint64]:
-        digest, seeds, found = xxhash.xxh3_64_intdigest, numbers.tolist(), []
+        seeds, found = numbers.tolist(), []
         for (block, _), content in zip(self._memory.blocks, self._bytes, strict=True):
             size = block.raw.itemsize
             begins = (places * size).tolist()
-            found.append([digest(content[at : at + size], seed) for at, seed in zip(begins, seeds, strict=True)])
+            found.append([checksum(content[at : at + size], seed) for at, seed in zip(begins, seeds, strict=True)])
         if self._memory.schema.varying:
             refs = self._memory.refs(places)
-            found.append([digest(self._values_of(refs, row), seed) for row, seed in enumerate(seeds)])
+            found.append([checksum(self._values_of(refs, row), seed) for row, seed in enumerate(seeds)])
         return np.array(found, np.uint64).T
 
     def _values_of(self, refs: list[Refs], row: int) -> bytes:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from mouse_core._base.memo import memo
 from mouse_core.errors import MissingFieldError
+from mouse_core.files.checksum import RunningDigest, digest
 from mouse_core.spec import Alignment, FieldSpec, Spec, check_count, check_unit, codes_called
 from mouse_core.store.snapshot import Snapshot
 
@@ -291,19 +292,17 @@ def digest_of(snapshot: Snapshot, field: str, begins: Int64s) -> str:
         field: Its name.
         begins: Rows at which what is read at a time begins, and the end, int64 ``[n]``.
     """
-    import xxhash
-
     if not field:
-        return str(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(snapshot.episode_starts).view(np.uint8).data))
+        return digest(np.ascontiguousarray(snapshot.episode_starts).view(np.uint8).data)
     if field not in snapshot.readers:
         raise MissingFieldError(f"derived fields: expected a field {field!r}, found {list(snapshot.readers)}")
     reader = snapshot.readers[field]
     dtype = reader.stored_dtype(reader.spec.dtype)
-    digest = xxhash.xxh3_128(f"{dtype.str} {reader.spec.shape}".encode())
+    running = RunningDigest(f"{dtype.str} {reader.spec.shape}".encode())
     for begin, end in pairwise(begins.tolist()):
         values = EpisodeRows(snapshot, begin, np.array([end - begin])).values(field, dtype)
-        digest.update(values.reshape(-1).view(np.uint8).data)
-    return str(digest.hexdigest())
+        running.update(values.reshape(-1).view(np.uint8).data)
+    return running.hexdigest()
 
 
 def known_field(rows: Spec, name: str, what: str) -> FieldSpec:

@@ -24,6 +24,7 @@ from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core.dtypes import RowError, convert, to_numpy
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, StorageError
+from mouse_core.files.checksum import digest
 from mouse_core.files.writing import make_folder, replacing, storing
 from mouse_core.spec import Field, FieldSpec
 from mouse_core.store._chosen import ChosenSegment
@@ -197,9 +198,7 @@ def load(file: Path, said: Mapping[str, Any], digest: Callable[[str], str]) -> A
 
 
 def _checksum_of(values: Array) -> str:
-    import xxhash
-
-    return str(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data))
+    return digest(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
 
 def write(file: Path, values: Array, said: Mapping[str, Any], read: Mapping[str, str]) -> None:
