@@ -20,18 +20,18 @@ from mouse_core.nested import nest
 _GROUP = re.compile(r"traj_(\d+)")
 
 
-def _hook(change: Any) -> Any:
-    """The function; called without data it gives itself, as TorchRL's hooks are made."""
+def _made_with_options(change: Callable[..., Any]) -> Callable[..., Any]:
+    """The function; called without data it gives itself with these options, as TorchRL's hooks are made."""
 
     @wraps(change)
-    def made(data: Mapping[str, Any] | None = None) -> Any:
-        return made if data is None else change(data)
+    def made(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        return partial(made, **options) if data is None else change(data, **options)
 
     return made
 
 
 # The names are those that users of TorchRL know.
-@_hook
+@_made_with_options
 def H5Split(data: Mapping[str, Any]) -> Any:
     """The nested layout with a dict for each trajectory, as an HDF5 file has them.
 
@@ -56,7 +56,7 @@ def H5Split(data: Mapping[str, Any]) -> Any:
     return {**split, **{name: value for name, value in data.items() if not isinstance(value, Mapping | list)}}
 
 
-@_hook
+@_made_with_options
 def H5Combine(data: Mapping[str, Any]) -> Any:
     """The nested layout again of what ``H5Split`` split, trajectories in the order of their numbers.
 
@@ -112,16 +112,6 @@ Key = tuple[str, ...]
 Arrays = dict[Key, npt.NDArray[Any]]
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
-
-
-def _made_with_options(change: Callable[..., Any]) -> Callable[..., Any]:
-    """The function; called without data it gives itself with these options, as TorchRL's hooks are made."""
-
-    @wraps(change)
-    def made(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
-        return partial(made, **options) if data is None else change(data, **options)
-
-    return made
 
 
 # The names are those that users of TorchRL know.
