@@ -1,4 +1,4 @@
-"""Steps of TED in whichever layout, in the order they happened, in bounded pieces."""
+"""Read steps of TED of any layout: memory-mapped folders and HDF5 files, in the order in which steps happened."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class MemmapArray:
-    """One entry: rows in a file, read when asked for.
+    """One entry of a memory-mapped folder: rows in a file.
 
     Args:
         file: The file.
-        dtype: Of the values; "bfloat16" is read as float32.
+        dtype: Type of the values; "bfloat16" is read as float32.
         shape: ``[n, ...]``.
     """
 
@@ -48,7 +48,7 @@ class MemmapArray:
     shape: tuple[int, ...]
 
     def read(self, first: int, end: int) -> npt.NDArray[Any]:
-        """Rows ``first..end - 1``.
+        """Read rows ``first..end - 1``.
 
         Raises:
             DataError: The file has become shorter.
@@ -62,8 +62,10 @@ class MemmapArray:
         return self._delivered(values).reshape(count, *self.shape[1:])
 
     def read_lane(self, first: int, end: int, dimensions: int, lane: int) -> npt.NDArray[Any]:
-        """The same of one lane: rows are ``[..., *rest]`` with so many leading dimensions, of which all but the first
-        are lanes. Only the lane's values are read."""
+        """Read rows ``first..end - 1`` of one environment, without the values of others.
+
+        Values are ``[time, environments.., ...]``, with ``dimensions`` leading dimensions for time and environments.
+        """
         if not math.prod(self.shape):
             return self.read(first, end).reshape(end - first, -1, *self.shape[dimensions:])[:, 0]
         with reading(self.file):
@@ -73,7 +75,7 @@ class MemmapArray:
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """The dtype in the file."""
+        """Type of the values in the file."""
         return np.dtype({"bfloat16": "uint16", "bool": "uint8"}.get(self.dtype, self.dtype)).newbyteorder("<")
 
     def _delivered(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -85,11 +87,11 @@ class MemmapArray:
 
 
 def read_folder(folder: Path) -> tuple[dict[Key, MemmapArray], dict[str, Any]]:
-    """The arrays of a folder by path, of a nested tensor its rows one after the other; and its values that are none.
+    """Return the arrays of a folder by path (of a nested tensor its rows one after the other), and its other values.
 
     Raises:
-        DataError: A description or file that is damaged or missing, or a file that is not as long as it should be.
-        ConfigError: A TensorDict of a kind that is not read.
+        DataError: A description or file is damaged or missing, or a file has another size than described.
+        ConfigError: The folder holds a TensorDict of another kind.
     """
     arrays: dict[Key, MemmapArray] = {}
     others: dict[str, Any] = {}
@@ -98,7 +100,7 @@ def read_folder(folder: Path) -> tuple[dict[Key, MemmapArray], dict[str, Any]]:
 
 
 def _collect(root: Path, folder: Path, path: Key, arrays: dict[Key, MemmapArray], others: dict[str, Any]) -> None:
-    """Put what a folder and those in it hold into ``arrays`` and ``others``."""
+    """Add the content of a folder and of the folders in it to ``arrays`` and ``others``."""
     file = folder / "meta.json"
     check_inside([file, *folder.glob("*.memmap")], root)
     described = read_json_object(file, most_bytes=_MOST_JSON)
@@ -137,7 +139,7 @@ def _array(folder: Path, name: str, entry: Mapping[str, Any]) -> MemmapArray:
 
 
 def _joined_shape(folder: Path, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a nested tensor's rows one after the other: of rows ``[2, 3]`` and ``[5, 3]`` it is ``[7, 3]``."""
+    """Return the shape of the joined rows of a nested tensor: rows ``[2, 3]`` and ``[5, 3]`` give ``[7, 3]``."""
     rows, dimensions = (*shape, 0)[:2]
     if not rows or not dimensions:
         raise damaged(folder / "meta.json", f"{name}: expected the shape of its shapes, found {list(shape)}")
@@ -184,13 +186,13 @@ class FolderEntries:
                 self.about[f"_{name}"] = read_json_object(file).get(name)
 
     def read(self, keys: Sequence[Key], first: int, end: int) -> list[npt.NDArray[Any]]:
-        """Rows ``first..end - 1`` of some entries."""
+        """Read rows ``first..end - 1`` of some entries."""
         return [self._arrays[key].read(first, end) for key in keys]
 
     def read_lane(
         self, keys: Sequence[Key], first: int, end: int, dimensions: int, lane: int
     ) -> list[npt.NDArray[Any]]:
-        """The same of one environment, ``dimensions`` being time and those over environments."""
+        """Read the rows of one environment; see ``MemmapArray.read_lane``."""
         return [self._arrays[key].read_lane(first, end, dimensions, lane) for key in keys]
 
 
@@ -230,7 +232,7 @@ class FileEntries:
     def read_lane(
         self, keys: Sequence[Key], first: int, end: int, dimensions: int, lane: int
     ) -> list[npt.NDArray[Any]]:
-        """As ``FolderEntries``. All environments are read, for a file of chunks is."""
+        """As ``FolderEntries``; reads all environments, as they share the chunks of the file."""
         return [
             values.reshape(len(values), -1, *values.shape[dimensions:])[:, lane]
             for values in self.read(keys, first, end)
@@ -263,15 +265,15 @@ class Trajectories:
 
 @contextmanager
 def opened(root: Path) -> Iterator[Entries | Trajectories]:
-    """What lies at a path, for as long as it is needed.
+    """Open a path, and close it at the end.
 
     Args:
         root: A folder of TensorDict, the checkpoint of a TorchRL buffer, or an HDF5 file.
 
     Raises:
-        ConfigError: None of these.
-        SchemaError: Trajectories of another library.
-        DataError: It is damaged.
+        ConfigError: The path is none of these.
+        SchemaError: The file holds trajectories of another library.
+        DataError: The data are damaged.
     """
     if not root.exists():
         raise ConfigError(f"{root}: expected a file or folder, found none")
@@ -299,7 +301,7 @@ def opened(root: Path) -> Iterator[Entries | Trajectories]:
 
 
 def _check_nested(file: Path, names: Sequence[str]) -> None:
-    """Raise SchemaError for trajectories in groups of the same names that ManiSkill wrote."""
+    """Raise SchemaError for trajectories of ManiSkill, whose groups have the same names."""
     if "actions" in names and "done" not in names:
         raise SchemaError(
             f"{file}: expected trajectories of TED, found those of ManiSkill ({', '.join(sorted(names)[:8])}), which "
@@ -381,7 +383,7 @@ def _trajectories(found: Trajectories, batch_rows: int) -> Iterator[StepBlock]:
 
 
 def has_next(entries: Entries) -> bool:
-    """Whether steps lie as they are, with what they lead to in ``next``; else every observation is there once."""
+    """Whether each step is stored with its ``next``; otherwise each observation is stored once."""
     return any(key[0] == "next" for key in entries.shapes)
 
 
@@ -423,7 +425,7 @@ def _shape_of_steps(entries: Entries) -> tuple[int, ...]:
 
 
 def _in_order(entries: Entries, n: int, lanes: int, size: int) -> list[tuple[int, int]]:
-    """Stretches of at most ``size`` places, from the oldest step on: a full ring begins where its cursor stands.
+    """Return ranges of at most ``size`` places, from the oldest step on: a full ring begins at its cursor.
 
     Of 10 places, all used, with the cursor at 4, in stretches of 3: 4..7, 7..10, 0..3, 3..4.
     """
@@ -452,7 +454,7 @@ def _flat(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
 
 
 def _trajectory(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
-    """The steps of one trajectory of the nested layout, of which every observation is there once."""
+    """Yield the steps of one trajectory of the nested layout."""
     steps = _count_steps(entries, "'done' in every trajectory")
     both, other = _by_length(entries, steps, steps + 1)
     if steps and not both:
@@ -476,15 +478,15 @@ def _lane(
     first_step: int,
     batch_rows: int,
 ) -> Iterator[StepBlock]:
-    """The steps of one environment.
+    """Yield the steps of one environment.
 
     Args:
-        entries: Where they are.
-        both, other: The entries that have one value an observation, and those that have one a step.
+        entries: The entries.
+        both, other: Keys with a value for each observation, and keys with a value for each step.
         ends: Whether a trajectory ends with a step.
-        rows: Which observation each step leaves; it leads to the one behind.
-        first_step: Where the environment's steps begin.
-        batch_rows: How many steps a piece has, at most.
+        rows: Number of the observation that each step leaves; the step leads to the next one.
+        first_step: Number of the first step of the environment.
+        batch_rows: Most steps of a block.
     """
     begins = step_begins(ends, True)
     size = _piece(entries, [*both, *other], batch_rows)
@@ -502,7 +504,7 @@ def _lane(
 
 
 def _ring(entries: Entries | Trajectories, steps: int) -> tuple[int, int, int, bool]:
-    """Places of an environment, environments, how many places of each are used, and whether the ring is full."""
+    """Return places of an environment, environments, used places of an environment, and whether the ring is full."""
     about = entries.about
     shape = about.get("_storage_shape") or [steps]
     shape = [shape] if isinstance(shape, int) else list(shape)
@@ -527,7 +529,7 @@ def _flat_ends(entries: Entries, n: int, lanes: int) -> npt.NDArray[np.bool_]:
 
 
 def _by_length(entries: Entries, steps: int, observations: int) -> tuple[list[Key], list[Key]]:
-    """The entries that have one value an observation, and those that have one a step."""
+    """Return the keys with a value for each observation, and those with a value for each step."""
     for key, (found, *_) in entries.shapes.items():
         if found not in (steps, observations):
             raise damaged(
@@ -540,7 +542,7 @@ def _by_length(entries: Entries, steps: int, observations: int) -> tuple[list[Ke
 
 
 def _piece(entries: Entries, keys: Sequence[Key], batch_rows: int) -> int:
-    """How many steps are read at a time: no more than asked for, and no more than some megabytes."""
+    """Return how many steps are read at a time: at most ``batch_rows``, and at most 16 MB."""
     each = sum(8 * math.prod(entries.shapes[key][1:]) for key in keys)
     return rows_at_once(each, most=batch_rows, budget=_PIECE_BYTES)
 
