@@ -36,15 +36,22 @@ from mouse_core.replay.storages._mapped import (
     values_file,
     write_journal,
 )
-from mouse_core.replay.storages.ring import check_ndim, check_put, check_slots, rows_state, slot_error, state_rows
-from mouse_core.spec import Alignment, check_alignment, check_count, check_list
+from mouse_core.replay.storages.ring import (
+    RowStorage,
+    check_put,
+    check_slots,
+    rows_state,
+    slot_error,
+    state_rows,
+)
+from mouse_core.spec import Alignment, check_alignment, check_count
 
 Sync = Literal["none", "flush", "append"]
 # Bytes that files become longer by, at least.
 _GROWTH = 1 << 16
 
 
-class MemmapStorage:
+class MemmapStorage(RowStorage):
     """Rows as nested dicts or tuples of arrays in mapped files, which several processes may write and read.
 
     The processes take turns. A row is whole or not there, even if its writer is killed in the middle of a write: new
@@ -95,12 +102,12 @@ class MemmapStorage:
     ) -> None:
         capacity = None if capacity is None else check_count("capacity", capacity)
         outgoing = None if alignment is None else int(check_alignment(alignment) == "outgoing")
-        self._ndim, self._ragged, self._sync = check_ndim(ndim), check_list("ragged", ragged), sync
+        super().__init__(ndim, ragged)
+        self._sync = sync
         if sync not in get_args(Sync):
             raise ConfigError(f"sync: expected one of {list(get_args(Sync))}, found {sync!r:.80}")
         self.path = path = Path(path).absolute()
         self._values, self._sums, self._begins = MappedValues(path), RowSums(), Begins(path / "begins")
-        self._schema: RowSchema | None = None
         self._num_places = 0
         self._memory: Columns | None = None
         self._mapped: tuple[int, int] | None = None  # generation and rows of the memory
@@ -134,27 +141,12 @@ class MemmapStorage:
         return self._head.capacity - self._head.capacity % self.num_envs
 
     @property
-    def ndim(self) -> int:
-        """1, or 2 for ``[time, env]``."""
-        return self._ndim
-
-    @property
     def num_envs(self) -> int:
         """Environments side by side; 1 for ``ndim=1``, and until the first write."""
         if self._schema is None and self._head.written:
             with self.lock():
                 self._catch_up()
-        return 1 if self._schema is None else self._schema.num_envs
-
-    @property
-    def structure(self) -> Any:
-        """Nesting of the rows, see ``mouse_core.nested.structure_of``; None before the first write."""
-        return None if self._schema is None else self._schema.structure
-
-    @property
-    def ragged(self) -> tuple[FieldKey, ...]:
-        """Fields that differ in length: the argument ``ragged``, and fields that do so since the first write."""
-        return self._ragged if self._schema is None else tuple({**dict.fromkeys(self._ragged), **self._schema.varying})
+        return super().num_envs
 
     @property
     def alignment(self) -> Alignment:

@@ -135,43 +135,21 @@ def state_rows(
     return schema, columns, written
 
 
-class RingStorage:
-    """A ring of rows without the rows: its sizes and counters, and what is checked before rows are written or read.
-
-    A class that derives from it keeps the rows in the memory of this process. It has ``append``, ``put``, ``get``,
-    ``read``, ``state`` and ``load``, as ``mouse_core.replay.Storage`` says. For these it uses, although their names
-    begin with ``_``: ``_pieces(n)``, in which slots ``n`` more rows go; ``_appended(n)``, which counts them;
-    ``_check_slots(slots)``; ``_capacity``, ``_ndim`` and ``_alignment``, which stay; ``_size``, the rows there are, and
-    ``_written``, those ever appended, both of which ``load`` sets; ``_schema``, the ``RowSchema`` of the first write,
-    for rows that have one; and ``_changes``, to which ``put`` and ``load`` add one, so that samplers look again.
+class RowStorage:
+    """The fields of a storage's rows; a base of storages, which keep the rows.
 
     Args:
-        capacity: Rows it holds.
         ndim: 1, or 2 for ``[time, env]``.
-        alignment: Which transition a row's action, reward and done belong to; None: "outgoing", as for all transitions.
         ragged: Fields whose rows are declared to differ in length.
 
     Raises:
         ConfigError: An argument out of range.
     """
 
-    def __init__(
-        self, capacity: Any, ndim: Any = 1, alignment: Alignment | None = None, ragged: Iterable[FieldKey] = ()
-    ) -> None:
-        self._capacity = check_count("capacity", capacity)
+    def __init__(self, ndim: Any, ragged: Iterable[FieldKey]) -> None:
         self._ndim = check_ndim(ndim)
-        self._alignment = check_alignment(alignment, "outgoing")
         self._ragged = check_list("ragged", ragged)
         self._schema: RowSchema | None = None
-        self._written = self._size = self._changes = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    @property
-    def capacity(self) -> int:
-        """How many rows the storage can hold."""
-        return self._capacity
 
     @property
     def ndim(self) -> int:
@@ -197,6 +175,43 @@ class RingStorage:
     def keys(self) -> list[FieldKey]:
         """The names of the fields; none before the first write."""
         return [] if self._schema is None else list(self._schema.fields)
+
+
+class RingStorage(RowStorage):
+    """A ring of rows without the rows: its sizes and counters, and what is checked before rows are written or read.
+
+    A class that derives from it keeps the rows in the memory of this process. It has ``append``, ``put``, ``get``,
+    ``read``, ``state`` and ``load``, as ``mouse_core.replay.Storage`` says. For these it uses, although their names
+    begin with ``_``: ``_pieces(n)``, in which slots ``n`` more rows go; ``_appended(n)``, which counts them;
+    ``_check_slots(slots)``; ``_capacity``, ``_ndim`` and ``_alignment``, which stay; ``_size``, the rows there are, and
+    ``_written``, those ever appended, both of which ``load`` sets; ``_schema``, the ``RowSchema`` of the first write,
+    for rows that have one; and ``_changes``, to which ``put`` and ``load`` add one, so that samplers look again.
+
+    Args:
+        capacity: Rows it holds.
+        ndim: 1, or 2 for ``[time, env]``.
+        alignment: Which transition a row's action, reward and done belong to; None: "outgoing", as for all transitions.
+        ragged: Fields whose rows are declared to differ in length.
+
+    Raises:
+        ConfigError: An argument out of range.
+    """
+
+    def __init__(
+        self, capacity: Any, ndim: Any = 1, alignment: Alignment | None = None, ragged: Iterable[FieldKey] = ()
+    ) -> None:
+        super().__init__(ndim, ragged)
+        self._capacity = check_count("capacity", capacity)
+        self._alignment = check_alignment(alignment, "outgoing")
+        self._written = self._size = self._changes = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def capacity(self) -> int:
+        """How many rows the storage can hold."""
+        return self._capacity
 
     @property
     def alignment(self) -> Alignment:
