@@ -298,7 +298,7 @@ class Pipeline:
         return {name: batches[name] for name in self.readers}
 
     @memo
-    def _ahead(self) -> ReadAhead[Block] | None:
+    def _ahead(self) -> ReadAhead | None:
         """Asks for what is read, ahead of it; None where all of it is in memory."""
         snapshot = self.planner.snapshot
         if not any(one.backing is not None or one.is_mapped or one.sealed_files for one in snapshot.segments):

@@ -1,11 +1,17 @@
-"""Which batches are asked for ahead of those that are copied."""
+"""Readahead: what the next batches read is asked for before they are copied.
+
+The idea in three parts. Batches are planned in blocks, so the bytes of batch 7 are known while batch 3 is copied.
+``ReadAhead.copied`` copies a batch and asks for the batches behind it, as many as ``LocalFiles.depth`` allows, or 64 MB
+of remote memory. ``_asked`` counts bytes that were asked for and not copied yet. Example: with a depth of 4 MB and
+batches of 400 KB, batches 4 to 13 are asked for when batch 3 is copied, and the next ones when 2 MB of these are left.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 from weakref import WeakMethod
 
 import numpy as np
@@ -15,98 +21,54 @@ from mouse_core.errors import DataError
 from mouse_core.readahead.backing import Int64s, RemoteMemory, ask_backings, copied_when_there, in_backings
 from mouse_core.readahead.local import LocalFiles
 
-# Bytes of what lies elsewhere, and batches of whatever, that are asked for beyond those that are copied.
+Block = Any
+"""A ``batches._planner.Block``, which lies above this room: batches that were planned together."""
+Views = Any
+"""An ``_arrow.byte_views.ByteViews``: how the batches of a block are copied."""
+
+# Bytes of remote memory, and batches of any memory, that are asked for beyond those that are copied.
 _FAR_BYTES, _AHEAD_BATCHES = 64 << 20, 64
-# Where what stays in a cache is chosen by what is read later, so many more are asked for with each that is copied.
+# Where a cache chooses what stays by what is read later, two more batches are asked for with each that is copied.
 _FURTHER = 2
-# Of mapped files nothing is asked for while more than half of the bytes are left of what was, nor before so many times
-# the batches that are copied would fit: sorting the ranges of two takes hardly longer than those of one. It is no more
-# of them, as whoever asks for a batch waits until they have been asked for.
+# Of mapped files nothing is asked for while more than half of the bytes that were asked for are left, nor before twice
+# the batches that are copied would fit: sorting the ranges of two takes hardly longer than of one. It is no more than
+# twice, as the caller waits meanwhile.
 _LEFT, _PACE = 0.5, 2
-# Of batches from stretches that were read long before so many are copied at a time.
+# Of batches from stretches that were read long before, 8 are copied at a time.
 _OF_STRETCHES = 8
-# So many batches are asked for together of what lies elsewhere, where as many are still to come before they are read,
-# and are copied together.
+# 8 batches of remote memory are asked for together, where as many are still to come, and are copied together.
 _FAR_TOGETHER = 8
-# So many batches are planned together where pages come from a disk: what it takes to find them is read all at once.
+# 64 batches are planned together where pages come from a disk: what it takes to find them is read at once.
 _PLANNED, _MANY = 64, 1 << 30
-# Who asks for batches before those that are asked for has gone back: by more than threads are ahead of each other, and
-# not while two take turns, each at a place of its own.
+# A caller has gone back when it asks 3 times for a batch more than 16 before those that were asked for: threads are
+# less far apart, and two callers that take turns alternate.
 _TURNS, _TIMES_BACK = 16, 3
 _NOTHING = np.zeros(0, np.int64)
 _NO_RANGES = _NOTHING, _NOTHING, _NOTHING
 
 
-class Stretches(Protocol):
-    """What is read as a whole; ``sampling.plan.Stretches`` says what these are."""
-
-    firsts: Int64s
-    until: Int64s
-
-
-class Planned(Protocol):
-    """Batches that were planned together; ``batches._planner.Block`` says what these are."""
-
-    first: int
-    end: int
-    step: int
-    kind: int
-    sizes: list[int]
-    stretches: Any
-
-
-BlockT = TypeVar("BlockT", bound=Planned)
-
-
-class Blocks(Protocol[BlockT]):
-    """Where blocks come from; see ``batches._planner.Blocks``."""
-
-    most: int
-    """How many batches are planned together at most."""
-
-    def block_with(self, index: int) -> tuple[BlockT, int]:
-        """The block that batch ``index`` is in, and its number there."""
-        ...
-
-    def behind(self, block: BlockT) -> BlockT:
-        """The batches behind a block, as one that is not kept."""
-        ...
-
-
-class Views(Protocol):
-    """How the batches of a block are copied; see ``_arrow.byte_views.ByteViews``."""
-
-    def copy(self, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
-        """Some batches that follow each other, by field."""
-        ...
-
-    def ranges(self, first: int, count: int = 1) -> tuple[Int64s, Int64s, Int64s]:
-        """Where the bytes lie that some of them read: begins and ends, in any order, and which of them, from 0 on."""
-        ...
-
-
-class ReadAhead(Generic[BlockT]):
-    """What the batches of a pipeline read, asked for ahead of them and waited for when they are copied.
+class ReadAhead:
+    """Asks for what the batches of a pipeline read ahead of the copies, and waits for it where it is remote.
 
     Args:
-        backings: Where the bytes may lie; of mapped files of this machine nobody waits for them.
-        files: Those, behind all other memory, if there may be some.
-        blocks: What the batches are planned in.
-        views: How a block is copied; None: it is not.
-        gathered: Where the bytes lie that are read of a batch and are not copied: ranges, and then others that take
-            reading the first.
-        read: What is read when each batch of a block is: itself, or, where batches are drawn from stretches of rows
-            that are read as a whole, a block of those; both where what was read may go before all of it was used.
+        backings: Remote memory in which bytes may lie. Nothing waits for mapped files of this machine.
+        files: Mapped files of this machine, asked for all addresses outside of ``backings``; None: there are none.
+        blocks: Plans blocks of batches, as ``batches._planner.Blocks`` does.
+        views: Returns how a block is copied; None: it is not.
+        gathered: Yields ranges of a batch that are read and not copied: first those that are known, then those that are
+            found by reading the first.
+        read: Returns what is read for each batch of a block: the block itself, or, where batches are drawn from
+            stretches of rows that are read as a whole, a block of those; both where stretches may be evicted early.
     """
 
     def __init__(
         self,
         backings: Sequence[RemoteMemory],
         files: LocalFiles | None,
-        blocks: Blocks[BlockT],
-        views: Callable[[BlockT], Views | None],
-        gathered: Callable[[BlockT, int], Iterator[tuple[Int64s, Int64s]]],
-        read: Callable[[BlockT], Sequence[BlockT]] = lambda block: [block],
+        blocks: Any,
+        views: Callable[[Block], Views],
+        gathered: Callable[[Block, int], Iterator[tuple[Int64s, Int64s]]],
+        read: Callable[[Block], Sequence[Block]] = lambda block: [block],
     ) -> None:
         self._always, self._files = tuple(backings), files
         self._backings, self._blocks, self._views = self._always, blocks, views
@@ -114,18 +76,18 @@ class ReadAhead(Generic[BlockT]):
         # Bytes by the index of batches that were asked for and not copied yet.
         self._asked: dict[int, int] = {}
         # The batch behind them: its block, and its number there.
-        self._next: tuple[BlockT, int] | None = None
+        self._next: tuple[Block, int] | None = None
         # How many times in turn somebody came for a batch far before them; and the batch behind the latest.
         self._back, self._behind = 0, -1
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, snapshot: Any, *planned: Any) -> ReadAhead[BlockT]:
-        """Of batches from a ``Snapshot``; ``planned`` is what the constructor takes behind the files."""
+    def of(cls, snapshot: Any, *planned: Any) -> ReadAhead:
+        """Return the readahead for a ``Snapshot``; ``planned`` are the constructor's arguments behind the files."""
         return cls(snapshot.backings, LocalFiles.of(snapshot.segments), *planned)
 
-    def forward(self, growth: Any, snapshot: Any, *planned: Any) -> ReadAhead[BlockT]:
-        """The same for a snapshot that has grown by a ``Growth``, which goes on with what is known of the files."""
+    def forward(self, growth: Any, snapshot: Any, *planned: Any) -> ReadAhead:
+        """Return the readahead for a snapshot that has grown, with all that is known of the files."""
         files = self._files
         if files is None:
             files = LocalFiles.of(growth.appended)
@@ -135,15 +97,15 @@ class ReadAhead(Generic[BlockT]):
         return type(self)(snapshot.backings if elsewhere else (), files, *planned)
 
     def is_on(self, batches: int = 0) -> bool:
-        """Whether it is worth asking, where so many batches are copied now."""
+        """Whether readahead is on, after ``batches`` more batches."""
         if self._files is not None:
             files = (self._files,) if self._files.look(batches) else ()
             self._backings = (*self._always, *files)
             self._blocks.most = _PLANNED if files else _MANY
         return bool(self._backings)
 
-    def together(self, block: BlockT, most: int) -> int:
-        """How many batches of a block, and ``most``, are copied at a time.
+    def together(self, block: Block, most: int) -> int:
+        """Return how many batches of a block are copied at a time, at most ``most``.
 
         Where pages come from a disk it is one, lest whoever asks for it waits for those of others, too; but more where
         most were read as parts of stretches long ago.
@@ -155,23 +117,24 @@ class ReadAhead(Generic[BlockT]):
         return min(most, _OF_STRETCHES if self._stretches(block) is not None else 1)
 
     def there(self, views: Views, first: int, count: int) -> bool:
-        """Whether nobody waits when some batches of a block are copied, as far as that is known."""
+        """Whether copying ``count`` batches of a block waits for no remote bytes, as far as that is known."""
         if not self._always:
             return True
         parts = in_backings(self._always, *views.ranges(first, count)[:2])
         return all(backing.there(begins, ends) for backing, begins, ends in parts)
 
-    def copied(self, block: BlockT, views: Views, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
-        """``views.copy(first, count)`` of a block, when all that it reads is there; asks for what is behind it."""
-        copy = partial(views.copy, first, count)
+    def copied(self, block: Block, views: Views, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
+        """Return ``views.copy(first, count)`` once its bytes are there, and ask for the batches behind."""
+        copy: Callable[[], dict[str, npt.NDArray[Any]]] = partial(views.copy, first, count)
         if not self.reach(block, first, count):
             return copy()
         if not self._always:  # the processor waits itself
             return copy() if self._files is None else self._files.watched(copy, partial(views.ranges, first, count))
-        return copied_when_there(self._backings, *views.ranges(first, count)[:2], copy)
+        begins, ends, _ = views.ranges(first, count)
+        return copied_when_there(self._backings, begins, ends, copy)
 
-    def reach(self, block: BlockT, first: int, count: int) -> bool:
-        """Ask for ``count`` batches of a block, which are about to be read, and for those behind; whether it did."""
+    def reach(self, block: Block, first: int, count: int) -> bool:
+        """Ask for ``count`` batches of a block that are about to be read, and for those behind; whether it is on."""
         if not self.is_on(count):
             return False
         for number in range(first, first + count):
@@ -184,8 +147,8 @@ class ReadAhead(Generic[BlockT]):
                 self._lock.release()
         return True
 
-    def _reach(self, block: BlockT, first: int, count: int) -> None:
-        """Ask for what is behind some batches of a block, as far ahead as it pays: up to the end of the next block."""
+    def _reach(self, block: Block, first: int, count: int) -> None:
+        """Ask for the batches behind some of a block, up to the end of the next block."""
         begin, number, current, copied = block.first + first * block.step, first + count, block, count
         in_turn, self._behind = begin == self._behind, begin + count * block.step
         if block.kind < 0 and not in_turn:
@@ -220,8 +183,8 @@ class ReadAhead(Generic[BlockT]):
             pace -= count
         self._next = self._further(block, number, copied) if far else (block, number)
 
-    def _further(self, block: BlockT, number: int, copied: int) -> tuple[BlockT, int]:
-        """Ask for some batches more, where it helps to know of these; the block of the next one, and its number there.
+    def _further(self, block: Block, number: int, copied: int) -> tuple[Block, int]:
+        """Ask for more batches, where a cache wants to know of them; return the block and number of the next one.
 
         They are planned again when they are near: blocks that were kept till then would be many.
         """
@@ -240,7 +203,7 @@ class ReadAhead(Generic[BlockT]):
         return block, number
 
     def _left(self, index: int, step: int) -> int:
-        """How many bytes are asked for and not copied yet, where batch ``index`` is the next one that is."""
+        """Return the bytes that were asked for and not copied yet, where batch ``index`` is copied next."""
         # Other threads take out what they copy meanwhile, so that only copies can be gone through.
         asked = list(self._asked)
         self._back = self._back + 1 if asked and min(asked) > index + _TURNS * step else 0
@@ -249,13 +212,13 @@ class ReadAhead(Generic[BlockT]):
         return sum(list(self._asked.values()))
 
     def _most(self, some: int) -> int:
-        """Bytes that are asked for ahead: as many as are asked for at a time, where there is room for them."""
+        """Return how many bytes to ask for ahead: at least ``some``, where there is room."""
         if self._always or self._files is None:
             return _FAR_BYTES
         depth = self._files.depth
         return max(depth.nbytes, min(some, depth.most))
 
-    def _by_views(self, read: Sequence[BlockT], first: int, count: int) -> tuple[Int64s, Int64s, Int64s]:
+    def _by_views(self, read: Sequence[Block], first: int, count: int) -> tuple[Int64s, Int64s, Int64s]:
         """The ranges that copying some batches reads, and the batch of each, from 0 on."""
         found = [_NO_RANGES]
         for one in read:
@@ -267,9 +230,9 @@ class ReadAhead(Generic[BlockT]):
         return begins, ends, numbers
 
     def _stages(
-        self, read: Sequence[BlockT], first: int, count: int, ranges: tuple[Int64s, Int64s, Int64s]
+        self, read: Sequence[Block], first: int, count: int, ranges: tuple[Int64s, Int64s, Int64s]
     ) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
-        """Some ranges with what else some batches read, and then what it takes reading that to know."""
+        """Yield ``ranges`` with all else that some batches read, and then the ranges that reading these reveals."""
         begins, ends, numbers = ranges
         for one in read:
             rows, batches = _rows(one, first, count)
@@ -280,16 +243,16 @@ class ReadAhead(Generic[BlockT]):
                     begins, ends, numbers = _NO_RANGES
         yield begins, ends, numbers
 
-    def _stretches(self, block: BlockT) -> Stretches | None:
-        """The stretches that the batches of a block open, where these stay."""
+    def _stretches(self, block: Block) -> Any:
+        """Return the stretches that the batches of a block open, where these stay in memory."""
         try:
             read = self._read(block)
         except (DataError, IndexError):
             return None  # whoever reads damaged rows is told
         return read[0].stretches if len(read) == 1 else None
 
-    def _block_behind(self, block: BlockT) -> BlockT | None:
-        """The block behind one, where batches are asked for in turn."""
+    def _block_behind(self, block: Block) -> Block | None:
+        """Return the block behind one, where batches are asked for in turn."""
         if len(block.sizes) == 1 and block.kind == block.first:
             return None  # the first one, of which nobody knows how it goes on
         try:
@@ -297,8 +260,8 @@ class ReadAhead(Generic[BlockT]):
         except Exception:
             return None  # whoever asks for that batch is told
 
-    def _ask(self, block: BlockT, number: int, count: int) -> int:
-        """Ask for what some batches read; how many bytes that are."""
+    def _ask(self, block: Block, number: int, count: int) -> int:
+        """Ask for all that some batches read; return its bytes."""
         nbytes, index = 0, block.first + number * block.step
         try:
             read = self._read(block)
@@ -313,8 +276,8 @@ class ReadAhead(Generic[BlockT]):
         return nbytes
 
 
-def _rows(block: Planned, first: int, count: int) -> tuple[range, Int64s]:
-    """The rows of a block that some batches read, and of which of these each is, from 0 on: its batches, or stretches.
+def _rows(block: Block, first: int, count: int) -> tuple[range, Int64s]:
+    """Return the rows of a block that some batches read (its batches, or stretches), and the batch of each, from 0 on.
 
     Of stretches 0 and 1 of batch 0, none of batch 1, and stretch 2 of batch 2, two batches from 1 on have row 2, which
     is of number 1.
@@ -326,7 +289,7 @@ def _rows(block: Planned, first: int, count: int) -> tuple[range, Int64s]:
 
 
 def weakly(method: Callable[..., Any], gone: Any) -> Callable[..., Any]:
-    """A method that does not keep its object alive, and gives ``gone`` once that is not there."""
+    """Return ``method`` as a function that does not keep its object alive, and returns ``gone`` once it is deleted."""
     reference = WeakMethod(method)
 
     def call(*given: Any) -> Any:

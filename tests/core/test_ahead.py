@@ -154,8 +154,8 @@ def test_what_is_wrong_with_one_of_several_batches_is_no_other_ones(both: Any, m
             raise DataError("one of several")
         return wait(begins, ends)
 
-    monkeypatch.setattr(backing, "wait", waiting)
     ours, theirs = (BatchSource(rows, 20, 4, seed=1, fields=["reward"]) for rows in (backed, known))
+    monkeypatch.setattr(backing, "wait", waiting)
     for _ in range(2):
         for index in range(30):
             assert_array_equal(ours[index]["reward"], theirs[index]["reward"])
