@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mouse_core.errors import ConfigError
 from mouse_core.remote.clients.options import Reaching, StorageOptions, is_url, public_url, without_secrets
 
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient
 
-__all__ = ["Reaching", "StorageOptions", "is_url", "open_client", "public_url"]
+__all__ = ["Reaching", "StorageOptions", "is_url", "open_client", "public_url", "without_secrets"]
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file")
 """What obstore reads; "hf" is looked up at the Hub first."""
@@ -30,6 +29,8 @@ def open_client(url: str, storage_options: Mapping[str, Any] | None = None) -> F
         ConfigError: No such address, or options that its client does not know.
         ImportError: The client is not installed; the message says what to install.
     """
+    from mouse_core.errors import ConfigError
+
     if not is_url(url):
         raise ConfigError(f"expected an address as s3://bucket/folder, found {without_secrets(str(url))!r:.200}")
     scheme = url.split("://")[0].lower()

@@ -66,7 +66,7 @@ class Reading(NamedTuple):
         windows: How many slices there are before a row in its environment, int64 ``[T, E]``.
         numbers: How many episodes there are up to a row, itself included, int64 ``[T, E]``.
         made: How many slices there are in all, int64 ``[E]``.
-        phases: See ``Episodes``.
+        phases: The steps from the last row at which a slice may begin to each row, ``[T, E]``; None: not counted.
     """
 
     ring: Ring
