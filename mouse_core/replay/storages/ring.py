@@ -147,7 +147,9 @@ class RowStorage:
     """
 
     def __init__(self, ndim: Any, ragged: Iterable[FieldKey]) -> None:
-        self._ndim = check_ndim(ndim)
+        if isinstance(ndim, bool) or ndim not in (1, 2):
+            raise ConfigError(f"ndim: expected 1 or 2, found {ndim!r}")
+        self._ndim = int(ndim)
         self._ragged = check_list("ragged", ragged)
         self._schema: RowSchema | None = None
 
@@ -277,13 +279,6 @@ class RingStorage(RowStorage):
                 "MemmapStorage(capacity, path), or make the buffer there, and hand over rows by dumps() and loads()"
             )
         return self.__dict__
-
-
-def check_ndim(ndim: Any) -> int:
-    """``ndim`` if it is 1 or 2, else ConfigError."""
-    if isinstance(ndim, bool) or ndim not in (1, 2):
-        raise ConfigError(f"ndim: expected 1 or 2, found {ndim!r}")
-    return int(ndim)
 
 
 def check_put(slots: Slots, n: int) -> None:
