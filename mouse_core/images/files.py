@@ -64,8 +64,8 @@ def _found_inside(path: str, roots: Sequence[str], what: str, one: str) -> tuple
             continue
         try:
             # Neither waits for a pipe's other end nor follows a link that was put there since.
-            flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
-            descriptor = os.open(real, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+            descriptor = os.open(real, flags)
         except OSError as error:
             raise DataError(f"expected a readable {what}, found path {path!r}: {error.strerror}") from error
         if stat.S_ISREG(os.fstat(descriptor).st_mode):

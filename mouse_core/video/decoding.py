@@ -33,7 +33,7 @@ _GAP = 64 << 10
 # About how many bytes are read with one call at most.
 _PIECE = 8 << 20
 # Does not wait for the other end of a pipe.
-_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_READ = os.O_RDONLY | os.O_NONBLOCK
 _MOST_DECODERS = 8
 
 

@@ -17,6 +17,7 @@ reader that comes too late is told so.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -45,22 +46,15 @@ from mouse_core.store.disk.manifest import (
     write_manifest,
 )
 
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None
-
 READERS = "readers"
 """Of the file in a store's folder."""
 
 # Of Linux: type, whence, start, length, process. 16 bits, 16 bits, then as the machine aligns 64 bits.
 _LOCK = "hhqqi4x"
-_BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def _can_lock() -> bool:
-    return fcntl is not None and hasattr(fcntl, "F_OFD_SETLK")
+    return hasattr(fcntl, "F_OFD_SETLK")
 
 
 class Lease(Descriptor):
@@ -77,7 +71,7 @@ class Lease(Descriptor):
         if folder is not None and _can_lock():
             # Readers of a folder that was made elsewhere, or is copied, are no worse off than without locks.
             try:
-                self._file = os.open(folder / READERS, os.O_RDONLY | _BINARY)
+                self._file = os.open(folder / READERS, os.O_RDONLY)
                 fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack(_LOCK, fcntl.F_RDLCK, os.SEEK_SET, state, 1, 0))
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):  # without a lease rows may be dropped under a reader
@@ -108,7 +102,7 @@ class Leases(Descriptor):
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / READERS, os.O_RDWR | os.O_CREAT | _BINARY, 0o644)
+        self._file = os.open(folder / READERS, os.O_RDWR | os.O_CREAT, 0o644)
 
     def is_free(self, first: int, last: int) -> bool:
         """Whether nobody looks at a state among ``first``..``last``."""
@@ -241,7 +235,7 @@ class ReadFolder(Descriptor):
     def _read(self) -> None:
         file = self.path / NAME
         with storing(f"manifest {file}"):
-            opened = os.open(file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+            opened = os.open(file, os.O_RDONLY)
         try:
             with reading(file), os.fdopen(os.dup(opened), "rb") as stream:
                 manifest = parse_manifest(file, stream.read(), self.manifest)
