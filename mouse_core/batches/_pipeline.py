@@ -1,4 +1,4 @@
-"""The pipeline of a source: a batch is planned, located and copied among others, and handed out once."""
+"""The pipeline of a source: it plans, locates and copies batches, several at a time, and returns each of them once."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 Batch = dict[str, npt.NDArray[Any]]
 
-# Batches that are asked for in turn are copied several at a time up to this size: a call takes 5 us, as long as copying
-# 40 KB, and making the arrays of one batch as long as those of three.
+# Batches that are asked for in turn are copied several at a time, up to 6 MB: a call takes 5 us, as long as copying
+# 40 KB, and the arrays of one batch take as long to make as the arrays of three.
 _TOGETHER_BYTES, _MOST_TOGETHER = 6 << 20, 64
 _FIRST_TOGETHER = 4
-# So many of those that were copied alone are remembered: as many threads may be ahead of the others.
+# The latest 16 batches that were copied alone are remembered: as many threads may be ahead of the others.
 _ALONE_KNOWN = 16
 
 
 class PlannedBlocks(Protocol):
-    """Says which batches are planned together, and has them planned, as ``Blocks`` does."""
+    """Chooses which batches are planned together, and has them planned, as ``Blocks`` does."""
 
     planner: Planner
     begin_with: int
@@ -54,19 +54,19 @@ class PlannedBlocks(Protocol):
 
 
 class Pipeline:
-    """The batches of one source over one snapshot. What it keeps is a memo: any batch can be made again from its index.
+    """The batches of one source over one snapshot. All state is a memo: any batch can be made again from its index.
 
-    One lock is held by whoever plans a block, looks up where its values lie, or copies batches that others wait for. A
-    batch that is copied alone, converted, or read from irregular chunks, is so outside of it.
+    One lock is held while a block is planned or located, and while batches are copied together. Without it a batch is
+    copied alone, converted, or read from irregular chunks.
 
     Args:
-        planner: Says which windows the batches consist of.
-        readers: The fields.
-        form: What batches are like.
-        fields: Those that may be copied from where they lie.
-        chunks: What an earlier pipeline, from which this one has grown, knows about where they lie.
-        memory, lock: Those that it has.
-        blocks: Which batches are planned together, where that is another's business.
+        planner: Chooses and locates the windows of the batches.
+        readers: Readers by field.
+        form: Dtypes and shapes of the fields.
+        fields: Fields that can be copied from where they lie.
+        chunks: Known places of the fields' chunks, from the pipeline that this one has grown from.
+        memory, lock: Memory for batches and the lock of that pipeline.
+        blocks: Plans the blocks; by default ``Blocks`` of ``planner``.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class Pipeline:
         self._alone: tuple[int, ...] = ()
 
     def forward(self, snapshot: Snapshot, growth: Growth, *, seed: int, epoch_start: int) -> Pipeline:
-        """The same over a snapshot that has grown, with all that is known about the rows that are the same."""
+        """Return the pipeline over a snapshot that has grown, with all that is known about the earlier rows."""
         planner = replace(self.planner, snapshot=snapshot, seed=seed, epoch_start=epoch_start)
         planner.check()
         return self.over(planner, growth)
 
     def over(self, planner: Planner, growth: Growth, blocks: PlannedBlocks | None = None) -> Pipeline:
-        """The same with another planner, whose snapshot has grown."""
+        """Return the pipeline with another planner, whose snapshot has grown."""
         snapshot = planner.snapshot
         readers = {name: snapshot.readers.get(name, reader) for name, reader in self.readers.items()}
         columns = {name: reader.column for name, reader in readers.items() if isinstance(reader, FieldReader)}
@@ -113,13 +113,13 @@ class Pipeline:
         return pipeline
 
     def begin_with(self, batches: int) -> None:
-        """Plan so many batches at once where a block stands alone, instead of one."""
+        """Plan ``batches`` at once, instead of one, where no block is kept."""
         self.blocks.begin_with = batches
 
     # ------------------------------------------------------------------ batches
 
     def plan(self, index: int) -> Plan:
-        """The plan of batch ``index``; raises as ``take``."""
+        """Return the plan of batch ``index``; raises as ``take``."""
         index = operator.index(index)
         block, number = self.blocks.block_with(index)
         windows, size = block.windows.planned, block.sizes[number]
@@ -136,7 +136,7 @@ class Pipeline:
         )
 
     def take(self, index: int) -> Batch:
-        """Batch ``index``, before it is augmented, in the delivered dtypes.
+        """Return batch ``index`` before the first stage, in the delivered dtypes.
 
         Raises:
             IndexError: The index lies before the first batch.
@@ -152,22 +152,22 @@ class Pipeline:
         return self.finish(block, number, ready, stored=False, out=None)
 
     def take_of(self, plan: Plan) -> Batch:
-        """The same of a plan of this pipeline."""
+        """Return the batch of a plan of this pipeline; see ``take``."""
         return self.take_from(*self.block_of(plan))
 
     def take_from(self, block: Block, number: int) -> Batch:
-        """The same of batch ``number`` of a block that ``blocks`` has given."""
+        """Return batch ``number`` of a block of ``blocks``; see ``take``."""
         if not self.readers:
             return {}
         ready = self._ready.pop(block.first + number * block.step, None)
         return self.finish(block, number, ready, stored=False, out=None)
 
     def gather(self, plan: Plan, *, stored: bool, out: Mapping[str, npt.NDArray[Any]] | None = None) -> Batch:
-        """The windows of a plan, whoever made it, in the delivered or the stored dtypes."""
+        """Return the windows of any plan, in the delivered or the stored dtypes."""
         return self.finish(*self.block_of(plan), None, stored=stored, out=out)
 
     def block_of(self, plan: Plan) -> tuple[Block, int]:
-        """The block that a plan is of, and its number there; a block of its own where somebody else made it."""
+        """Return the block of a plan, and its number there; a new block where another pipeline made the plan."""
         if isinstance(plan.block, Block) and plan.block.planner is self.planner:
             return plan.block, plan.number
         return self.planner.of_plan(plan), 0
@@ -175,7 +175,7 @@ class Pipeline:
     def finish(
         self, block: Block, number: int, copied: Batch | None, *, stored: bool, out: Mapping[str, Any] | None
     ) -> Batch:
-        """A batch with what cannot be copied, in the dtypes it is to have; ``copied`` is what was, if it is ready."""
+        """Return a batch in its dtypes, with the fields that cannot be copied; ``copied`` has the others, if ready."""
         form, allowed = self.form, True
         if copied is None:
             copied, allowed = self._copy(block, number)
@@ -205,7 +205,7 @@ class Pipeline:
     def _converted(
         self, values: npt.NDArray[Any], name: str, batch: tuple[Block, int], dtype: np.dtype[Any], target: Any
     ) -> npt.NDArray[Any]:
-        """A field that was copied, in another dtype or in memory that is there."""
+        """Return a copied field in another dtype, or in the memory ``target``."""
         try:
             return convert_to(values, dtype, target)
         except RowError as error:
@@ -215,13 +215,13 @@ class Pipeline:
             raise reader.error(error, block.part(number)) from error
 
     def _settle_absent(self, batch: Batch, block: Block, number: int) -> None:
-        """Overwrite the steps that are not there, and mask the window that another shard has."""
+        """Overwrite missing steps, and mask the window of another shard."""
         for name in batch.keys() - self._masks if self.form.is_padded else ():
             block.absent.fill(batch[name], number, self.form.fill)
         self._mask_others(batch, block.sizes[number])
 
     def _mask_others(self, batch: Batch, size: int) -> None:
-        """Mask the window that another shard has in a batch of which there are ``size`` for all."""
+        """Mask the window of another shard in a batch of ``size`` windows over all shards."""
         if self.planner.uneven == "pad":
             (first, end), (begin, behind) = self.planner.own(size), self.planner.delivered(size)
             for name in self._masks:
@@ -229,7 +229,7 @@ class Pipeline:
                 mask[(end - first) * (len(mask) // (behind - begin)) :] = 0
 
     def _copy(self, block: Block, number: int) -> tuple[Batch, bool]:
-        """What can be copied of a batch, ``[n, S, *shape]`` by field, and whether all its values are allowed.
+        """Return the copied fields of a batch, ``[n, S, *shape]``, and whether all their values are allowed.
 
         Batches that are asked for in turn are copied several at a time where they are small and there; the others wait
         until they are asked for, unless much of the memory that they share is alive.
@@ -255,7 +255,7 @@ class Pipeline:
         return alone
 
     def _copy_together(self, block: Block, views: ByteViews, first: int, count: int, number: int) -> tuple[Batch, bool]:
-        """Batch ``number`` of some that are copied together."""
+        """Return batch ``number``, copied together with others, which are kept until they are asked for."""
         surplus = max(0, len(self._ready) + count - 1 - 2 * block.together)
         for unwanted in [*self._ready][:surplus]:  # the oldest, which nobody came for
             self._ready.pop(unwanted, None)
@@ -280,7 +280,7 @@ class Pipeline:
         return [(dict(zip(copied, batch, strict=True)), fine) for batch, fine in zip(batches, allowed, strict=False)]
 
     def _with_masks(self, copied: Batch, block: Block, first: int, count: int) -> Batch:
-        """Batches that were copied together, ``[count, n, S, ...]`` by field, finished where all fields were."""
+        """Add masks to batches that were copied together, ``[count, n, S, ...]`` by field, and fill missing steps."""
         if len(copied) + len(self._masks) < len(self.readers):
             return copied
         batches, there = dict(copied), block.absent.there(first, count)
@@ -299,7 +299,7 @@ class Pipeline:
 
     @memo
     def _ahead(self) -> ReadAhead | None:
-        """Asks for what is read, ahead of it; None where all of it is in memory."""
+        """Readahead for the rows; None where all rows are in memory."""
         snapshot = self.planner.snapshot
         if not any(one.backing is not None or one.is_mapped or one.sealed_files for one in snapshot.segments):
             return None
@@ -308,7 +308,7 @@ class Pipeline:
         return ReadAhead.of(snapshot, *self._planned())
 
     def _planned(self) -> tuple[Any, ...]:
-        """What ``ReadAhead`` takes behind the files."""
+        """Return the arguments of ``ReadAhead`` behind the files."""
         from mouse_core.readahead.reading import weakly  # loaded where there is something to ask for
 
         # It must not keep this alive, and with it the files that rows lie in, until Python looks for such circles.
@@ -316,13 +316,13 @@ class Pipeline:
         return self.blocks, views, gathered, self.planner.read
 
     def _gathered(self, block: Block, number: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Where the bytes lie that are read of a batch and are not copied; see ``ReadAhead``."""
+        """Yield the ranges of a batch that are read and not copied; see ``ReadAhead``."""
         copied = () if block.byte_views is None else {field.name for field in block.byte_views.fields}
         readers = [one for name, one in self.readers.items() if name not in copied and isinstance(one, FieldReader)]
         return ranges_of([one.column for one in readers], block.part(number)) if readers else iter(())
 
     def _byte_views(self, block: Block) -> ByteViews | None:
-        """How to copy a block; None if nothing in it can be copied."""
+        """Return how to copy a block; None if nothing in it can be copied."""
         if not block.together:
             with self._lock:
                 if not block.together:

@@ -1,6 +1,7 @@
-"""Planning batches, several at once: which of them, which windows each consists of, and where these lie.
+"""Plans batches, several at once: which windows each batch consists of, and where these lie.
 
-A ``Planner`` makes a block of any batches; ``Blocks`` chooses which, as batches are asked for, and keeps some blocks.
+A ``Planner`` makes a ``Block`` of any batches, a pure function of their indices. ``Blocks`` chooses which batches are
+planned together, and keeps some blocks. Example: for batches 0, 1, 2, .. it plans blocks of 1, 8 and 64 batches.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ if TYPE_CHECKING:
 
 Int64s = npt.NDArray[np.int64]
 
-# From so many windows of other shards on a batch's own are drawn alone, which takes 6 us a batch besides.
+# From 192 windows of other shards on, only a shard's own windows are drawn, which takes 6 us a batch besides.
 _MANY_OTHERS = 192
-# Where rows have numbers of their own each step is located, and may be a piece by itself.
+# Most steps in a block of rows that are found through row numbers: each step is located, and may be a piece by itself.
 _MOST_NUMBERED_STEPS = 1 << 15
-# The first batch is planned alone, so that it is there soon; a block has so many times the batches of the one before.
+# The first batch is planned alone, so that it comes soon; each block has 8 times the batches of the block before.
 _GROWTH = 8
-# One of n workers asks for every n-th batch, and gets blocks of these, where n is at most this. The batches between are
-# drawn, too: so many times those of the longest block at most.
+# One of n workers asks for every n-th batch, and gets blocks of these, for n up to 64. The batches between are drawn,
+# too: at most 4 times the batches of the longest block.
 _MOST_WORKERS, _MOST_SKIPPED = 64, 4
-# Blocks that are kept of one kind; and of whoever asks in no order so many bytes of them, and so many.
+# Blocks that are kept of one kind; and, for a caller that asks in no order, bytes and number of blocks.
 _BLOCKS_KEPT, _KEPT_BYTES, _MOST_KEPT = 2, 32 << 20, 48
-# A run of batches is planned as a whole where so many of it are among the latest that were in no block,
+# A run of batches is planned as a whole once 2 of its batches are among the latest 32 that were in no block,
 _ALONE_FIRST, _MISSES_KNOWN = 2, 32
-# and, as a block may have to go for it once the bytes are used up, so many were planned alone since the last one.
+# and, since a kept block may be dropped for it, 16 batches were planned alone since the last run.
 _ALONE_BETWEEN = 16
 # The kind of a block is the index at which those that follow each other began; of a run it is a number below these.
 _ALONE = -1
@@ -53,15 +54,17 @@ class Block:
     """The batches ``first, first + step .. end - step`` of a source.
 
     Args:
-        first, end, step: Which batches these are.
-        kind: Of blocks of one kind only the latest are kept.
+        first, end, step: Indices of the batches.
+        kind: The index at which batches in turn began; below 0 for single batches and runs. Only the latest blocks of
+            one kind are kept.
         windows: The windows of all of them, batch by batch.
-        sizes: Windows of the whole batches, of which these may be a shard.
-        planner: Who made it; others do not know its columns.
-        byte_views: How to copy them; None: nothing can be copied, or ``together`` is 0.
-        together: How many are copied at a time where they are asked for in turn; 0: nobody has looked where they lie.
-        anchors: Their steps, and around them what is read by a number for each kind, where fields have offsets.
-        stretches: Those that it has instead of batches.
+        sizes: Number of windows of each whole batch, over all shards.
+        planner: The planner that made the block.
+        byte_views: How to copy the windows; None: nothing can be copied, or ``together`` is 0.
+        together: Batches that are copied at a time for a caller that asks in turn; 0: not located yet.
+        anchors: Steps of the windows, where fields have offsets around them.
+        around: Blocks of the rows around the anchors, by the number of their offsets.
+        stretches: Stretches of rows that are read as a whole, where the block has these instead of batches.
     """
 
     first: int
@@ -79,19 +82,19 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """About how much memory it takes, without the batches."""
+        """Approximate bytes of the block, without the batches."""
         around = sum(block.nbytes for block in self.around.values())
         return self.windows.nbytes + (0 if self.byte_views is None else self.byte_views.words.nbytes) + around
 
     @memo
     def absent(self) -> Absent:
-        """The steps that are not there."""
+        """Missing steps of the windows."""
         from mouse_core.batches._mask import Absent
 
         return Absent(self.windows)
 
     def part(self, number: int) -> WindowsPart:
-        """The windows of one of its batches."""
+        """Return the windows of batch ``number`` of the block."""
         return self.windows.part(number)
 
 
@@ -100,15 +103,15 @@ class Planner:
     """Plans blocks of batches, for one shard: any block is a pure function of the batches in it.
 
     Args:
-        sampler: Decides which windows a batch consists of.
+        sampler: Chooses the windows of a batch.
         snapshot: The rows.
         seed: In ``[0, 2**64)``.
         shard: ``(rank, count)``.
         epoch_start: The index of the first batch drawn from the snapshot.
-        windows: Windows of several batches are located together, about so many.
+        windows: Approximate number of windows that are located together.
         padded: The sampler, if its windows may have fewer steps than they are long.
-        uneven: What becomes of batches that the shards do not divide evenly; see ``BatchSource``.
-        packed: Whether only the steps that are there are located.
+        uneven: See ``BatchSource``.
+        packed: Whether missing steps are not even located.
     """
 
     sampler: WindowSampler
@@ -128,14 +131,14 @@ class Planner:
 
     @memo
     def longest(self) -> int:
-        """The most batches of a block."""
+        """Largest number of batches in a block."""
         windows = self.windows // self.snapshot.pieces_of(self.sampler.sequence_length)
         if self.snapshot.has_row_numbers:
             windows = min(windows, _MOST_NUMBERED_STEPS // self.sampler.sequence_length)
         return max(1, windows * self.shard[1] // self.sampler.batch_size)
 
     def check(self) -> None:
-        """See that there are rows enough, and as many for every shard.
+        """Check that there are enough rows, and equally many for every shard.
 
         Raises:
             ConfigError: Too few for a batch; or the last one of the first epoch has not as many windows for all shards:
@@ -153,14 +156,14 @@ class Planner:
                 check_even(self.shard, self.uneven, first + number * step, size)
 
     def own(self, size: int) -> tuple[int, int]:
-        """Which windows of a whole batch of ``size`` this shard has: the first, and the one behind its last.
+        """Return this shard's windows of a whole batch of ``size``: its first, and the one behind its last.
 
         Of 8 windows three shards have 0..1, 2..4 and 5..7.
         """
         return size * self.shard[0] // self.shard[1], size * (self.shard[0] + 1) // self.shard[1]
 
     def delivered(self, size: int) -> tuple[int, int]:
-        """Those that are delivered: of "pad" as many in every shard, of which the last may be the next one's first.
+        """Return the windows that this shard delivers; with "pad" the last one may be the next shard's first.
 
         Of 8 windows three shards deliver 0..2, 2..4 and 5..7, and window 2 is masked in the first. No shard goes beyond
         the whole batch: the last one always has as many as any.
@@ -175,11 +178,11 @@ class Planner:
         return lengths if own == len(lengths) else np.where(np.arange(len(lengths)) < own, lengths, 0)
 
     def of_plan(self, plan: Plan) -> Block:
-        """A block of one batch: of the windows of a plan, from wherever."""
+        """Return a block of one batch, with the windows of any plan."""
         return Block(0, 1, 1, 0, self.locate(plan.starts, None, plan.lengths), [plan.global_size], self)
 
     def block(self, first: int, step: int, batches: int, kind: int) -> Block:
-        """So many batches from ``first`` on, ``step`` apart, located together."""
+        """Return a block of ``batches`` batches from ``first`` on, ``step`` apart, located together."""
         end = first + step * batches
         delivered, size = self._own_together(first, end - step + 1 - first)
         if delivered is not None:
@@ -203,7 +206,10 @@ class Planner:
         return Block(first, end, step, kind, self.locate(rows, bounds, lengths), sizes, self)
 
     def read(self, block: Block) -> Sequence[Block]:
-        """What is read when each batch of a block is: the stretches that it opens; and its own, where those may go."""
+        """Return the blocks that are read for each batch of a block.
+
+        They are a block of the stretches that the batches open, and ``block`` itself where stretches may be evicted.
+        """
         if block.kind < 0 or block.stretches is not None or not hasattr(self.sampler, "starts_to_read"):
             return [block]
         from mouse_core.batches._block_residency import read_for  # loaded where stretches are opened
@@ -228,7 +234,7 @@ class Planner:
         return windows
 
     def _own_together(self, first: int, batches: int) -> tuple[Int64s | None, int]:
-        """The windows that this shard delivers, int64 ``[batches, n]``, and how many a whole batch has; or None, 0."""
+        """Return this shard's windows, int64 ``[batches, n]``, and the size of a whole batch; or None and 0."""
         size = self.sampler.batch_size
         begin, end = self.delivered(size)
         few = size - (end - begin) >= _MANY_OTHERS
@@ -240,7 +246,7 @@ class Planner:
         return drawn if few else drawn[:, begin:end], size
 
     def _together(self, first: int, count: int, rows: slice) -> Int64s | None:
-        """Some windows of several batches, drawn together; None where the sampler cannot."""
+        """Return some windows of several batches, drawn together; None where the sampler cannot do that."""
         draw = getattr(self.sampler, "starts_of_many", None)
         return None if draw is None else draw(self.seed, first, count, self.snapshot, self.epoch_start, rows)
 
@@ -255,13 +261,13 @@ class Planner:
 
 
 class Blocks:
-    """The blocks of one source over one snapshot: from a block of one batch to long ones, while a loop goes on.
+    """The blocks of one source over one snapshot, which grow while a loop goes on.
 
-    Whoever asks for batches 0, 1, 2, .. has blocks of 1, 8 and 64 planned, which begin at 0, 1 and 9.
+    For batches 0, 1, 2, .. in turn it plans blocks of 1, 8 and 64 batches, which begin at 0, 1 and 9.
 
     Args:
         planner: Makes them.
-        lock: Held by whoever plans a block.
+        lock: Held while a block is planned.
     """
 
     def __init__(self, planner: Planner, lock: ProcessLock) -> None:
@@ -275,7 +281,7 @@ class Blocks:
         self._alone = 0
 
     def block_with(self, index: int) -> tuple[Block, int]:
-        """The block that batch ``index`` is in, planned if there is none, and its number there.
+        """Return the block with batch ``index``, and the number of the batch there; plan one if none is kept.
 
         Raises:
             IndexError: The index lies before the first batch.
@@ -292,12 +298,12 @@ class Blocks:
         return found
 
     def behind(self, block: Block) -> Block:
-        """The batches behind a block that are planned together, planned for now: they are not kept."""
+        """Return a block of the batches behind ``block``, which is not kept."""
         batches = self._limited(_GROWTH * len(block.sizes), block.step)
         return self.planner.block(block.end, block.step, batches, block.kind)
 
     def _known(self, index: int) -> tuple[Block, int] | None:
-        """The same, if there is such a block."""
+        """Return the kept block with batch ``index``, and its number there; None if there is none."""
         for block in self.kept:
             if block.first <= index < block.end and not (index - block.first) % block.step:
                 return block, (index - block.first) // block.step
@@ -315,7 +321,7 @@ class Blocks:
         return self.planner.block(index, 1, 1, _ALONE)
 
     def _choose(self, index: int) -> tuple[int, int, int, int]:
-        """What to plan together with a batch: the first batch, how far they are apart, how many, and their kind."""
+        """Return which batches to plan together with ``index``: the first, their distance, their number and kind."""
         longest = self.planner.longest
         for block in self.kept:
             # Whoever asks for what comes after a block, maybe not at once, will go on so.
@@ -339,11 +345,11 @@ class Blocks:
         return index, 1, 1, _ALONE
 
     def _limited(self, batches: int, step: int) -> int:
-        """So many batches, or as many as a block may have."""
+        """Return ``batches``, or the largest number of batches that a block may have."""
         return max(1, min(batches, self.most, self.planner.longest, _MOST_SKIPPED * self.planner.longest // step))
 
     def _kept_with(self, block: Block) -> tuple[Block, ...]:
-        """A new block and those to keep beside it."""
+        """Return a new block and the blocks to keep beside it."""
         kept, kinds, room = [block], Counter([block.kind]), _KEPT_BYTES
         for other in self.kept:
             kinds[other.kind], room = kinds[other.kind] + 1, room - other.nbytes

@@ -1,7 +1,6 @@
-"""How a loader goes along a source: where epochs end, what its state is, how it takes new rows over.
+"""Feeds: how a loader follows a source. A feed knows where epochs end, its state, and how to take new rows over.
 
-A feed is the one place that knows of which kind a source is; the loader knows feeds. What states need is loaded where
-there are some.
+Only feeds know the kinds of sources: a store's, a replay buffer's, or one of the caller's own.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:  # buffers are loaded where there are some: `import mouse_core
 
 
 class Feed:
-    """A source that stays as it is: somebody's own."""
+    """Feed of a source of the caller's own, which never changes."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -49,17 +48,17 @@ class Feed:
         return Staleness()
 
     def prepare(self, index: int, *, first: bool) -> bool:
-        """In the caller's thread, before batch ``index`` is delivered, the first one of this feed or another.
+        """Prepare batch ``index`` in the caller's thread; ``first``: it is the first batch of this feed.
 
         Returns:
-            Whether there are batches now that threads may have asked for in vain.
+            Whether threads have to begin anew, as batches exist now that they may have missed.
         """
         if first:
             len(self.source)  # which sees that nobody shards a shard again
         return False
 
     def delivered(self, index: int) -> None:
-        """Batch ``index`` is with the caller."""
+        """Note that batch ``index`` was delivered."""
 
     def ends_at(self, index: int) -> bool:
         """Whether an epoch ended with batch ``index - 1``."""
@@ -70,7 +69,7 @@ class Feed:
         return {"next_index": next_index, "fingerprint": self.source.fingerprint}
 
     def restored(self, state: Mapping[str, Any]) -> tuple[Feed, int]:
-        """A feed as ``state`` says, and the number of its next batch.
+        """Return the feed that ``state`` describes, and the number of its next batch.
 
         Raises:
             StateError: The state is of another source, or damaged.
@@ -86,7 +85,7 @@ class Feed:
         return type(self)(self.source), index_of(state, "next_index")
 
     def refreshed(self, next_index: int) -> Feed:
-        """A feed with the rows that there are now, of which an epoch begins at ``next_index``.
+        """Return a feed with the store's rows of now, whose first epoch begins at ``next_index``.
 
         Raises:
             ConfigError: There is no store to take them from.
@@ -97,7 +96,7 @@ class Feed:
 
 
 class StoreFeed(Feed):
-    """The batches of a snapshot; where there is a store, it has others to take over.
+    """Feed of a snapshot's batches, which takes new snapshots of its store.
 
     Args:
         source: Of the snapshot.
@@ -153,7 +152,7 @@ class StoreFeed(Feed):
 
 
 class BufferFeed(Feed):
-    """The batches of a replay buffer, which draws them in the caller's thread, some batches ahead."""
+    """Feed of a replay buffer, which draws batches in the caller's thread, some batches ahead."""
 
     source: BufferSource  # type: ignore[assignment]  # not as others: without a spec, as it is not known
 
@@ -175,7 +174,7 @@ class BufferFeed(Feed):
         return self.source.prepare(index)
 
     def delivered(self, index: int) -> None:
-        """Batch ``index`` is with the caller."""
+        """Note that batch ``index`` was delivered."""
         self.source.delivered(index)
 
     def ends_at(self, index: int) -> bool:
@@ -198,7 +197,7 @@ class BufferFeed(Feed):
 
 
 def feed_of(source: Any, store: Store | None) -> Feed:
-    """How a loader goes along ``source``: a ``BatchSource`` of ``store``, a ``BufferSource``, or somebody's own."""
+    """Return the feed of ``source``, which may be a ``BatchSource`` of ``store`` or a ``BufferSource``."""
     if isinstance(source, BatchSource):
         return StoreFeed(source, store)
     return BufferFeed(source) if hasattr(source, "prepare") else Feed(source)
