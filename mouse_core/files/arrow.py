@@ -102,7 +102,7 @@ def batches(
 
 
 def count_rows(file: Path) -> int:
-    """How many rows an Arrow file holds, from the heads of its record batches.
+    """Return the number of rows of an Arrow file, from the heads of its record batches.
 
     Raises:
         DataError: The file is damaged, was cut, or goes on after its end mark.

@@ -266,7 +266,7 @@ def check_parquet_checksum(file: Path, advance: Callable[[int], None] | None = N
 
 
 def _footer_begins(file: Path) -> int | None:
-    """Where the footer of a Parquet file begins, as its last bytes say; None where they cannot be right."""
+    """Return the offset of a Parquet footer, from the last bytes of the file; None: they cannot be right."""
     with file.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         if size < 3 * len(_MAGIC):

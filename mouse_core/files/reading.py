@@ -106,7 +106,7 @@ def check_inside(files: Iterable[Path], root: Path) -> None:
 
 
 def read_bytes(file: Path, *, most_bytes: int = MOST_JSON) -> bytes:
-    """What a file of at most so many bytes holds.
+    """Return the content of a file of at most ``most_bytes`` bytes.
 
     Raises:
         DataError: The file is larger, or no regular file.

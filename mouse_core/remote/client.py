@@ -1,4 +1,4 @@
-"""What reads objects elsewhere: a protocol of two methods."""
+"""The protocol of clients that read remote objects: two methods."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ObjectClient(Protocol):
         ...
 
     def head(self, path: str) -> ObjectInfo:
-        """What an object is now.
+        """Return the current size and version of an object.
 
         Raises:
             DataError: There is none, or it is not for us.

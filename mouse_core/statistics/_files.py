@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import re
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files import checksum
 from mouse_core.files.reading import damaged, json_object, read_bytes, read_json_object
 from mouse_core.files.writing import make_folder, storing, write_file
 from mouse_core.statistics.counting import Counted, Floats, Layout, Moments, PartialMoments, Sketch, Tally
@@ -53,7 +53,7 @@ def save(
             if counted is not None:
                 arrays |= {f"{number}/{kind}/{key}": values for key, values in _arrays(counted).items()}
     said = {"version": _VERSION, "rows": rows, "fingerprints": fingerprints, "shares": list(shares), "fields": fields}
-    said["digest"] = hashlib.sha256(text).hexdigest()
+    said["digest"] = checksum.digest(text)
     packed = io.BytesIO()
     np.savez(packed, said=np.frombuffer(json.dumps(said).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
     with storing(str(file)):
@@ -146,7 +146,7 @@ def load(folder: Path) -> _Content:
         raise ConfigError(f"{folder}: expected meta/{_JSON}, found none")
     text = read_bytes(file)
     more = file.with_name(_MORE)
-    found = _counted_on(more, hashlib.sha256(text).hexdigest()) if more.is_file() else None
+    found = _counted_on(more, checksum.digest(text)) if more.is_file() else None
     stats = json_object(file, text)
     known, (parts, shares, rows, fingerprints) = found or (set(), ({}, (), None, ("", "")))
     cameras = _cameras(stats)
@@ -230,7 +230,7 @@ def _counted_on(file: Path, digest: str) -> tuple[set[str], _Content] | None:
             if said["digest"] != digest:
                 raise damaged(
                     file.with_name(_JSON),
-                    f"expected the SHA-256 {said['digest']} as was written, found {digest}: it is damaged, or another "
+                    f"expected the checksum {said['digest']} as was written, found {digest}: it is damaged, or another "
                     f"program wrote it; without {_MORE} beside it, it is taken as it is",
                 )
             parts, keys = {}, set()

@@ -61,7 +61,7 @@ class StoreBackend:
 
     @property
     def end(self) -> int:
-        """How many rows there ever were."""
+        """Number of rows ever written, cleared ones included."""
         return self._cleared + self.count
 
     def seen(self) -> Self:

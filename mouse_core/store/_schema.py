@@ -1,4 +1,4 @@
-"""What a store knows about its columns."""
+"""The schema of a store: its columns, its fields, and the metadata of its rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mouse_core.columns.appended import TailColumn
 
 REFUSALS = (ValueError, TypeError, OverflowError, pa.ArrowException)
-"""What building a column out of a value may raise."""
+"""Errors that building a column from a value may raise."""
 
 
 class StoreSchema:
@@ -58,11 +58,11 @@ class StoreSchema:
         self.widths: dict[str, tuple[int, ...]] = {}
 
     def config(self) -> SnapshotConfig:
-        """What a snapshot needs, as it is now."""
+        """Return the configuration that a snapshot takes."""
         return SnapshotConfig(dict(self.fields), dict(self.types), self.dims, self.alignment)
 
     def about(self) -> About:
-        """What is known of the rows that are there."""
+        """Return the metadata of the rows."""
         said = self.all_say_alignment if self.arrow_types else self.said.alignment is not None
         stated = self.told.alignment is not None or said
         fields = [*self.said.fields, *self.told.fields]
@@ -216,7 +216,7 @@ class StoreSchema:
         return columns
 
     def hint(self, name: str, value: Any = None) -> str:
-        """What to do where a column's field reads no such values, to end a message with; empty where nothing helps."""
+        """Return the remedy for a value that a column's field cannot read, to end a message; empty: none."""
         if isinstance(value, Mapping) and not value.keys() <= {"bytes", "path"}:
             parts = ", ".join(repr(f"{name}_{key}") for key in [*value][:3])
             return f"; give each part of the dict as a column of its own, such as {parts}"
@@ -236,7 +236,7 @@ class StoreSchema:
         return replace(column, domain=spec, zeros=of_transition and self.alignment == "arrived")
 
     def _combined(self, column: str) -> Field:
-        """What all fields that read a column ask of its values."""
+        """Return the field that combines the demands of all fields that read a column."""
         fields = [field for field in self.fields.values() if field.column == column]
         bounds = _common_bounds(column, fields)
         fill = None
@@ -278,7 +278,7 @@ class StoreSchema:
 
 
 def _called(label: str, about: About) -> str:
-    """What to call rows in a message: with their environments, of which two are the usual reason why rows differ."""
+    """Return the name of rows in a message, with their environments, the usual reason why rows differ."""
     more = ", ..." if len(about.environments) > 3 else ""
     return label + (f" ({', '.join(about.environments[:3])}{more})" if about.environments else "")
 

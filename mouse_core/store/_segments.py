@@ -167,7 +167,7 @@ class Segment:
 
     @property
     def recording(self) -> object:
-        """What rows have in common that go on from each other: a dataset that was loaded, None where appended."""
+        """Identity of the dataset that the rows were loaded from; None for appended rows."""
         return self if self.extent is None and self.place is None else None
 
     def seal(self) -> None:
@@ -301,7 +301,7 @@ class Segment:
 
     @property
     def recorded(self) -> Segment:
-        """The same rows without columns that are computed."""
+        """The segment of the recorded rows, without computed columns."""
         return self
 
     def begins_as(self, other: Segment) -> bool:
@@ -484,7 +484,7 @@ class SegmentView(Segment):
 
 
 def _no_column() -> None:
-    """What stands for a column that a segment does not have."""
+    """Stand for a column that a segment does not have."""
 
 
 def _to_column(extent: ColumnExtent, rows: int) -> pa.ChunkedArray:
@@ -500,7 +500,7 @@ def _chunk_starts(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
 
 
 def growth_of(before: Sequence[Segment], after: Sequence[Segment]) -> Growth | None:
-    """What was appended to some segments that others continue; None where it is more than appended rows."""
+    """Return the rows appended between two lists of segments; None if more than appended rows differs."""
     kept = _same(before, after)
     appended = after[kept:]
     # Segments of datasets may say more about the shapes of rows, and many files are many chunks.
@@ -525,12 +525,12 @@ def continues(before: Sequence[Segment], after: Sequence[Segment]) -> bool:
 
 
 def _folders(segments: Sequence[Segment]) -> set[object]:
-    """What stands for the folders that they lie in, each of which has its rows in one order."""
+    """Return the identities of the folders that segments lie in; a folder has its rows in one order."""
     return {None if segment.place is None else segment.place[0] for segment in segments}
 
 
 def _same(before: Sequence[Segment], after: Sequence[Segment]) -> int:
-    """How many segments both begin with."""
+    """Return how many segments both lists begin with."""
     most = min(len(before), len(after))
     for known in (most, len(before) - 1):
         if 0 <= known <= most and after[:known] == before[:known]:

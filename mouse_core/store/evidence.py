@@ -1,4 +1,4 @@
-"""What rows say against what is said of them: rewards against "arrived", flags of endings against done codes."""
+"""Contradictions between rows and their metadata: rewards against "arrived", flags of endings against done codes."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def check_flags_of(segment: Segment, done: str, label: str) -> None:
 
 
 def against_arrived(begins: int, rewarded: int, rows: int, label: str) -> str:
-    """What the warning says."""
+    """Text of the warning."""
     return (
         f"{label}: rewards where episodes begin speak against the alignment 'arrived': reward is not 0 in {rewarded:,} "
         f"of the {begins:,} rows that begin an episode among the first {rows:,}; rows that hold what leaves their "
@@ -223,7 +223,7 @@ def against_arrived(begins: int, rewarded: int, rows: int, label: str) -> str:
 
 
 def rewards_at_starts(columns: Mapping[str, Any], *, in_order: bool = True) -> tuple[int, int]:
-    """How many rows begin an episode, and how many of these have a reward.
+    """Return the number of rows that begin an episode, and how many of these have a reward.
 
     Args:
         columns: "reward", and "time" or "done", as far as they are there.

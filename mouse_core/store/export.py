@@ -112,7 +112,7 @@ def _features(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:
 
 
 def _declared_feature(snapshot: Snapshot, name: str) -> Any:
-    """What the first dataset that has values of a column declares it as; None if none does."""
+    """Return the feature that the first dataset with values of a column declares; None if none does."""
     for segment in snapshot.segments:
         known = {} if segment.origin is None else segment.origin.features
         if name in known and column_type(segment.types[name]).kind != "null":
@@ -121,7 +121,7 @@ def _declared_feature(snapshot: Snapshot, name: str) -> Any:
 
 
 def _feature_of(snapshot: Snapshot, name: str, data_type: pa.DataType) -> Any:
-    """What a column of an Arrow type is declared as, images as such."""
+    """Return the feature of a column of an Arrow type, images as images."""
     import datasets
 
     kind = column_type(data_type)

@@ -159,7 +159,7 @@ class Snapshot:
     """
 
     if_empty = "store: expected rows, found an empty store"
-    """What is said to who needs rows where there are none."""
+    """Error message for an operation that needs rows, on an empty store."""
 
     #: See ``Store.has_shares``.
     has_shares = False

@@ -591,7 +591,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     text = file.read_text()
     digit = next(at for at, sign in enumerate(text) if sign in "24680")
     file.write_text(f"{text[:digit]}{int(text[digit]) + 1}{text[digit + 1 :]}")
-    with pytest.raises(DataError, match=r"stats.json: expected the SHA-256 .* damaged, or another program wrote it"):
+    with pytest.raises(DataError, match=r"stats.json: expected the checksum .* damaged, or another program wrote it"):
         Statistics.load(tmp_path)
     more.unlink()
     assert set(Statistics.load(tmp_path)["reward"].quantiles) == set(QUANTILES)

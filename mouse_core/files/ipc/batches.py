@@ -50,7 +50,7 @@ class Flat:
             raise DataError(f"expected metadata of Arrow, found a reference behind its end ({error})") from error
 
     def _place(self, number: int) -> int:
-        """Where a field is; 0 if it is not there."""
+        """Return the place of a field; 0: it is not there."""
         entry = 4 + 2 * number
         found = self._number("<H", self._fields + entry) if entry + 2 <= self._size else 0
         return self.at + found if found else 0
@@ -105,7 +105,7 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class ColumnPlace:
-    """Where one column of a record batch lies in its file.
+    """Place of one column of a record batch in its file.
 
     Args:
         type: Its Arrow type.
@@ -153,7 +153,7 @@ class ColumnPlace:
 
 
 class Head(NamedTuple):
-    """What the head of a record batch says of its body.
+    """Description of the body of a record batch, from its head.
 
     Args:
         rows: How many it has.
@@ -169,7 +169,7 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, table: Flat, size: int, version: int = _V5) -> Head:
-        """That of a table of metadata whose body has ``size`` bytes."""
+        """Return the head in a table of metadata whose body has ``size`` bytes."""
         pair = np.dtype(("<i8", (2,)))
         rows, levels, memory = table.number(0, "<q"), table.rows(1, pair), table.rows(2, pair)
         if version < _V5 - 1 or rows < 0 or (levels < 0).any() or (memory < 0).any():
@@ -179,7 +179,7 @@ class Head(NamedTuple):
         return cls(rows, levels, memory, table.table(3) is not None)
 
     def columns(self, schema: pa.Schema, body: int) -> dict[str, ColumnPlace]:
-        """Where columns lie, by name.
+        """Return the places of columns, by name.
 
         Those that are not there are read with Arrow's own reader, in whole record batches: compressed ones,
         dictionaries, and what stands behind types that are rarely stored.
@@ -216,7 +216,7 @@ def _is_number(data_type: pa.DataType) -> bool:
 
 
 def _form(data_type: pa.DataType) -> tuple[int, tuple[str, ...]] | None:
-    """How many levels a column of a type has, and which pieces of memory; None where that is not known."""
+    """Return the levels and pieces of memory of a column of a type; None: not known."""
     is_of = pa.types
     if is_of.is_null(data_type):
         return 1, ()
@@ -271,10 +271,10 @@ def _array(data_type: pa.DataType, levels: Iterator[tuple[int, int]], buffers: I
 
 MAGIC = b"ARROW1"
 END_BYTES = 10
-"""What stands behind a footer: its length and the magic."""
+"""Bytes behind a footer: its length and the magic."""
 
 PREFIX_BYTES = 8
-"""What stands before the metadata of a message: a mark and the metadata's length."""
+"""Bytes before the metadata of a message: a mark and the metadata's length."""
 
 _SCHEMA, _RECORD_BATCH = 1, 3
 _MARK = 0xFFFFFFFF
@@ -285,7 +285,7 @@ _MOST_METADATA = 64 << 20
 
 @dataclass(frozen=True)
 class Footer:
-    """Where the record batches of a file lie.
+    """Places of the record batches of a file.
 
     Args:
         begins: At which byte of the file each begins, int64 ``[n]``; a view of the footer's memory, as the others are.

@@ -69,7 +69,7 @@ def _sums(view: memoryview, footer: Footer) -> bytes:
 
 
 def _edges(footer: Footer) -> list[int]:
-    """Where a file's record batches begin, with 0 before and the end of the last."""
+    """Return the offsets of record batches, with 0 before and the end of the last."""
     return [0, *footer.begins.tolist(), footer.span(len(footer) - 1)[2]]
 
 
@@ -162,7 +162,7 @@ class SummedFile:
 
     @property
     def whole(self) -> int:
-        """How many record batches have all rows."""
+        """Number of record batches that have all rows."""
         return self.rows // self.batch_rows
 
     def check_stride(self, stride: int) -> None:

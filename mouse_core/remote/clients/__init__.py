@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Reaching", "StorageOptions", "is_url", "open_client", "public_url", "without_secrets"]
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file")
-"""What obstore reads; "hf" is looked up at the Hub first."""
+"""Schemes that obstore reads; "hf" is looked up at the Hub first."""
 
 
 def open_client(url: str, storage_options: Mapping[str, Any] | None = None) -> FolderClient:

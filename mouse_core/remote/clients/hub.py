@@ -78,7 +78,7 @@ class HubClient(FolderClient):
         return found
 
     def _of_hub(self, call: Any) -> Any:
-        """What a call to the Hub gives, with errors as ours; they name no address that is signed."""
+        """Return the result of a call to the Hub; convert errors to ours, without signed addresses."""
         failure: ConfigError | StorageError
         try:
             return call()

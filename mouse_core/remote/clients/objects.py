@@ -53,7 +53,7 @@ def imported() -> Any:
 
 
 def error_of(error: Exception, shown: str, changed: str, asked: Callable[[], str]) -> MouseError:
-    """What a client's error is of ours.
+    """Convert a client's error to one of ours.
 
     Args:
         error: It.
@@ -85,7 +85,7 @@ def error_of(error: Exception, shown: str, changed: str, asked: Callable[[], str
 
 
 def _said(error: Exception) -> str:
-    """What may be shown of a client's error: a status and a code, which say nothing of who asked."""
+    """Return the public part of a client's error: status and code, no credentials."""
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
     if status:
@@ -154,7 +154,7 @@ def config_of(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def client_options(url: str, options: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """What obstore's HTTP client is told: how long it waits, and whether it may ask without TLS."""
+    """Return the options of obstore's HTTP client: time-outs, and whether it may connect without TLS."""
     told = {**_TIMES, **dict(options.get("client_options", {}))}
     # obstore takes "allow_http" for one of the client's, but by its own name alone.
     allowed = [value for name, value in options.items() if _HTTP.match(name)]
@@ -166,7 +166,7 @@ def client_options(url: str, options: Mapping[str, Any], config: Mapping[str, An
 
 
 def asked_as(url: str, options: Mapping[str, Any]) -> str:
-    """Who was asked and where it was looked for keys, for messages; none of the keys."""
+    """Describe for messages which server was asked and where keys were looked for; no key is shown."""
     kind = _kind(url)
     if kind == "hf":
         told = (
@@ -199,7 +199,7 @@ def _kind(url: str) -> str:
 
 
 def _source(url: str, options: Mapping[str, Any]) -> str:
-    """Where what says who asks was found: "options", "unsigned", "environment", "profile" or ""."""
+    """Return the source of credentials: "options", "unsigned", "environment", "profile" or ""."""
     keys = _KEYS[_kind(url)]
     given = {name.lower(): value for name, value in options.items()}
     environment = {name.lower(): value for name, value in os.environ.items()}
@@ -218,13 +218,13 @@ def _profile_name() -> str:
 
 
 def _file(which: str) -> Path:
-    """Where AWS's tools look for a file of profiles."""
+    """Return the path at which AWS's tools look for a file of profiles."""
     variable = {"credentials": "AWS_SHARED_CREDENTIALS_FILE", "config": "AWS_CONFIG_FILE"}[which]
     return Path(os.environ.get(variable) or Path("~/.aws") / which).expanduser()
 
 
 def _profile() -> dict[str, str]:
-    """What the user's profile says, by obstore's names; nothing where there is none, or it cannot be read."""
+    """Return the user's profile by obstore's names; empty if it is missing or cannot be read."""
     name = _profile_name()
     found: dict[str, str] = {}
     for which in ("config", "credentials"):
@@ -276,7 +276,7 @@ class Asking:
         self._turns: tuple[asyncio.Semaphore, asyncio.Semaphore] | None = None
 
     def all(self, requests: Sequence[Callable[[], Awaitable[_T]]], *, in_groups: bool = False) -> list[_T]:
-        """What the requests give, in their order; the first error is raised, and the others are given up.
+        """Return the results of requests in order; raise the first error and cancel the rest.
 
         Args:
             requests: Them.
@@ -425,7 +425,7 @@ class Helper:
         return self._process.stdin  # type: ignore[return-value]
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What a method of the client returns; what it raises is raised."""
+        """Return the result of a method of the client, or raise its error."""
         future: Future[Any] = Future()
         with self._lock:
             self._number += 1
@@ -532,7 +532,7 @@ class FolderClient:
         return self.heads([path])[0]
 
     def heads(self, paths: Sequence[str]) -> list[ObjectInfo]:
-        """What several objects are now; see ``head``."""
+        """Return the current size and version of several objects; see ``head``."""
         self._check_inside(paths)
         if is_forked():
             infos: list[ObjectInfo] = self._helped("heads", list(paths))
@@ -763,7 +763,7 @@ class FolderClient:
         )
 
     def _helped(self, method: str, *arguments: Any) -> Any:
-        """What a method returns in a process that can make requests, where this one cannot."""
+        """Return the result of a method run by a helper process, where this one cannot make requests."""
         with self._lock:
             if self._helper is None or self._helper[0] != forks():
                 self._helper = forks(), Helper(type(self), self.url + self._query, dict(self._options))
@@ -772,7 +772,7 @@ class FolderClient:
     def _ask(
         self, requests: Sequence[tuple[str, Callable[[], Awaitable[Any]]]], *, in_groups: bool = False
     ) -> list[Any]:
-        """What requests give, with errors as ours and nothing in them that only the client should know."""
+        """Return the results of requests; convert errors to ours, without secrets."""
         imported()
         failure: MouseError
         try:
@@ -814,7 +814,7 @@ def _query_of(url: str) -> str:
 
 
 def _version(found: Any) -> str:
-    """What another content would have another of, of what a client says of an object."""
+    """Return the version of an object from the client's metadata; another content has another version."""
     if found.get("e_tag"):
         return str(found["e_tag"])
     changed = found.get("last_modified")

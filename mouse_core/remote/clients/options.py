@@ -57,7 +57,7 @@ def public_url(url: str) -> str:
 
 
 class StorageOptions(Mapping[str, Any]):
-    """What a client is told: keys, endpoints, time-outs. No text shows them.
+    """Options of a client: keys, endpoints, time-outs. No text shows them.
 
     They go with an object to processes that ``multiprocessing`` starts. Every other pickle has those that say where and
     how is asked, such as an endpoint, a region and time-outs, and none that says who asks: keys and tokens are found

@@ -289,7 +289,7 @@ class Fetcher:
                     del error  # whose traceback has this frame
 
     def queued(self) -> int:
-        """How many pages are asked for, and not there yet."""
+        """Return how many pages are requested and not there yet."""
         with self.changed:
             tasks = [*self._heap, *(task for _, task in self._later)]
             wanted = [(task.blocks, task.masks) for task in tasks] + [some[2:] for some in self._asked]

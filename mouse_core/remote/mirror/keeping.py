@@ -71,7 +71,7 @@ _FEW, _TRIES, _PAUSE = 64, 20, 0.02
 
 @dataclass(frozen=True)
 class Limits:
-    """What a mirror may take.
+    """Limits of a mirror.
 
     Args:
         pages: The most pages that are kept.
@@ -114,7 +114,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._most = limits.pages
         self.in_flight = 0
-        """How many pages are being fetched."""
+        """Number of pages being fetched."""
         self.whole = False
         """Whether blocks are brought whole where something must go for them."""
         self._verified = np.zeros(0, np.int64)  # states in which blocks were found to be what had been written
@@ -125,7 +125,7 @@ class Keeper:
         return self.table.pages + self.in_flight > self._most - self._most // 8
 
     def pages(self, blocks: Int64s, masks: Int64s) -> int:
-        """How many pages are kept for some that are asked for."""
+        """Return how many pages the mirror keeps for a request."""
         return len(blocks) * PAGES if self.whole else self.table.count(masks)
 
     def claim(
@@ -261,7 +261,7 @@ class Keeper:
                 time.sleep(_PAUSE)
 
     def unverified(self, blocks: Int64s, states: Int64s, masks: Int64s) -> Int64s:
-        """Those of some blocks in some states of which pages that are there were not looked at since they came."""
+        """Return the blocks with pages that were not verified since they came."""
         self._follow()
         found: Int64s = blocks[~same_pages(self._verified[blocks], states, masks & states)]
         return found

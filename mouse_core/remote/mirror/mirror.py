@@ -35,7 +35,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 class Process:
-    """What a process that shares a mirror has of its own."""
+    """The state of one process that shares a mirror."""
 
     def __init__(self, inside: Path, table: Table, file: SparseFile, memory: Any, known: Known, limits: Limits) -> None:
         self.sharer, self.counters, self.pace = Sharer(inside / "sharers"), Counters(), Pace()
@@ -233,7 +233,7 @@ class Mirror:
     # ------------------------------------------------------------------ for maps and objects
 
     def _process(self) -> Process:
-        """What this process has of its own; a forked child has another."""
+        """Return the state of this process; a forked child has its own."""
         found = self._processes.get(forks())
         if found is None:
             with self._lock:

@@ -1,4 +1,4 @@
-"""Where in a mirror objects lie: a file that is appended to, and what a process knows of it."""
+"""The places of objects in a mirror: the file of places, and the objects that a process reads."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Placed:
 
     @property
     def end(self) -> int:
-        """Where its bytes end in the mirror."""
+        """Offset of the end of the object in the mirror."""
         return self.begin + self.info.size
 
     @property
@@ -109,7 +109,7 @@ class Runs:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[Placed, slice]], blocks: Int64s, masks: Int64s) -> Runs:
-        """What brings pages of some blocks, of which ``Known.of`` says where they lie."""
+        """Return the runs that bring pages of blocks, given the objects of ``Known.of``."""
         # Runs do not go on from one object to the next, as if these were far apart.
         numbers = np.repeat(np.arange(len(parts)), [part.stop - part.start for _, part in parts])
         firsts, ends = runs(pages_of(blocks + numbers * (_APART // PAGES), masks))
@@ -117,7 +117,7 @@ class Runs:
         return cls([placed for placed, _ in parts], whose, firsts - whose * _APART, ends - whose * _APART)
 
     def bytes(self) -> tuple[Int64s, Int64s]:
-        """Which bytes of their objects they are: where they begin and end, int64 ``[n]`` each."""
+        """Return the first byte of each run in its object, and the one behind its last, int64 ``[n]``."""
         begins = np.array([one.begin for one in self.objects])[self.whose]
         ends = np.array([one.end for one in self.objects])[self.whose]
         return self.firsts * PAGE - begins, np.minimum(self.ends * PAGE, ends) - begins
@@ -137,11 +137,11 @@ class Runs:
         return page_checksums(contents, (self.firsts - begins).tolist())
 
     def salts(self) -> PageChecksums:
-        """Of each page its object's ``salt``, uint32 ``[m]``."""
+        """Return the ``salt`` of each page's object, uint32 ``[m]``."""
         return np.repeat(np.array([one.salt for one in self.objects], np.uint32)[self.whose], self.counts)
 
     def _parts(self) -> list[slice]:
-        """Which of all their pages are each object's: runs ascend, and so those of one object follow each other."""
+        """Return the slice of all pages for each object; runs ascend, so an object's pages are neighbours."""
         cuts = self.bounds[np.searchsorted(self.whose, np.arange(len(self.objects) + 1))].tolist()
         return [slice(*cut) for cut in pairwise(cuts)]
 
@@ -154,7 +154,7 @@ class Runs:
             placed.known_sums()
 
     def wrong(self, digests: PageChecksums) -> DataError | None:
-        """What is wrong with pages that came, by their digests and those that are known; None: nothing."""
+        """Return the error for pages whose checksums differ from the known ones; None: all are right."""
         pages = self.pages()
         for placed, mine in zip(self.objects, self._parts(), strict=True):
             sums = placed.known_sums()
@@ -183,7 +183,7 @@ class Places(Descriptor):
         self._read = 0
         self._known: dict[int, tuple[int, int]] = {}
         self.blocks = 0
-        """How many blocks have been given away."""
+        """Number of blocks given to objects."""
 
     def follow(self) -> None:
         """Read what others added. A last line that a power cut tore is removed."""
@@ -222,7 +222,7 @@ class Places(Descriptor):
 
 
 def key_of(url: str, info: ObjectInfo, *, verified: bool = False) -> int:
-    """What stands for an object's content, in 128 bits; what is held against digests lies apart from what is not."""
+    """Return the key of an object's content, 128 bits; verified and unverified content lie apart."""
     said = [url, info.path, info.version, str(info.size), *(["verified"] if verified else [])]
     return int(digest("\0".join(said).encode()), 16)
 
@@ -248,7 +248,7 @@ class Known:
         self._ordered: tuple[Int64s, list[Placed]] = (np.empty(0, np.int64), [])
         self._by_block: dict[int, Placed] = {}
         self.blocks = 0
-        """How many blocks they have together."""
+        """Number of blocks of all objects."""
 
     def add(self, objects: Sequence[Placed]) -> None:
         """Know more of them; one at a time calls it."""

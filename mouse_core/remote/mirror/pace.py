@@ -52,10 +52,10 @@ class Pace:
         self._last = self._count = self._unknown = 0
         self._read: Int64s | None = None
         self.pages_ahead = 0
-        """How many pages are asked for and not read yet, those that several batches read as often."""
+        """Pages requested and not read yet, counted once for each batch that reads them."""
 
     def blocks_soon(self) -> int:
-        """How many blocks the next batches read that are asked for, those that several of them read as often."""
+        """Return the blocks that the next batches read, counted once for each batch."""
         with self._lock:
             return sum(len(asked.blocks) for asked in islice(self._asked, _SOON))
 

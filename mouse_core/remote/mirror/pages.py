@@ -76,7 +76,7 @@ def joined(parts: Sequence[tuple[Int64s, Int64s]]) -> tuple[Int64s, Int64s]:
 
 
 def bits(masks: Int64s) -> npt.NDArray[np.bool_]:
-    """Which pages masks name, bool ``[n, 16]``."""
+    """Return the pages of masks, bool ``[n, 16]``."""
     each: npt.NDArray[Any] = np.unpackbits(masks.astype("<u2").view(np.uint8), bitorder="little")
     return each.view(np.bool_).reshape(-1, PAGES)
 
@@ -95,7 +95,7 @@ def pages_of(blocks: Int64s, masks: Int64s) -> Int64s:
 
 
 def runs(pages: Int64s) -> tuple[Int64s, Int64s]:
-    """What to ask for so that pages (ascending, int64 ``[n]``) come: first pages, and those behind the last ones.
+    """Return the runs that bring pages (ascending, int64 ``[n]``): first pages, and those behind the last ones.
 
     Pages 3, 4, 9 and 40 are two runs, 3 to 10 and 40 to 41: between 4 and 9 lie fewer than 16 pages.
     """

@@ -195,7 +195,7 @@ def is_full(error: OSError) -> bool:
 
 
 def address_of(memory: mmap.mmap) -> int:
-    """Where mapped memory begins."""
+    """Return the address of mapped memory."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
@@ -220,7 +220,7 @@ _HIGH = np.uint64(0x9249249249240000)
 
 
 def folder_of(cache: Path) -> Path:
-    """Where in the folder of a cache a mirror of this format is."""
+    """Return the folder of a mirror of this format in a cache."""
     return cache / f"mirror-{FORMAT}"
 
 
@@ -270,17 +270,17 @@ class Table(Descriptor):
 
     @property
     def pages(self) -> int:
-        """How many pages are there."""
+        """Number of pages that are there."""
         return int(self.header[2])
 
     @property
     def blocks(self) -> int:
-        """How many blocks objects have been given."""
+        """Number of blocks given to objects."""
         return int(self.header[3])
 
     @property
     def room(self) -> int:
-        """How many blocks the file of bytes is long."""
+        """Length of the file of bytes, in blocks."""
         return int(self.header[4])
 
     def grow(self, blocks: int, lengthen: Callable[[int], None]) -> None:
@@ -307,12 +307,12 @@ class Table(Descriptor):
 
     @staticmethod
     def count(masks: Int64s) -> int:
-        """How many pages some masks name."""
+        """Return the number of pages of all masks."""
         return int(_sizes()[masks].sum(dtype=np.int64))
 
     @staticmethod
     def sizes(masks: Int64s) -> Int64s:
-        """How many pages each of some masks names, int64 ``[n]``."""
+        """Return the number of pages of each mask, int64 ``[n]``."""
         return _sizes()[masks].astype(np.int64)
 
     # ------------------------------------------------------------------ fetching
@@ -467,7 +467,7 @@ def _low(times: Any) -> Any:
 
 @cache
 def _sizes() -> npt.NDArray[np.uint8]:
-    """How many pages each mask names, uint8 ``[65536]``."""
+    """Return the number of pages of every possible mask, uint8 ``[65536]``."""
     sizes = np.zeros(ALL_PAGES + 1, np.uint8)
     for page in range(PAGES):
         sizes += (np.arange(ALL_PAGES + 1) >> page & 1).astype(np.uint8)

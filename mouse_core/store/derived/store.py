@@ -60,7 +60,7 @@ class DerivedSegment(SegmentView):
 
     @property
     def recorded(self) -> Segment:
-        """The same rows without columns that are computed."""
+        """The segment of the recorded rows, without computed columns."""
         return self.whole.recorded
 
     @memo
@@ -100,7 +100,7 @@ class DerivedSegment(SegmentView):
         return pa.chunked_array([to_arrow(self._values(name, self._number))])
 
     def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
-        """As that of the segment; what is derived is there for every row, and not computed to learn that."""
+        """See ``Segment``; a derived column has a value in every row and is not computed to learn that."""
         if name not in self._derived:
             return self.whole.first_value(name, rows)
         return (0, 0) if rows > 0 else None
@@ -126,7 +126,7 @@ class _DerivedPart(ColumnPart):
         self._values = values
 
     def known(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Where every chunk's values begin, and how many a row has; all are computed for that."""
+        """Return the address of every chunk's values, and the values of a row; computes the column."""
         if (self.begin == UNKNOWN).any():
             values: Array = self._values()
             with self.lock:
@@ -161,7 +161,7 @@ def _is_lasting(segment: Segment) -> bool:
 
 
 def said_of(snapshot: Snapshot, how: object, spec: FieldSpec) -> dict[str, Any]:
-    """What a file says of itself: the version of its form, and what decides about its values."""
+    """Return the metadata of a file: its version, and everything that its values depend on."""
     return {
         "version": _VERSION,
         "rows": snapshot.num_rows,
@@ -225,7 +225,7 @@ _ROWS = 1 << 17
 
 
 class DerivedColumns:
-    """What is derived from one snapshot, for each of its segments.
+    """Derived columns of one snapshot, by segment.
 
     Args:
         base: The snapshot.
@@ -282,7 +282,7 @@ class DerivedColumns:
             return self._computed[name][segment]
 
     def taken_over(self, base: Snapshot) -> DerivedColumns:
-        """What is derived from a snapshot of the same store, with what both have in common as it is.
+        """Return the columns of a later snapshot of the same store, with common rows as they are.
 
         Episodes that both have whole are not computed again. Where the first snapshot ends, or is another than the
         second, the episode there may go on in the second.
@@ -365,7 +365,7 @@ class DerivedColumns:
         return found
 
     def _digest(self, field: str) -> str:
-        """That of a field's values; see ``digest_of``."""
+        """Return the digest of a field's values; see ``digest_of``."""
         if field not in self._digests:
             edges = np.append(np.arange(0, self.base.num_rows, _ROWS), self.base.num_rows)
             self._digests[field] = digest_of(self.base, field, edges)
@@ -415,7 +415,7 @@ class DerivedColumns:
 
 
 def _common_rows(before: Snapshot, after: Snapshot) -> int:
-    """How many first rows two snapshots have in common, as far as their segments say so."""
+    """Return how many first rows two snapshots have in common, by their segments."""
     rows = 0
     for one, other in zip(before.segments, after.segments, strict=False):
         if not one.begins_as(other):
@@ -486,7 +486,7 @@ class DerivedStore(Store):
 
     @property
     def about(self) -> About:
-        """What is known of the rows of the store, and which fields are derived, for whoever reads them when written."""
+        """The metadata of the store's rows, with the derived fields."""
         said = self._store.about
         if not len(self._store):
             return said

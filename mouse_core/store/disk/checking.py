@@ -40,7 +40,7 @@ ASIDE = "damaged"
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found in a store's folder.
+    """Result of checking the files of a store.
 
     Args:
         rows: How many are whole.
@@ -57,7 +57,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Repaired:
-    """What became of a store's folder.
+    """Result of repairing a store's folder.
 
     Args:
         path: The folder.

@@ -47,7 +47,7 @@ from mouse_core.store.disk.manifest import (
 )
 
 READERS = "readers"
-"""Of the file in a store's folder."""
+"""Name of the file in a store's folder that readers lock."""
 
 # Of Linux: type, whence, start, length, process. 16 bits, 16 bits, then as the machine aligns 64 bits.
 _LOCK = "hhqqi4x"
@@ -58,7 +58,7 @@ def _can_lock() -> bool:
 
 
 class Lease(Descriptor):
-    """That somebody looks at one state of a folder, for as long as this object lives.
+    """A reader's lock on one state of a folder, for as long as this object lives.
 
     A forked child has it too, and keeps it as long as it lives itself.
 
@@ -95,7 +95,7 @@ class Shared:
 
 
 class Leases(Descriptor):
-    """Who looks at a folder, as its one writer asks.
+    """The locks of a folder's readers, as its one writer sees them.
 
     Args:
         folder: The store's. The file that readers lock is made if it is not there.
@@ -155,7 +155,7 @@ class Unneeded:
 
 
 CLIENTS = "clients.log"
-"""What is called so in a folder knows which rows are whose, of those that send them; see ``collect.shared``."""
+"""Name of the log that records which client sent which rows; see ``collect.shared``."""
 # What a writer makes: a crash may leave some that no manifest names.
 _OURS = re.compile(r"tail-(\d{6,})\..*|(\d{6,})\.arrow")
 _SEGMENTS = "segments"

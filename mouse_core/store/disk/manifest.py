@@ -33,13 +33,13 @@ from mouse_core.files.reading import MOST_JSON, damaged, reading
 from mouse_core.files.writing import write_file
 
 NAME = "manifest.json"
-"""Of the file in a store's folder."""
+"""Name of the manifest in a store's folder."""
 
 COPY = f"{NAME}.bak"
-"""Of a copy beside it, which ``mouse repair`` puts in its place when it is lost or damaged."""
+"""Name of the copy that ``mouse repair`` puts in the place of a lost or damaged manifest."""
 
 LOCK = "lock"
-"""Of the file that its one writer locks."""
+"""Name of the file that the one writer locks."""
 
 FORMAT = 1
 """The version of the form."""
@@ -48,7 +48,7 @@ _KEY = "mouse_store"
 _LISTS = ("number", "rows", "bytes", "digest", "schema", "appended", "batch_rows", "stride", "load")
 # A longer manifest than others of our files: a million segments.
 MOST_BYTES = 8 * MOST_JSON
-"""Of a manifest."""
+"""Most bytes of a manifest."""
 
 
 class Sealed(NamedTuple):
@@ -133,14 +133,14 @@ class Manifest:
 
     @memo
     def lists(self) -> dict[str, list[Any]]:
-        """What is known of segments, as the file has it."""
+        """Entries of the segments, as lists by attribute."""
         columns = zip(*self.segments, strict=True) if self.segments else ((),) * len(Sealed._fields)
         known = dict(zip(Sealed._fields, columns, strict=True))
         return {name: list(known[name]) for name in _LISTS}
 
     @property
     def rows(self) -> int:
-        """How many rows are in sealed segments."""
+        """Number of rows in sealed segments."""
         return sum(one.rows for one in self.segments)
 
     @property
@@ -149,7 +149,7 @@ class Manifest:
         return "windows" if self.segments and self.segments[-1].batch_rows else "columns"
 
     def firsts(self) -> list[int]:
-        """How many rows were before each segment, those that are not kept included; of (40, 30, 30), 0, 40 and 70."""
+        """Return the rows before each segment, dropped ones included: of (40, 30, 30), 0, 40 and 70."""
         rows = (one.rows for one in self.segments[:-1])
         return list(accumulate(rows, initial=self.dropped)) if self.segments else []
 
@@ -158,7 +158,7 @@ class Manifest:
         return {one.number for one in self.segments} | {one.number for one in self.tails}
 
     def with_schema(self, schema: pa.Schema) -> tuple[Manifest, int]:
-        """The same where a schema is among those known, and its number."""
+        """Return the manifest with a schema among its schemas, and the number of the schema."""
         bare = bare_schema(schema)
         for number, known in enumerate(self.schemas):
             if known.equals(bare):
@@ -166,7 +166,7 @@ class Manifest:
         return replace(self, schemas=(*self.schemas, bare)), len(self.schemas)
 
     def with_schemas(self, segments: Sequence[Sealed], schemas: tuple[pa.Schema, ...]) -> tuple[Manifest, list[Sealed]]:
-        """The same where the schemas of segments are known, and these segments with its numbers for them."""
+        """Return the manifest with the schemas of segments, and the segments with its numbers for them."""
         known, numbered = self, []
         for one in segments:
             known, which = known.with_schema(schemas[one.schema])
@@ -247,7 +247,7 @@ def parse_manifest(file: Path, text: bytes, before: Manifest | None = None) -> M
 
 
 def _checked(file: Path, text: bytes) -> dict[str, Any]:
-    """What the file says, if its digest is right and its version is known."""
+    """Return the content of a manifest whose digest is right and whose version is known."""
     try:
         whole = json.loads(text)
         said = whole[_KEY]
@@ -266,7 +266,7 @@ def _checked(file: Path, text: bytes) -> dict[str, Any]:
 
 
 def repair_hint(folder: Path) -> str:
-    """What to do about a manifest that is lost or damaged."""
+    """Return the remedy for a lost or damaged manifest."""
     if "://" in str(folder):
         return "mouse upload sends it again"
     return f"mouse repair {folder} puts the copy {COPY} in its place"
@@ -295,13 +295,13 @@ def _manifest_of(said: Mapping[str, Any], before: Manifest) -> Manifest:
 
 
 def _known(lists: Mapping[str, list[Any]], before: Manifest) -> int:
-    """How many segments stand first in lists and are the same as before: looking at ten thousand takes 1 ms."""
+    """Return how many first segments equal those before: comparing ten thousand takes 1 ms."""
     same = common_start(before.lists["number"], lists["number"])
     return same if all(values[:same] == before.lists[name][:same] for name, values in lists.items()) else 0
 
 
 def new_identity() -> str:
-    """What no store has yet."""
+    """Return an identity that no store has yet."""
     return os.urandom(8).hex()
 
 

@@ -115,7 +115,7 @@ class FolderRows(StoreBackend):
 
 
 class ReadRows(FolderRows):
-    """Those of a reader."""
+    """The rows of a folder as a reader has them."""
 
     def __init__(self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool) -> None:
         super().__init__(folder, told, budget, verify)
@@ -137,7 +137,7 @@ class ReadRows(FolderRows):
 
     @property
     def end(self) -> int:
-        """How many rows there ever were, those included that were dropped."""
+        """Number of rows ever written, dropped ones included."""
         return self._folder.manifest.dropped + self.count
 
     def _follow(self) -> None:

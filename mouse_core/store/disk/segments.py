@@ -178,7 +178,7 @@ class SealedFile:
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """Path of the file."""
         return self.folder / self.sealed.name
 
     @property
@@ -424,7 +424,7 @@ class PartOfFiles(ColumnPart):
         self.videos = segment._videos
 
     def _of(self, chunk: int) -> int:
-        """Which file a chunk is in."""
+        """Return the number of the file that a chunk is in."""
         return int(np.searchsorted(self._first, chunk, side="right")) - 1
 
     def chunk(self, number: int) -> pa.Array:
@@ -444,7 +444,7 @@ class PartOfFiles(ColumnPart):
 
 
 def _no_column() -> None:
-    """What stands for a column that lies in no table."""
+    """Stand for a column that lies in no table."""
 
 
 class SealedSegment(FileSegment):
@@ -572,7 +572,7 @@ class SealedSegments(FileSegment):
         return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
 
     def _pieces(self, row: int, count: int) -> Iterator[tuple[int, SealedSegment, int]]:
-        """Which members some rows are in: the first row of each, and how many of the rows it has."""
+        """Yield the members that rows lie in: first row of the member, member, number of the rows in it."""
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
         while count > 0 and number < len(self.members):
             first, end = self._starts[number : number + 2].tolist()
@@ -624,6 +624,6 @@ def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> lis
 
 
 def _alike(segment: Segment) -> tuple[int, bool, int, bool] | None:
-    """What sealed segments have in common that can be one; last, whether they have many record batches."""
+    """Return the key that segments share that can be one; last, whether they have many record batches."""
     sealed = segment.file.sealed if isinstance(segment, SealedSegment) else None
     return None if sealed is None else (sealed.schema, sealed.appended, sealed.load, sealed.batch_rows > 0)

@@ -61,14 +61,14 @@ PARTS = 8
 """Files that the rows kept by ``max_rows`` or ``max_bytes`` lie in, at least: one of them is dropped at a time."""
 
 LEAST_BYTES = 1 << 16
-"""What ``max_bytes`` is, at least: no file of rows is smaller than some pages."""
+"""Least ``max_bytes``: no file of rows is smaller than some pages."""
 
 _FEWEST = 8
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Which rows of a folder stay: the newest ones.
+    """How many rows or bytes of the newest rows a folder keeps.
 
     Args:
         max_rows: How many rows there may be; None: any number.
@@ -88,12 +88,12 @@ class Limits:
                 raise ConfigError(f"{name}: expected None or a whole number of at least {least}, found {limit!r:.80}")
 
     def of_a_file(self, most_bytes: int) -> tuple[int, int | None]:
-        """How many bytes and rows a file may have, so that dropping the oldest drops no more than a part of them."""
+        """Return the most bytes and rows of a file, so that dropping the oldest file drops a part of the rows."""
         size = most_bytes if self.max_bytes is None else min(most_bytes, self.max_bytes // PARTS)
         return size, None if self.max_rows is None else self.max_rows // PARTS
 
     def too_many(self, files: Sequence[tuple[int, int]], rows: int = 0, size: int = 0) -> tuple[int, int]:
-        """How many of the oldest files are to go, and how many rows of the next, which is too large to go as a whole.
+        """Return how many of the oldest files are to go, and how many rows of the next, which is too large to go.
 
         The newest stays, or a part of it.
 
@@ -124,13 +124,13 @@ class Limits:
 
 
 ALL = Limits()
-"""Where all rows stay."""
+"""Limits that keep all rows."""
 
 
 def small_run(
     segments: Sequence[Sealed], most_bytes: int, most_rows: int | None = None, damaged: Set[int] = frozenset()
 ) -> range:
-    """Which neighbours are to be one segment; an empty range where none are.
+    """Return which neighbours are to be merged into one file; an empty range if none are.
 
     Only the newest are looked at, as far as they would go into one segment.
 
@@ -265,7 +265,7 @@ class WrittenRows(FolderRows):
 
     @property
     def end(self) -> int:
-        """How many rows were ever before the next one, those included that were dropped."""
+        """Number of rows ever written, dropped ones included."""
         return self._folder.manifest.dropped + self.count
 
     def tail_segment(self, tail: TailFile, first: int) -> TailSegment:
@@ -398,7 +398,7 @@ class WrittenRows(FolderRows):
     # ------------------------------------------------------------------ merging
 
     def _small(self) -> range:
-        """Which neighbours are to be put together."""
+        """Return which neighbouring files are to be merged."""
         segments = self._folder.manifest.segments
         if segments is not self._looked_at[0]:  # every flush asks
             self._looked_at = segments, small_run(segments, *self.limits.of_a_file(MOST_BYTES), self._damaged)
@@ -492,7 +492,7 @@ class WrittenRows(FolderRows):
         return made
 
     def _named(self, sealed: Sealed) -> Sealed:
-        """What the manifest says of a segment that it names."""
+        """Return the manifest's entry of a sealed segment."""
         return next(one for one in reversed(self._folder.manifest.segments) if one.number == sealed.number)
 
     def _keep_newest(self) -> None:
@@ -642,7 +642,7 @@ class WrittenRows(FolderRows):
         return self.limits == ALL
 
     def most_of_a_file(self) -> tuple[int, int | None]:
-        """How many bytes and rows a file may have."""
+        """Return the most bytes and rows of a file."""
         return self.limits.of_a_file(MOST_BYTES)
 
     def commit(self) -> None:

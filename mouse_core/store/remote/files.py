@@ -36,7 +36,7 @@ Asking = Generator[list[Range], Sequence[Any], T]
 
 
 def together(readers: Sequence[Asking[T]]) -> Asking[list[T]]:
-    """What several readers return; in each round all of them are asked what they need."""
+    """Return the results of several readers; each round requests the ranges of all of them at once."""
     returned: dict[int, T] = {}
     waiting: dict[int, list[Range]] = {}
     for number, reader in enumerate(readers):
@@ -168,7 +168,7 @@ class _Part:
         return pa.Array.from_buffers(data_type, count, [valid, own, pa.py_buffer(content)], nulls)
 
     def _wanted(self, level: _Described, row: int, count: int) -> list[Range]:
-        """What of a level's own memory some rows have: which are null, and their values or ends."""
+        """Return the ranges of a level's own memory that rows need: nulls, and values or ends."""
         wanted = [self._bits(level.memory[0], row, count)] if level.nulls else []
         data_type, rest = level.type, level.memory[1:]
         if pa.types.is_boolean(data_type):
@@ -337,7 +337,7 @@ def message_at(number: int, begin: int, size: int, guess: int = _HEAD_BYTES) -> 
 
 
 class Hint:
-    """Where files of one writer have their first record batch, and how long its head is: most often all alike."""
+    """Place of the first record batch and length of its head, which most files of a writer share."""
 
     begin = 0
     head = _HEAD_BYTES
@@ -496,7 +496,7 @@ class Files:
 
     @property
     def backing(self) -> RemoteMemory | None:
-        """What stands behind the addresses of ``lying``."""
+        """Memory behind the addresses of ``lying``."""
         return self.objects.backing
 
     def of(self, chunk: int) -> tuple[int, int]:
@@ -518,7 +518,7 @@ class Files:
         return self.objects.read(ranges)
 
     def named(self, chunk: int, reader: Asking[Any]) -> Asking[Any]:
-        """The same reader, whose errors name the object."""
+        """Run a reader; its errors name the object."""
         where = self.objects.shown(self.of(chunk)[0])
         try:
             return (yield from reader)
@@ -528,7 +528,7 @@ class Files:
             raise DataError(f"{where}: {error}") from error
 
     def place(self, chunk: int, name: str) -> Asking[ColumnPlace | None]:
-        """Where a column of a record batch lies; None: only Arrow can read it."""
+        """Return the place of a column in a record batch; None: only Arrow can read it."""
         if chunk in self._places:
             return self._places[chunk].get(name)
         number, batch = self.of(chunk)
@@ -714,7 +714,7 @@ class ElsewhereSegment(FileSegment):
             chunk, row, count = chunk + 1, row + there, count - there
 
     def _read(self, readers: Sequence[tuple[int, Asking[Any]]]) -> list[Any]:
-        """What readers of some chunks return."""
+        """Return the results of readers of chunks."""
         files = self.files
         found: list[Any] = files.run(together([files.named(chunk, reader) for chunk, reader in readers]))
         return found
@@ -791,4 +791,4 @@ class _PartElsewhere(ColumnPart):
 
 
 def _no_column() -> None:
-    """What stands for a column that lies in no table."""
+    """Stand for a column that lies in no table."""

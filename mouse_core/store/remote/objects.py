@@ -47,7 +47,7 @@ class Range(NamedTuple):
 
 
 class Place:
-    """Where objects are, and where what was read of them is kept.
+    """A client of remote objects and the mirror that caches what was read.
 
     Args:
         client: Reads, and lists, the objects.
@@ -57,14 +57,14 @@ class Place:
     def __init__(self, client: FolderClient, mirror: Mirror) -> None:
         self.client, self.mirror = client, mirror
         self.sums = KnownSums(client, mirror.folder)
-        """What is known of what was written."""
+        """Known checksums of pages."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Place, (self.client, self.mirror)
 
     @classmethod
     def of(cls, url: str, reaching: Reaching) -> Place:
-        """That of an address; nothing is asked for yet."""
+        """Return the place of an address; nothing is requested yet."""
         from mouse_core.remote.mirror import Mirror
 
         client = open_client(url, reaching.storage_options)
@@ -90,7 +90,7 @@ class Objects:
 
     @property
     def backing(self) -> RemoteMemory | None:
-        """What stands behind the addresses of ``begin``; None where there are no objects."""
+        """Memory behind the addresses of ``begin``; None without objects."""
         return self._placed[0].backing if self._placed else None
 
     def begin(self, number: int) -> int:
@@ -137,7 +137,7 @@ class KnownSums:
         self._lock, self._known = ProcessLock(), OrderedDict[tuple[str, str], PageChecksums]()
 
     def known(self, sealed: Sealed, sums: PageChecksums | None = None) -> PageChecksums | None:
-        """Those of a segment, or ``sums`` from now on; None where they are not known any more."""
+        """Return, or keep, the checksums of a segment; None if they are not known any more."""
         key = sealed.name, sealed.digest
         with self._lock:
             found = sums if sums is not None else self._known.get(key)
@@ -202,12 +202,12 @@ class FileSums:
 
     @memo
     def _file(self) -> Path:
-        """Where the cache has them."""
+        """File of the cache that has the checksums."""
         said = [self._known.client.url, self._info.path, self._info.version, str(self._info.size)]
         return self._known.folder / "sums-1" / digest("\0".join(said).encode())
 
     def _here(self) -> PageChecksums | None:
-        """Those that are known, or that the cache has."""
+        """Return the checksums that are known or in the cache."""
         found = self._known.known(self._sealed)
         if found is None:
             try:
@@ -225,7 +225,7 @@ class FileSums:
             pass  # they are found again
 
     def _beside(self, several: Sequence[FileSums]) -> list[PageChecksums | None]:
-        """Those that were sent with some segments; None: there are none, or they are damaged or another file's."""
+        """Return the checksums that were uploaded with segments; None: missing, damaged, or of another file."""
         wanted = [(name_of_sums(one._sealed), 0, size_of_sums(one._sealed)) for one in several]
         try:
             contents = self._known.client.get_all(wanted, {})
@@ -255,12 +255,12 @@ def name_of_sums(sealed: Sealed) -> str:
 
 
 def size_of_sums(sealed: Sealed) -> int:
-    """How many bytes it has."""
+    """Return the bytes of the object with the checksums of a segment."""
     return len(with_digest(_MARK + sealed.digest.encode())) + 4 * -(-sealed.bytes // PAGE)
 
 
 def sums_as_bytes(sums: PageChecksums, sealed: Sealed) -> bytes:
-    """What ``sums_in`` takes: whose digests they are, they, and the digest of both."""
+    """Return the bytes that ``sums_in`` takes: the segment's digest, the checksums, and the digest of both."""
     return with_digest(_MARK + sealed.digest.encode() + sums.astype("<u4").tobytes())
 
 

@@ -52,7 +52,7 @@ def parquet_files(client: FolderClient) -> list[str]:
 
 
 def parquet_among(listed: Sequence[str]) -> list[str]:
-    """Those of some paths that are Parquet files of rows; see ``parquet_files``."""
+    """Return the paths of Parquet files of rows; see ``parquet_files``."""
     for folder in ("", "data/"):
         inside = [path for path in listed if path.startswith(folder) and "/" not in path[len(folder) :]]
         found = sorted(path for path in inside if path.endswith(SUFFIX))
@@ -165,7 +165,7 @@ class DecodedFiles(Files):
 
     @property
     def fetched_by(self) -> RemoteMemory | None:
-        """Who fetches what is decoded; None: it is here."""
+        """Memory whose fetches decoding waits for; None: files are local."""
         return self.objects.backing
 
     def decode(self, chunk: int, name: str) -> pa.Array:
@@ -173,7 +173,7 @@ class DecodedFiles(Files):
         raise NotImplementedError
 
     def kept(self, key: Any, make: Callable[[], pa.Array]) -> pa.Array:
-        """What was made under a key, which is made if it is not there any more."""
+        """Return the array kept under a key; make it if it is not kept any more."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -243,7 +243,7 @@ class ObjectStream(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Where the next byte is read."""
+        """Return the place of the next byte."""
         return self._at
 
     def seek(self, offset: int, whence: int = 0) -> int:
@@ -252,7 +252,7 @@ class ObjectStream(io.RawIOBase):
         return self._at
 
     def size(self) -> int:
-        """How many bytes there are."""
+        """Return the size of the object."""
         return self._size
 
     def read(self, size: int | None = -1) -> bytes:

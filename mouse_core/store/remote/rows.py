@@ -48,7 +48,7 @@ class ReadOnlyRows(StoreBackend):
 
 
 class ElsewhereRows(ReadOnlyRows):
-    """Those of a store that was uploaded; ``snapshot`` looks whether there are more.
+    """The rows of an uploaded store; ``snapshot`` looks for new ones.
 
     Args:
         place: Where the objects are.
@@ -70,7 +70,7 @@ class ElsewhereRows(ReadOnlyRows):
 
     @property
     def end(self) -> int:
-        """How many rows there ever were, those included that were dropped."""
+        """Number of rows ever written, dropped ones included."""
         return self._manifest.dropped + self.count
 
     def snapshot(self) -> Snapshot:
@@ -167,7 +167,7 @@ class ElsewhereRows(ReadOnlyRows):
 
 
 def rows_of_batches(sealed: Sealed) -> Int64s:
-    """How many rows each record batch of a sealed segment has: of 700 rows, 256 to each, 256, 256 and 188."""
+    """Return the rows of each record batch of a sealed segment: of 700 rows, 256, 256 and 188."""
     if not sealed.batch_rows:
         return np.array([sealed.rows], np.int64)
     edges = np.append(np.arange(0, sealed.rows, sealed.batch_rows), sealed.rows)
@@ -195,7 +195,7 @@ def read_manifest(client: FolderClient, known: str = "") -> tuple[bytes | None, 
 
 
 def infos_of(client: FolderClient, names: Sequence[str]) -> list[ObjectInfo]:
-    """What objects are now, in the order of their names given."""
+    """Return the current size and version of objects, in the order of ``names``."""
     if len(names) > _FEW:
         try:
             folders = {os.path.dirname(name) for name in names}
@@ -215,5 +215,5 @@ def _refused(url: str) -> ConfigError:
 
 
 def _key(sealed: Sealed) -> tuple[int, bool, int]:
-    """What files have in common that are one segment."""
+    """Return the key that files of one segment share."""
     return sealed.schema, sealed.appended, sealed.load

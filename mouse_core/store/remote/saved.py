@@ -186,7 +186,7 @@ class Index:
         self.schema, self.schema_digest, self.begins, self.rows = schema, schema_digest, begins, rows
 
     def to_bytes(self) -> bytes:
-        """What ``of_bytes`` takes."""
+        """Return the bytes that ``of_bytes`` takes."""
         file = io.BytesIO()
         schema = np.frombuffer(self.schema.serialize(), np.uint8)
         np.savez(file, schema=schema, schema_digest=self.schema_digest, begins=self.begins, rows=self.rows)

@@ -35,7 +35,7 @@ _SUMS_TOGETHER = 32
 
 @dataclass(frozen=True)
 class Uploaded:
-    """What an upload did.
+    """Result of an upload.
 
     Args:
         url: Where the store is.
