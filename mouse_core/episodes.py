@@ -329,7 +329,7 @@ class EpisodeIndex:
         )
         envs, steps = np.nonzero(new.T)
         if len(envs):
-            # How many begins of the same environment come before this one.
+            # How many begins of the same environment come before this one: of envs 0, 0, 1, 1, 1 it is 0, 1, 0, 1, 2.
             counts = np.bincount(envs, minlength=self.num_envs)
             rank = np.arange(len(envs)) - (np.cumsum(counts) - counts)[envs]
             self._make_room(int((self._counts + counts).max()), counts)
@@ -392,6 +392,8 @@ class EpisodeIndex:
             steps: Which, ascending, each once.
             ends: Whether they do, ``[n]``.
         """
+        # Episodes begin at steps 0 and 4. Now step 3 ends none, and step 5 ends one: of the cuts 0, 4 and 6 the first and
+        # the last are kept. A cut takes the id of the episode it lies in; one that is new, as 6, gets the next id.
         first, begins, ids = self._alive(env)
         inside = steps + 1 < self.end
         cuts = np.union1d(begins, steps[inside] + 1)
@@ -585,6 +587,8 @@ class _RunningCounts:
         table = self._table
         if self._at == table.end:
             return
+        # Per environment. Episodes of 5, 4 and 3 steps have 3, 2 and 1 windows of 3 steps, and 2 steps of the first are
+        # overwritten: the oldest is column 0 with 1 window left, the newest is column 2 with 1 window.
         newest = table._counts - 1
         self._add_ended(newest)
         oldest, envs = table._oldest(), table._envs
@@ -592,9 +596,13 @@ class _RunningCounts:
         of_oldest, of_newest = self._count(end - begin, lost).reshape(2, -1)
         self._oldest = envs * table._room + oldest
         flat, several = self._before.reshape(-1), newest > oldest
+        # Windows that ever lay before the oldest episode, and before the one behind it: 0 and 3. If the oldest is the
+        # newest, too, ``several`` is False and both are the same.
         before, behind = flat[self._oldest], flat[self._oldest + several]
+        # The oldest, those between (5 - 3 = 2), and the newest: 1 + 2 + 1 = 4 windows exist.
         there = of_oldest + several * (flat[self._oldest + newest - oldest] - behind + of_newest)
         self._ends = np.cumsum(there)
+        # Of the oldest 3 - 0 - 1 = 2 windows are gone, so rank 0 is number 2 of all there ever were.
         self._gone = several * (behind - before - of_oldest)
         self._shift = before + self._gone - self._ends + there
         if table._search is not None:
@@ -614,6 +622,7 @@ class _RunningCounts:
             envs, columns = ragged(more)
             columns += self._closed[envs]
             begin, end = table._bounds(envs, columns)
+            # One running sum over all environments; what it is where an environment begins is taken off again.
             running = np.concatenate([[0], np.cumsum(self._count(end - begin))])
             first_of = (np.cumsum(more) - more)[envs]
             self._before[envs, columns + 1] = self._before[envs, self._closed[envs]] + running[1:] - running[first_of]

@@ -180,6 +180,7 @@ def _in_order(seed: int, epoch_start: int, windows: int, numbers: Int64s) -> Int
     """
     flat, parts = numbers.reshape(-1), []
     epochs = range(int(flat[0]) // windows, int(flat[-1]) // windows + 1)
+    # Numbers 8 to 13 of epochs of 10: those at 0..1 are of epoch 0, those at 2..5 of epoch 1, so the edges are 0, 2, 6.
     edges = [0, *flat.searchsorted([epoch * windows for epoch in epochs[1:]]).tolist(), len(flat)]
     for epoch, (begin, end) in zip(epochs, pairwise(edges), strict=True):
         some = flat[begin:end] - epoch * windows
