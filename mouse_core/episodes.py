@@ -392,8 +392,8 @@ class EpisodeIndex:
             steps: Which, ascending, each once.
             ends: Whether they do, ``[n]``.
         """
-        # Episodes begin at steps 0 and 4. Now step 3 ends none, and step 5 ends one: of the cuts 0, 4 and 6 the first and
-        # the last are kept. A cut takes the id of the episode it lies in; one that is new, as 6, gets the next id.
+        # Episodes begin at steps 0 and 4. Now step 3 ends none, and step 5 ends one: of the cuts 0, 4 and 6 the first
+        # and the last are kept. A cut takes the id of the episode it lies in; a new one, as 6, gets the next id.
         first, begins, ids = self._alive(env)
         inside = steps + 1 < self.end
         cuts = np.union1d(begins, steps[inside] + 1)
