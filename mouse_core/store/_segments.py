@@ -222,7 +222,7 @@ class Segment:
             else:
                 kind = column_type(self.types[name]) if name in self.types else None
                 part = ColumnPart(
-                    self._make_columns.get(name) or (_no_column if kind is None else partial(self.table.column, name)),
+                    self._make_columns.get(name) or (no_column if kind is None else partial(self.table.column, name)),
                     self.chunk_starts,
                     same_chunks=self._same_chunks,
                     alike=self._alike if self.is_mapped else None,
@@ -483,7 +483,7 @@ class SegmentView(Segment):
         return self.whole.part(name)
 
 
-def _no_column() -> None:
+def no_column() -> None:
     """Stand for a column that a segment does not have."""
 
 

@@ -108,7 +108,7 @@ class SummedFile:
     """
 
     def __init__(
-        self, path: Path, memory: mmap.mmap, schema: pa.Schema, rows: int, batch_rows: int, expected: str | None
+        self, path: str | Path, memory: mmap.mmap, schema: pa.Schema, rows: int, batch_rows: int, expected: str | None
     ) -> None:
         self.path, self._schema, self.rows, self.batch_rows = path, schema, rows, batch_rows
         self._memory, buffer = memory, pa.py_buffer(memory)

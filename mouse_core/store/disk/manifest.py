@@ -225,11 +225,11 @@ def looks_like_store(folder: Path) -> bool:
     return is_store(folder) or (files and (folder / "segments").is_dir())
 
 
-def parse_manifest(file: Path, text: bytes, before: Manifest | None = None) -> Manifest:
+def parse_manifest(file: str | Path, text: bytes, before: Manifest | None = None) -> Manifest:
     """The manifest that a file's text is.
 
     Args:
-        file: The file.
+        file: The path or address of the file, for messages.
         text: What it holds.
         before: An earlier state of the store, of which most segments may still be there.
 
@@ -246,7 +246,7 @@ def parse_manifest(file: Path, text: bytes, before: Manifest | None = None) -> M
             raise damaged(file, f"expected what a store writes, found {error!r:.200}") from error
 
 
-def _checked(file: Path, text: bytes) -> dict[str, Any]:
+def _checked(file: str | Path, text: bytes) -> dict[str, Any]:
     """Return the content of a manifest whose digest is right and whose version is known."""
     try:
         whole = json.loads(text)
@@ -254,18 +254,20 @@ def _checked(file: Path, text: bytes) -> dict[str, Any]:
         version = said["format"]
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         what = "text that is none" if text.strip(b"\0 \n") else "an empty file"
-        raise damaged(file, f"expected the manifest of a store, found {what}; {repair_hint(file.parent)}") from error
+        raise damaged(
+            file, f"expected the manifest of a store, found {what}; {repair_hint(os.path.dirname(file))}"
+        ) from error
     if type(version) is int and version > FORMAT:
         raise damaged(
             file, f"expected version {FORMAT} at most, found version {version}, which a newer mouse-data wrote"
         )
-    check_json(file, text, repair_hint(file.parent))
+    check_json(file, text, repair_hint(os.path.dirname(file)))
     if type(version) is not int or version < 1:
         raise damaged(file, f"expected version {FORMAT}, found {version!r:.80}")
     return dict(said)
 
 
-def repair_hint(folder: Path) -> str:
+def repair_hint(folder: str | Path) -> str:
     """Return the remedy for a lost or damaged manifest."""
     if "://" in str(folder):
         return "mouse upload sends it again"
@@ -305,7 +307,7 @@ def new_identity() -> str:
     return os.urandom(8).hex()
 
 
-def check_identity(folder: Path, known: str, found: str) -> None:
+def check_identity(folder: str | Path, known: str, found: str) -> None:
     """Raise DataError if a folder's store is another one than was known; "" is any."""
     if known and known != found:
         raise DataError(

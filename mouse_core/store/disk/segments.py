@@ -30,7 +30,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import check, digest
 from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.files.writing import remove, storing, sync_files, sync_folders
-from mouse_core.store._segments import FileSegment, Segment
+from mouse_core.store._segments import FileSegment, Segment, no_column
 from mouse_core.store.disk.folder import Lease, ReadFolder, Shared
 from mouse_core.store.disk.manifest import Sealed, bare_schema, check_identity
 from mouse_core.store.disk.tail.file import TailReader
@@ -419,7 +419,7 @@ class PartOfFiles(ColumnPart):
     def __init__(self, files: Sequence[SealedFile], first: Int64s, name: str, segment: Segment) -> None:
         is_image = column_type(segment.types[name]).is_encoded
         roots = segment.image_roots if is_image else ()
-        super().__init__(_no_column, segment.chunk_starts, same_chunks=True, image_roots=roots)
+        super().__init__(no_column, segment.chunk_starts, same_chunks=True, image_roots=roots)
         self._files, self._first, self._name = files, first, name
         self.videos = segment._videos
 
@@ -441,10 +441,6 @@ class PartOfFiles(ColumnPart):
                 there, distance = self._files[file].strides(chunks[begin:end] - first)
                 if len(there):
                     yield first, there + first, distance
-
-
-def _no_column() -> None:
-    """Stand for a column that lies in no table."""
 
 
 class SealedSegment(FileSegment):

@@ -22,7 +22,7 @@ from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
 from mouse_core.files.ipc.batches import ColumnPlace, Footer, Memory, Message, read_footer, read_message
 from mouse_core.remote.client import ObjectInfo
-from mouse_core.store._segments import FileSegment
+from mouse_core.store._segments import FileSegment, no_column
 from mouse_core.store.remote.objects import FileSums, Objects, Place, Range
 
 if TYPE_CHECKING:
@@ -746,7 +746,7 @@ class _PartElsewhere(ColumnPart):
         image_roots: tuple[str, ...],
         asked: WeakValueDictionary[str, _PartElsewhere],
     ) -> None:
-        super().__init__(_no_column, files.starts, same_chunks=True, image_roots=image_roots)
+        super().__init__(no_column, files.starts, same_chunks=True, image_roots=image_roots)
         self.backing: RemoteMemory | None = files.backing
         self._files, self._name, self._asked = files, name, asked
         self._located: dict[int, tuple[int, tuple[int, ...]] | None] = {}
@@ -788,7 +788,3 @@ class _PartElsewhere(ColumnPart):
 
     def _locate(self, number: int) -> Asking[None]:
         self._located[number] = yield from self._files.lying(number, self._name)
-
-
-def _no_column() -> None:
-    """Stand for a column that lies in no table."""

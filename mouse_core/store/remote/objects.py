@@ -289,29 +289,8 @@ def checked_content(client: FolderClient, info: ObjectInfo, sealed: Sealed) -> m
         (memory[begin:end],) = client.get_ranges(sealed.name, [begin], [end], info.version)
     if sealed.batch_rows:
         # Of which no record batch is made.
-        file = SummedFile(addressed(where), memory, pa.schema([]), sealed.rows, sealed.batch_rows, sealed.digest)
+        file = SummedFile(where, memory, pa.schema([]), sealed.rows, sealed.batch_rows, sealed.digest)
         file.check_all()
     else:
         check(where, "the file", sealed.digest, digest(memory))
     return memory
-
-
-class _Address:
-    """An address in the place of a path, in messages."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def __fspath__(self) -> str:
-        return self._url
-
-    __str__ = __fspath__
-
-    @property
-    def parent(self) -> _Address:
-        return _Address(self._url.rpartition("/")[0])
-
-
-def addressed(url: str) -> Any:
-    """An address in the place of a path."""
-    return _Address(url)

@@ -20,7 +20,7 @@ from mouse_core.store._schema import StoreSchema
 from mouse_core.store.disk.manifest import MOST_BYTES, NAME, Manifest, Sealed, check_identity, parse_manifest
 from mouse_core.store.disk.reading import settled
 from mouse_core.store.remote.files import ArrowFile, ElsewhereSegment, Files
-from mouse_core.store.remote.objects import FileSums, Place, addressed, name_of_sums
+from mouse_core.store.remote.objects import FileSums, Place, name_of_sums
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ class ElsewhereRows(ReadOnlyRows):
                 content, version = read_manifest(self._client, self._version)
                 if content is None:
                     return
-                manifest = parse_manifest(addressed(self._client.shown(NAME)), content)
-                check_identity(addressed(self._client.url), self._manifest.identity, manifest.identity)
+                manifest = parse_manifest(self._client.shown(NAME), content)
+                check_identity(self._client.url, self._manifest.identity, manifest.identity)
                 try:
                     self._follow(manifest)
                 except DataError:

@@ -20,7 +20,7 @@ from mouse_core.store.disk.checking import Checked, check_sealed
 from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.manifest import MOST_BYTES, NAME, Manifest, Sealed, parse_manifest
 from mouse_core.store.disk.segments import SealedFile
-from mouse_core.store.remote.objects import Place, addressed, checked_content, name_of_sums, sums_as_bytes
+from mouse_core.store.remote.objects import Place, checked_content, name_of_sums, sums_as_bytes
 from mouse_core.store.remote.parquet import parquet_among
 from mouse_core.store.remote.rows import infos_of
 from mouse_core.store.remote.saved import LEROBOT, SPLITS, STATE
@@ -141,7 +141,7 @@ def _there(client: FolderClient, manifest: Manifest) -> tuple[Manifest, str]:
     except MissingObject:
         _check_free(client)
         return Manifest(), ""
-    before = parse_manifest(addressed(client.shown(NAME)), content)
+    before = parse_manifest(client.shown(NAME), content)
     if before.identity != manifest.identity or not manifest.identity:
         raise ConfigError(
             f"{client.url}: expected nothing, or this store as it was earlier, found another store of {before.rows:,} "
@@ -235,7 +235,7 @@ def check_elsewhere(place: Place, *, progress: bool = False) -> Checked:
     """
     client = place.client
     content, _ = client.read(NAME, most_bytes=MOST_BYTES)
-    manifest = parse_manifest(addressed(client.shown(NAME)), content)
+    manifest = parse_manifest(client.shown(NAME), content)
 
     def check(number: int, sealed: Sealed) -> None:
         checked_content(client, client.head(sealed.name), sealed)
