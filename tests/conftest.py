@@ -28,9 +28,11 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Ray asks nobody before it reports how it is used.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
-# No deadlines: the machine may be busy. In CI the examples are the same in every run.
-settings.register_profile("default", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# No deadlines: the machine may be busy. In CI the examples are the same in every run. More examples, which take ten
+# times as long: make test ARGS=--hypothesis-profile=thorough
+settings.register_profile("default", max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, database=None)
+settings.register_profile("thorough", settings.get_profile("default"), max_examples=200)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 

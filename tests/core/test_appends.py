@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DatasetStore, Field, formats
@@ -113,7 +113,6 @@ def rows(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], str | None]:
     return {name: row[name] for name in names}, plain, wrong
 
 
-@settings(max_examples=20)
 @given(given_rows=st.lists(rows(), max_size=12))
 def test_a_refused_row_leaves_nothing(given_rows: list[tuple[dict[str, Any], dict[str, Any], str | None]]) -> None:
     store = make_store()

@@ -16,7 +16,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import (
@@ -487,7 +487,6 @@ def test_large_whole_numbers_arrive_as_they_are() -> None:
             assert found.tolist() == [[-1 if step is None else step for step in steps]]
 
 
-@settings(max_examples=25)
 @given(
     cuts=st.lists(st.integers(0, 40), max_size=5),
     bad=st.integers(0, 39),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, PrefetchBatchifier
@@ -55,7 +55,6 @@ def assert_starts(source: BatchSource, index: int, rows: int, drop_last: bool, s
     return starts
 
 
-@settings(max_examples=20)
 @given(data=st.data(), world=worlds(), wanted=parts())
 def test_any_store_gives_what_the_oracle_says(data: st.DataObject, world: World, wanted: list[Part]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +76,6 @@ def test_any_store_gives_what_the_oracle_says(data: st.DataObject, world: World,
             assert_same(source[index], windows(arrays, starts, source.sequence_length), (index, starts))
 
 
-@settings(max_examples=25)
 @given(data=st.data(), world=worlds(), wanted=parts(max_parts=3), workers=st.sampled_from([0, 1, 4]))
 def test_any_number_of_workers_gives_the_same_stream(
     data: st.DataObject, world: World, wanted: list[Part], workers: int
@@ -98,7 +96,6 @@ def test_any_number_of_workers_gives_the_same_stream(
                     break
 
 
-@settings(max_examples=25)
 @given(data=st.data(), world=worlds(), wanted=parts(max_parts=2), count=st.sampled_from([1, 2, 4]))
 def test_shards_put_together_are_the_whole_batch(
     data: st.DataObject, world: World, wanted: list[Part], count: int
@@ -167,7 +164,6 @@ def test_a_sampler_whose_batches_are_uneven_is_found_out_at_the_batch() -> None:
     assert len(source[2]["reward"]) == 2
 
 
-@settings(max_examples=25)
 @given(data=st.data(), world=worlds(), wanted=parts(max_parts=2))
 def test_gathering_into_given_memory_and_in_stored_dtypes(
     data: st.DataObject, world: World, wanted: list[Part]
@@ -193,7 +189,6 @@ def test_gathering_into_given_memory_and_in_stored_dtypes(
             assert spec.stored_dtype.itemsize <= spec.dtype.itemsize, name
 
 
-@settings(max_examples=25)
 @given(world=worlds(), wanted=parts(max_parts=3), seed=st.integers(0, 100))
 def test_a_batch_is_a_value(world: World, wanted: list[Part], seed: int) -> None:
     """Asking twice, in another order, or for fresh sources of the same store gives the same bytes and fresh memory."""
@@ -214,7 +209,6 @@ def test_a_batch_is_a_value(world: World, wanted: list[Part], seed: int) -> None
             assert_same(source[index], kept, index)
 
 
-@settings(max_examples=25)
 @given(
     world=worlds(),
     wanted=parts(max_parts=2, counts=st.integers(150, 400)),
@@ -235,7 +229,6 @@ def test_long_windows(world: World, wanted: list[Part], length: int, sampling: s
             assert_same(source[index], windows(arrays, starts, length), (index, starts))
 
 
-@settings(max_examples=25)
 @given(data=st.data(), world=worlds(), wanted=parts(max_parts=3))
 def test_without_the_fastest_way_to_copy(data: st.DataObject, world: World, wanted: list[Part]) -> None:
     """Where this pyarrow does not copy all fields in one call, each is gathered by itself, with the same result."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DatasetStore, Field
@@ -62,7 +62,6 @@ class TestTaskSource(SourceConformance):
 
 
 @pytest.mark.parametrize("boundary", ["task", Column("task")])
-@settings(max_examples=20, deadline=None)
 @given(
     values=st.lists(st.sampled_from(["push", "pull", None]), min_size=2, max_size=40),
     length=st.integers(1, 6),

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, groups
@@ -197,7 +197,6 @@ def test_generation_in_macros_and_in_what_is_captured() -> None:
     assert pieces(found.text, found.spans) == [TALK[1].text, TALK[3].text]
 
 
-@settings(max_examples=15, deadline=None)
 @given(
     texts=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=6), min_size=2, max_size=4),
     length=st.integers(1, 40),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError
@@ -32,7 +32,6 @@ def rows(texts: list[list[int]], fill: int, multiple: int, side: str) -> list[li
     return [pad + text if side == "left" else text + pad for pad, text in zip(pads, texts, strict=True)]
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     pairs=PAIRS,
     length=st.none() | st.integers(1, 7),

@@ -137,7 +137,6 @@ EPISODES = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
 @given(EPISODES, st.sampled_from(ALIGNMENTS), st.integers(1, 7), st.sampled_from([0.0, 0.5, 0.99, 1.0]))
 def test_every_field_is_what_its_definition_says(
     episodes: list[Episode], alignment: Alignment, n: int, discount: float
@@ -169,7 +168,6 @@ def test_returns_to_go_are_those_of_d4rl_and_of_decision_transformers() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.integers(1, 150), min_size=1, max_size=12) | st.just([5000, 1, 33]),
     st.sampled_from([0.0, 0.3, 0.99, 1.0]),

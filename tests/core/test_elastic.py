@@ -239,7 +239,6 @@ def test_a_thousand_ranks_have_every_window_once(options: dict[str, Any]) -> Non
                 assert len(plan.starts) == (-(-size // count) if uneven == "pad" else end - begin)
 
 
-@settings(max_examples=20)
 @given(
     first=st.integers(0, 9000),
     count=st.integers(1, 9),
@@ -271,7 +270,6 @@ def test_windows_of_a_shard_of_a_mixture_are_drawn_without_the_others(begin: int
     np.testing.assert_array_equal(sampler.starts_of_many(3, 4, count, MIXED, 2, some), whole[:, some])
 
 
-@settings(max_examples=25)
 @given(st.integers(0, 40), st.integers(0, 5000))
 def test_random_words_are_drawn_from_anywhere(count: int, first: int) -> None:
     key = Key(9, Purpose.WINDOWS, 7, 3)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError
@@ -26,7 +26,6 @@ FIELDS = ("tokens", "loss_mask", "advantage", "generator_log_probs")
 sizes = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 
 
-@settings(max_examples=25)
 @given(sizes, st.integers(0, 3))
 def test_padding_is_that_of_a_loop(lengths: list[int], more: int) -> None:
     examples = [example(number, length) for number, length in enumerate(lengths)]
@@ -43,7 +42,6 @@ def test_padding_is_that_of_a_loop(lengths: list[int], more: int) -> None:
     assert pad(examples)["tokens"].shape == (len(examples), max(lengths))
 
 
-@settings(max_examples=20)
 @given(sizes, st.integers(0, 8), st.integers(0, 2))
 def test_packing_keeps_every_example_whole(lengths: list[int], more: int, spare: int) -> None:
     examples = [example(number, length) for number, length in enumerate(lengths)]
@@ -90,7 +88,6 @@ def test_truncation() -> None:
     assert packed["tokens"].tolist() == [[1, 2, 3, 4], [1001, 1002, 0, 0]]
 
 
-@settings(max_examples=20)
 @given(sizes, st.none() | st.integers(0, 9))
 def test_one_behind_the_other_is_that_of_a_loop(lengths: list[int], more: int | None) -> None:
     examples = [example(number, length) for number, length in enumerate(lengths)]

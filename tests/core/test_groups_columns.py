@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core.errors import ConfigError, DataError
@@ -152,7 +152,6 @@ def told(rollout: RolloutRecord, name: str) -> Any:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=15, deadline=None)
 def test_whatever_is_declared_comes_back(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """From the log, from files, from batches; each value where an oracle says, padded, packed and concatenated."""
     root = tmp_path_factory.mktemp("rollouts")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, MissingFieldError, StorageError
@@ -86,7 +86,6 @@ RLOO: dict[str, Any] = {"std": False, "baseline": None, "ddof": 1, "eps": 0, "fl
 numbers = st.floats(-1e3, 1e3).map(lambda value: round(value, 3))
 
 
-@settings(max_examples=30)
 @given(
     st.lists(st.lists(st.sampled_from([0.0, 1.0, 0.1]) | numbers, min_size=1, max_size=8), min_size=1, max_size=5),
     st.booleans(),
@@ -383,7 +382,6 @@ def test_environments_are_balanced() -> None:
     assert free.get_batch_metadata(free.create_batch(40) or [])["environments"]["math"] > 25
 
 
-@settings(max_examples=20)
 @given(st.integers(0, 40), st.lists(st.tuples(st.floats(0.1, 5), st.integers(0, 30)), min_size=1, max_size=5))
 def test_shares_add_up(size: int, parts: list[tuple[float, int]]) -> None:
     shares, limits = [share for share, _ in parts], [limit for _, limit in parts]
@@ -483,7 +481,6 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=30)
 @given(
     actions,
     st.integers(1, 2),

@@ -125,7 +125,6 @@ def test_credit_of_a_reward_that_comes_late(tmp_path: Path) -> None:
         assert found == {"r0": [-1, -1, 0], "r1": [1, 1, 0]}
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.none() | st.floats(-5, 5), min_size=2, max_size=5),
     st.sampled_from([0.0, 0.5, 0.9, 1.0]),
@@ -302,7 +301,6 @@ def test_newer_rollouts_are_drawn_more_often() -> None:
     assert abs(counts["1"] - 80) < 4.5 * math.sqrt(400 * 0.2 * 0.8)
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=5), min_size=1, max_size=3),
     st.integers(1, 3),

@@ -42,7 +42,6 @@ OF_LENGTH = [RLExample(x, x >= 0, x * 0.0, x * 0.0) for x in map(np.arange, rang
 
 
 @given(st.integers(0, 2**32), st.integers(1, 60), st.integers(1, 9), st.integers(12, 40))
-@settings(max_examples=25, deadline=None)
 def test_examples_are_shared_out_once_evenly_and_within_the_budget(
     seed: int, number: int, count: int, budget: int
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DataError, DatasetStore, Field, PrefetchBatchifier, Snapshot
@@ -38,7 +38,6 @@ def assert_as_afresh(source: BatchSource, indices: range) -> None:
         assert_same(source.gather(source.plan(index)), fresh[index], index)
 
 
-@settings(max_examples=20)
 @given(world=worlds(), wanted=parts(max_parts=2), more=parts(max_parts=4), used=st.lists(st.booleans(), min_size=4))
 def test_a_source_follows_its_store(world: World, wanted: list[Part], more: list[Part], used: list[bool]) -> None:
     with tempfile.TemporaryDirectory() as folder:

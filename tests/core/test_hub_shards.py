@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -70,7 +70,6 @@ def recorded(draw: st.DrawFn) -> datasets.Dataset:
     return dataset.shuffle(seed=first) if how == "shuffled" else dataset
 
 
-@settings(max_examples=30)
 @given(parts=st.lists(recorded(), min_size=1, max_size=3), max_bytes=st.sampled_from([1, 2000, 10**6]))
 def test_shards_hold_the_rows_in_order_under_one_schema(parts: list[datasets.Dataset], max_bytes: int) -> None:
     named = [_shards.SplitPiece(f"part {index}", part) for index, part in enumerate(parts)]

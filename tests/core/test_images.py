@@ -10,7 +10,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -196,7 +196,6 @@ def test_a_binary_column_holds_images() -> None:
     ]
 
 
-@settings(max_examples=20)
 @given(height=st.integers(1, 6), width=st.integers(1, 6), channels=st.integers(1, 4), seed=st.integers(0, 99))
 def test_encoding_loses_nothing(height: int, width: int, channels: int, seed: int) -> None:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)

@@ -13,7 +13,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import DatasetStore
@@ -74,7 +74,6 @@ def test_a_clean_recording_has_no_warnings() -> None:
     size=st.integers(1, 30),
     found_by=st.sampled_from(["episode_step", "done", "metadata_episode_id"]),
 )
-@settings(max_examples=25)
 def test_figures_are_those_of_plain_python(lengths: list[int], size: int, found_by: str) -> None:
     episodes = [episode(length, seed=n, end=1 + n % 2) for n, length in enumerate(lengths)]
     rows = joined(*episodes)
@@ -119,7 +118,6 @@ def test_figures_are_those_of_plain_python(lengths: list[int], size: int, found_
 
 
 @given(st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=20), max_size=6))
-@settings(max_examples=30)
 def test_a_histogram_counts_every_value_once_and_near_its_place(batches: list[list[float]]) -> None:
     values = [value for batch in batches for value in batch]
     schema = pa.schema(

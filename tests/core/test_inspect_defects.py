@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import formats
@@ -194,7 +194,6 @@ def test_blocks_and_thinning_change_nothing_that_is_found(clean: Columns, monkey
     odd=st.lists(st.tuples(st.integers(0, 40), st.sampled_from([-0.5, 3.0])), max_size=3),
     size=st.integers(1, 12),
 )
-@settings(max_examples=25)
 def test_times_that_jump_or_go_back_are_those_of_plain_python(
     lengths: list[int], odd: list[tuple[int, float]], size: int
 ) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import DataError
@@ -24,7 +24,6 @@ from tests.core.power_cut import Disk
 FIRST, HEAD = 24, 16
 
 
-@settings(max_examples=30)
 @given(steps=st.lists(st.one_of(st.none(), st.binary(max_size=40_000))))
 def test_records_since_the_last_clear_are_there(
     steps: list[bytes | None], tmp_path_factory: pytest.TempPathFactory

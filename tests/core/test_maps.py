@@ -84,13 +84,11 @@ def check_against_dict(batches, capacity, full):
 KINDS = st.sampled_from([(None, "refuse"), (12, "refuse"), (8, "oldest"), (3, "oldest")])
 
 
-@settings(max_examples=25, deadline=None)
 @given(writes, KINDS)
 def test_it_is_a_dict_of_bytes(batches, kind):
     check_against_dict(batches, *kind)
 
 
-@settings(max_examples=20, deadline=None)
 @given(writes, KINDS, st.sampled_from([1, 3]))
 def test_rows_with_the_same_hash_are_kept_apart(batches, kind, hashes):
     """Of all rows there are as many hashes as said; and rows are looked up few at a time."""

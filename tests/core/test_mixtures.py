@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import (
@@ -350,7 +350,6 @@ def test_a_schedule_changes_shares_from_batch_to_batch() -> None:
     assert mixture.shares_at(8) == {"offline": 0.75, "online": 0.25}
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), WEIGHTS), min_size=1, max_size=4), st.integers(0, 30))
 def test_each_stage_is_handed_out_as_if_it_were_the_first(stages: list[tuple[int, list[int]]], begin: int) -> None:
     schedule = {sum(length for length, _ in stages[:k]): [*some, 1, 1, 1][:3] for k, (_, some) in enumerate(stages)}
@@ -531,7 +530,6 @@ def test_members_on_disk_shuffled_filtered_and_cut_give_their_rows(tmp_path: Pat
     assert cut.num_rows == 333
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(12, 60), st.integers(0, 40)), min_size=1, max_size=4),
     st.integers(1, 12),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, FieldSpec, PrefetchBatchifier, SchemaError, Spec
@@ -41,7 +41,6 @@ class Numbered:
         return {"window": window, "b": np.stack([window, -window], -1).astype(np.float32)}
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 7)), min_size=1, max_size=4).filter(lambda all: any(all[0])),
     st.integers(1, 12),

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DatasetStore
@@ -49,7 +49,6 @@ def orders(draw: st.DrawFn) -> list[int]:
     return asked
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     data=st.data(),
     world=worlds(),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore
@@ -32,7 +32,6 @@ def snapshot_of(rows: int) -> Snapshot:
 SNAPSHOTS = {rows: snapshot_of(rows) for rows in (40, 97, 1000)}
 
 
-@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_the_starts_of_many_are_those_of_each(data: st.DataObject) -> None:
     snapshot = SNAPSHOTS[data.draw(st.sampled_from(sorted(SNAPSHOTS)))]

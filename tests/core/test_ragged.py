@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mouse_core import (
@@ -107,7 +107,6 @@ def packed_from(batch: Fields, capacity: int | None = None) -> Fields:
 # ---------------------------------------------------------------------- which rows
 
 
-@settings(max_examples=20, deadline=None)
 @given(chosen=CHOSEN, world=worlds(), wanted=parts(max_parts=3), whole=st.booleans())
 def test_any_store_gives_what_the_oracle_says(
     chosen: dict[str, Any], world: World, wanted: list[Part], whole: bool
@@ -126,7 +125,6 @@ def test_any_store_gives_what_the_oracle_says(
             assert_same(source[index], expected, index)
 
 
-@settings(max_examples=30, deadline=None)
 @given(chosen=CHOSEN, rows=st.integers(9, 120), index=st.integers(0, 40))
 def test_windows_have_a_length_that_was_asked_for_and_lie_in_an_episode(
     chosen: dict[str, Any], rows: int, index: int

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core.errors import ConfigError, SchemaError
@@ -76,7 +76,6 @@ def expected(rows: list[dict[str, Any]], place: int, n: int, discount: float, ta
     }
 
 
-@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**16),
     envs=st.sampled_from([None, 1, 3]),
@@ -131,7 +130,6 @@ class Looking:
         return batch
 
 
-@settings(max_examples=25)
 @given(capacity=st.integers(1, 9), envs=st.integers(1, 3), written=st.integers(1, 30), steps=st.integers(1, 12))
 def test_slots_behind_a_row(capacity: int, envs: int, written: int, steps: int) -> None:
     """What lies behind a row in its own stream, up to the newest and never across the seam."""
@@ -168,7 +166,6 @@ def test_slices_are_left_as_they_are() -> None:
     np.testing.assert_array_equal(batch["mask"][:, -1], batch["next"]["done"][:, -1] == 1)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_envs=st.integers(1, 3),
@@ -354,7 +351,6 @@ def test_parts_that_do_not_go_together() -> None:
     )
 
 
-@settings(max_examples=25)
 @given(written=st.integers(1, 40), n=st.integers(1, 5), seed=st.integers(0, 100))
 def test_rows_that_hold_their_next_observation(written: int, n: int, seed: int) -> None:
     """Nothing is masked: the newest row knows where it led, and the last one of an episode, too."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import (
@@ -43,7 +43,6 @@ def buffer_of(sampler: Any, capacity: int = 10, **options: Any) -> ReplayBuffer:
 # ---------------------------------------------------------------------- consuming
 
 
-@settings(max_examples=25, deadline=None)
 @given(STEPS, st.integers(1, 3), st.booleans())
 def test_rows_come_so_many_times_and_no_more(steps: list[tuple[str, int]], times: int, shuffle: bool) -> None:
     buffer = buffer_of(ConsumingSampler(times, shuffle=shuffle), 9)
@@ -115,7 +114,6 @@ def test_what_was_consumed_is_iterated_prefetched_and_saved() -> None:
 # ---------------------------------------------------------------------- backwards
 
 
-@settings(max_examples=25, deadline=None)
 @given(STEPS, st.integers(1, 4))
 def test_rows_come_backwards(steps: list[tuple[str, int]], stride: int) -> None:
     buffer = buffer_of(ReverseSampler(stride), 9)
@@ -234,7 +232,6 @@ def expected_slices(lengths: list[int], alive: int, length: int, period: int, di
     return found
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
 def test_slices_with_a_period_and_a_dilation(lengths: list[int], length: int, period: int, dilation: int) -> None:
     expected = expected_slices(lengths, 17, length, period, dilation)
@@ -300,7 +297,6 @@ def test_a_dilation_of_prioritised_slices_and_flat_ones() -> None:
             SliceSampler(sequence_length=3, **{name: 0})
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=5),
     st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, SchemaError, StateError
@@ -34,7 +34,6 @@ def member(number: int, rows: int = 20, kind: Any = ReplayBuffer, **options: Any
     return buffer
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     weights=st.lists(st.floats(0, 10), min_size=1, max_size=5).filter(lambda weights: sum(weights) > 1e-3),
     size=st.integers(1, 70),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DatasetStore
@@ -120,7 +120,6 @@ def check(episodes: EpisodeIndex, rows: Rows, rule: WindowRule) -> None:
     assert episodes.longest() == max(longest)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     data=st.data(), num_envs=st.integers(1, 3), steps=st.integers(1, 40), mode=st.sampled_from(["end", "id", "both"])
 )
@@ -178,7 +177,6 @@ def windows_of(lengths: list[int], length: int, *, pad: bool, tiled: bool) -> li
     return found
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     length=st.integers(1, 5),

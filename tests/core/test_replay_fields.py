@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
@@ -49,7 +49,6 @@ def wanted_stack(row: int, first: int, frames: int) -> list[int]:
     return [max(first, row - back) for back in range(frames - 1, -1, -1)]
 
 
-@settings(max_examples=25)
 @given(st.data())
 def test_stacks_are_of_one_episode_whatever_is_drawn(data: st.DataObject) -> None:
     envs, frames = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 4))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import PrefetchBatchifier
@@ -60,7 +60,6 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(seed=st.integers(0, 1 << 20), kind=st.sampled_from(KINDS), capacity=st.sampled_from([1, 3, 7]))
-@settings(max_examples=15, deadline=None)
 def test_every_storage_gives_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, seed: int, kind: str, capacity: int
 ) -> None:

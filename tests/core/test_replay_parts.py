@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import (
@@ -59,7 +59,6 @@ def weights(buffer: Any) -> list[float]:
 # ---------------------------------------------------------------------- generations
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 12), max_size=8), st.data())
 def test_an_index_and_its_generation_name_a_row(writes: list[int], data: Any) -> None:
     """Against a list of which row lies where: a handle is good as long as its row is there."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, StateError
@@ -31,7 +31,6 @@ def key(number: int, seed: int = 5) -> Key:
 # ---------------------------------------------------------------------- the tree
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     size=st.sampled_from([1, 2, 15, 16, 17, 4096, 4097, 70_000]),
     seed=st.integers(0, 2**32 - 1),
@@ -180,7 +179,6 @@ def weights_in(buffer: ReplayBuffer) -> np.ndarray[Any, Any]:
     return np.asarray(sampler.weights_at(buffer.storage, np.arange(len(buffer))))
 
 
-@settings(max_examples=20, deadline=None)
 @given(data=st.data(), capacity=st.integers(1, 50), alpha=st.sampled_from([0.0, 0.6, 1.0, 2.0]))
 def test_priorities_are_those_of_a_list(data: st.DataObject, capacity: int, alpha: float) -> None:
     def make() -> ReplayBuffer:
@@ -237,7 +235,6 @@ def test_priorities_are_those_of_a_list(data: st.DataObject, capacity: int, alph
         )
 
 
-@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), sizes=st.lists(st.integers(1, 8), min_size=1, max_size=8))
 def test_rows_that_do_not_lie_in_a_ring(seed: int, sizes: list[int]) -> None:
     """New rows in any slots, as MaxValueWriter puts them."""
@@ -430,7 +427,6 @@ def starts_by_looking(ends: list[bool], begin: int, length: int, strict: bool, p
     return found
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     data=st.data(), capacity=st.integers(4, 40), length=st.integers(1, 5), strict=st.booleans(), envs=st.integers(1, 2)
 )

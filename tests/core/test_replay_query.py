@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core.errors import ConfigError, MissingFieldError
@@ -22,7 +22,6 @@ from mouse_core.replay import (
 from mouse_core.testing import example_store
 
 
-@settings(max_examples=25)
 @given(st.integers(1, 30), st.integers(1, 3), st.integers(1, 12), st.integers(0, 99))
 def test_episodes_are_those_of_a_loop(steps: int, envs: int, room: int, seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, StateError
@@ -40,7 +40,6 @@ def test_all_environments_come() -> None:
     check_frequencies(np.bincount(buffer.sample()["env"]), np.full(6, 1 / 6))
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     rows=st.integers(1, 40),
     batch=st.integers(1, 12),

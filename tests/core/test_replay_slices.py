@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, DatasetStore, MissingFieldError, SchemaError, StateError
@@ -111,7 +111,6 @@ def check_slices(batch: dict[str, Any], world: World, capacity: int, length: int
         assert values.flags.c_contiguous or name in ("mask",), name
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     data=st.data(),
     num_envs=st.integers(1, 3),
@@ -347,7 +346,6 @@ def test_traj_ids_stay_with_their_episodes() -> None:
 # ---------------------------------------------------------------------- without replacement
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
     length=st.integers(1, 5),
@@ -441,7 +439,6 @@ def nested(key: Any, values: Any) -> dict[str, Any]:
     return {key: values} if isinstance(key, str) else {key[0]: nested(key[1] if len(key) == 2 else key[1:], values)}
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_envs=st.integers(1, 3),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
@@ -86,7 +86,6 @@ def episodes(batch: dict[str, np.ndarray]) -> list[list[tuple[int, int]]]:
 # ---------------------------------------------------------------------- n steps
 
 
-@settings(max_examples=20)
 @given(batch=slices(), n=st.integers(1, 9), discount=st.sampled_from([0.0, 0.5, 0.97, 1.0]))
 def test_n_step_is_the_loop(batch: dict[str, Any], n: int, discount: float) -> None:
     batch["next"] = {"obs": np.random.default_rng(0).normal(size=batch["obs"].shape)}
@@ -184,7 +183,6 @@ def test_batches_that_n_step_refuses() -> None:
 # ---------------------------------------------------------------------- returns
 
 
-@settings(max_examples=25)
 @given(batch=slices(), discount=st.sampled_from([0.0, 0.5, 1.0]))
 def test_returns_are_the_loop(batch: dict[str, Any], discount: float) -> None:
     wanted = np.zeros_like(batch["reward"])

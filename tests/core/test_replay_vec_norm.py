@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError, StateError
@@ -90,7 +90,6 @@ def wanted(rows: list[float], decay: float) -> tuple[float, float]:
 numbers = st.one_of(st.floats(-100, 100), st.sampled_from([np.nan, np.inf]))
 
 
-@settings(max_examples=25)
 @given(st.data())
 def test_every_row_counts_once_however_it_came(data: st.DataObject) -> None:
     decay, capacity = data.draw(st.sampled_from([1.0, 0.9])), data.draw(st.integers(1, 7))

@@ -15,7 +15,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier, StateError
@@ -58,7 +58,6 @@ def test_the_state_is_small_and_plain(sampling: str) -> None:
     assert len(json.dumps(state)) < 1200
 
 
-@settings(max_examples=25)
 @given(
     sampling=st.sampled_from(SAMPLINGS),
     drop_last=st.booleans(),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, MissingFieldError, SchemaError, StateError
@@ -57,7 +57,6 @@ def numbered(steps: int, envs: int, dones: Any = None, **options: Any) -> Rollou
 # ---------------------------------------------------------------------- which rows
 
 
-@settings(max_examples=20)
 @given(
     steps=st.integers(1, 9),
     envs=st.integers(1, 9),
@@ -310,7 +309,6 @@ def test_history_rows_stay_in_their_episode() -> None:
 # ---------------------------------------------------------------------- trajectories
 
 
-@settings(max_examples=25)
 @given(
     steps=st.integers(1, 8), envs=st.integers(1, 5), ends=st.sampled_from([0.0, 0.2, 0.7, 1.0]), seed=st.integers(0, 99)
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, SchemaError
@@ -97,7 +97,6 @@ def test_formulas_agree_where_they_must() -> None:
     np.testing.assert_allclose(on_policy[0], lambda_returns(**arrays, discount=0.99, lam=1.0), rtol=1e-12)
 
 
-@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 12), envs=st.integers(1, 4), ends=st.floats(0, 1))
 def test_single_precision_stays_close_and_single(seed: int, steps: int, envs: int, ends: float) -> None:
     case = random_case(seed, steps, envs, ends=ends, dtype="float32")
@@ -166,7 +165,6 @@ def test_what_common_approximations_are() -> None:
 # ---------------------------------------------------------------------- normalisation
 
 
-@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), size=st.integers(2, 200), dtype=st.sampled_from(["float32", "float64"]))
 def test_normalized(seed: int, size: int, dtype: str) -> None:
     advantages = (5.0 + 3.0 * np.random.default_rng(seed).normal(size=(size, 1))).astype(dtype)

@@ -9,7 +9,7 @@ import tracemalloc
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DatasetStore
@@ -43,7 +43,6 @@ shapes = st.tuples(st.integers(1, 300), st.integers(1, 12), st.integers(1, 9)).f
 # ---------------------------------------------------------------------- sequential
 
 
-@settings(max_examples=20)
 @given(shape=shapes, seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 5))
 def test_sequential_sees_every_window_once_an_epoch(shape: tuple[int, int, int], seed: int, epoch: int) -> None:
     rows, length, batch_size = shape
@@ -78,7 +77,6 @@ def test_what_sequential_drops_differs_between_epochs() -> None:
 # ---------------------------------------------------------------------- batch
 
 
-@settings(max_examples=20)
 @given(shape=shapes, seed=st.integers(0, 2**64 - 1))
 def test_batch_is_one_endless_sequence_of_epochs(shape: tuple[int, int, int], seed: int) -> None:
     rows, length, batch_size = shape
@@ -95,7 +93,6 @@ def test_batch_is_one_endless_sequence_of_epochs(shape: tuple[int, int, int], se
         assert sorted(stream[epoch * count : (epoch + 1) * count]) == every
 
 
-@settings(max_examples=20)
 @given(shape=shapes, seed=st.integers(0, 1000))
 def test_batch_and_sequential_have_the_same_epochs(shape: tuple[int, int, int], seed: int) -> None:
     rows, length, batch_size = shape
@@ -316,7 +313,6 @@ def test_an_epoch_of_a_billion_windows_starts_at_once() -> None:
 
 
 @given(n=st.one_of(st.integers(1, 300), st.sampled_from([16_383, 16_384, 16_385, 16_641, 30_000, 65_537])))
-@settings(max_examples=20)
 def test_an_order_is_a_permutation(n: int) -> None:
     order = Order(Key(1, Purpose.EPOCH, n), n)
     assert np.array_equal(np.sort(order(np.arange(n))), np.arange(n))

@@ -124,7 +124,6 @@ def told(pool: Pool, seed: int, epoch_start: int, epoch: int) -> tuple[list[int]
 shapes = st.tuples(st.integers(1, 260), st.integers(1, 9), st.integers(1, 7), st.integers(1, 40))
 
 
-@settings(max_examples=20)
 @given(shape=shapes, pool=st.integers(1, 24), seed=st.integers(0, 2**64 - 1), epoch_start=st.integers(0, 3))
 @example(shape=(256, 2, 1, 16), pool=8, seed=0, epoch_start=0)
 @example(shape=(131, 4, 1, 9), pool=12, seed=3, epoch_start=1)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from datasets import Dataset
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import (
@@ -69,7 +69,6 @@ def episodes_of(lengths: list[int]) -> list[tuple[int, int]]:
 lengths_of = st.lists(st.integers(1, 12), min_size=1, max_size=10)
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     lengths=lengths_of,
     length=st.integers(1, 7),
@@ -139,7 +138,6 @@ def test_windows_lie_in_one_episode(
     np.testing.assert_array_equal(source.gather(pickle.loads(pickle.dumps(source.plan(3))))["mask"], whole["mask"])
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     lengths=lengths_of, length=st.integers(1, 5), pad=st.booleans(), sampling=st.sampled_from(["sequential", "batch"])
 )
@@ -378,7 +376,6 @@ GOLDEN: dict[str, Any] = {
 }
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     steps=st.lists(st.sampled_from([0, 0, 1, 2, 3, 50, 1000]), max_size=40),
     more=st.integers(1, 500),

@@ -8,16 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import DataError, spec
 from tests.core.spec_cases import domains, leaves, rows, same
 
-FEW = settings(max_examples=25, deadline=None)
 
-
-@FEW
 @given(domains(), st.integers(0, 2**64 - 1))
 def test_what_is_drawn_is_in_the_domain_and_the_same_again(one: Any, seed: int) -> None:
     values = one.sample(seed, (3,))
@@ -31,14 +28,12 @@ NUMBERS = [2, -1, 1j, 2**70, [1], (1, 2), [[1], [1, 2]], np.zeros(3)]
 OTHERS = ["no name", b"x", None, object(), {}, {"a": 1}, {1: 2}]
 
 
-@FEW
 @given(domains(), st.integers(0, 99))
 def test_in_asks_what_contains_asks(one: Any, seed: int) -> None:
     for values in (one.sample(seed), one.sample(seed, 3), one.zeros(), *NUMBERS, *OTHERS):
         assert (values in one) is one.contains(values)
 
 
-@FEW
 @given(domains(), st.integers(0, 99))
 def test_what_is_in_the_domain_is_projected_to_itself_and_all_else_into_it(one: Any, seed: int) -> None:
     values = one.sample(seed, (2,))
@@ -47,7 +42,6 @@ def test_what_is_in_the_domain_is_projected_to_itself_and_all_else_into_it(one: 
     assert one.contains(one.project(one.ones()))
 
 
-@FEW
 @given(leaves(), st.integers(0, 99))
 def test_what_a_mask_hides_is_no_value(one: Any, seed: int) -> None:
     values = np.asarray(one.sample(seed, (2,)))
@@ -61,7 +55,6 @@ def test_what_a_mask_hides_is_no_value(one: Any, seed: int) -> None:
             stack.project(found)
 
 
-@FEW
 @given(leaves(), st.lists(st.floats(), min_size=1, max_size=4))
 def test_any_numbers_are_projected_into_the_domain(one: Any, numbers: list[float]) -> None:
     with np.errstate(over="ignore"):
@@ -72,7 +65,6 @@ def test_any_numbers_are_projected_into_the_domain(one: Any, numbers: list[float
     assert one.contains(one.project(whole))
 
 
-@FEW
 @given(leaves(), st.lists(st.floats(-3, 9) | st.integers(-3, 9), min_size=1, max_size=4), st.sampled_from("dfe"))
 def test_numbers_of_another_dtype_are_judged_alike_however_one_asks(one: Any, numbers: list[float], dtype: str) -> None:
     values = np.resize(np.array(numbers, dtype), (300, *one.shape))
@@ -91,14 +83,12 @@ def test_numbers_of_another_dtype_are_judged_alike_however_one_asks(one: Any, nu
         assert one.contains_numbers(drawn.astype(np.float64))
 
 
-@FEW
 @given(domains(), st.integers(0, 99))
 def test_what_is_decoded_is_encoded_to_the_same(one: Any, seed: int) -> None:
     values = one.sample(seed, (2,))
     assert same(one.encode(one.decode(values)), values)
 
 
-@FEW
 @given(domains())
 def test_a_spec_comes_back_from_json_from_arrow_and_from_a_pickle(one: Any) -> None:
     for other in (
@@ -113,7 +103,6 @@ def test_a_spec_comes_back_from_json_from_arrow_and_from_a_pickle(one: Any) -> N
         assert same(other.sample(3), one.sample(3))
 
 
-@FEW
 @given(domains(), st.integers(1, 3), st.data())
 def test_a_stack_is_taken_apart_into_what_it_was_made_of(one: Any, number: int, data: Any) -> None:
     others = [one] * number
@@ -129,7 +118,6 @@ def test_a_stack_is_taken_apart_into_what_it_was_made_of(one: Any, number: int, 
     assert stacked.contains(stacked.sample(5, (2,)))
 
 
-@FEW
 @given(domains(countable=True))
 def test_as_many_values_are_enumerated_as_there_are(one: Any) -> None:
     if one.cardinality > 500:
@@ -140,7 +128,6 @@ def test_as_many_values_are_enumerated_as_there_are(one: Any) -> None:
     assert len(found) == one.cardinality
 
 
-@FEW
 @given(domains(), st.integers(1, 3))
 def test_axes_are_added_and_taken_away(one: Any, number: int) -> None:
     wide = one.unsqueeze(0)

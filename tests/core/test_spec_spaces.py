@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError
@@ -90,7 +90,6 @@ def boxes() -> st.SearchStrategy[spaces.Box]:
     )
 
 
-@settings(max_examples=25, deadline=None)
 @given(space=boxes(), seed=st.integers(0, 1000))
 def test_what_one_has_the_other_has(space: spaces.Box, seed: int) -> None:
     spec = from_gymnasium(space)

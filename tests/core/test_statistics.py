@@ -10,7 +10,7 @@ import datasets
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -378,7 +378,6 @@ def test_the_rank_error_holds_when_numbers_come_in_any_order(order: str) -> None
     assert sketch.rank_error >= (len(sketch.levels) - 1) / 2 / 8192
 
 
-@settings(deadline=None, max_examples=20)
 @given(
     data=st.data(),
     sizes=st.lists(st.sampled_from([1, 10, 1000, 9000, 40_000]), min_size=1, max_size=5),

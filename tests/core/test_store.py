@@ -164,7 +164,6 @@ def test_a_store_can_be_recorded_before_anything_is_known_of_a_column() -> None:
     sizes=st.lists(st.integers(0, 700), min_size=1, max_size=6),
     widths=st.lists(st.integers(1, 4), min_size=1, max_size=4),
 )
-@settings(max_examples=15)
 def test_append_and_extend_are_the_same(sizes: list[int], widths: list[int]) -> None:
     rng = np.random.default_rng(0)
     appended, extended = DatasetStore(max_obs_continuous_dim=4), DatasetStore(max_obs_continuous_dim=4)
@@ -267,7 +266,6 @@ def test_infinities_and_signed_zero_are_data() -> None:
 # ---------------------------------------------------------------------- snapshots
 
 
-@settings(max_examples=20)
 @given(world=worlds(), wanted=parts(max_parts=2), more=parts(max_parts=2))
 def test_what_comes_later_never_changes_a_batch(world: World, wanted: list[Part], more: list[Part]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -312,7 +310,6 @@ def test_snapshots_of_every_length() -> None:
     assert len({snapshot.fingerprint for snapshot in snapshots}) == len(snapshots)
 
 
-@settings(max_examples=25)
 @given(world=worlds(), wanted=parts(3, st.integers(1, 12)), data=st.data())
 def test_several_rows_are_each_of_them(world: World, wanted: list[Part], data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -554,13 +551,12 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=20, stateful_step_count=20)
+TestStoreMachine.settings = settings(max_examples=10, stateful_step_count=20)
 
 
 # ---------------------------------------------------------------------- encode_hf_rows
 
 
-@settings(max_examples=25)
 @given(world=worlds(), wanted=parts(max_parts=1), begin=st.integers(0, 5))
 def test_encoded_rows_are_rows_of_batches(world: World, wanted: list[Part], begin: int) -> None:
     """What a dataset yields, encoded, is what the fields of a batch hold for these rows."""

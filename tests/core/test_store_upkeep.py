@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, DatasetStore, PrefetchBatchifier
@@ -441,7 +441,6 @@ def test_rows_without_their_manifest_are_not_removed(tmp_path: Path) -> None:
     assert files(folder)
 
 
-@settings(max_examples=30)
 @given(before=st.lists(st.integers(0, 5), max_size=6), after=st.lists(st.integers(0, 5), max_size=6))
 def test_a_manifest_says_the_same_to_who_knows_an_earlier_one(before: list[int], after: list[int]) -> None:
     """Whatever the two have in common: segments of one number may be others, as after a repair."""

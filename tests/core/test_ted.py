@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, SchemaError, formats
@@ -82,7 +82,6 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), shift=st.integers(0, 30), open_end=st.booleans())
-@settings(max_examples=25)
 def test_layouts_lose_nothing(lengths: list[int], shift: int, open_end: bool) -> None:
     data = steps(lengths, codes=[0] if open_end else None)
     n = sum(lengths)
@@ -109,7 +108,6 @@ def test_layouts_lose_nothing(lengths: list[int], shift: int, open_end: bool) ->
 
 
 @given(lengths=st.lists(st.integers(2, 5), min_size=2, max_size=4), unused=st.integers(1, 4))
-@settings(max_examples=20)
 def test_a_ring_that_is_not_full(lengths: list[int], unused: int) -> None:
     n = sum(lengths)
     used = n - min(unused, n - 1)
@@ -235,7 +233,6 @@ def test_what_is_written_is_read(layout: str, name: str, size: int, tmp_path: Pa
     layout=st.sampled_from(["ted", "flat", "nested"]),
     codes=st.lists(st.integers(0, 2), min_size=6, max_size=6),
 )
-@settings(max_examples=25)
 def test_any_rows_survive(
     lengths: list[int], size: int, layout: str, codes: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

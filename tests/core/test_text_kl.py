@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, SchemaError
@@ -28,7 +28,6 @@ def arrays(rows: list[tuple[float, float, bool]]) -> tuple[Any, Any, Any]:
     return (*(np.where(mask, [row[which] for row in rows], bad) for which, bad in ((0, -np.inf), (1, np.nan))), mask)
 
 
-@settings(max_examples=20, deadline=None)
 @given(TOKENS, st.sampled_from(sorted(BY_NAME)))
 def test_estimates_are_those_of_the_formulas(rows: Any, name: str) -> None:
     expected = [BY_NAME[name](one - other) if kept else 0.0 for one, other, kept in rows]
@@ -37,7 +36,6 @@ def test_estimates_are_those_of_the_formulas(rows: Any, name: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
 @given(TOKENS, st.floats(-3, 3), st.floats(0, 2), st.booleans())
 def test_penalized_rewards_are_those_of_plain_python(rows: Any, reward: float, coef: float, by_token: bool) -> None:
     last = max((place for place, row in enumerate(rows) if row[2]), default=None)
@@ -68,7 +66,6 @@ def test_answers_of_differing_length_are_paid_where_they_end() -> None:
     assert kl_penalized_rewards(np.ones(3), nothing, nothing, coef=0.0)[:, -1].tolist() == [1, 1, 1]
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(0, 30), min_size=1, max_size=5), st.floats(0.01, 1), st.floats(0.5, 10), st.integers(20, 99))
 def test_the_coefficient_follows_the_formula(kls: list[float], coef: float, target: float, horizon: int) -> None:
     error = sum(kls) / len(kls) / target - 1

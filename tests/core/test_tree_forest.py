@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, MissingFieldError, SchemaError, StateError
@@ -342,7 +342,6 @@ def wander(seed: int, *, cycles: bool, steps: int = 40) -> tuple[dict[str, Any],
     return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}, plain
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.booleans(), st.integers(1, 60))
 def test_a_forest_is_dicts_of_dicts(seed: int, cycles: bool, cut: int) -> None:
     rows, plain = wander(seed, cycles=cycles)

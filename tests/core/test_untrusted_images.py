@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps, PngImagePlugin
 
@@ -180,7 +180,6 @@ def test_what_is_cut_off_is_no_image(format: str) -> None:
         assert np.array_equal(found, whole), size
 
 
-@settings(max_examples=20, deadline=None)
 @given(format=st.sampled_from(sorted(ALLOWED)), flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255))))
 def test_damage_is_an_error_of_ours_or_none(format: str, flips: list[tuple[int, int]]) -> None:
     damaged = bytearray(saved(np.repeat(GREY[:, :, None], 3, axis=2), format, **ALLOWED[format]))
@@ -464,7 +463,6 @@ def depth_rows(values: list[Any]) -> pa.Table:
     return pa.table({"action": [0] * n, "reward": [0.0] * n, "done": [0] * n, "observation_depth": images})
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 4095), min_size=6, max_size=6), min_size=3, max_size=12), st.booleans())
 def test_depth_of_16_bits(frames: list[list[int]], tiff: bool) -> None:
     encoded = [saved(np.array(frame, np.uint16).reshape(2, 3), "TIFF" if tiff else "PNG") for frame in frames]

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -264,7 +264,6 @@ def test_episodes_are_sorted_and_filtered(client: Client) -> None:
     assert (points["x"], points["y"], points["colors"]) == ([5, 8], [2, 17.5], ["walk", "walk"])
 
 
-@settings(max_examples=25)
 @given(st.data())
 def test_episodes_counted_in_blocks_are_those_of_the_store(data: st.DataObject) -> None:
     rows = data.draw(st.integers(1, 30))
@@ -420,7 +419,6 @@ def test_a_picture_outside_of_the_dataset_is_not_shown(tmp_path: Path) -> None:
 SPECIAL = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf, -math.inf, 1e300]))
 
 
-@settings(max_examples=20)
 @given(st.lists(st.tuples(SPECIAL, SPECIAL), min_size=1, max_size=120), st.integers(1, 9), st.data())
 def test_thinned_curves_keep_the_ends_of_every_stretch(rows: list[Any], buckets: int, data: st.DataObject) -> None:
     values = np.array(rows)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DatasetStore, PrefetchBatchifier, Snapshot, formats
@@ -153,7 +153,6 @@ def test_a_loader_over_a_store_of_ones_own_resumes_and_refreshes() -> None:
 # ---------------------------------------------------------------------- the table of episodes
 
 
-@settings(max_examples=25, deadline=None)
 @given(first=LENGTHS, second=LENGTHS, times=st.booleans(), alignment=st.sampled_from(["arrived", "outgoing"]))
 def test_episodes_are_those_of_the_rows(first: list[int], second: list[int], times: bool, alignment: str) -> None:
     store = DatasetStore(alignment=alignment)  # type: ignore[arg-type]
@@ -163,7 +162,6 @@ def test_episodes_are_those_of_the_rows(first: list[int], second: list[int], tim
     assert found == oracle(store)
 
 
-@settings(max_examples=25, deadline=None)
 @given(rows=st.lists(st.integers(1, 12), min_size=1, max_size=6), lengths=LENGTHS)
 def test_episodes_are_counted_on_as_rows_come(rows: list[int], lengths: list[int]) -> None:
     """What is counted bit by bit is what is counted at once, wherever an episode is cut."""
@@ -271,7 +269,6 @@ CONDITIONS: dict[str, tuple[Callable[[Store], Store], Callable[[Row], bool]]] = 
 
 
 @pytest.mark.parametrize("name", CONDITIONS)
-@settings(max_examples=15, deadline=None)
 @given(first=LENGTHS, second=LENGTHS)
 def test_where_takes_what_the_condition_says(name: str, first: list[int], second: list[int]) -> None:
     store = store_of(first, second)
@@ -289,7 +286,6 @@ def test_where_takes_what_the_condition_says(name: str, first: list[int], second
         assert view.episodes.column("start").to_pylist() == starts[:-1].tolist()
 
 
-@settings(max_examples=25, deadline=None)
 @given(lengths=LENGTHS, share=st.floats(0.01, 1), by=st.sampled_from(["return", "length", "level"]))
 def test_best_takes_the_most(lengths: list[int], share: float, by: str) -> None:
     store = store_of(lengths, [2])
@@ -403,7 +399,6 @@ class TestBestOfSplit(SourceConformance):
         return BatchSource(train.best(0.5), 6, 8, boundary="episode", weighting="trajectory", shard=(1, 2))
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     first=LENGTHS,
     second=LENGTHS,

@@ -20,7 +20,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DataError, DatasetStore, Field
@@ -182,7 +182,6 @@ def test_memory_that_is_no_file_is_like_nothing() -> None:
 # ---------------------------------------------------------------------- windows, in pieces of chunks
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     sizes=st.lists(st.sampled_from([0, 1, 2, 5, 5, 5, 5, 5, 5, 7]), min_size=1, max_size=40).filter(sum),
     length=st.integers(1, 12),
@@ -220,7 +219,6 @@ def test_distinct_numbers(numbers: list[int], count: int) -> None:
 # ---------------------------------------------------------------------- runs of row numbers
 
 
-@settings(max_examples=20, deadline=None)
 @given(data=st.data(), looked_at=st.sampled_from([3, 16, 1 << 16]), most=st.sampled_from([5, 1000]))
 def test_runs_of_row_numbers_are_the_row_numbers(data: st.DataObject, looked_at: int, most: int) -> None:
     sizes = data.draw(st.lists(st.sampled_from([1, 2, 5, 5, 9]), min_size=1, max_size=12))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from mouse_core import (
@@ -135,7 +135,6 @@ def expected_of(
     return {name: np.stack(values).reshape(*axes, *np.shape(values[0])) for name, values in found.items()}
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 11), min_size=1, max_size=8),
     kind=st.sampled_from(["rows", "tables", "parts", "indices"]),

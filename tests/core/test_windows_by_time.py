@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import (
@@ -48,7 +48,6 @@ def expected_row(
     return min(nearest + shift, end - 1), there
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     data=st.data(),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),

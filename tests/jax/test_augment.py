@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mouse_core
@@ -57,7 +57,6 @@ def draw_for(config: AugmentTokensConfig, seed: int = 0) -> Draws:
 
 
 @pytest.mark.long
-@settings(max_examples=20)
 @given(config=configs(), seed=st.integers(0, 2**64 - 1), wide=st.booleans())
 def test_eager_jax_gives_the_bits_of_numpy(config: AugmentTokensConfig, seed: int, wide: bool) -> None:
     with jax.enable_x64(wide):
@@ -105,7 +104,6 @@ def test_compiled_once_it_gives_the_bits_of_numpy(crop: Any, x64: bool) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=15)
 @given(config=configs(), seed=st.integers(0, 2**64 - 1))
 def test_compiled_for_any_configuration(config: AugmentTokensConfig, seed: int) -> None:
     batch = narrowed(make_batch(seed % 1000))

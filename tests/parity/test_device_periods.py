@@ -114,7 +114,6 @@ def follows(kind: Any, data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_in_torch(data: st.DataObject) -> None:
     follows(InTorch, data)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
@@ -79,7 +79,6 @@ def test_a_batch_is_a_tensordict_of_the_documented_fields(workers: int) -> None:
     batch["reward"] += 1
 
 
-@settings(max_examples=25)
 @given(
     world=worlds(),
     wanted=parts(max_parts=2),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, SchemaError, formats
@@ -29,7 +29,6 @@ LAYOUTS = ("ted", "flat", "nested", "h5")
     cursor=st.integers(0, 20),
     open_end=st.booleans(),
 )
-@settings(max_examples=20)
 def test_what_is_written_is_read_from_the_oldest_step_on(
     lengths: list[int], layout: str, several: bool, unused: int, cursor: int, open_end: bool
 ) -> None:

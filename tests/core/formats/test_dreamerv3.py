@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, SchemaError, formats
@@ -88,7 +88,6 @@ def test_rows_are_what_the_environments_returned(kind: str, size: int, tmp_path:
     assert read_dreamerv3(tmp_path, batch_rows=2).digest() == rows.digest()
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 8), st.booleans(), st.integers(0, 3))
 def test_whatever_the_pieces_are(lengths: list[int], size: int, dropped: bool, abandoned: int) -> None:
     import tempfile

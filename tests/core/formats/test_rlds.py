@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import DatasetStore
@@ -195,7 +195,6 @@ def rlds_episodes(draw: st.DrawFn) -> list[dict[str, Any]]:
     return episodes
 
 
-@settings(max_examples=20)
 @given(rlds_episodes(), st.sampled_from([1, 2, 100]))
 def test_what_comes_back_is_what_went_in(episodes: list[dict[str, Any]], batch_rows: int) -> None:
     """All of it, but what a last step has to say of an action that was never taken."""

@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import reading
@@ -55,7 +55,6 @@ def oracle(lengths: list[int], final: str | None, known: bool) -> list[Row]:
     return rows
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=6),
     cuts=st.lists(st.integers(0, 30), max_size=6),
