@@ -507,9 +507,12 @@ def concatenate(
     fields = _fields(examples)
     sizes = _sizes(fields)
     where = sequence_fields(sizes, None if capacity is None else check_count("capacity", capacity))
+    length = len(where["position"])
+    if length == where["cu_seqlens"][-1] and not common_columns(examples):  # nothing is filled up
+        itemsizes = {name: np.dtype(dtype).itemsize for name, dtype in FIELDS.items()}
+        return {name: side_by_side(values, length * itemsizes[name]) for name, values in fields.items()} | where
     # One row, whose first axis goes.
-    shape, rows = (1, len(where["position"])), np.zeros_like(sizes)
-    layout = Layout(shape, rows, np.cumsum(sizes) - sizes, sizes, cut=False)
+    layout = Layout((1, length), np.zeros_like(sizes), np.cumsum(sizes) - sizes, sizes, cut=False)
     arrays = layout.place_all(fields, pad_token)
     arrays |= layout.place_columns(examples, np.arange(len(examples)), max_turns=max_turns)
     return {name: values[0] for name, values in arrays.items()} | where

@@ -14,7 +14,7 @@ import contextlib
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -265,9 +265,9 @@ class LateColumns:
                 for number in numbers:
                     self._chunks[number] = None
 
-    def has(self, name: str, uid: str) -> bool:
-        """Whether a value has come; the columns are open."""
-        return uid in self._places[name]
+    def places(self, name: str) -> Mapping[str, int]:
+        """Return the places of the values of a column by uid; the columns are open."""
+        return self._places[name]
 
     def value(self, name: str, uid: str) -> npt.NDArray[Any] | None:
         """Return a value; None where it has not come; errors as those of ``fill``."""
@@ -398,7 +398,7 @@ class LateStore:
     def _unknown(self, chunk: Chunk) -> Chunk:
         """Return the values that are not there yet."""
         name = chunk.column.name
-        known = [self.columns.has(name, uid) for uid in chunk.uids]
+        known = list(map(self.columns.places(name).__contains__, chunk.uids))
         if not any(known):
             return chunk
         given = _values_of(chunk.column, chunk.values)
@@ -547,14 +547,13 @@ class Readiness:
         """Return the late columns that a group was to have when it was sealed."""
         return [name for name, place in self._late_from.items() if place < part.declared]
 
-    def _lacks(self, name: str, uid: str, reward: float | None) -> bool:
-        has_own = name == "reward" and reward is not None
-        return not has_own and not self._late.has(name, uid) and uid not in self._given_up
-
     def _lacking(self, part: GroupFile, name: str) -> list[int]:
         """Return the places of the rollouts of a group that lack a column."""
-        rows = enumerate(zip(part.uids, part.rewards, strict=True))
-        return [row for row, (uid, reward) in rows if self._lacks(name, uid, reward)]
+        there = self._late.places(name)
+        lacking = [row for row, uid in enumerate(part.uids) if uid not in there]
+        if lacking and self._given_up:
+            lacking = [row for row in lacking if part.uids[row] not in self._given_up]
+        return [row for row in lacking if part.rewards[row] is None] if name == "reward" else lacking
 
     def add(self, place: int, part: GroupFile) -> bool:
         """Take in a sealed group; return whether it is ready."""
@@ -580,7 +579,9 @@ class Readiness:
                 found[name] += [(part.uids[row], part.created[row]) for row in self._lacking(part, name)]
         for one in unsealed:
             for name, rollouts in found.items():
-                if self._lacks(name, one.rollout_uid, one.reward):
+                has_own = name == "reward" and one.reward is not None
+                there = has_own or one.rollout_uid in self._late.places(name)
+                if not there and one.rollout_uid not in self._given_up:
                     rollouts.append((one.rollout_uid, one.created))
         return {
             name: Awaited(tuple([uid for uid, _ in own]), min((created for _, created in own), default=None))

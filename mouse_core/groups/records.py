@@ -458,9 +458,11 @@ def refuse_other(rollout: RolloutRecord, there: RolloutRecord, caller: str) -> N
         there: The one that came before.
         caller: Begins the message.
     """
+    if rollout is there:
+        return
     compared = (*GroupKey._fields, "turns", "reward", "metadata", "columns")
     differing = [name for name in compared if not same_values(getattr(rollout, name), getattr(there, name))]
-    if rollout is not there and differing:
+    if differing:
         raise other_one(rollout.rollout_uid, differing, caller)
 
 
