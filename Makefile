@@ -42,7 +42,7 @@ test-slow: $(VENV)/.installed-test  ## run the tests that take long
 	$(PY) -m pytest -m 'slow and not long' -n $(SLOW_JOBS) --dist worksteal $(ARGS)
 
 test-long: $(VENV)/.installed-test  ## run those that take longest: trainings to their end, kills at every step
-	$(PY) -m pytest -m long -n $(JOBS) --dist worksteal --hypothesis-profile=thorough $(ARGS)
+	$(PY) -m pytest -m long -n $(JOBS) --dist worksteal $(ARGS)
 
 test-trainers: $(VENV)/.installed-trainers  ## run the tests with other people's trainers, on several processes
 	$(PY) -m pytest -m trainers tests/trainers tests/test_docs.py $(ARGS)
