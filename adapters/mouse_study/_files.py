@@ -16,10 +16,10 @@ from mouse_core.files.reading import read_json_object
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Where to write a file, which takes the place of the one at ``path`` if no error is raised inside.
+    """Yield a temporary path; on success, the file written there replaces the file at ``path``.
 
     Raises:
-        StorageError: It cannot be written; what was at ``path`` is still there.
+        StorageError: The file cannot be written; the old file at ``path`` is unchanged.
     """
     try:
         with writing.replacing(path) as partial:
@@ -40,9 +40,9 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; None where there is none.
+    """Return the contents of a JSON file; None if the file does not exist.
 
     Raises:
-        DataError: It holds something else, or is damaged.
+        DataError: The file is damaged, or holds no JSON object.
     """
     return read_json_object(path) if path.exists() else None

@@ -27,14 +27,14 @@ def check_names(where: str, names: Iterable[object]) -> None:
 
 
 def reference(function: Callable[..., Any] | str, where: str) -> dict[str, str | None]:
-    """Where a function stands: its ``module``, the ``file`` of one that cannot be imported by name, its ``name``.
+    """Return the location of a function: its ``module``, its ``name``, and a ``file`` if the module has no import name.
 
     Args:
         function: A function at the top of a module or script, or "module:name".
-        where: Begins messages.
+        where: The prefix of error messages.
 
     Raises:
-        ConfigError: Another process could not find it.
+        ConfigError: Another process could not import the function.
     """
     if isinstance(function, str):
         module, colon, name = function.partition(":")
@@ -64,10 +64,10 @@ def reference(function: Callable[..., Any] | str, where: str) -> dict[str, str |
 
 
 def found(place: dict[str, str | None], where: str) -> Any:
-    """What stands there.
+    """Import the function at a location that ``reference`` returned.
 
     Raises:
-        ConfigError: There is nothing of this name.
+        ConfigError: The module or the name does not exist.
     """
     module, name = str(place["module"]), str(place["name"])
     try:

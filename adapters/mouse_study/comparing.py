@@ -133,7 +133,7 @@ def same_data(left: Run, right: Run) -> Evidence:
 
 
 def _origin(left: Run, right: Run) -> str:
-    """What the fingerprints say of where the batches come from."""
+    """Describe whether the fingerprints of two runs' data and configuration agree."""
     if left.fingerprint and left.fingerprint == right.fingerprint:
         return f"data and configuration have the fingerprint {left.fingerprint}"
     if left.fingerprint and right.fingerprint:

@@ -1,4 +1,4 @@
-"""What a study recorded: a long table of values, and facts of every run, in one Parquet file."""
+"""The recorded results of a study: a long table of values, and facts of every run, in one Parquet file."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ _VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is known of one run.
+    """The facts of one run.
 
     Args:
         run: Its name, "variant/framework/seed".
-        variant, framework, seed: Which one it is.
-        status: "done"; "failed", where an exception ended it; "partial", where it was stopped before its end.
-        steps: Training steps that it has taken.
-        seconds: How long it took, from the begin of its process to the end, over all processes that it had.
-        compile_seconds: How long its framework compiled; None where that is not known.
-        first_step_seconds: How long its first step took, with all that is done only once.
-        peak_memory: The most bytes of memory that its process had.
-        versions: Of Python and the packages that it used, by name; "2.10, then 2.11" where it went on with another.
-        fingerprint: Of data and configuration of its batches; None where it has none.
-        digest: Of all that it was given; None where nobody made one.
-        undigested: What the study gave it that is not in the digest, in words; None: nothing.
-        machine: What it ran on, in words, by name.
-        error: The exception that ended it, in a line.
+        variant, framework, seed: The parts of that name.
+        status: "done"; "failed", if an exception ended the run; "partial", if it was stopped before its last step.
+        steps: Training steps taken.
+        seconds: Duration from process start to end, summed over all processes of the run.
+        compile_seconds: Compile time of the framework; None if unknown.
+        first_step_seconds: Duration of the first step, including one-time work.
+        peak_memory: Peak memory of the process in bytes.
+        versions: Versions of Python and packages by name; "2.10, then 2.11" if the run resumed with another version.
+        fingerprint: Fingerprint of the batches' data and configuration; None if they have none.
+        digest: Digest of all batches that the run received; None if none was computed.
+        undigested: Description of batches that are missing from the digest; None if the digest is complete.
+        machine: Description of the hardware and system, by name.
+        error: The exception that ended the run, in one line.
     """
 
     run: str
@@ -82,19 +82,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Results:
-    """All that a study recorded.
+    """The results of a study.
 
     Args:
-        name: The study's.
-        steps: Training steps that a run has when it is done.
-        runs: Facts of every run, by name of the run.
-        table: A row for each value, with the columns of ``SCHEMA``, sorted by run and step. Every step has a ``loss``,
-            the seconds that it waited for its batch (``wait``) and those that it took (``compute``); ``memory`` is the
-            bytes that the process had, now and then; other names are what the training reported.
-        missing: Runs that were declared and have not begun, by name.
+        name: The study's name.
+        steps: Training steps of a finished run.
+        runs: Facts of every run.
+        table: One row per value, with the columns of ``SCHEMA``, sorted by run and step. Every step has a ``loss``, its
+            waiting time for a batch (``wait``) and its duration (``compute``), both in seconds; ``memory`` is the
+            process's memory in bytes, recorded now and then; other names are the values that the training reported.
+        missing: Names of declared runs that have not started.
 
     Raises:
-        SchemaError: Other columns, a null that is no value, or a run in the table of which there are no facts.
+        SchemaError: The columns differ from ``SCHEMA``, a value is null, or the table has a run without facts.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Results:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What was recorded: the names in the table, sorted."""
+        """Return the recorded names, sorted."""
         return tuple(sorted(pc.unique(self.table["name"]).to_pylist()))
 
     def series(self, name: str) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
@@ -193,7 +193,7 @@ def read(path: str | os.PathLike[str]) -> Results:
 
 
 def _said(file: Path, text: bytes | None) -> dict[str, Any]:
-    """What a file says of its study."""
+    """Parse the metadata that a results file holds of its study."""
     try:
         said = json.loads(text or b"null")
     except ValueError:

@@ -1,8 +1,8 @@
-"""What runs over several seeds say together: interquartile means, bands, profiles, and how far curves are apart.
+"""Statistics of runs over several seeds: interquartile means, bands, profiles, and distances between curves.
 
-The statistics are those of Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice",
-NeurIPS 2021, as rliable computes them. They are written here because what is drawn is a pure function of a seed, groups
-may have unequal numbers of runs, and whole curves are resampled at once; the tests hold each to rliable's own.
+The statistics follow Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice", NeurIPS
+2021, as rliable computes them. Unlike rliable, draws here are a pure function of a seed, groups may have unequal
+numbers of runs, and whole curves are resampled at once; the tests compare each statistic with rliable.
 """
 
 from __future__ import annotations
@@ -148,18 +148,18 @@ def profile(thresholds: ArrayLike) -> Statistic:
 
 
 def probability_above(left: ArrayLike, right: ArrayLike, *, tie: float = 0.0) -> float:
-    """How often a run of one lies above a run of the other, over all pairs of them; ties count half.
+    """Return the share of pairs in which a run of ``left`` lies above a run of ``right``; ties count half.
 
-    This is rliable's probability of improvement of one task (the Mann-Whitney statistic by the number of pairs). What
-    is an improvement, a larger value or a smaller one, is the reader's to know.
+    This is rliable's probability of improvement for one task (the Mann-Whitney statistic divided by the number of
+    pairs). The caller decides whether a larger or a smaller value is an improvement.
 
     Args:
-        left: final values of the one, ``[n]``.
-        right: of the other, ``[m]``.
-        tie: a relative difference, by the larger size of the two, up to which they count as equal.
+        left: final values of one group, ``[n]``.
+        right: final values of the other group, ``[m]``.
+        tie: the relative difference, to the larger absolute value, up to which two values count as equal.
 
     Raises:
-        DataError: one is empty, or holds what is not a number.
+        DataError: one group is empty or holds NaN.
     """
     one, other = np.asarray(left, np.float64), np.asarray(right, np.float64)
     if not one.size or not other.size or np.isnan(one).any() or np.isnan(other).any():
@@ -171,10 +171,10 @@ def probability_above(left: ArrayLike, right: ArrayLike, *, tie: float = 0.0) ->
 
 
 def meaning(runs: int) -> str:
-    """What a band of 95% over so many seeds means, in a sentence or two.
+    """Explain a 95% band over ``runs`` seeds in a sentence or two.
 
     Args:
-        runs: seeds in the smallest group that the band is over.
+        runs: seeds in the smallest group of the band.
     """
     if runs < 1:
         return "No finished run: nothing to say."
@@ -195,14 +195,14 @@ def meaning(runs: int) -> str:
 
 
 def relative_difference(left: ArrayLike, right: ArrayLike) -> Floats:
-    """How far two curves are apart at each step, as a share of the larger of the two values.
+    """Return the difference of two curves at each step, relative to the larger of the two absolute values.
 
-    With 2.0 and 1.5 it is 0.25, with two zeros 0. Infinite where one of the two is not finite: such a value agrees with
-    nothing, nor with another such.
+    The difference of 2.0 and 1.5 is 0.25, that of two zeros is 0. It is infinite if either value is not finite, also if
+    both are equal.
 
     Args:
         left: values of one run, ``[n]``.
-        right: those of the other at the same steps, ``[n]``.
+        right: values of the other run at the same steps, ``[n]``.
 
     Returns:
         float64 ``[n]``, from 0 (equal) to 2 (opposite signs), or infinite.

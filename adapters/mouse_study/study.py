@@ -130,7 +130,7 @@ class Study:
         )
 
     def declaration(self) -> dict[str, Any]:
-        """All that is declared, in plain values; functions by where they stand.
+        """Return the study's declaration as plain values, with functions by location.
 
         Raises:
             ConfigError: As the class says.

@@ -1,4 +1,4 @@
-"""What a training function is given, and what it gives: the part of a study that its user writes."""
+"""The argument and the result of a training function, the part of a study that its user writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def kind_of(framework: str) -> str:
 
 @dataclass(frozen=True)
 class Context:
-    """What a training function is given: which run of the study it is.
+    """The run for which a training function is called.
 
     Args:
         variant: The name of the variant.
@@ -38,10 +38,10 @@ class Context:
         framework: The name of the framework.
         seed: The run's seed. Python's, NumPy's and torch's global generators have been seeded with it.
         steps: How many steps will be taken.
-        folder: A folder of this run's own.
-        batches: The arguments of the loader, but for ``seed``.
+        folder: The folder of this run.
+        batches: The arguments of the loader, except ``seed``.
         opened: How the store is opened, for ``store``.
-        digest: Whether ``loader()`` makes loaders that digest what they give.
+        digest: Whether the loaders of ``loader()`` digest their batches.
         made: The loaders that ``loader()`` has made.
     """
 
@@ -100,7 +100,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Training:
-    """What a training function gives: how a step is taken, and all that must be remembered to go on.
+    """The result of a training function: how to take a step, and the state that a resumed run needs.
 
     Args:
         step: Takes one step on a batch and returns its loss: a number or an array of one; or a mapping of names to

@@ -34,12 +34,12 @@ class Cards:
 
 
 def legend(members: Iterable[Group]) -> str:
-    """Which colour is which framework."""
+    """Return the HTML legend of frameworks and their colours."""
     return legend_of(dict.fromkeys((group.framework, group.colour) for group in members))
 
 
 def legend_of(said: Iterable[tuple[str, int]]) -> str:
-    """Which colour is what: names and numbers of colours."""
+    """Return an HTML legend for pairs of a name and a colour number."""
     items = "".join(f'<li><i style="background:{colour(place)}"></i>{text(name)}</li>' for name, place in said)
     return f'<ul class="legend">{items}</ul>'
 

@@ -1,4 +1,4 @@
-"""What the page shows of a study, as numbers: groups of runs, their curves, final values and times."""
+"""The numbers behind the page of a study: groups of runs, their curves, final values and times."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class Curve:
 
 @dataclass(frozen=True)
 class Times:
-    """Where a run's time went, in seconds.
+    """The time of one run by part, in seconds.
 
     Attributes:
-        wait: for batches, after the first step.
-        compute: in steps, after the first one.
-        first: in the first step, with compiling and all else that is done once.
-        rest: beside its steps: start, evaluations, checkpoints.
-        per_second: steps a second after the first, with the waiting; None where there are fewer than two.
+        wait: waiting for batches, after the first step.
+        compute: computing steps, after the first step.
+        first: the first step, including compilation and other one-time work.
+        rest: everything outside steps: start, evaluations, checkpoints.
+        per_second: steps per second after the first, waiting included; None for fewer than two steps.
     """
 
     wait: float
@@ -111,9 +111,9 @@ def curve(group: Group, series: Series) -> Curve | None:
 
 
 def final_values(runs: Sequence[Run], series: Series) -> Floats:
-    """Where each run ended: the mean of the last tenth of the values that it recorded, of one at least.
+    """Return the final value of each run: the mean of the last tenth of its recorded values, at least one.
 
-    Of 300 losses it is the mean of the last 30, of 5 evaluations the last one. Runs that recorded none are left out.
+    For 300 losses it is the mean of the last 30, for 5 evaluations the last one. Runs without values are left out.
     """
     found = [series[run.run][1] for run in runs if run.run in series]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -128,12 +128,12 @@ def pooled(members: Sequence[Group], series: Series) -> Band | None:
 
 
 def times(run: Run, wait: Series, compute: Series) -> Times:
-    """Where the time of a run went.
+    """Return the time of a run by part.
 
     Args:
         run: the run.
-        wait: what was recorded as waiting.
-        compute: what was recorded as computing.
+        wait: the recorded waiting times.
+        compute: the recorded computing times.
     """
     waited, computed = (series[run.run][1] if run.run in series else np.empty(0) for series in (wait, compute))
     first = run.first_step_seconds if run.first_step_seconds is not None else float(computed[:1].sum())

@@ -61,7 +61,7 @@ def costs(results: Results, members: Sequence[Group]) -> str:
 
 
 def _cells(its: Sequence[Run], found: Sequence[Times], mean: Mapping[str, float]) -> tuple[str, ...]:
-    """What a row of the table says of a group's runs behind its names."""
+    """Return the table cells of a group of runs, without its names."""
     rates = [one.per_second for one in found if one.per_second is not None]
     in_steps = mean["wait"] + mean["compute"]
     return (
@@ -199,7 +199,7 @@ def _how_bands(fewest: int) -> str:
 
 
 def ends(results: Results, members: Sequence[Group], cards: Cards) -> str:
-    """Where the runs ended: a table and performance profiles of each name."""
+    """Render final values: a table and performance profiles for each recorded name."""
     parts = []
     for name in trained_names(results):
         series = results.series(name)
@@ -246,7 +246,7 @@ def _pooled_rows(members: Sequence[Group], series: Series) -> list[tuple[str, ..
 
 
 def _probabilities(members: Sequence[Group], series: Series) -> str:
-    """How often a run of one framework ends above one of the other."""
+    """Render the probability that a run of one framework ends above a run of the other."""
     said = []
     for variant, its in by_variant(members):
         for left, right in combinations(its, 2):
@@ -284,7 +284,7 @@ _ROUNDING = float(np.finfo(np.float32).eps)
 
 
 def parting(found: Sequence[Pair], members: Sequence[Group], name: str, cards: Cards) -> str:
-    """How far pairs of runs are apart, and since when."""
+    """Render the distance between paired runs by step, and the step at which they diverge."""
     compared = [pair for pair in found if len(pair.steps)]
     if not compared:
         return ""
@@ -306,7 +306,7 @@ def parting(found: Sequence[Pair], members: Sequence[Group], name: str, cards: C
 
 
 def _card(variant: str, its: Sequence[Pair], name: str) -> tuple[str, str, str] | None:
-    """How far the pairs of a variant are apart by step; None where they nowhere are."""
+    """Render the distance between a variant's paired runs by step; None if all pairs agree."""
     # Beyond so many pairs they are a cloud, in which no colour is told from another.
     several = len(its) <= COLOURS
     found = [thinned(pair.steps, pair.difference, _MOST_DOTS, largest=True) for pair in its]

@@ -1,1 +1,1 @@
-"""How a study runs: a process for each run, its records and checkpoints, and what is shown meanwhile."""
+"""Execution of a study: one process per run, records and checkpoints, and the progress display."""

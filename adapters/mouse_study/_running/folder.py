@@ -80,13 +80,13 @@ def _shown(value: Any) -> str:
 
 
 def collect(path: str | Path) -> Results:
-    """What the runs of a study have recorded so far, also while they are at work.
+    """Collect the results that the runs of a study have recorded so far, running ones included.
 
     Args:
         path: The study's folder.
 
     Raises:
-        ConfigError: No study was begun there.
+        ConfigError: The folder holds no study.
     """
     folder = Path(path)
     declared = read_json(folder / DECLARED)

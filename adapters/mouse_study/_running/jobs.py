@@ -33,7 +33,7 @@ _MARGIN = 4
 
 @dataclass(frozen=True)
 class Shown:
-    """How far a run is: "waiting", "running", "done", "failed" or "stopped", its steps, and its last loss."""
+    """Progress of a run: "waiting", "running", "done", "failed" or "stopped", its steps, and its last loss."""
 
     state: str
     step: int = 0
@@ -90,12 +90,12 @@ class Drawn:
 
 @contextmanager
 def view(names: Sequence[str], steps: int, progress: bool | None) -> Iterator[Plain | Drawn]:
-    """What shows how far runs are.
+    """Yield the progress display of the runs.
 
     Args:
         names: The runs.
-        steps: Of each.
-        progress: Whether to draw; None: where stderr is a terminal.
+        steps: The steps of each run.
+        progress: Whether to draw bars; None draws them if stderr is a terminal.
     """
     drawn = sys.stderr.isatty() if progress is None else progress
     if not drawn:

@@ -46,7 +46,7 @@ class Records:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """What was recorded, up to a line that is not whole, as a crash may leave behind the last checkpoint."""
+    """Read the records up to the first incomplete line, which a crash may leave after the last checkpoint."""
     if not path.exists():
         return []
     records = []

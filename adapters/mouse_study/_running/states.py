@@ -1,8 +1,8 @@
-"""What a training must remember to go on, as plain values and arrays, and back.
+"""Conversion of training state to plain values and arrays, and back.
 
-A *part* of the state is what can be set anew where it lies: something with ``state_dict`` and ``load_state_dict``
-(modules and optimizers of torch, loaders, buffers), an object of ``flax.nnx``, a generator of random numbers, and a
-dict or a list, whose values are replaced. No framework is imported: what is there to be stored has been imported.
+A *part* of the state is an object that can be restored in place: one with ``state_dict`` and ``load_state_dict``
+(modules and optimizers of torch, loaders, buffers), an object of ``flax.nnx``, a random generator, or a dict or list,
+whose values are replaced. This module imports no framework; a state that needs one has imported it already.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from mouse_study._running.values import Plain, generator_state, plain, set_gener
 
 
 class InitialState:
-    """What lay at each place of a state when the training was made, and so will when it is made again.
+    """The objects and arrays that a state held before the first step, by path.
 
-    A tensor or an array that is there still is one that others may hold: an optimizer, a function, another name. When
-    the training goes on, it gets its values where it lies. One that a step has put there is made anew.
+    An optimizer, a function or another name may also refer to a tensor or array of this state. On resume, such an array
+    is filled in place. An array that a step has replaced is created anew.
 
     Args:
-        part: The state of a training that has taken no step.
-        where: What it is called.
+        part: The training's state before the first step.
+        where: The name of the state in error messages.
     """
 
     def __init__(self, part: Any, where: str = "state") -> None:
@@ -75,7 +75,7 @@ def taken(part: Any, where: str = "state", begun: InitialState | None = None) ->
 
     Args:
         part: The part.
-        where: What it is called.
+        where: The name of the state in error messages.
         begun: What was there before the first step; None: the same as now.
 
     Raises:
@@ -176,7 +176,7 @@ def _give_children(part: Any, saved: Plain, where: str, made: dict[int, Any]) ->
 
 
 def _child(before: Any, entry: Plain, where: str, made: dict[int, Any]) -> Any:
-    """What belongs at a place of a dict or list, where ``before`` is now."""
+    """Return the restored value for one entry of a dict or list whose present value is ``before``."""
     if "whole" in entry:
         number = entry.get("memory")
         if number is None or number not in made:
@@ -199,9 +199,9 @@ def _child(before: Any, entry: Plain, where: str, made: dict[int, Any]) -> Any:
 
 
 def _modes(part: Any) -> Plain:
-    """What a module does differently in training and in evaluation, by name of it and its modules.
+    """Return the training and evaluation flags of a module and its submodules, by name.
 
-    It is ``training`` in torch, and whatever is true or false in NNX (``deterministic``, ``use_running_average``).
+    The flags are ``training`` in torch, and boolean attributes in NNX (``deterministic``, ``use_running_average``).
     """
     return {f"{name}:{mode}": getattr(module, mode) for name, module, mode in _modes_of(part)}
 
@@ -285,7 +285,7 @@ def _is_simple(value: Any) -> bool:
 
 
 def _places(tree: Any) -> list[str]:
-    """Where in a tree its leaves are."""
+    """Return the path of each leaf of a tree."""
     from jax.tree_util import keystr, tree_flatten_with_path
 
     return [keystr(path) for path, _ in tree_flatten_with_path(tree)[0]]

@@ -92,10 +92,10 @@ def _of_framework(kind: str, held: Any) -> Any:
 
 
 def _weak(array: Any) -> Any:
-    """The same array of JAX with a weak type, as that of a number has, which gives way to a narrower float."""
+    """Return the JAX array with a weak type, like that of a Python number, which promotes to a narrower float."""
     import jax.numpy as jnp
 
-    # An array that is filled with a number of Python has one, and keeps it when its values are set.
+    # An array filled with a Python number has a weak type and keeps it when its values are set.
     filled = jnp.full(array.shape, array.dtype.type(0).item())
     return filled.at[...].set(array) if filled.weak_type and filled.dtype == array.dtype else array
 

@@ -91,7 +91,7 @@ def versions(before: Mapping[str, str]) -> dict[str, str]:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """What this process runs on, without the machine's name."""
+    """Describe the hardware and system of this process, without the host name."""
     said: dict[str, Any] = {
         "system": platform.platform(terse=True),
         "processor": _processor(),
@@ -136,7 +136,7 @@ class Compiling:
 
     @property
     def seconds(self) -> float | None:
-        """How long, until now; None where torch does not say it."""
+        """The compile time so far in seconds; None if torch does not report it."""
         if self._kind != "torch":
             return self._seconds
         dynamo = sys.modules.get("torch._dynamo.utils")
@@ -271,7 +271,7 @@ class Worker:
                 self._checkpoint()
 
     def _take_step(self, training: Training, step: int, next_batch: Callable[[], tuple[Any, ...]]) -> dict[str, float]:
-        """What the step reported, and how long it waited and took; the digest is counted to neither."""
+        """Take one step; return its reported numbers, waiting time and computing time, neither including the digest."""
         asked = time.perf_counter()
         batch = next_batch()
         given = time.perf_counter()
@@ -337,7 +337,7 @@ class Worker:
     # ------------------------------------------------------------------ facts
 
     def facts(self) -> dict[str, Any]:
-        """What is known by now of all processes that this run had."""
+        """Return the facts of this run so far, over all of its processes."""
         compiled = self.compiling.seconds
         known = compiled is not None and self.before["compile_seconds"] is not None
         return {
@@ -379,7 +379,7 @@ class _Loaders:
         self.more = [loader for loader in self._made if loader is not _loader_of(batches)]
 
     def undigested(self) -> str | None:
-        """Of what the study has given no digest is kept; None: of nothing."""
+        """Describe the loaders whose batches are missing from the digest; None if there are none."""
         later = len(self._made) - self._begun_with
         if later:
             return f"{later} loader{'s' * (later > 1)} made after the first step had begun"
@@ -411,7 +411,7 @@ def _digests(loader: Any) -> bool:
 
 @contextmanager
 def _batches(training: Training, context: Context) -> Iterator[Any]:
-    """Where batches come from; None where the training has none. What is made here is closed."""
+    """Yield the loader of the training, or None if it has none; close a loader that was created here."""
     if training.batches is not None or context.opened is None:
         yield _loader_of(training.batches)
         return
@@ -435,7 +435,7 @@ def _fingerprint(batches: Any) -> str | None:
 
 
 def _numbers(values: Any, name: str) -> dict[str, float]:
-    """What a step or an evaluation gave, by name."""
+    """Return the numbers that a step or an evaluation returned, by name."""
     given = values if isinstance(values, Mapping) else {name: values}
     if name == "loss" and name not in given:
         raise ConfigError(f"step: expected a loss, found only {sorted(given)}")

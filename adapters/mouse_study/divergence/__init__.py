@@ -1,4 +1,4 @@
-"""Where two implementations part: weights carried between PyTorch and Flax NNX, and both compared in float64."""
+"""Find where two implementations diverge: copy weights between PyTorch and Flax NNX, and compare both in float64."""
 
 from mouse_study.divergence.comparing import where_they_part
 from mouse_study.divergence.models import Layer

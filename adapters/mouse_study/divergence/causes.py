@@ -1,4 +1,4 @@
-"""What is known to make implementations differ, each with a check that says whether it is so here."""
+"""Known causes of divergence between implementations, each with a check whether it applies."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def of_layers(run: Run) -> list[Cause]:
 
 
 def _frozen(pair: Twins) -> list[Cause]:
-    """What does not learn in PyTorch, but for the second bias of a recurrent layer, of which Flax's has one."""
+    """Find parameters that PyTorch does not train, except a recurrent layer's second bias, which Flax lacks."""
     return [
         Cause("requires_grad", tensor_name(pair.torch.path, name), "False", "it learns, as each nnx.Param")
         for name, tensor in pair.torch.arrays.items()
@@ -148,7 +148,7 @@ def _convolution(ours: Any, theirs: Any) -> list[tuple[str, Any, Any]]:
 
 
 def of_forward(run: Run, found: Sequence[Difference]) -> list[Cause]:
-    """What a change of Flax's pass mends, and functions between layers that are not the same."""
+    """Find causes of differences in the forward pass: changes to Flax that remove one, and unequal functions of layers."""
     causes = []
     if any(one.stage == "forward" and one.beyond for one in found):
         causes += _functions_between(run)
@@ -314,7 +314,7 @@ def of_loss(run: Run, found: Sequence[Difference]) -> list[Cause]:
 
 
 def _reduction(size: int, sizes: set[int]) -> tuple[str, str, str]:
-    """What a factor between two losses is called, what the smaller one is, and the larger one."""
+    """Return the name of a factor between two losses, and a description of the smaller and the larger loss."""
     if size > 2:
         return "reduction of the loss", "a mean", f"sum over {size}"
     # A factor of 2 or 1/2 is written by hand as well, as in half a squared error.

@@ -111,7 +111,7 @@ def _reshaped(values: Array, shape: tuple[int, ...] | None) -> Array:
 
 
 def _rest(arrays: Arrays, *prefixes: str) -> Arrays:
-    """What has no twin stays under its own name, so that it is missed on the other side."""
+    """Return the arrays without a counterpart under their own names, so that the other side reports them missing."""
     return {name: values for name, values in arrays.items() if name.startswith(prefixes)}
 
 
@@ -119,7 +119,7 @@ def _rest(arrays: Arrays, *prefixes: str) -> Arrays:
 
 
 def _one_bias(arrays: Arrays, what: What) -> Array | None:
-    """What PyTorch's two biases of a recurrent layer are for Flax's one: both are added, and each has its gradient."""
+    """Combine PyTorch's two biases of a recurrent layer into Flax's one: values are added, gradients are equal."""
     if "bias_ih" not in arrays:
         return None
     return arrays["bias_ih"] if what == "gradients" else arrays["bias_ih"] + arrays["bias_hh"]

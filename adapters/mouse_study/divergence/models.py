@@ -131,7 +131,7 @@ def _joined(path: str, name: str) -> str:
 
 
 def tensor_name(path: str, name: str) -> str:
-    """What an array of a layer is called, by the layer's path; a parameter by itself is called as its layer."""
+    """Return the full name of a layer's array; a parameter outside any layer has its own path as its name."""
     return f"{path}.{name}".removesuffix(".value")
 
 

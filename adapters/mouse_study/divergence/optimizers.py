@@ -1,7 +1,7 @@
-"""What an optimizer does, read from its updates: which rule it follows, and with which settings.
+"""Inference of an optimizer's rule and settings from its updates.
 
-All is read from one weight of a tensor, to which gradients are given that tell settings apart. It is 0 before each
-update, so that decay adds nothing; where that is to be seen, it is 1 or 2.
+Everything is inferred from one weight of a tensor, with gradients chosen to distinguish the settings. The weight is
+reset to 0 before each update, so that decay adds nothing; to measure decay, it is reset to 1 or 2.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Rule:
     explained: bool = False
 
     def updates(self, gradients: Sequence[float], *, rates: bool = True, weight: float = 0.0) -> Array:
-        """What the rule adds to a weight that is set back each time; with ``rates=False`` learning rates are 1."""
+        """Return the rule's updates to a weight that is reset each time; with ``rates=False`` learning rates are 1."""
         taken = 0.0 if self.coupled else self.decay * weight
         m = v = largest = 0.0
         added = []
@@ -76,7 +76,7 @@ class Rule:
 
     @property
     def _share(self) -> float:
-        """Which part of a gradient the first moment takes: 0.1, where it keeps 0.9; all of it in momentum."""
+        """Return the share of a gradient that enters the first moment: 0.1 if 0.9 is kept; 1 for momentum."""
         moments = self.corrected or (self.adaptive and not self.of_updates)
         return 1 - self.first if moments else 1.0
 
@@ -203,12 +203,12 @@ _IRREGULAR = (PLAIN, 0.3 * PLAIN, -0.6 * PLAIN, PLAIN, -0.1 * PLAIN)
 
 @dataclass(frozen=True)
 class ProbeState:
-    """What a probe has before one update.
+    """The gradient and weight of a probe before one update.
 
     Args:
-        gradient: Of the first weight of each tensor; all others have none.
-        weight: What this weight is, before the update.
-        loud: Another gradient for that of one tensor, whose last weight then has ``gradient`` too.
+        gradient: The gradient of each tensor's first weight; all other weights have none.
+        weight: The value of that weight before the update.
+        loud: A different gradient for one tensor's first weight; its last weight then has ``gradient`` too.
     """
 
     gradient: float
@@ -300,7 +300,7 @@ def _close(one: float, other: float) -> bool:
 
 
 def _with_momentum(rule: Rule, kept: float, after_pause: float, silent: tuple[float, float]) -> Rule:
-    """Where momentum is, and how much: by what is added after a pause, and where no gradient comes any more."""
+    """Infer the kind and size of momentum from the update after a pause and from updates without gradients."""
     if kept == 0 or not np.isfinite(kept):
         return replace(rule, first=kept)
     # Without a gradient Adam adds first / sqrt(second), AMSGrad first, as its second moment stays, RMSprop momentum.
@@ -325,7 +325,7 @@ def _with_correction(rule: Rule, given: Responses) -> Rule:
 
 
 def _with_dampening(rule: Rule, given: Responses) -> Rule:
-    """Of momentum alone: whether all gradients but the first one count less."""
+    """Infer dampening, for plain momentum only: whether every gradient after the first counts less."""
     first, second, third = given["smaller"][0], given["none, then smaller"][1], given["two nones, then smaller"][2]
     if rule.adaptive or rule.corrected or not rule.first or not first or not _close(second, third):
         return rule
@@ -350,7 +350,7 @@ def _steady(values: Array) -> bool:
 
 
 def _with_epsilon(rule: Rule, given: Responses) -> Rule:
-    """What makes updates from small gradients smaller: with 1e-8 beside the root, a gradient of 1e-9 counts 1/11."""
+    """Infer epsilon, which shrinks small updates: with 1e-8 beside the root, a gradient of 1e-9 counts 1/11."""
     if not rule.adaptive:
         return rule
     found = []
@@ -367,7 +367,7 @@ def _with_epsilon(rule: Rule, given: Responses) -> Rule:
 
 
 def _with_decay(rule: Rule, given: Responses) -> Rule:
-    """How much of a weight is taken, and whether by way of the gradient: then it is remembered as gradients are."""
+    """Infer weight decay, and whether it goes through the gradient: momentum then accumulates it like a gradient."""
     taken = -float(given["weight"][1])
     if not taken:
         return rule
@@ -384,7 +384,7 @@ def _with_decay(rule: Rule, given: Responses) -> Rule:
 
 
 def _solved(function: Callable[[float], float], value: float, low: float, high: float) -> float:
-    """Where a function that rises or falls all the way is equal to a value."""
+    """Solve ``function(x) == value`` for a monotonic function, by bisection."""
     rising = function(high) > function(low)
     for _ in range(200):
         middle = (low + high) / 2 if low == 0 or high / low < 4 else float(np.sqrt(low * high))
@@ -394,12 +394,12 @@ def _solved(function: Callable[[float], float], value: float, low: float, high: 
 
 @dataclass(frozen=True)
 class Clipping:
-    """How gradients are clipped.
+    """The kind and threshold of gradient clipping.
 
     Args:
         by: "no clipping", "value", "norm of a tensor" or "norm of all".
-        at: As what the largest gradient counts.
-        slack: What is added to a norm before it divides; 1e-6 in ``torch.nn.utils.clip_grad_norm_``.
+        at: The size to which clipping reduces the largest gradient.
+        slack: The number added to a norm before division; 1e-6 in ``torch.nn.utils.clip_grad_norm_``.
     """
 
     by: str = "no clipping"
@@ -407,7 +407,7 @@ class Clipping:
     slack: float = 0.0
 
     def parts_from(self, other: Clipping) -> bool:
-        """Whether two do not clip alike."""
+        """Whether two optimizers clip differently."""
         if self.by != other.by or self.by == "no clipping":
             return self.by != other.by
         return not near(self.at, other.at) or abs(self.slack - other.slack) > max(1e-7, 1e-10 * self.at**2)
@@ -420,13 +420,13 @@ class Clipping:
 
 
 def clipping(rule: Rule, loud: Responses, last: Responses, other: Responses | None) -> Clipping:
-    """How gradients are clipped before a rule.
+    """Infer the clipping that is applied before an update rule.
 
     Args:
         rule: The rule of the loud tensor.
-        loud: What its first weight was given.
-        last: What its last weight was given.
-        other: What another tensor's first weight was given, if there is another.
+        loud: The updates of its first weight.
+        last: The updates of its last weight.
+        other: The updates of another tensor's first weight; None if there is no other tensor.
     """
     with np.errstate(all="ignore"):
         if not rule.explained or not any(rule.rates) or not _clipped(loud):
@@ -439,7 +439,7 @@ def clipping(rule: Rule, loud: Responses, last: Responses, other: Responses | No
 
 
 def threshold(rule: Rule, found: Array) -> float:
-    """As what a gradient counted, from the updates of ``after_loud``."""
+    """Infer the size to which a gradient was clipped, from the updates of ``after_loud``."""
     if not rule.adaptive:
         return float(found[1] / rule.updates([0.0, 1.0, 0.0])[1])
     return _solved(lambda size: float(rule.updates([0.0, size, PLAIN])[2]), float(found[2]), 2 * PLAIN, 1e9)

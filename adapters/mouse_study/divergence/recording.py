@@ -1,4 +1,4 @@
-"""What layers were given and what they gave, in one forward pass of either framework."""
+"""Recording of layer inputs and outputs in one forward pass of either framework."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Event:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What tells it from others of its pass."""
+        """The identity of the event in its forward pass: path, role and number."""
         return self.path, self.role, self.number
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Recording:
 
 
 def _first_tensor(values: Any) -> Any:
-    """Of what a layer of PyTorch's gives, that which goes on: the first of a tuple, as of LSTM and attention."""
+    """Return the main output of a PyTorch layer: the first of a tuple, as in LSTM and attention."""
     return values[0] if isinstance(values, tuple) else values
 
 

@@ -1,4 +1,4 @@
-"""What a comparison of two implementations found."""
+"""The report of a comparison of two implementations."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ STAGES: tuple[Stage, ...] = (
 
 @dataclass(frozen=True)
 class Difference:
-    """How far apart a tensor of both is.
+    """The difference between the two implementations in one tensor.
 
     Args:
-        stage: When it comes about: "layer alone" is Flax's layer given what PyTorch's was given, "update" the
-            optimizers' first step from the same gradients, "later updates" those that follow.
-        tensor: Which one, by PyTorch's path of the layer; of later updates with the number of the update.
+        stage: The stage that was compared: "layer alone" runs Flax's layer on the input of PyTorch's layer, "update" is
+            the optimizers' first step from the same gradients, "later updates" are the steps after it.
+        tensor: The tensor, by the layer's path in PyTorch; for later updates with the number of the update.
         absolute: The largest difference of two values.
-        scale: The largest value, or of gradients a thousandth of the largest of all, if that is more.
-        tolerance: What rounding may make of it, relative to ``scale``.
+        scale: The largest value; for gradients at least a thousandth of the largest gradient of all tensors.
+        tolerance: The largest difference that rounding explains, relative to ``scale``.
     """
 
     stage: Stage
@@ -60,7 +60,7 @@ class Difference:
 def difference(
     stage: Stage, tensor: str, ours: Array, theirs: Array, tolerance: float, *, least: float = 0.0
 ) -> Difference:
-    """How far apart two arrays are; infinitely far, where shapes differ or only one has NaNs."""
+    """Compare two arrays; the difference is infinite if shapes differ or only one has NaNs."""
     if ours.shape != theirs.shape:
         return Difference(stage, tensor, float("inf"), 1.0, tolerance)
     with np.errstate(invalid="ignore"):
@@ -104,12 +104,12 @@ class Cause:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that was compared, in the order in which a training step comes to it, and the causes that are known.
+    """The compared tensors, in the order of a training step, and the known causes of their differences.
 
     Args:
         compared: The tensors.
-        causes: What of what parts them has a name.
-        unaligned: What both gave in shapes that are not each other's, so that it was not compared.
+        causes: The known causes of differences.
+        unaligned: Outputs that were not compared, because their shapes do not correspond.
     """
 
     compared: tuple[Difference, ...]
@@ -118,7 +118,7 @@ class Comparison:
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """Those beyond rounding."""
+        """The differences beyond rounding."""
         return tuple(one for one in self.compared if one.beyond)
 
     @property
@@ -149,7 +149,7 @@ class Comparison:
         return agreed if self.of("forward") else "no layer was seen; of what was compared " + agreed
 
     def _line(self, stage: Stage) -> str:
-        """How many tensors of a stage part, and the worst; empty if there are none."""
+        """Report how many tensors of a stage differ, and the worst one; empty if the stage has no tensors."""
         found = self.of(stage)
         if not found:
             unseen = "forward: no layer could be looked at; does the loss call a compiled function?"

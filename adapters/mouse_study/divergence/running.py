@@ -78,10 +78,10 @@ class Run:
         self.flax_rest: Any = None
 
     def tolerance(self, depth: int) -> float:
-        """What rounding makes of a tensor that so many layers were before.
+        """Return the difference that rounding explains in a tensor after ``depth`` layers.
 
-        A sum of n products in another order differs by some sqrt(n) times eps, and 8 times that hardly ever; layers add
-        theirs. Of 1,024 products after 9 layers it is 8 * 32 * 10 * 2.2e-16 = 5.7e-13.
+        The order of a sum of n products changes it by about sqrt(n) times eps, and hardly ever by 8 times that; each
+        layer adds its own. For 1,024 products after 9 layers the tolerance is 8 * 32 * 10 * 2.2e-16 = 5.7e-13.
         """
         return 8 * EPS * float(np.sqrt(self.longest)) * (1 + depth)
 
@@ -114,7 +114,7 @@ class Run:
         return found
 
     def forward(self) -> list[Difference]:
-        """What layers were given and gave."""
+        """Compare the inputs and outputs of layers in the forward pass."""
         self.before = copy.deepcopy(self.torch_module), nnx.clone(self.flax_module)
         self.flax_graph, self.flax_params, self.flax_rest = split_params(self.flax_module)
         self.torch_module.zero_grad()
@@ -149,7 +149,7 @@ class Run:
                 yield event, values, other
 
     def unaligned(self) -> list[str]:
-        """What both gave in shapes that are not each other's."""
+        """Describe the outputs whose shapes do not correspond in the two frameworks."""
         others = self.theirs.by_key()
         return [
             f"{event}: {list(event.values.shape)} in PyTorch, {list(others[event.key].values.shape)} in Flax"
@@ -203,10 +203,10 @@ class Run:
         return found
 
     def _summands(self, path: str, name: str) -> float:
-        """What a gradient adds up, signs aside: rounding is in parts of that, also where it cancels.
+        """Return the sum of absolute terms of a gradient: rounding is relative to it, even if the terms cancel.
 
-        The bias before a batch norm has a gradient of 0: of 0.5, -0.2 and -0.3 rounding leaves parts of 1.0. The
-        gradient of a weight sums up products with what the layer was given.
+        The bias before a batch norm has a gradient of 0: for 0.5, -0.2 and -0.3, rounding is relative to 1.0. The
+        gradient of a weight sums products with the layer's input.
         """
         summed, given = self.ours.summands.get(path, 0.0), self.ours.by_key().get((path, "input", 0))
         if name.endswith("bias") or given is None or given.values.dtype.kind != "f":
@@ -260,14 +260,14 @@ class Run:
 
 
 def split_params(module: Any) -> tuple[Any, Any, Any]:
-    """What a Flax model is, its parameters, and all else in it."""
+    """Split a Flax model into its graph definition, its parameters, and all other state."""
     split: Any = nnx.split
     graph, params, rest = split(module, nnx.Param, ...)
     return graph, params, rest
 
 
 def run_alone(module: Any, given: Array) -> Array:
-    """What a layer of Flax's gives for an input."""
+    """Return the output of one Flax layer for an input."""
     output = module(jnp.asarray(given))
     return array_of(output[-1] if isinstance(output, tuple) else output)
 

@@ -32,7 +32,7 @@ _STAGES: tuple[Stage, ...] = ("update", "later updates")
 
 
 def of_update(stepping: Stepping, found: Sequence[Difference]) -> list[Cause]:
-    """What is not the same in two optimizers of which updates part: both are read, and compared setting by setting."""
+    """Find the settings that differ between two optimizers whose updates differ."""
     parted = [one.tensor.partition(", update ")[0] for one in found if one.stage in _STAGES and one.beyond]
     causes = _two_biases(stepping.run, dict.fromkeys(parted))
     if set(parted) <= {cause.where for cause in causes} or not stepping.owners():
@@ -63,19 +63,19 @@ def _two_biases(run: Run, parted: Iterable[str]) -> list[Cause]:
 
 @dataclass(frozen=True)
 class Read:
-    """What was read of one optimizer: the rule of each tensor, and how gradients are clipped."""
+    """The inferred properties of one optimizer: the rule of each tensor, and the gradient clipping."""
 
     rules: dict[str, Rule]
     clipping: Clipping
 
     @property
     def known(self) -> bool:
-        """Whether the rules are among those that are known."""
+        """Whether every rule is a known one."""
         return any(rule.explained for rule in self.rules.values())
 
     @property
     def blur(self) -> float:
-        """What epsilon makes of the readings at most, which are of gradients as large as clipping leaves them."""
+        """The largest error that epsilon causes in the inferred settings, for gradients as large as clipping allows."""
         roots = [float(np.sqrt(rule.epsilon)) if rule.within else rule.epsilon for rule in self.rules.values()]
         return max(roots, default=0.0) * float(np.sqrt(len(self.rules))) / min(LARGE, self.clipping.at)
 
@@ -134,7 +134,7 @@ class StandIns:
         self.loud = next((one for one in both if self._theirs[self._leaf[one]].size > 1), (both or [*self.owners])[0])
 
     def respond(self, given: Sequence[ProbeState]) -> tuple[Arrays, Arrays]:
-        """What new optimizers add to the first and to the last weight of each tensor, ``[updates, 2]``."""
+        """Return the updates of new optimizers to the first and the last weight of each tensor, ``[updates, 2]``."""
         optimizer, state = self._make(self._ours), self._state
         loud, other = self.owners.get(self.loud), self._leaf.get(self.loud)
         owned, leaves = set(self.owners.values()), set(self._leaf.values())

@@ -53,10 +53,10 @@ class Stepping:
         self.places = _places(run)
 
     def owners(self) -> dict[str, int]:
-        """Which parameter of PyTorch's the tensors of Flax's are, by full name; without those that do not learn.
+        """Return the number of the PyTorch parameter behind each trained Flax tensor, by full name.
 
-        Each parameter is made its number, and laid out as Flax's: those of the query, the key and the value of an
-        attention are then all the number of one.
+        Each parameter is filled with its number and converted to Flax's layout. The query, key and value of an
+        attention then all carry the number of one parameter.
         """
         numbers = {id(parameter): number for number, parameter in enumerate(self.module.parameters(), start=1)}
         marked = {
@@ -72,9 +72,9 @@ class Stepping:
         return {tensor: number - 1 for tensor, number in found.items() if number and tensor in self.places}
 
     def compare(self) -> list[Difference]:
-        """What both add to the weights in the first update, from PyTorch's gradients, and in later ones if they agree.
+        """Compare the first update of both optimizers from PyTorch's gradients, and the later ones if the first agrees.
 
-        The gradients of later updates are those of the first, times factors.
+        The gradients of later updates are the first gradients times factors.
         """
         grads = {path: _gradients(pair.torch.arrays) for path, pair in self._pairs.items()}
         factors = [_FACTORS[number % len(_FACTORS)] for number in range(self.updates)]

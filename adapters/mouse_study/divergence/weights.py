@@ -191,10 +191,10 @@ def _by_shape(
 def _only_fits(
     ours: Mapping[str, Layer], in_flax: list[Layer], theirs: Mapping[str, Layer], pairs: Mapping[str, Layer]
 ) -> dict[str, Layer]:
-    """Of what is left, by PyTorch's path: the one layer of Flax's that fits, and that fits no other one.
+    """Return the unique Flax layer that fits each unpaired PyTorch layer, and fits no other one, by PyTorch's path.
 
-    What is left of a numbered container that both have fits none: they hold different numbers of layers, and which one
-    is missing cannot be told.
+    Unpaired layers of a numbered container in both models fit none: the containers differ in length, and the missing
+    layer cannot be determined.
     """
     own, other = _containers(ours), _containers(layer.path for layer in in_flax)
     both = set().union(*own.values()) & set().union(*other.values())
@@ -209,7 +209,7 @@ def _only_fits(
 
 
 def _in_order(ours: list[Layer], theirs: list[Layer], pairs: Mapping[str, Layer]) -> dict[str, str]:
-    """What ``names`` would be, if all layers were made in one order; empty if kinds differ."""
+    """Return ``names`` for layers that are paired in order; empty if kinds differ."""
     own, other = (sorted(layers, key=lambda layer: layer.kind is PARAMETER) for layers in (ours, theirs))
     if [layer.kind for layer in own] != [layer.kind for layer in other]:
         return {}
@@ -217,9 +217,9 @@ def _in_order(ours: list[Layer], theirs: list[Layer], pairs: Mapping[str, Layer]
 
 
 def _renamed(layers: Mapping[str, Layer], names: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """What each path of PyTorch's is to be in Flax's model, and which paths are named up to their last number.
+    """Return the Flax path for each PyTorch path, and the paths that ``names`` maps including their last number.
 
-    The longest beginning that is named counts.
+    The longest matching prefix in ``names`` counts.
     """
     found, used, fixed = {}, set(), []
     for path in layers:
@@ -263,13 +263,13 @@ def _without_twins(ours: list[Layer], theirs: list[Layer], in_order: Mapping[str
 
 
 class _Written:
-    """What each array is to become, so that two layers that share one are not given two."""
+    """The new value of each array, which detects conflicts between layers that share an array."""
 
     def __init__(self) -> None:
         self._by_array: dict[int, tuple[Layer, Array]] = {}
 
     def add(self, layer: Layer, name: str, values: Array) -> None:
-        """Note what an array of a layer becomes; SchemaError if a tied layer makes another thing of it."""
+        """Record the new value of a layer's array; SchemaError if a tied layer assigns a different value."""
         first, before = self._by_array.setdefault(id(layer.arrays[name]), (layer, values))
         if before.dtype != values.dtype or not np.array_equal(before, values, equal_nan=before.dtype.kind == "f"):
             raise SchemaError(
