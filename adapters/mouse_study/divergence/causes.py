@@ -148,7 +148,7 @@ def _convolution(ours: Any, theirs: Any) -> list[tuple[str, Any, Any]]:
 
 
 def of_forward(run: Run, found: Sequence[Difference]) -> list[Cause]:
-    """Find causes of differences in the forward pass: changes to Flax that remove one, and unequal functions of layers."""
+    """Find causes in the forward pass: changes to Flax that remove a difference, and functions that are not equal."""
     causes = []
     if any(one.stage == "forward" and one.beyond for one in found):
         causes += _functions_between(run)
