@@ -1,7 +1,7 @@
-"""How fast batches of a dataset are on this machine, in every framework; and what a benchmark of one's own needs.
+"""Benchmarks of batches of a dataset in every framework, and the tools for custom benchmarks.
 
-``bench`` measures and gives a ``BenchReport``. A benchmark names what it compares as ``Contender``s and measures them
-in turns with ``interleave``; ``plain_copies`` is the floor to hold them against.
+``bench`` measures and returns a ``BenchReport``. A custom benchmark describes the candidates as ``Contender``s and
+measures them in turns with ``interleave``; ``plain_copies`` is the lower bound to compare them with.
 """
 
 from mouse_core._base.progress import progress_bar

@@ -1,4 +1,4 @@
-"""What to change about a loader, from what was measured."""
+"""Recommendations for a loader, derived from measurements."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _wider(source: BatchSource) -> list[str]:
 
 
 def workers_for_each(lines: Sequence[Line]) -> list[str]:
-    """How many workers are worth having, a sentence for each framework, as each has its own costs."""
+    """Recommend a number of workers, in one sentence per framework, since costs differ."""
     frameworks = list(dict.fromkeys(line.framework for line in lines if line.framework))
     found = [_workers([line for line in lines if line.framework == name]) for name in frameworks]
     return found if len(found) == 1 else [f"{name}: {one}" for name, one in zip(frameworks, found, strict=True)]

@@ -1,7 +1,7 @@
-"""What copying costs at least: where the values of a table lie, and a plain copy of as many bytes from there.
+"""The least cost of copying: addresses of a table's values, and a plain copy of as many bytes.
 
-Worked out from pyarrow's buffers alone, independently of the code that reads batches, so that it can be measured
-against it.
+The addresses come from pyarrow's buffers alone, independently of the code that reads batches, so that this code can
+be compared with them.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Pieces:
 
 
 class ColumnAddresses:
-    """Where the rows of a column lie, chunk by chunk, looked up when asked.
+    """Addresses of a column's rows by chunk, looked up on demand.
 
     Args:
-        chunks: The column's chunks; or what gives one by its number, where they are too many to have all of them.
-        sizes: Their rows, then.
+        chunks: The column's chunks, or a function that returns a chunk by its number, if they are too many to hold.
+        sizes: The number of rows of each chunk, if ``chunks`` is a function.
     """
 
     def __init__(

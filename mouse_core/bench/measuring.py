@@ -75,12 +75,12 @@ def steady(contender: Contender, waiting: int) -> Contender:
 
 @dataclass(frozen=True)
 class Timing:
-    """What was measured of one contender.
+    """The measured times of one contender.
 
     Args:
-        contender: Which.
-        seconds: A batch, float64 ``[rounds]``, NaN in rounds in which it did not take part.
-        wall: The same by the wall clock alone.
+        contender: The contender.
+        seconds: Seconds per batch, float64 ``[rounds]``; NaN in rounds without the contender.
+        wall: Wall-clock seconds per batch, of the same shape.
     """
 
     contender: Contender

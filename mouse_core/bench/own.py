@@ -1,4 +1,4 @@
-"""How fast the batches of a run of one's own are: whatever makes them, as it is made there."""
+"""Benchmark of the batches in a user's own run, from the loader that the run creates."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def measured(
 
 
 def _taker(loader: Any, name: str) -> Callable[[int], Any]:
-    """How the next batch is taken."""
+    """Return a function that takes the loader's next batch."""
     for method in ("next_batch", "sample"):
         found = getattr(loader, method, None)
         if callable(found):

@@ -1,4 +1,4 @@
-"""How fast replay buffers of a dataset's rows are drawn from, in every framework, at once and ahead by a loader."""
+"""Benchmark of replay buffers in every framework, drawn directly and through a prefetching loader."""
 
 from __future__ import annotations
 

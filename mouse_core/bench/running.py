@@ -1,4 +1,4 @@
-"""How fast batches of a dataset are on this machine, in every framework that is installed, and what to change."""
+"""Benchmark of a dataset's batches in every installed framework, with recommendations."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _FLOOR_WINDOWS = 8192
 
 @dataclass(frozen=True)
 class FirstBatches:
-    """What using a framework's loader for the first time costs.
+    """The cost of the first batches of a framework's loader.
 
     Args:
-        first_seconds: From ``from_dataset`` to the first batch.
-        added_megabytes: Private memory added by then and some batches more; None where the system does not say.
-        grown_megabytes: Growth over the batches after that.
+        first_seconds: Seconds from ``from_dataset`` to the first batch.
+        added_megabytes: Private memory added until shortly after the first batch; None if the system does not tell.
+        grown_megabytes: Growth of private memory over the batches after that.
     """
 
     first_seconds: float
@@ -49,18 +49,18 @@ class FirstBatches:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """What ``bench`` found.
+    """The results of ``bench``.
 
     Args:
-        dataset: Name, rows, and seconds to open it.
+        dataset: Name and rows of the dataset, and seconds to open it.
         batch: Sequence length, batch size, megabytes delivered and stored, and dtypes by field.
-        lines: The ways to get batches.
-        first: What the first batches cost, by framework.
-        decoding_share: The share of the time that goes into decoding images; None without encoded images.
-        from_disk: Pages that had to be read from disk while measuring.
-        advice: What to change, in sentences.
-        machine: The machine in words.
-        reports: What each loader said that it waited for, in a line, by its name.
+        lines: One line for each way to get batches.
+        first: The cost of the first batches, by framework.
+        decoding_share: The share of time spent decoding images; None without encoded images.
+        from_disk: Pages read from disk during the measurement.
+        advice: Recommendations, one sentence each.
+        machine: A description of the machine.
+        reports: Each loader's report of its waiting times, in one line, by name.
     """
 
     dataset: Mapping[str, Any]
@@ -197,7 +197,7 @@ def _contenders(
     options: Mapping[str, Any],
     seconds: float,
 ) -> tuple[list[Contender], dict[str, tuple[str, int]], list[Any]]:
-    """What is measured, which framework and number of workers each stands for, and the loaders to close."""
+    """Return the contenders, the framework and number of workers of each, and the loaders to close."""
     slow = seconds > _SLOW_SECONDS
     # Batches are planned many at a time; where that counts, they are measured together.
     planned = max(1, min(_PLANNED_WINDOWS // source.batch_size, int(_SLOW_SECONDS / seconds)))
@@ -253,7 +253,7 @@ def _columns_of_folder(source: BatchSource, names: Sequence[str]) -> list[Column
 
 
 def _columns(opened: Opened, source: BatchSource) -> list[ColumnAddresses] | None:
-    """Where the rows of each field lie; None where some of them are not there, or elsewhere."""
+    """Return the addresses of each field's rows; None if a column is missing or not in local memory."""
     names = [spec.column for spec in source.spec.values() if spec.column]  # a mask is made, not copied
     if opened.folder is not None:
         return _columns_of_folder(source, names)
@@ -264,11 +264,11 @@ def _columns(opened: Opened, source: BatchSource) -> list[ColumnAddresses] | Non
 
 
 def line_of(timing: Timing, timings: Sequence[Timing], kinds: Mapping[str, tuple[str, int]], nbytes: int) -> Line:
-    """What was measured of one way to get batches.
+    """Return the report line of one way to get batches.
 
     Args:
-        timing: It, among ``timings``, the first of which is the floor, if any is.
-        timings: All of them.
+        timing: The measurement, an element of ``timings``.
+        timings: All measurements; the floor, if measured, comes first.
         kinds: Framework and number of workers by name.
         nbytes: Bytes of a batch.
     """
@@ -294,7 +294,7 @@ def _stored_bytes(source: BatchSource) -> int:
 
 
 def _decoding_share(store: Store, source: BatchSource, options: Mapping[str, Any]) -> float | None:
-    """How much less time batches take without the fields whose images are encoded."""
+    """Return the share of a batch's time that its encoded image fields cost."""
     from mouse_core._arrow.column_types import column_type
 
     types = {name: column_type(data_type) for name, data_type in store.columns.items()}

@@ -34,13 +34,13 @@ def show(report: BenchReport) -> None:
 
 
 def plain(report: BenchReport) -> list[str]:
-    """The same as lines of text."""
+    """Render a report as lines of plain text."""
     table = aligned([_HEAD, *rows(report)])
     return [*heading(report), "", *table, "", *facts(report), "", "Recommended", *map(item, report.advice)]
 
 
 def heading(report: BenchReport) -> list[str]:
-    """What was measured."""
+    """Describe the dataset and the batches."""
     batch = report.batch
     fields = ", ".join(f"{name} {kind}" for name, kind in batch["fields"].items())
     dataset = report.dataset
@@ -85,7 +85,7 @@ def rows(report: BenchReport) -> list[tuple[str, ...]]:
 
 
 def facts(report: BenchReport) -> list[str]:
-    """What the first batches cost, and decoding."""
+    """Describe the cost of first batches and of decoding."""
     lines = []
     start = "making it" if "run" in report.batch else "from_dataset"
     if "rows written a second" in report.batch:

@@ -1,4 +1,4 @@
-"""Which data a command works on, and the subcommand that moves them: ``convert``."""
+"""Selection of a command's data, and the subcommand ``convert``."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ def find_modules_here() -> None:
 
 
 def function_of(text: str, where: str) -> Callable[..., Any]:
-    """What ``module:name`` leads to; modules of the folder that the command is run in are found, too.
+    """Import the function ``module:name``; modules in the current folder are found too.
 
     Args:
         text: Module and name.
-        where: What it is of the command's arguments, for messages.
+        where: The name of the command's argument, for error messages.
 
     Raises:
-        ConfigError: No function.
-        ImportError: No such module.
+        ConfigError: The text names no function.
+        ImportError: The module does not exist.
     """
     module, colon, name = text.partition(":")
     if not colon or not module or not name:
@@ -114,7 +114,7 @@ def add_alignment(parser: argparse.ArgumentParser) -> None:
 
 
 def how_to_read(chosen: argparse.Namespace) -> dict[str, Any]:
-    """What ``add_source`` declares beside the source, as ``formats.open`` takes it."""
+    """Return the reading options of ``add_source`` as arguments of ``formats.open``."""
     said = {
         "format": chosen.format,
         "final": chosen.final,

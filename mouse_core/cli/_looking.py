@@ -273,7 +273,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _name(source: str) -> str:
-    """What a source is called: the end of its path, or of its address, without what may be secret in it."""
+    """Return the name of a source: the end of its path or address, without secrets in it."""
     from mouse_core.remote.clients import is_url, public_url
 
     shown = public_url(source) if is_url(source) else source

@@ -70,7 +70,7 @@ def run_push(chosen: argparse.Namespace) -> int:
 
 
 def _statistics(folder: str, stores: dict[str, Any]) -> Any:
-    """Those to push: saved in a folder, or ("") counted over the split "train", or the only one."""
+    """Load the statistics to push from a folder; for "", compute them over the split "train" or the only split."""
     from mouse_core.statistics import Statistics, statistics
 
     if folder:

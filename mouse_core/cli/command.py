@@ -1,12 +1,12 @@
-"""What a command of ``mouse`` is, and the commands of other packages.
+"""The interface of ``mouse`` commands, and the discovery of commands in other packages.
 
-A package adds commands by entry points of the group ``mouse_core.commands``, by the command's name. What one leads to
-is a pair of functions, a ``Command``::
+A package adds commands by entry points of the group ``mouse_core.commands``, named like the commands. Each entry
+point refers to a pair of functions, a ``Command``::
 
     [project.entry-points."mouse_core.commands"]
     study = "mouse_study.command:STUDY"
 
-They are looked up where ``mouse`` is asked for a command that it has not itself, or for its help.
+``mouse`` looks them up for an unknown command, or for its help.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is held beside each other in the suites: arrays of a framework and of NumPy, arguments, errors."""
+"""Comparisons for the test suites: arrays of a framework with NumPy's, argument lists, errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class InArrays:
         return tuple(map(self.given, tree)) if isinstance(tree, tuple) else self.from_numpy(np.array(tree))
 
     def same(self, found: Any, expected: Any, where: str, *, exact: bool = True) -> None:
-        """The same fields with the same values, in the dtypes that the framework has."""
+        """Check that two batches have equal fields and values, in the dtypes of the framework."""
         for (path, mine), (other, yours) in zip(leaves(found), leaves(expected), strict=True):
             place = f"{where}: {'.'.join(path)}"
             assert path == other, f"{place}: expected the field {other}"
@@ -71,7 +71,7 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def same_arguments(mine: Callable[..., Any], core: Callable[..., Any]) -> None:
-    """What the core takes in its order and with its defaults; what it does not have is given by keyword."""
+    """Check that a function has the core's arguments in order and with defaults; additional ones are keyword-only."""
     found, expected = inspect.signature(mine).parameters, inspect.signature(core).parameters
     for name, parameter in expected.items():
         assert name in found, f"the argument {name} is missing"

@@ -1,4 +1,4 @@
-"""What an adapter must do, as tests that its author runs with pytest."""
+"""The contract of an adapter, as tests that its author runs with pytest."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class AdapterConformance(InArrays):
             assert json.loads(json.dumps(state)) == state
 
     def test_it_resumes_where_it_stopped(self) -> None:
-        """Its seed included; and in a loader of the core, and from a state that the core saved."""
+        """A restored loader continues the stream, seed included; core and adapter restore each other's states."""
         store = example_store()
         for sampling in ("random", "batch"):
             with self._loader(store, sampling=sampling) as first:
@@ -265,7 +265,7 @@ class AdapterConformance(InArrays):
     # ------------------------------------------------------------------ failure and end
 
     def test_a_failure_comes_at_its_index_and_stays(self) -> None:
-        """What came before is delivered, nothing is skipped, and the state stays where it failed."""
+        """Earlier batches are delivered, nothing is skipped, and the state stays at the failing index."""
         columns = {name: example_columns(120)[name] for name in ("action", "reward", "done")}
         columns["reward"][101] = 0  # as where an episode begins
         columns["done"][100] = 7  # is no code; Arrow tables are read as they are, when they are
@@ -326,7 +326,7 @@ class AdapterConformance(InArrays):
 
 
 class _Own:
-    """What a source must have, and nothing else."""
+    """A source with the required members and no others."""
 
     def __init__(self, source: BatchSource) -> None:
         self._source, self.spec, self.fingerprint = source, source.spec, source.fingerprint

@@ -1,4 +1,4 @@
-"""What a reader of a format must do, as tests that its author runs with pytest."""
+"""The contract of a format's reader, as tests that its author runs with pytest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FormatConformance:
         raise NotImplementedError
 
     def read(self, path: Path, **options: Any) -> RowStream:
-        """What the reader gives; ``options`` is nothing, or ``batch_rows``."""
+        """Return the reader's row stream; ``options`` is empty or holds ``batch_rows``."""
         raise NotImplementedError
 
     def test_columns_are_those_of_stores(self, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ class FormatConformance:
             batch.validate(full=True)
 
     def test_episodes_are_whole(self, tmp_path: Path) -> None:
-        """As long as they were and ended as they did; steps count from 0, and what arrived in row 0 is nothing."""
+        """Episodes keep their length and end code; steps count from 0, and row 0 has no arriving action or reward."""
         assert self.episodes, "episodes: expected (rows, last done) for each of the episodes that write writes"
         stream = self.read(self.write(tmp_path))
         table = stream.to_table()
@@ -119,7 +119,7 @@ class FormatConformance:
         assert small.digest() == expected, "expected the same rows in batches of 3"
 
     def test_what_is_written_of_it_is_the_same(self, tmp_path: Path) -> None:
-        """As a dataset on disk, and as a store."""
+        """Rows survive a round trip through a dataset on disk and through a store."""
         (tmp_path / "source").mkdir()
         stream = self.read(self.write(tmp_path / "source"))
         digest = stream.write(tmp_path / "rows")
@@ -171,7 +171,7 @@ class FormatConformance:
             outside.rename(file)
 
     def _digest(self, path: Path) -> str | None:
-        """Of the rows that are read; None if they are refused."""
+        """Return the digest of the rows; None if the reader raises MouseError."""
         try:
             return self.read(path).digest()
         except MouseError:

@@ -1,4 +1,4 @@
-"""What a framework's rollout storage must do, as tests that its author runs with pytest."""
+"""The contract of a framework's rollout storage, as tests that its author runs with pytest."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RolloutAdapterConformance(InArrays):
                 assert np.allclose(found, expected), f"statistics: expected {expected}, found {found}"
 
     def test_mini_batches_are_those_of_the_core(self) -> None:
-        """The same rows in the same order in every epoch, of this rollout and of the next, histories included."""
+        """Every epoch has the core's rows in the core's order, for this rollout and the next, histories included."""
         mine, core = self._filled()
         for options in ({}, {"drop_last": True}, {"histories": {"observations": 3}}):
             self._alike(mine, core, "mini_batch_generator", 5, 2, **options)

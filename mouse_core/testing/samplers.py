@@ -1,4 +1,4 @@
-"""What a sampler must do, of windows or of a replay buffer, as tests that its author runs with pytest."""
+"""The contract of a sampler of windows or of a replay buffer, as tests that its author runs with pytest."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class WindowSamplerConformance:
                 assert number >= 1, f"expected at least 1, found {number}"
 
     def test_windows_lie_in_the_snapshot(self) -> None:
-        """As integers ``[b]``, up to a batch of them, for every index; also in the fewest rows that it takes.
+        """Starts are integers ``[b]``, at most a batch, for every index, also for the smallest snapshot.
 
-        Of 300 rows a start that is one too late hardly ever comes; where only one is right, it does.
+        In 300 rows, a start that is too late by one is rare; the smallest snapshot has one valid start and reveals it.
         """
         sampler = self.make()
         for rows in self._rows(sampler):
@@ -81,7 +81,7 @@ class WindowSamplerConformance:
                 assert (starts + reach <= rows).all(), f"expected windows up to row {rows}, found them beyond"
 
     def test_it_is_a_pure_function(self) -> None:
-        """Of seed, index, snapshot and epoch: also when asked in another order, and when it was pickled."""
+        """Starts depend only on seed, index, snapshot and epoch, in any order of calls and after pickling."""
         first, second = self.make(), pickle.loads(pickle.dumps(self.make()))
         asked = [(seed, index, start) for seed in (0, 5) for index in _INDICES for start in (0, index)]
         for rows in self._rows(first):
@@ -92,7 +92,7 @@ class WindowSamplerConformance:
                 assert np.array_equal(one, self._starts(first, rows, *what)), f"expected {what} twice the same"
 
     def test_seeds_differ(self) -> None:
-        """Where batches are drawn."""
+        """A sampler that draws gives different batches for different seeds."""
         sampler = self.make()
         streams = {
             tuple(start for index in range(3) for start in self._starts(sampler, self.rows[-1], seed, index).tolist())
@@ -101,7 +101,7 @@ class WindowSamplerConformance:
         assert not self.draws or len(streams) > 1, "expected other batches for other seeds"
 
     def test_many_are_the_same_as_one_by_one(self) -> None:
-        """Where a sampler plans several batches at once."""
+        """Planning several batches at once gives the same starts as planning them singly."""
         sampler = self.make()
         draw: Any = getattr(sampler, "starts_of_many", None)
         for rows in self._rows(sampler) if draw is not None else ():
@@ -127,7 +127,7 @@ class WindowSamplerConformance:
             refused(ConfigError, lambda: sampler.batches_per_epoch(snapshot))
 
     def test_checkpoints_know_it_again(self) -> None:
-        """What the fingerprint says of it is the same for one made anew, and names its sizes or class."""
+        """Two equal samplers have one fingerprint, which names the class and its sizes."""
         identity = sampler_identity(self.make())
         assert identity == sampler_identity(self.make()), "expected the same fingerprint for the same sampler"
         assert type(self.make()).__name__ in identity, f"expected a repr with the name of the class, found {identity}"
@@ -143,7 +143,7 @@ class WindowSamplerConformance:
             assert np.array_equal(again[index]["reward"], rewards)
 
     def _rows(self, sampler: Any) -> tuple[int, ...]:
-        """How many rows it is tried on: those of ``rows``, and the fewest that it does not refuse, and one more."""
+        """Return the row counts to test: the smallest accepted count, the next one, and ``rows``."""
         for fewest in range(1 if isinstance(sampler, PaddedSampler) else sampler.sequence_length, self.rows[0]):
             try:
                 sampler.batches_per_epoch(_snapshot(fewest))
@@ -201,7 +201,7 @@ class ReplaySamplerConformance:
             _same(self._draw(one), self._draw(other), "expected the same draw after the same writes")
 
     def test_seeds_differ(self) -> None:
-        """Where batches are drawn."""
+        """A sampler that draws gives different batches for different seeds."""
         streams = set()
         for seed in range(5):
             buffer = self._buffer(seed)
@@ -210,7 +210,7 @@ class ReplaySamplerConformance:
         assert not self.draws or len(streams) > 1, "expected other batches for other seeds"
 
     def test_it_goes_on_from_its_state(self) -> None:
-        """As if nothing had happened, from a copy that knows nothing of the original."""
+        """A fresh copy continues from a saved state like the original."""
         for number, buffer in enumerate(self._history(self._buffer())):
             self._draw(buffer)
             again = self._buffer(seed=99)
@@ -248,7 +248,7 @@ class ReplaySamplerConformance:
         _same(self._draw(buffer), self._draw(other), "expected what was refused to change nothing")
 
     def test_priorities_that_cannot_be_are_refused(self) -> None:
-        """Of a sampler that has them, and nothing has changed then."""
+        """A sampler with priorities rejects invalid ones and stays unchanged."""
         buffer, other = self._buffer(), self._buffer()
         if not isinstance(buffer.sampler, PrioritySampler):
             return

@@ -1,4 +1,4 @@
-"""What a source of batches must do, as tests that its author runs with pytest."""
+"""The contract of a batch source, as tests that its author runs with pytest."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SourceConformance:
                     assert values.shape == (*size, *field.shape), f"{name}: found the shape {values.shape}"
 
     def test_packed_windows_lie_where_it_says(self) -> None:
-        """Where windows are packed: one behind the other from row 0, with what is no window's behind them all."""
+        """Packed windows follow each other from row 0; padding lies behind the last one."""
         source = self.make()
         for view in _views(source[0]) if source.spec.is_packed else ():
             bounds, rows = view["cu_seqlens"], len(view["position"])
@@ -159,5 +159,5 @@ def _views(batch: Any) -> tuple[dict[str, npt.NDArray[Any]], ...]:
 
 
 def _digest(batch: Any) -> str:
-    """The same for two batches that are the same to the bit."""
+    """Return a digest that is equal for bit-identical batches."""
     return stream_digest([batch], 1)

@@ -1,1 +1,1 @@
-"""What parts of a replay buffer must do, as tests."""
+"""Contracts of the parts of a replay buffer, as tests."""

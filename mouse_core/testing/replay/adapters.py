@@ -1,4 +1,4 @@
-"""What a framework's replay buffer must do, as tests that its author runs with pytest."""
+"""The contract of a framework's replay buffer, as tests that its author runs with pytest."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class ReplayAdapterConformance(InArrays):
     options: Mapping[str, Any] = {}
 
     def test_it_takes_the_arguments_of_the_core(self) -> None:
-        """What it has beside them is given by keyword."""
+        """The framework's buffer has the core's arguments; additional ones are keyword-only."""
         same_arguments(self.buffer_class, replay.ReplayBuffer)
         if self.ensemble_class is not None:
             same_arguments(self.ensemble_class, replay.ReplayBufferEnsemble)
 
     def test_batches_are_those_of_the_core(self) -> None:
-        """The same draws for the same seed and writes, with every kind of sampler, also when the ring comes round."""
+        """Equal seeds and writes give equal draws with every sampler, also after the ring wraps."""
         for name, make in _SAMPLERS.items():
             mine, core = self._pair(**make())
             for number in range(4):
@@ -91,7 +91,7 @@ class ReplayAdapterConformance(InArrays):
         self.same(mine.sample(), core.sample(), "after what was refused")
 
     def test_rows_are_read_and_written_over(self) -> None:
-        """As they lie, by numbers of any shape, slices and masks."""
+        """Rows are read and overwritten by index arrays of any shape, slices and masks."""
         mine, core = self._pair()
         for buffer, given in ((mine, self.given), (core, lambda rows: rows)):
             buffer.extend(given(_rows(20)))
@@ -113,7 +113,7 @@ class ReplayAdapterConformance(InArrays):
             self.same(found, wanted, f"batch {number}")
 
     def test_a_state_is_that_of_the_core(self, tmp_path: Path) -> None:
-        """It goes from the one to the other and back, as a dict and as a file."""
+        """A state moves between core and framework in both directions, as a dict and as a file."""
         parts: dict[str, Any] = {"sampler": lambda: replay.PrioritizedSampler(0.7, 0.5), "transform": _frames}
         mine, core = self._pair(**parts)
         mine.extend(self.given(_rows(50)))

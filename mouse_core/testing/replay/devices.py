@@ -1,4 +1,4 @@
-"""What a replay in the memory of a device must do, as tests that its author runs with pytest."""
+"""The contract of a replay in device memory, as tests that its author runs with pytest."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class DeviceReplayConformance(InArrays):
         self._sliced(tmp_path, sequence_length=4, pad=-1, period=3)
 
     def test_whole_slices_are_those_of_the_host(self, tmp_path: Path) -> None:
-        """Of episodes that are long enough, and every other one of each."""
+        """Device and host draw equal slices from long enough episodes, with a period of two."""
         self._sliced(tmp_path, sequence_length=2, pad=False, period=2)
 
     def test_rows_by_priority_are_those_of_the_host(self, tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def _pair_of(
     weighted: bool = False,
     order: str = "random",
 ) -> dict[str, Any]:
-    """How a replay and a buffer on the host are made."""
+    """Return the options for a device replay and its host buffer."""
     return {"num_envs": num_envs, "slices": slices, "transform": transform, "weighted": weighted, "order": order}
 
 
@@ -350,5 +350,5 @@ def _rows(first: int, count: int, envs: int | None) -> dict[str, Any]:
 
 
 def _first(rows: Any) -> Any:
-    """What the first axis begins with: one time step."""
+    """Return the first time step of each array."""
     return map_tree(itemgetter(0), rows)

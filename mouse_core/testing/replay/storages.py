@@ -1,4 +1,4 @@
-"""What a storage of a replay buffer must do, as tests that its author runs with pytest."""
+"""The contract of a replay buffer's storage, as tests that its author runs with pytest."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class StorageConformance:
         self._holds(storage, {number % 12: number for number in range(3, 15)})
 
     def test_whole_time_steps_fit(self, tmp_path: Path) -> None:
-        """Of a capacity that is no multiple of the environments, when they are known: by the first write."""
+        """The first write fixes the number of environments and rounds the capacity down to whole time steps."""
         if 2 not in self.ndims:
             return
         storage = self._new(10, 2, tmp_path)
@@ -256,7 +256,7 @@ class StorageConformance:
             assert storage.written == 7
 
     def test_a_refused_first_write_says_nothing(self, tmp_path: Path) -> None:
-        """Of what rows are; nor does one into slots that are not in use."""
+        """A rejected first write leaves the row schema open, as does a rejected write into unused slots."""
         storage = self._new(5, 1, tmp_path)
         refused(IndexError, lambda: storage.put(np.array([0, 1]), rows_from(0, 2)))
         other = {**rows_from(0, 2), "obs": np.zeros((2, 7)), "reward": np.zeros(2, np.int64)}

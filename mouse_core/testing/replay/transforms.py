@@ -1,4 +1,4 @@
-"""What a transform of a replay buffer must do, as tests that its author runs with pytest."""
+"""The contract of a replay buffer's transform, as tests that its author runs with pytest."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TransformConformance:
             _same(buffer.batch_of(drawn), buffer.batch_of(drawn), "expected the same batch of the same rows")
 
     def test_a_batch_that_was_drawn_stays(self) -> None:
-        """What is written between draw and transform, in the time that a prefetching thread takes, changes nothing."""
+        """Writes between draw and transform, as a prefetching thread allows, do not change the batch."""
         for buffer in self._history():
             drawn = buffer.draw()
             before = buffer.batch_of(drawn)
@@ -102,7 +102,7 @@ class TransformConformance:
                 _same(batch, loader.next_batch(), "expected the batches that followed the state")
 
     def test_it_goes_on_from_its_state(self) -> None:
-        """As if nothing had happened, in a buffer that knows nothing of the original, also after more writes."""
+        """A fresh buffer continues from a saved state like the original, also after more writes."""
         for buffer in self._history():
             again = self._buffer(seed=99)
             again.load_state_dict(copy.deepcopy(buffer.state_dict()))
@@ -121,7 +121,7 @@ class TransformConformance:
             _same(buffer.sample(), again.sample(), "expected a pickle to sample what its original does")
 
     def test_rows_are_stored_alike_one_by_one_and_together(self) -> None:
-        """Where it changes rows on their way in."""
+        """A transform with an inverse stores equal rows, written singly or together."""
         buffer, other = self._buffer(), self._buffer()
         rows = self.rows(0, 9)
         buffer.extend(rows)
@@ -157,7 +157,7 @@ class TransformConformance:
         _same(kept[0], kept[1], "expected rows of an episode whatever the others hold")
 
     def test_states_of_something_else_are_refused(self) -> None:
-        """Where it has a state, which is plain; and nothing has changed then."""
+        """The state consists of plain values; a foreign state is rejected and changes nothing."""
         buffer = next(self._history())
         watchers = buffer.transform.watchers  # type: ignore[union-attr]
         for part in watchers.values():
