@@ -1,4 +1,4 @@
-"""What is augmented and how much: frozen, validated configuration."""
+"""Configuration of augmentation, frozen and validated."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ class ImageFields:
 
     @property
     def scalars(self) -> dict[str, AugmentScalarSpec]:
-        """What pixels are scaled and shifted by."""
+        """Return the scale and the shift of pixels that are set."""
         both = {"scale": self.scale, "shift": self.shift}
         return {option: spec for option, spec in both.items() if spec is not None}
 
@@ -298,7 +298,7 @@ class MaskFields:
             object.__setattr__(self, "value", int(self.value) if whole else float(self.value))
 
     def fill_of(self, field: str) -> float:
-        """What masked values of a field become."""
+        """Return the value that replaces masked values of a field."""
         return MASKED_AS.get(field, 0) if self.value is None else self.value
 
 
@@ -307,7 +307,7 @@ ByField = PermuteFields | ScaleFields | ImageFields | MaskFields
 
 
 def check_by_field(where: str, given: object) -> tuple[ByField, ...]:
-    """What is asked for by field, as a tuple; ConfigError for anything else."""
+    """Return the by-field augmentations as a tuple; ConfigError for other types."""
     one = isinstance(given, ByField)
     if one or not isinstance(given, Collection) or not all(isinstance(part, ByField) for part in given):
         wanted = "a list of PermuteFields, ScaleFields, ImageFields and MaskFields"
@@ -406,11 +406,11 @@ class AugmentMaskProbConfig:
 
 @dataclass(frozen=True)
 class AugmentTokensConfig:
-    """Which augmentations are made. By default none.
+    """The augmentations of a batch; by default none.
 
-    Scalars are drawn once a batch; permutations once a sequence row, and hold for all its steps; masks anew for every
-    step and every view. The order is: permute, scale and shift, crop, mask. Most options are for standard fields, and
-    pass over those that a batch lacks; ``by_field`` is for fields of any name, which must be there.
+    Scalars are drawn once per batch. Permutations are drawn once per sequence and hold for all its steps. Masks are
+    drawn for every step and every view. The order is: permute, scale and shift, crop, mask. Most options are for
+    standard fields and skip those that a batch lacks; ``by_field`` is for fields of any name, which must exist.
 
     Args:
         scale_reward, shift_reward: ``reward * scale + shift``. Touches ``reward`` alone: not ``xformed_reward``, and
@@ -422,19 +422,19 @@ class AugmentTokensConfig:
             leaves ``q_star[action]`` at every step what it was. False: no renaming.
         permute_done: Whether the codes 0, 1, 2 of ``done`` are permuted.
         permute_obs_discrete: Whether the states of ``obs_discrete`` are permuted.
-        crop_obs_image: A ``RandomShift`` or ``RandomCrop`` of ``obs_image``.
-        mask_prob: Probabilities with which fields are masked.
-        by_field: What is done to fields by their names: any number of ``PermuteFields``, ``ScaleFields``,
-            ``ImageFields`` and ``MaskFields``. What each draws depends on seed, index and its fields, not on
-            what else is asked for.
+        crop_obs_image: A ``RandomShift`` or ``RandomCrop`` for ``obs_image``.
+        mask_prob: Masking probabilities by field.
+        by_field: Augmentations of named fields: any number of ``PermuteFields``, ``ScaleFields``, ``ImageFields`` and
+            ``MaskFields``. The draws of each depend on the seed, the index and its fields, not on the other
+            augmentations.
         deliver_masks: Whether a batch also gets ``<field>_mask``, bool ``[B, S]``, True where masked, for every field
             that is masked with a probability above 0.
-        max_num_actions: Number of actions; 0: as the data or the caller say.
-        max_num_obs_discrete: Number of states of ``obs_discrete``; 0: as the caller says.
-        enabled: False switches everything off.
+        max_num_actions: Number of actions; 0 takes the number of the data or of the caller.
+        max_num_obs_discrete: Number of states of ``obs_discrete``; 0 takes the caller's number.
+        enabled: Whether any augmentation happens.
 
     Raises:
-        ConfigError: A value of another kind than described, or a field that one thing is done to twice.
+        ConfigError: A value has an unexpected type or range, or a field has the same augmentation twice.
     """
 
     scale_reward: AugmentScalarSpec | None = None
@@ -486,17 +486,17 @@ class AugmentTokensConfig:
 
     @property
     def scales(self) -> list[ScaleFields]:
-        """What is scaled by field."""
+        """The scalings by field."""
         return [one for one in self.by_field if isinstance(one, ScaleFields)]
 
     @property
     def images(self) -> list[ImageFields]:
-        """What is done to images by field."""
+        """The image augmentations by field."""
         return [one for one in self.by_field if isinstance(one, ImageFields)]
 
     @property
     def crops(self) -> dict[str, RandomShift | RandomCrop]:
-        """How images are cropped, by field."""
+        """The crop of each image field."""
         found = {name: one.crop for one in self.images if one.crop is not None for name in one.fields}
         return found if self.crop_obs_image is None else {"obs_image": self.crop_obs_image, **found}
 
@@ -574,7 +574,7 @@ class AugmentTokensConfig:
         )
 
     def with_sizes(self, *, max_num_actions: int = 0, max_num_obs_discrete: int = 0) -> AugmentTokensConfig:
-        """The same with numbers of actions and states, where they are not 0."""
+        """Return a copy with the given numbers of actions and states; 0 keeps the present number."""
         return replace(
             self,
             max_num_actions=max_num_actions or self.max_num_actions,

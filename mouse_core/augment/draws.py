@@ -66,7 +66,7 @@ class Draws(NamedTuple):
     images: dict[str, ImageDraws]
 
     def map(self, function: Callable[[Any], Any]) -> Draws:
-        """The same with ``function`` applied to every array."""
+        """Return a copy with ``function`` applied to every array."""
         mapped: Draws = map_tree(lambda part: None if part is None else function(part), self)
         return mapped
 
@@ -240,7 +240,7 @@ def _draw_all_images(
     there: Callable[[str], bool],
     image_shape: ImageShapes,
 ) -> dict[str, ImageDraws]:
-    """What is done to images by field; what the options say of ``obs_image`` is under ""."""
+    """Draw the image augmentations of every field; those of the ``obs_image`` options are under ""."""
     found: dict[str, ImageDraws] = {}
     if there("obs_image"):
         drawn = {
@@ -263,7 +263,7 @@ def _draw_all_images(
 def _draw_images(
     change: ImageFields, key: Key, shape: tuple[int, int], there: list[str], image_shape: ImageShapes
 ) -> dict[str, ImageDraws]:
-    """What is done to the images of the fields that are there: the same to each."""
+    """Draw one image augmentation, the same for each of its fields that the batch has."""
     pixels, crop = None, None
     if change.scalars:
         drawn = {

@@ -60,7 +60,7 @@ def shape_of_images(image_shape: ImageShapes, field: str) -> tuple[int, int, int
 
 
 class Crop(NamedTuple):
-    """Which pixels of an image are taken: ``out[y, x] = image[rows[y], columns[x]]``.
+    """The rows and columns of a crop: ``out[y, x] = image[rows[y], columns[x]]``.
 
     Args:
         rows: int64 ``[B, T, H']``, where T is 1 (one crop a sequence) or S (one a step).
@@ -72,11 +72,11 @@ class Crop(NamedTuple):
 
 
 class ImageDraws(NamedTuple):
-    """What is done to the images of a field.
+    """The drawn augmentation of a field's images.
 
     Args:
-        crop: Which pixels are taken; None: all.
-        pixels: uint8 ``[256]``: what each value of a pixel becomes; None where they stay.
+        crop: The rows and columns to take; None takes all.
+        pixels: The new value for each pixel value, uint8 ``[256]``; None keeps values.
     """
 
     crop: Crop | None
@@ -104,7 +104,7 @@ def crop_size(
 
 
 def pixel_table(scale: float, shift: float) -> npt.NDArray[np.uint8]:
-    """What each value of a pixel becomes, uint8 ``[256]``: with 0.5 and 10, pixel 100 becomes 60."""
+    """Return the new value for each pixel value, uint8 ``[256]``: with 0.5 and 10, pixel 100 becomes 60."""
     return np.clip(np.round(np.arange(256) * scale + shift), 0, 255).astype(np.uint8)
 
 
@@ -115,7 +115,7 @@ def draw_crop(
     image_shape: tuple[int, int, int] | None,
     field: str,
 ) -> Crop:
-    """Which pixels are taken of the images of a field; ``streams`` draw where rows and columns begin."""
+    """Draw the crop of a field's images; ``streams`` draw the first row and the first column."""
     batch, length = shape
     times = length if config.per == "step" else 1
     size = crop_size(config, image_shape, field)
@@ -201,7 +201,7 @@ def crop_images(images: Any, crop: Crop, empty: Empty = np.empty) -> Any:
 
 
 def _copy_parts(images: npt.NDArray[Any], crop: Crop, empty: Empty) -> npt.NDArray[Any]:
-    """The same by copying rectangles, since rows and columns are ranges, cut off at the borders of the image."""
+    """Crop by copying rectangles: rows and columns are ranges, clipped at the borders of the image."""
     batch, length, height, width, channels = images.shape
     times = crop.rows.shape[1]
     height_out, width_out = crop.rows.shape[2], crop.columns.shape[2]
@@ -235,7 +235,7 @@ def _copy_parts(images: npt.NDArray[Any], crop: Crop, empty: Empty) -> npt.NDArr
 
 
 def _first(places: npt.NDArray[np.int64]) -> list[int]:
-    """Where each range would begin, were it not cut off at 0."""
+    """Return the begin of each range before clipping at 0."""
     places = places.reshape(-1, places.shape[-1])
     before = np.maximum((places == 0).sum(axis=1) - 1, 0)
     first: list[int] = (places[np.arange(len(places)), before] - before).tolist()

@@ -104,7 +104,7 @@ class StreamAugment:
 
     @property
     def identity(self) -> list[Any]:
-        """What decides about the draws: the number of views, and all options that are not left as they were."""
+        """Return the values that determine the draws: the number of views, and all non-default options."""
         config = self.config
         chosen = {
             option.name: repr(getattr(config, option.name))
@@ -166,7 +166,7 @@ class StreamAugment:
         return tuple(map(without_steps, views)) if self.batch_dims == 1 else tuple(views)
 
     def _transformed(self, batch: Batch, draws: Draws, *, stored: bool) -> Batch:
-        """What all views of a batch share, in the dtypes that they are delivered in."""
+        """Return the batch that all views share, in the delivered dtypes."""
         empty = self.memory.empty
         changed = transform(batch, draws, image_shape=self._image_shapes, validate=True, own=batch, empty=empty)
         batch = {**batch, **changed}
@@ -193,20 +193,20 @@ def stream_augment(
     offsets: Collection[str] = (),
     masks: Collection[str] = (),
 ) -> StreamAugment | None:
-    """How a source augments its batches; None if it leaves them as they are.
+    """Return a source's augmentation; None if it leaves batches unchanged.
 
     Args:
-        config: What is augmented.
-        views: How many views of a batch are made, at least 1.
+        config: The augmentations.
+        views: The number of views of a batch, at least 1.
         arriving, computed: See ``StreamAugment``.
-        max_num_actions: Number of actions that the data say, or 0.
+        max_num_actions: The number of actions in the data, or 0.
         batch_dims, offsets: See ``StreamAugment``.
-        masks: The fields among them that say where there are rows, and where padding.
+        masks: The fields that mark rows and padding.
 
     Raises:
-        ConfigError: Something that cannot be done to these fields: a number of actions or states that is needed and
-            not known, a dtype that does not suit, a crop larger than the images, a field by name that is not there,
-            a mask to deliver where the batch has a field of its name.
+        ConfigError: An augmentation does not fit these fields: a needed number of actions or states is unknown, a dtype
+            does not suit, a crop is larger than the images, a named field is missing, or the name of a delivered mask
+            is taken.
     """
     check_count("views", views)
     config = AugmentTokensConfig(enabled=False) if config is None else config

@@ -47,7 +47,7 @@ class Card:
 
 @dataclass(frozen=True)
 class SplitEntry:
-    """What the front matter says about one split."""
+    """The front matter of one split."""
 
     name: str
     num_rows: int
@@ -106,7 +106,7 @@ def stale_files(card: Card, files: Iterable[str], *, pushed: Iterable[str], keep
 
 
 def _replaced_patterns(card: Card, splits: set[str] | None) -> list[str]:
-    """What the configuration read until now; where splits are given, of those, and their shards by name."""
+    """Return the configuration's present patterns; with ``splits``, only theirs, and their shards by name."""
     named = [entry for config in _configs(card, mine=True) for entry in _patterns(config)]
     if splits is None:
         return [pattern for _, pattern in named]
@@ -116,7 +116,7 @@ def _replaced_patterns(card: Card, splits: set[str] | None) -> list[str]:
 
 
 def config_folder(config: str) -> str:
-    """Where the shards of a configuration stand."""
+    """Return the folder of a configuration's shards."""
     return "data" if config == CONFIG else f"data/{config}"
 
 
@@ -156,7 +156,7 @@ def kept_splits(
 
 
 def _patterns_by_split(card: Card, files: Iterable[str], repo_id: str) -> dict[str, list[str]]:
-    """What the configuration reads, by split: as the card says, else by the names of the shards."""
+    """Return the patterns of the configuration by split, from the card, else from the names of the shards."""
     entries = [entry for config in _configs(card, mine=True) for entry in _patterns(config)]
     if not entries:
         here = f"{config_folder(card.config)}/"

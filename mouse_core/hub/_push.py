@@ -48,7 +48,7 @@ Shards = Mapping[str, Sequence[Shard]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What the dataset must become, given what the repository holds."""
+    """The dataset after the push, derived from the present contents of the repository."""
 
     card: Card
     features: Features
@@ -269,16 +269,16 @@ _CONFLICT = (409, 412)
 
 @dataclass(frozen=True)
 class PushResult:
-    """What a push did, or with ``dry_run=True`` would do.
+    """The result of a push; with ``dry_run=True``, of the push that would happen.
 
     Args:
         repo_id: The repository, with its namespace.
         revision: The branch.
-        oid: The commit at which the dataset is what was pushed; None after a dry run.
-        commit_url: Its page; None after a dry run.
-        splits: Rows by split, of the splits that were pushed.
+        oid: The commit that holds the pushed dataset; None after a dry run.
+        commit_url: The page of that commit; None after a dry run.
+        splits: The number of rows of each pushed split.
         shards: The shards' paths in the repository, in order.
-        deleted: The stale files that the same commit removed (a dry run does not know the repository's).
+        deleted: The stale files that the same commit removed; a dry run does not know the repository's files.
         num_bytes: The size of the shards in bytes.
         alignment: "arrived" or "outgoing".
         readme: The dataset card.
@@ -470,7 +470,7 @@ def read_alignment(
 
 
 def _rows(parts: Mapping[str, Sequence[SplitPiece]]) -> dict[str, int]:
-    """How many rows each split has."""
+    """Return the number of rows of each split."""
     return {split: sum(len(part.dataset) for part in found) for split, found in parts.items()}
 
 
@@ -545,7 +545,7 @@ def _holds(remote: Remote, operations: Sequence[CommitOperationAdd]) -> bool:
 
 
 def _name_in_git(operation: CommitOperationAdd) -> str:
-    """What git calls the bytes of a small file; "" of a shard, which is large."""
+    """Return the git blob hash of a small file; "" for a shard, which is large."""
     if operation.path_in_repo.endswith(".parquet"):
         return ""
     with operation.as_file() as file:
@@ -554,7 +554,7 @@ def _name_in_git(operation: CommitOperationAdd) -> str:
 
 
 def _result(job: Job, repo_id: str, revision: str, shards: Shards, readme: str) -> PushResult:
-    """What a push does, as far as a dry run knows."""
+    """Return the result of a dry run."""
     written = [shard for found in shards.values() for shard in found]
     return PushResult(
         repo_id=repo_id,

@@ -47,7 +47,7 @@ class Repository:
     revision: str
 
     def read(self) -> Remote:
-        """What it holds now. Everything is read at one commit, so the parts belong together."""
+        """Read the repository's present contents, all at one commit, so that they are consistent."""
         from huggingface_hub import errors
         from huggingface_hub.hf_api import RepoFile
 

@@ -83,7 +83,7 @@ def _common_struct(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]
 
 
 def _plain_feature(feature: Any) -> Any:
-    """What a feature stores, where that is another feature's way of storing too."""
+    """Return the plain storage feature of a feature, for features that share one storage form."""
     from datasets import Array2D, Array3D, ClassLabel, LargeList, List, Value
 
     if isinstance(feature, Array2D | Array3D):
@@ -172,7 +172,7 @@ class SplitPiece:
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """How shards are cut and encoded."""
+    """The size limits and compression of shards."""
 
     max_bytes: int
     max_rows: int | None

@@ -18,7 +18,7 @@ _FILES = ("meta/stats.json", "meta/stats.npz")
 
 
 def statistics_paths(config: str) -> tuple[str, str]:
-    """Where the files of a configuration stand: LeRobot's place for the default one, else beside its rows."""
+    """Return the paths of a configuration's statistics: LeRobot's for the default one, else beside its rows."""
     folder = "" if config == CONFIG else f"{config_folder(config)}/"
     text, more = (folder + file for file in _FILES)
     return text, more
@@ -74,7 +74,7 @@ def write_statistics(statistics: Statistics | None, config: str, folder: str) ->
 def read_statistics(
     repo_id: str, config: str, *, revision: str | None = None, token: str | bool | None = None
 ) -> Statistics | None:
-    """Those of a configuration on the Hub or in a folder; None where it has none."""
+    """Read the statistics of a configuration on the Hub or in a folder; None if it has none."""
     if os.path.isdir(repo_id):
         folder = Path(repo_id, *statistics_paths(config)[0].split("/")[:-2])
         return Statistics.load(folder) if (folder / _FILES[0]).is_file() else None
@@ -91,7 +91,7 @@ def read_statistics(
 
 
 def _downloaded(repo_id: str, path: str, revision: str | None, token: str | bool | None) -> str | None:
-    """Where a file of the repository is in the user's cache; None where the repository has none."""
+    """Download a file into the user's cache and return its path; None if the repository lacks the file."""
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 

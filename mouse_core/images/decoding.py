@@ -50,7 +50,7 @@ class Encoded(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What every image must be.
+    """The required shape and dtype of every image.
 
     Args:
         shape: ``(H, W, C)``.
@@ -173,7 +173,7 @@ def decode_rows(
 
 
 def decoding_by(pool: DecodePool, make: Callable[[int], T]) -> Callable[[int], T]:
-    """The same function, whose images the processes of ``pool`` decode."""
+    """Return ``make`` with its images decoded by the processes of ``pool``."""
     return partial(_make, pool, make)
 
 

@@ -49,7 +49,7 @@ def open_inside(path: str, roots: Sequence[str]) -> IO[bytes]:
 
 
 def find_video(path: str, roots: Sequence[str]) -> str:
-    """Where a video lies that rows name, absolute and without links; else as ``open_inside``."""
+    """Return the absolute path of a video that rows name, with links resolved; errors are those of ``open_inside``."""
     real, file = _found_inside(path, roots, "video", "a video")
     file.close()
     return real
@@ -79,7 +79,7 @@ def _found_inside(path: str, roots: Sequence[str], what: str, one: str) -> tuple
 
 
 def _leads_to(path: str, roots: Sequence[str]) -> str:
-    """Where a link in one of the folders leads."""
+    """Describe the target of a link in one of the folders, for an error message."""
     for root in roots:
         named = os.path.normpath(os.path.join(root, path))
         if os.path.commonpath([root, named]) == root and os.path.lexists(named):

@@ -134,7 +134,7 @@ def pixels_of(
 
 
 def in_range(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The same values in ``dtype``, or DataError where it does not hold one."""
+    """Convert values to ``dtype``; DataError if one is out of range."""
     highest = int(np.iinfo(dtype).max)
     if array.dtype.kind in "iu" and array.size and (array.min() < 0 or array.max() > highest):
         raise DataError(f"expected pixels 0..{highest}, found {int(array.min())}..{int(array.max())}")
@@ -175,7 +175,7 @@ def _palette_colours(image: Any, channels: int | None) -> npt.NDArray[np.uint8]:
 
 
 def left_out(image: Any) -> str | None:
-    """How Pillow would unpack channels of 16 bits of which it keeps 8; None where it keeps all."""
+    """Return the raw mode of 16-bit channels that Pillow reduces to 8 bits; None if Pillow keeps every bit."""
     tiles = getattr(image, "tile", None)
     if not tiles or image.mode not in PLAIN_MODES:
         return None
@@ -201,7 +201,7 @@ def _wide_colours(image: Any, raw: str, source: Any) -> npt.NDArray[np.uint16]:
 
 
 def turn_of(image: Any) -> int:
-    """How an opened file is to be turned: EXIF's orientation, 1 to 8. Pillow turns TIFF itself."""
+    """Return the EXIF orientation of an opened file, 1 to 8; 1 for TIFF, which Pillow turns itself."""
     if image.format == "TIFF" or not any(key in image.info for key in _TURNS):
         return 1
     try:
@@ -397,7 +397,7 @@ def _from_png(encoded: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArra
 
 @lru_cache(maxsize=16)
 def _png_header(shape: tuple[int, ...]) -> bytes:
-    """What a PNG of 8 bits a channel begins with that is not interlaced."""
+    """Return the first bytes of a PNG with 8 bits per channel and no interlacing."""
     height, width, channels = shape
     header = b"IHDR" + struct.pack(">2I5B", width, height, 8, (0, 4, 2, 6)[channels - 1], 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n\0\0\0\x0d" + header + _checksum(header)

@@ -50,7 +50,7 @@ def fill_images(
 
 
 def _bytes_of(values: pa.Array, row: int) -> Encoded:
-    """Where the bytes of binary values lie."""
+    """Return the position of a binary value's bytes in memory."""
     _, ends, data = values.buffers()
     wide = pa.types.is_large_binary(values.type)
     every: npt.NDArray[Any] = np.frombuffer(ends, np.int64 if wide else np.int32)[
@@ -66,7 +66,7 @@ def _bytes_of(values: pa.Array, row: int) -> Encoded:
 def _fill_one_by_one(
     values: pa.Array, first: int, wanted: Wanted, roots: Sequence[str], out: npt.NDArray[Any], fill: float | None
 ) -> None:
-    """The same for rows some of which are null, or lie in files of their own."""
+    """Fill rows of which some are null, or are stored in separate files."""
     for row, value in enumerate(values.to_pylist(), first):
         if value is None:
             if fill is None:

@@ -1,4 +1,4 @@
-"""Where the packets of a video lie, found by going through its container once; nothing is decoded."""
+"""Index of a video's packets, from one pass through its container without decoding."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OPTIONS = {"h264": {"strict": "strict"}, "av1": {"max_frame_delay": "1"}}
 
 
 class _Packet(NamedTuple):
-    """Where a packet lies, and what it is."""
+    """The position and content of a packet."""
 
     pts: int
     position: int
@@ -60,12 +60,12 @@ def pyav() -> Any:
 
 
 def demux(file: Path) -> dict[str, Any]:
-    """All that an index holds, by name, as plain numbers, bytes and arrays.
+    """Return the contents of an index by name, as plain numbers, bytes and arrays.
 
     Raises:
         ImportError: PyAV is not installed.
-        DataError: The file is no video of a codec and container that are known here.
-        ConfigError: There is no file.
+        DataError: The file is no video of a supported codec and container.
+        ConfigError: The file does not exist.
     """
     av = pyav()
     _check_container(file)

@@ -1,8 +1,8 @@
-"""What the packets of a video say of their pictures before any is decoded.
+"""Properties of a video's pictures, read from its packets before decoding.
 
-A container marks key frames, from some of which no decoder can begin: a picture of H.264 with a recovery point, one of
-HEVC that others lead in. So what stands in the packets themselves counts: ITU-T H.264 (7.3.1) and H.265 (7.3.1.2) for
-units, the AV1 specification (5.3, 5.9.2) and that of VP9 (6.2) for frame headers.
+A container also marks key frames from which no decoder can begin: an H.264 picture with a recovery point, an HEVC
+picture with leading pictures. So the packets decide: ITU-T H.264 (7.3.1) and H.265 (7.3.1.2) for units, the AV1
+specification (5.3, 5.9.2) and that of VP9 (6.2) for frame headers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Bits:
 
 
 class _Sequence(NamedTuple):
-    """What a sequence parameter set says of frame numbers: their bits, and whether colours are coded apart."""
+    """The frame-number bits of a sequence parameter set, and whether colour planes are coded separately."""
 
     bits: int
     planes: bool
@@ -130,17 +130,17 @@ CODECS = ("h264", "hevc", "av1", "vp9", "mjpeg")
 
 
 class Picture(NamedTuple):
-    """What one packet holds.
+    """The properties of one packet's picture.
 
     Args:
-        entry: A decoder may begin here, and is then as one that began before.
-        leading: Shown before the entry that it follows, and not to be decoded from there.
-        cut: An entry whose leading pictures are not shown, wherever a decoder began.
-        referenced: Other pictures may need it.
-        layer: Its temporal layer: a picture that none of its own layer needs may be needed by higher ones.
-        sets: Parameter sets in it that the header of the file lacks.
-        shown: There is a picture to be shown in it at all.
-        gap: Pictures that it needs may be missing before it: what a decoder takes instead depends on all that it saw.
+        entry: A decoder may begin here, and then has the same state as one that began earlier.
+        leading: Shown before the entry that precedes it, and not decodable from that entry.
+        cut: An entry whose leading pictures are never shown.
+        referenced: Other pictures may depend on it.
+        layer: Its temporal layer: pictures of higher layers may depend on it even if none of its own layer does.
+        sets: Its parameter sets that the file header lacks.
+        shown: The packet holds a picture to show.
+        gap: Preceding pictures that it needs may be missing; the decoder's substitute depends on all earlier packets.
     """
 
     entry: bool
@@ -197,7 +197,7 @@ class _H264:
             self._numbers.learn(unit)
 
     def picture(self, units: Iterator[memoryview]) -> Picture:
-        """What a packet holds."""
+        """Return the properties of a packet's picture."""
         entry = referenced = shown = gap = False
         sets = []
         for unit in units:
@@ -222,7 +222,7 @@ class _Hevc:
         self._header, self._ended = header, False
 
     def picture(self, units: Iterator[memoryview]) -> Picture:
-        """What a packet holds."""
+        """Return the properties of a packet's picture."""
         entry = leading = cut = shown = False
         referenced, layer = True, 0
         sets, ends = [], False
@@ -289,7 +289,7 @@ class _MotionJpeg:
         self._tables: set[int] = set()
 
     def picture(self, packet: memoryview) -> Picture:
-        """What a packet holds."""
+        """Return the properties of a packet's picture."""
         here, place = set(), 2
         while place + 4 <= len(packet) and packet[place] == 0xFF and packet[place + 1] != 0xDA:  # up to the pixels
             here.add(packet[place + 1])

@@ -148,7 +148,7 @@ def _needed(index: VideoIndex, start: int, last: int, wanted: Collection[int]) -
 
 
 def _shown(index: VideoIndex, packet: int) -> str:
-    """What a packet is called in messages."""
+    """Return the name of a packet for error messages."""
     frames = np.flatnonzero(index.packet == packet)
     return f"frame {frames[0]}" if len(frames) else f"packet {packet}"
 
@@ -231,7 +231,7 @@ def _pixels(decoders: Decoders, index: VideoIndex, frame: Any, like: Any, crop: 
 
 
 def lines(frame: Any, dtype: str, channels: int) -> npt.NDArray[Any]:
-    """What a packed frame holds, ``[H, W, C]``."""
+    """Return a packed frame's pixels, ``[H, W, C]``."""
     plane, each = frame.planes[0], np.dtype(dtype).itemsize
     strides = plane.line_size, channels * each, each
     return np.ndarray((frame.height, frame.width, channels), dtype, plane, 0, strides)
@@ -251,10 +251,10 @@ _Task = tuple[VideoIndex, list[int], list[list[int]]]
 
 
 def decoder_version() -> str:
-    """What the last bit of a pixel may depend on: the versions of what decodes and converts, and how processors do it.
+    """Return the versions of decoder and colour converter, and a checksum of a converted test picture.
 
-    Of two kinds of processors one converts colours otherwise where their vector instructions round otherwise; so does
-    one that lacks them. What a small picture becomes here tells such apart, 8 hexadecimal digits.
+    The last bit of a pixel may depend on all three: processors with other vector instructions, or without them, round
+    colours differently. The checksum of a small converted picture, 8 hexadecimal digits, distinguishes them.
 
     Raises:
         ImportError: PyAV is not installed.
@@ -284,16 +284,16 @@ def _converted() -> str:
 
 
 class Decoder(Protocol):
-    """What decodes frames of videos, wherever in them they are: ``FrameDecoder``, or another one, on a GPU for example.
+    """A decoder of video frames at any position: ``FrameDecoder``, or a user's own, for example on a GPU.
 
-    ``Field(decoder=...)`` has it decode a field's frames. Several threads may use it at once, and it is pickled where
-    other processes do. A frame is the one that was asked for or an error: between decoders, as between versions of one,
-    pixels may differ in their last bits, and nothing else.
+    ``Field(decoder=...)`` selects the decoder of a field. Several threads may call it at once; it is pickled for other
+    processes. It returns the requested frame or raises an error. Between decoders, and between versions of one, pixels
+    may differ in their last bits only.
     """
 
     @property
     def version(self) -> str:
-        """What the last bits of pixels depend on, which the state of a loader names."""
+        """The version on which the last bits of pixels depend; the state of a loader stores it."""
         ...
 
     def decode(
@@ -508,7 +508,7 @@ def _check_depth(index: VideoIndex, out: Any) -> None:
 
 
 def _tasks(videos: Sequence[VideoIndex], which: Any, frames: Any) -> Iterator[_Task]:
-    """What is decoded together."""
+    """Yield groups of frames that are decoded together."""
     groups: dict[tuple[int, int], dict[int, list[int]]] = {}
     for row, (video, frame) in enumerate(zip(which.tolist(), frames.tolist(), strict=True)):
         if frame == _NO_FRAME:

@@ -59,7 +59,7 @@ class VideoFiles:
 
     @memo
     def digest(self) -> str:
-        """Of all files, wherever they lie, 32 hexadecimal digits."""
+        """The digest of all files independent of their paths, 32 hexadecimal digits."""
         return hashlib.sha256("".join(f"{digest} " for _, digest in self.files).encode()).hexdigest()[:32]
 
     @memo
@@ -169,7 +169,7 @@ def _joined(
 
 
 def _numbers(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Which videos and frames rows name, and which rows name some."""
+    """Return the video and frame numbers of rows, and a mask of the rows that are not null."""
     found, there = [], np.asarray(values.is_valid())
     for name in ("video", "frame"):
         column = values.field(name)

@@ -1,7 +1,7 @@
-"""Which frames a video has and where in the file each lies, kept beside the file.
+"""The index of a video's frames and their positions in the file, stored beside the video.
 
-An index is an Arrow file of one row, whose columns are what is known of the video, lists of a number a packet among
-them; ``mouse_video`` in the schema's metadata is its version. It is mapped, and 37 bytes a frame.
+An index is an Arrow file of one row. Its columns are the properties of the video, some of them lists with one number
+per packet; ``mouse_video`` in the schema's metadata is its version. It is memory-mapped, at 37 bytes per frame.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def index_video(path: StrPath, *, sidecar: StrPath | None = None) -> VideoIndex:
 
 
 def _place_of(video: Path) -> Path:
-    """Where the index of a video is kept where nobody says it."""
+    """Return the default path of a video's index."""
     beside = Path(f"{video}{SUFFIX}")
     if beside.exists() or os.access(beside.parent, os.W_OK) or not video.exists():
         return beside
@@ -163,7 +163,7 @@ def _place_of(video: Path) -> Path:
 
 
 def _ends_of(video: Path) -> tuple[int, int]:
-    """How many bytes a file has, and a checksum of its ends."""
+    """Return the size of a file in bytes, and a checksum of its two ends."""
     with video.open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         first = stream.read(_END_BYTES)

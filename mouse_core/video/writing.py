@@ -33,24 +33,24 @@ _FULL_RANGE = 2
 
 @dataclass(frozen=True)
 class VideoCodec:
-    """How frames are encoded.
+    """The encoding of video frames.
 
-    As a text it is the codec and what differs from the defaults, with colons between: ``"h264:gop=2:crf=20"``.
+    Its text form is the codec and the non-default options, separated by colons: ``"h264:gop=2:crf=20"``.
 
     Args:
         codec: "h264", "hevc", "av1" or "vp9".
-        gop: Frames from one key frame to the next. Of a frame anywhere, all since its key frame are decoded, so few are
-            fast to read at random, and many are small.
-        crf: How much is lost: 0 for least, up to 51, and 63 for AV1 and VP9. By default 23 for H.264, 28 for HEVC, 30
-            for AV1 and 31 for VP9.
-        pix_fmt: As FFmpeg calls it: "yuv420p", "yuv444p", "gray", "gray12le". By default "yuv420p" for colours, "gray"
-            for greys where the codec has it, and "gray12le" for greys of uint16, of which values up to 4,095 fit.
-        preset: How much time is taken for small files, in the encoder's words.
-        lossless: Whether nothing is lost of what ``pix_fmt`` holds: every bit of greys in "gray" and "gray12le", and of
+        gop: Frames from one key frame to the next. Decoding a frame decodes all frames since its key frame: a low value
+            makes random reads fast, a high one makes files small.
+        crf: The loss of quality: from 0, the least, to 51, or 63 for AV1 and VP9. By default 23 for H.264, 28 for HEVC,
+            30 for AV1 and 31 for VP9.
+        pix_fmt: FFmpeg's pixel format: "yuv420p", "yuv444p", "gray", "gray12le". By default "yuv420p" for colours,
+            "gray" for greys if the codec has it, and "gray12le" for uint16 greys, which holds values up to 4,095.
+        preset: The encoder's preset, which trades time for smaller files.
+        lossless: Whether encoding preserves every bit that ``pix_fmt`` holds: greys in "gray" and "gray12le", and
             colours in "gbrp", which HEVC has.
 
     Raises:
-        ConfigError: Another codec or option, or a value that it does not take; says which there are.
+        ConfigError: The codec, an option or a value is not supported; the message lists the supported ones.
     """
 
     codec: str = "h264"
@@ -154,7 +154,7 @@ class VideoCodec:
             )
 
     def options(self, width: int) -> dict[str, str]:
-        """What the encoder is told, for frames of some width."""
+        """Return the encoder's options for frames of a width."""
         encoder = _ENCODERS[self.codec]
         crf = _CRF[self.codec] if self.crf is None else self.crf
         said = {"crf": f"{crf:g}"}
