@@ -36,7 +36,7 @@ class Shared(Protocol):
 
     @property
     def path(self) -> str | None:
-        """Its folder; None in memory."""
+        """The folder of the store; None for a store in memory."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -177,8 +177,8 @@ class StoreServer:
 
     @property
     def clients(self) -> dict[str, int]:
-        """How many writes of each client are in the store, of all that there ever were; of a rollout buffer how many
-        calls each has made since it is served.
+        """The number of writes by each client that the store has ever received; for a rollout buffer, the number of
+        calls by each client since serving began.
         """
         return self._shared.counts
 

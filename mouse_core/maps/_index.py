@@ -1,4 +1,4 @@
-"""Which rows are where: the table of a map, its storages, and what a write does to them."""
+"""The index of a map: its hash table, its storages, and their update by a write."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class RowTable:
         return _marks(hashes) | (numbers - (self._base - 1)).astype(np.uint64)
 
     def _first(self, hashes: Hashes) -> Integers:
-        """Where rows are looked for first."""
+        """Return the first slot to probe for each hash."""
         first: Integers = (hashes >> np.uint64(64 - self._bits)).view(np.int64)
         return first
 
@@ -353,7 +353,7 @@ class RowIndex:
         return numbers, news[: following - first]
 
     def _with_room(self, rows: KeyRows, numbers: Integers, new: Integers, first: int) -> tuple[Integers, Integers]:
-        """The same as ``_added`` where the oldest go: rows of this write that would go are numbered anew."""
+        """Do the work of ``_added`` if the oldest rows are evicted: rows of this write that would go are renumbered."""
         keys, oldest = self.keys, self.oldest
         over = first - oldest + new.size - keys.capacity
         if keys.grows or over <= 0:
@@ -429,12 +429,12 @@ class RowIndex:
 
 
 def _places(new: Integers, n: int) -> Integers | None:
-    """Which rows are new; None: all, in their order."""
+    """Return the positions of new rows; None if every row is new, in order."""
     return None if new.size == n and (new == np.arange(n)).all() else new
 
 
 def _step(words: int) -> int:
-    """How many rows of so many words are looked up at a time."""
+    """Return the number of rows to look up at a time, for rows of ``words`` words."""
     return max(1, min(_STEP, _STEP_WORDS // words))
 
 

@@ -181,7 +181,7 @@ def _bits(array: npt.NDArray[Any], unit: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def schema_words(schema: RowSchema) -> int:
-    """How many words the rows of a schema have."""
+    """Return the number of words in a row of a schema."""
     return max(1, sum(map(_words_of, schema.fields.values())))
 
 

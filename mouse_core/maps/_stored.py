@@ -39,10 +39,10 @@ class Stored:
 
     @classmethod
     def pair(cls, storage: Any, capacity: int | None) -> tuple[Stored, Stored]:
-        """Where keys and values lie; see ``RowMap``.
+        """Return the storages of keys and values; see ``RowMap``.
 
         Raises:
-            ConfigError: Storages that do not go together, or with the capacity.
+            ConfigError: The storages do not fit each other or the capacity.
         """
         if storage is None:
             if capacity is None:
@@ -88,7 +88,7 @@ class Stored:
             self.storage.empty()
 
     def forbidden(self) -> Stored:
-        """The same, for a map that keeps no values."""
+        """Mark the storage as unused, for a map without values, and return it."""
         self.what = ""
         return self
 
@@ -102,7 +102,7 @@ class Stored:
 
     @property
     def written(self) -> int:
-        """How many rows were ever added."""
+        """The number of rows ever added."""
         return int(self.storage.written)
 
     @property
@@ -112,7 +112,7 @@ class Stored:
 
     @property
     def changes(self) -> int:
-        """How often rows were changed otherwise than by adding some."""
+        """The number of changes to rows other than additions."""
         return int(self.storage.changes)
 
     @property
@@ -127,7 +127,7 @@ class Stored:
 
     @property
     def schema(self) -> RowSchema | None:
-        """What rows are like; None before the first."""
+        """The schema of rows; None before the first row."""
         if self._schema is None and len(self.storage):
             first = self.storage.get(np.zeros(1, np.int64))
             ragged = [
@@ -137,7 +137,7 @@ class Stored:
         return self._schema
 
     def lock(self) -> AbstractContextManager[Any]:
-        """What to hold where other processes write, too."""
+        """Return the lock to hold if other processes write too."""
         return self.storage.lock() or nullcontext()
 
     def slots(self, numbers: Integers) -> Integers:

@@ -102,7 +102,7 @@ class RowMap:
 
     @property
     def capacity(self) -> int | None:
-        """How many rows it holds; None: as many as come."""
+        """The largest number of rows; None for no limit."""
         return None if self._keys.grows else self._keys.capacity
 
     @property

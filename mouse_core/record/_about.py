@@ -36,7 +36,7 @@ def about_of(recording: Recording, observations: list[Column], actions: list[Col
 
 
 def recording_of_gymnasium(env: Any, observation_space: Any, action_space: Any, policy: str | None) -> Recording:
-    """How an environment of gymnasium, or a vector of them, is recorded."""
+    """Describe a recording from one gymnasium environment or a vector of them."""
     spec = env.spec
     return Recording(
         environment=None if spec is None else spec.id,
@@ -49,7 +49,7 @@ def recording_of_gymnasium(env: Any, observation_space: Any, action_space: Any, 
 
 
 def recording_of_dm_env(env: Any, policy: str | None) -> Recording:
-    """How an environment of dm_env is recorded: it has no id, so it is called after its task or class."""
+    """Describe a recording from a dm_env environment, named by its task or class, since it has no id."""
     task = getattr(env, "task", None)
     names = [getattr(env, "name", None), None if task is None else type(task).__name__, type(env).__name__]
     return Recording(
@@ -100,9 +100,9 @@ def _versions(interface: str, *parts: Any) -> dict[str, str]:
 
 
 def described_space(space: Any) -> dict[str, Any]:
-    """One of gymnasium's spaces as JSON has it: ``{"type": "Box", "dtype": "float32", "shape": [4], "low": ...}``.
+    """Return a gymnasium space as JSON: ``{"type": "Box", "dtype": "float32", "shape": [4], "low": ...}``.
 
-    Bounds that are equal everywhere are one number. What is infinite is a text, "inf" or "-inf".
+    Bounds that are equal everywhere become one number. An infinite bound is the text "inf" or "-inf".
     """
     kind = type(space).__name__
     said: dict[str, Any] = {"type": kind}

@@ -152,7 +152,7 @@ def fields_of(observations: list[Column], actions: list[Column]) -> list[Field]:
 
 
 def number_of_actions(actions: list[Column]) -> int | None:
-    """How many actions there are, where they are whole numbers from 0."""
+    """Return the number of actions, if they are integers from 0; else None."""
     return actions[0].part.choices if len(actions) == 1 and actions[0].name == "action" else None
 
 

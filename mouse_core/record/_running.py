@@ -120,7 +120,7 @@ class RowEncoder:
 
 
 def _code_of(value: Any) -> str:
-    """How a value becomes bytes."""
+    """Return the name of the codec that converts a value to bytes."""
     kind = type(value)
     if kind is int:
         return "int" if -(2**63) <= value < 2**63 else "json"
@@ -311,7 +311,7 @@ class LeftOver:
             note.close()
 
     def _there(self, store: DatasetStore) -> int:
-        """How many of the rows that waited the store has."""
+        """Return how many of the waiting rows the store has received."""
         number, begin, count = self.going
         there = min(count, max(0, store.written - number))
         at = number - (store.written - len(store))  # behind those that were dropped

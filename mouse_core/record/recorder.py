@@ -189,19 +189,19 @@ class _DmEnvRecorder(Recorder):
         return timestep
 
     def observation_spec(self) -> Any:
-        """That of the environment."""
+        """Return this spec of the environment."""
         return self._env.observation_spec()
 
     def action_spec(self) -> Any:
-        """That of the environment."""
+        """Return this spec of the environment."""
         return self._env.action_spec()
 
     def reward_spec(self) -> Any:
-        """That of the environment."""
+        """Return this spec of the environment."""
         return self._env.reward_spec()
 
     def discount_spec(self) -> Any:
-        """That of the environment."""
+        """Return this spec of the environment."""
         return self._env.discount_spec()
 
     def interrupt(self) -> None:

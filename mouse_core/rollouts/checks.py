@@ -1,4 +1,4 @@
-"""What is given to a rollout storage, checked: the steps of environments, and what returns are made of."""
+"""Validation of a rollout storage's input: the steps of environments, and the inputs of returns."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ class HostArrays:
         return True
 
     def without_gradients(self) -> AbstractContextManager[Any]:
-        """What to hold while functions of users are called, where arrays have gradients."""
+        """Return a context for calls of user functions that disables gradients, if the arrays have gradients."""
         return nullcontext()
 
 
 class StepChecks:
-    """What one step of all environments must be, to become a row of a storage.
+    """Validator that converts one step of all environments to a row of a storage.
 
     Args:
         fields: As ``complete_fields`` returns them.
         num_envs: N.
-        spec: What the storage holds, as ``stored_spec`` says, in its own dtypes.
-        arrays: Of which kind.
-        validate: Whether values are looked at; None: those that ``arrays.may_look`` at.
+        spec: The storage's fields from ``stored_spec``, in the storage's dtypes.
+        arrays: The kind of arrays.
+        validate: Whether values are checked; None checks those that ``arrays.may_look`` at.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class StepChecks:
         self._required = [name for name, field in fields.items() if not field.optional]
 
     def given(self, transition: Transition | Mapping[str, Any]) -> dict[str, Any]:
-        """What a transition holds, by the names of fields.
+        """Return the values of a transition by field name.
 
         Raises:
-            SchemaError: A name that no field has.
-            MissingFieldError: A field that every row has is not among them.
-            ConfigError: No transition.
+            SchemaError: A name belongs to no field.
+            MissingFieldError: A required field is missing.
+            ConfigError: The argument is no transition.
         """
         given = fields_of(transition)
         for name in _SHOWN_TO_BOTH:
@@ -201,7 +201,7 @@ class StepChecks:
     def ends(
         self, values: Array, dones: Array, last_values: Any, time_outs: Any, final_values: Any
     ) -> tuple[Array, Array | None, Array | None]:
-        """What returns are made of beside the rows: ``last_values``, ``time_outs`` and ``final_values`` as arrays.
+        """Convert ``last_values``, ``time_outs`` and ``final_values``, which returns need beside the rows, to arrays.
 
         Args:
             values, dones: Of all rows, ``[T, N, 1]``.

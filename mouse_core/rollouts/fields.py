@@ -1,4 +1,4 @@
-"""What a row of a rollout holds, and the names that training code knows."""
+"""The fields of a rollout's row, and the names that training code uses for them."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _as_field(name: str, given: Any) -> RolloutField:
 
 
 def stored_spec(fields: Mapping[str, RolloutField]) -> Spec:
-    """What a storage of these fields holds: also the masks, and what is computed."""
+    """Return the storage spec of these fields, including masks and computed fields."""
     specs = {}
     for name, one in fields.items():
         specs[name] = FieldSpec(name, np.dtype(one.dtype), one.shape)
@@ -214,7 +214,7 @@ def _optional(where: str, shape: Sequence[int | None] | None, *, mask: bool = Fa
 
 
 class Transition:
-    """What all environments did in one step: arrays ``[N, ...]`` under the names of a storage's fields.
+    """One step of all environments: arrays ``[N, ...]`` under the names of a storage's fields.
 
     Fields are arguments or attributes; those that were not set are None. Some have a second name, which means the same:
     ``critic_observations`` (``privileged_observations``), ``critic_reference_observations`` and its ``_mask``
@@ -225,7 +225,7 @@ class Transition:
         fields: Values by name.
 
     Raises:
-        ConfigError: Two different values under two names of one field.
+        ConfigError: Two names of one field have different values.
     """
 
     def __init__(self, **fields: Any) -> None:
@@ -266,7 +266,7 @@ class Transition:
 
 
 def fields_of(transition: Transition | Mapping[str, Any]) -> dict[str, Any]:
-    """What a transition, or a dict with the same names, holds: values that are not None, by the names of fields."""
+    """Return the non-None values of a transition, or of a dict with the same names, by field name."""
     if not isinstance(transition, Transition):
         fields = as_record(transition)
         if fields is not None:

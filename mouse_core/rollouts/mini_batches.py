@@ -163,13 +163,13 @@ class MiniBatch(Mapping[str, Array]):
     rnd_state = _FieldAttribute("rnd_state")
 
     def digest(self, index: int) -> StreamDigest:
-        """What the mini-batch holds, in 128 bits: all but ``rows``, each row a window, or each step of a recurrent one.
+        """Return a 128-bit digest of all but ``rows``; each row, or each step of a recurrent batch, counts as a window.
 
         Where it has fields only it is ``StreamDigest.of(index, self)``. Masks, previous states, histories and hidden
         states count, too. It is made on the host.
 
         Args:
-            index: Its number among the mini-batches.
+            index: The number of the mini-batch.
         """
         names = ("masks", "obs_prev_state", "obs_prev_mask", "ref_obs_prev_state", "ref_obs_prev_mask")
         beside: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
@@ -362,12 +362,12 @@ def find_extractors(amp_cfg: Any, fields: Mapping[str, RolloutField]) -> tuple[E
 
 @dataclass(frozen=True)
 class AmpStates:
-    """What the AMP extractors say of every row.
+    """The outputs of the AMP extractors for every row.
 
     Args:
         obs: ``[T * N, ...]``.
         ref_obs: ``[T * N, ...]``, or None without references.
-        ref_mask: Whether that was available, bool ``[T * N]`` or ``[T * N, 1]``; or None.
+        ref_mask: Whether the reference was available, bool ``[T * N]`` or ``[T * N, 1]``; or None.
     """
 
     obs: Array

@@ -150,7 +150,7 @@ def tree_map(call: Callable[..., Any], tree: Tree, *others: Tree, path: str = "h
 
 
 def _node(tree: Tree) -> str:
-    """What a node of a tree is, in words, which are equal where the structure is."""
+    """Describe a tree node in words; descriptions are equal if the structures are equal."""
     if tree is None:
         return "None"
     if isinstance(tree, dict):
@@ -173,7 +173,7 @@ def check_axis(axis: object) -> int | None:
 
 
 def env_axis(shape: tuple[int, ...], axis: int | None) -> int:
-    """Where a hidden state has its environments: ``[layers, N, ...]`` from three dimensions on, else ``[N, ...]``."""
+    """Return a hidden state's environment axis: ``[layers, N, ...]`` from three dimensions on, else ``[N, ...]``."""
     return (1 if len(shape) >= 3 else 0) if axis is None else axis
 
 

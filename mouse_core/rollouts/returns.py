@@ -90,12 +90,12 @@ def outgoing(rewards: Array, values: Array, dones: Array) -> Outgoing:
 def following_values(
     rewards: Array, values: Array, dones: Array, last_values: Array, time_outs: Array | None, final_values: Array | None
 ) -> tuple[Array, Array]:
-    """Where episodes end, and V', the value of what each row leads to.
+    """Return the ends of episodes, and V', the value of the state after each row.
 
-    Three rows, the second of which ends an episode: with values ``[5, 6, 7]``, dones ``[0, 1, 0]`` and last value 8, V'
-    is ``[6, 0, 8]``, the next row's value where that is of the same episode. If the end is a time-out, and its final
-    observation is worth 9, V' is ``[6, 9, 8]``. If its code is 2 (truncated), and it is no time-out, nothing says what
-    its final observation is worth: an error, or, where the codes cannot be looked at, ``[6, NaN, 8]``.
+    Example: three rows, the second of which ends an episode, with values ``[5, 6, 7]``, dones ``[0, 1, 0]`` and last
+    value 8. V' is ``[6, 0, 8]``: the next row's value, if that row is of the same episode. If the end is a time-out
+    whose final observation has the value 9, V' is ``[6, 9, 8]``. If its code is 2 (truncated) without a time-out, the
+    value of the final observation is unknown: an error, or ``[6, NaN, 8]`` if the codes cannot be checked.
 
     Args:
         rewards, values, dones, last_values, time_outs, final_values: As in ``gae``.

@@ -169,7 +169,7 @@ class RolloutStorage:
 
     @property
     def digest(self) -> StreamDigest:
-        """What was read so far, over all rollouts, in 128 bits: the mini-batches with their numbers.
+        """Return the 128-bit digest of all mini-batches read so far, over all rollouts, with their numbers.
 
         It is ``batch.digest(i)`` added up over the mini-batches that were delivered, of which the storage's first has
         ``i = 0``; of ``generator()`` each step counts as one. It is equal in every framework, is a part of the state

@@ -45,7 +45,7 @@ def episode_starts(dones: Array) -> Array:
 
 
 def trajectory_rows(dones: Array, *, num_trajectories: int | None = None) -> tuple[Array, Array]:
-    """Which rows make up which trajectory.
+    """Return the rows of each trajectory.
 
     Args:
         dones: As in ``episode_starts``.

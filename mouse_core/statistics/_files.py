@@ -217,7 +217,7 @@ def _share_of(name: str) -> float | None:
 
 
 def _counted_on(file: Path, digest: str) -> tuple[set[str], _Content] | None:
-    """All that was counted, and LeRobot's names of it; None where a later version wrote it."""
+    """Read the statistics and LeRobot's names for them; None if a later version wrote the file."""
     try:
         with zipfile.ZipFile(file) as packed:
             # Nothing is compressed, so that nothing is larger than the file.

@@ -172,7 +172,7 @@ class Transitions(NamedTuple):
 
 
 class Names(NamedTuple):
-    """Which fields of a row are what."""
+    """The names of a row's observation, action, reward and extra fields."""
 
     observation: tuple[FieldKey, ...]
     action: tuple[FieldKey, ...]
@@ -508,34 +508,34 @@ class Forest:
         return self.index(rows) >= 0
 
     def get_children(self, root: Any) -> Any:
-        """What came of each action at an observation.
+        """Return the outcomes of each action at an observation.
 
         Args:
             root: One observation, without an axis of rows, or the number of a node.
 
         Returns:
-            Rows of TED ``[n, ...]``, one for each edge, with "count", and the mean reward.
+            Rows in TED format ``[n, ...]``, one for each edge, with "count" and the mean reward.
 
         Raises:
-            MissingRowError: The forest does not have it.
+            MissingRowError: The observation is not in the forest.
         """
         return self.get_tree(root, max_depth=1, compact=False).rows()
 
     def get_tree(self, root: Any, *, max_depth: int | None = None, compact: bool = True) -> Tree:
-        """What is known to follow an observation.
+        """Return the tree of known rollouts from an observation.
 
         Args:
-            root: One observation, without an axis of rows, or the number of a node. Other fields do not matter.
-            max_depth: How many edges of the tree there may be from the root to a vertex; None: all that are known.
-            compact: Whether an observation that one edge leads to and one edge leaves is no vertex, but lies within an
-                edge.
+            root: One observation, without an axis of rows, or the number of a node. Other fields are ignored.
+            max_depth: The largest number of edges from the root to a vertex; None for no limit.
+            compact: Whether an observation with one incoming and one outgoing edge is merged into a single edge instead
+                of becoming a vertex.
 
         Returns:
-            The tree, which does not change when the forest does.
+            The tree, which later changes of the forest do not affect.
 
         Raises:
-            MissingRowError: The forest does not have it.
-            ConfigError: A negative ``max_depth``.
+            MissingRowError: The observation is not in the forest.
+            ConfigError: ``max_depth`` is negative.
         """
         if max_depth is not None and max_depth < 0:
             raise ConfigError(f"max_depth: expected at least 0, found {max_depth}")

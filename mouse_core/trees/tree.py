@@ -27,13 +27,13 @@ _MOST_STEPS = 2**18
 
 
 class _Worth(NamedTuple):
-    """What edges are worth: ``gains + shares * (what the vertex is worth that they lead to)``.
+    """The linear form of edge values: ``gains + shares * (value of the child vertex)``.
 
     Attributes:
         gains, shares: Float64 ``[E]``.
-        children: Where edges lead to, int64 ``[E]``.
-        weights: Of each edge among those of the same choice, float64 ``[E]``.
-        choices: What is averaged: a number for the edges of one action at a vertex, or for all of a vertex, ``[E]``.
+        children: The vertex that each edge leads to, int64 ``[E]``.
+        weights: The weight of each edge among the edges of its choice, float64 ``[E]``.
+        choices: The group of each edge for averages: the edges of one action at a vertex, or of the vertex, ``[E]``.
     """
 
     gains: Floats
@@ -97,7 +97,7 @@ def _times(shares: Floats, values: Floats) -> Floats:
 
 
 def _settled(tree: Tree, worth: _Worth, group: list[int], vertices: Sequence[float], discount: float) -> list[float]:
-    """What vertices that lead to each other are worth: value iteration from 0.
+    """Compute the values of vertices on cycles: value iteration from 0.
 
     From n steps to 2 n the values come at least ``1 - discount**n`` of their way nearer to where they end. So with
     ``discount**n`` of at most 1/2 they are not farther from there than the last n steps moved them.
@@ -185,7 +185,7 @@ def components(edges: Edges) -> list[list[int]]:
 
 
 def _taken(waiting: list[int], vertex: int) -> list[int]:
-    """What lies on a stack from its end down to a vertex."""
+    """Pop a stack down to and including a vertex, and return the popped vertices."""
     taken = [waiting.pop()]
     while taken[-1] != vertex:
         taken.append(waiting.pop())
@@ -216,9 +216,9 @@ def paths(edges: Edges, groups: list[list[int]]) -> Iterator[Path]:
 
 
 def folded(edges: Edges, groups: list[list[int]]) -> tuple[int, int]:
-    """How many edges the longest path has, and how many vertices all paths pass, each as often as paths lead to it.
+    """Return the edges of the longest path, and the vertices of all paths, each counted once per path to it.
 
-    Ways through a group are walked one by one, from each vertex where paths come in; all else is added up.
+    Paths through a group are walked singly, from each entry vertex; all else is summed.
     """
     member = [0] * len(edges)
     for number, group in enumerate(groups):
@@ -327,7 +327,7 @@ def plot(tree: Tree, ax: Any, label: Callable[[Tree, int], Any] | None) -> Any:
 
 
 def _places(tree: Tree) -> tuple[list[float], list[int]]:
-    """Where vertices stand: leaves side by side, others above the middle of the children that were first seen there."""
+    """Lay out vertices: leaves side by side, others above the middle of the children first seen there."""
     down, below = [0] * len(tree), [[] for _ in range(len(tree))]  # type: list[int], list[list[int]]
     seen = {0}
     for parent, child in tree.edges.tolist():
@@ -352,7 +352,7 @@ def _places(tree: Tree) -> tuple[list[float], list[int]]:
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """What is known to follow an observation: vertices, and edges with the rollouts that lead from one to the next.
+    """The known rollouts from an observation: vertices, and edges with the steps from one vertex to the next.
 
     Vertices have numbers, 0 the root, in the order of their distance from it; edges are ordered by the vertex that they
     leave. A path says which edge to take at each vertex: ``(0, 2)`` is the first edge of the root, and the third edge
@@ -360,20 +360,20 @@ class Tree:
     path ends with an edge that leads back to a vertex of its own, with an edge with which the episode terminated each
     time, and at a vertex that none leaves.
 
-    Made by ``Forest.get_tree``; it does not change when the forest does.
+    ``Forest.get_tree`` creates it; later changes of the forest do not affect it.
 
     Attributes:
         nodes: The number in the forest of each vertex, int64 ``[V]``.
         edges: The vertices that each edge leads from and to, int64 ``[E, 2]``.
-        counts: How often an edge was taken: its first step, int64 ``[E]``.
-        rewards: What an edge gives: the sum of its steps' mean rewards, float64 ``[E]``.
+        counts: The number of times that an edge's first step was taken, int64 ``[E]``.
+        rewards: The sum of the mean rewards of an edge's steps, float64 ``[E]``.
         dones: 1 where the episode terminated with an edge each time, 2 where it ended each time, but not always
             terminated, else 0; int8 ``[E]``. ``steps`` has how often it did.
         ended: Whether the episode terminated each time with an edge, bool ``[E]``.
         bounds: The steps of edge e are those from ``bounds[e]`` to ``bounds[e + 1]``, int64 ``[E + 1]``.
         steps: All steps, in the order of the edges.
         observations: Of the vertices, and behind them of what lies within edges: a tree of arrays.
-        reward_key: What the reward is called in rollouts.
+        reward_key: The name of the reward in rollouts.
     """
 
     nodes: Integers
@@ -477,17 +477,17 @@ class Tree:
         return paths(self._leaving, self._groups)
 
     def max_length(self) -> int:
-        """How many edges the longest path has.
+        """Return the number of edges on the longest path.
 
-        Paths through vertices that lead to each other are walked one by one, and there may be very many.
+        Paths through cycles are walked singly, and there may be very many.
         """
         return folded(self._leaving, self._groups)[0]
 
     def num_vertices(self, *, count_repeat: bool = False) -> int:
-        """How many vertices there are.
+        """Return the number of vertices.
 
         Args:
-            count_repeat: Whether a vertex counts as often as paths lead to it, which are walked as by ``max_length``.
+            count_repeat: Whether a vertex counts once per path to it; these paths are walked as by ``max_length``.
         """
         return folded(self._leaving, self._groups)[1] if count_repeat else len(self)
 
@@ -541,7 +541,7 @@ class Tree:
     def values(
         self, discount: float = 1.0, *, best: bool = False, leaf_values: npt.ArrayLike = 0.0
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """What vertices and edges are worth by what was seen: the mean of what followed, or of the best action.
+        """Return the values of vertices and edges: the mean of the observed returns, or the return of the best action.
 
         Rewards of steps are means of what was seen, and an edge is worth what its steps give and, discounted, what
         lies behind it: nothing where the episode terminated there; where it did so at times, as much less. Where
@@ -549,7 +549,7 @@ class Tree:
         order rollouts came.
 
         Args:
-            discount: Of each step.
+            discount: The discount per step.
             best: Whether a vertex is worth what its best action is; else the mean of its edges, by how often each was
                 taken. Outcomes of the same action are always averaged.
             leaf_values: What vertices are worth that no edge leaves, of which nothing is known: a number, or one for
@@ -630,7 +630,7 @@ class Tree:
 
     @cached_property
     def _offsets(self) -> list[int]:
-        """Where the edges of each vertex begin."""
+        """Return the first edge of each vertex."""
         found: list[int] = np.searchsorted(self.edges[:, 0], np.arange(len(self) + 1)).tolist()
         return found
 
