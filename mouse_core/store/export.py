@@ -1,4 +1,4 @@
-"""Turning a store back into a ``datasets.Dataset``."""
+"""Convert a store to a ``datasets.Dataset``, and rows of ``datasets`` to Arrow tables."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from mouse_core.store.snapshot import Snapshot
 
 
 def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], about: About) -> Any:
-    """The snapshot's rows as one dataset; see ``DatasetStore.to_dataset``.
+    """Return the rows of a snapshot as one dataset; see ``DatasetStore.to_dataset``.
 
     Args:
         snapshot: The rows.
         types: The Arrow types of all columns, in their order.
-        about: What the dataset is to say of itself.
+        about: The metadata of the dataset.
 
     Raises:
-        ConfigError: There are no rows.
-        DataError: A damaged list or text, which would end the process that reads it.
+        ConfigError: The snapshot is empty.
+        DataError: A list or text column is damaged; reading it would crash the process.
     """
     import datasets
 
@@ -53,13 +53,15 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], about: Abou
             parts.append(origin)
         else:
             parts.append(_with_features(segment, features))
-    # Parts that say different things do not go together, as datasets sees it; all of it is said once, of the whole.
-    dataset = parts[0] if len(parts) == 1 else datasets.concatenate_datasets([_saying_nothing(part) for part in parts])
+    # ``datasets`` concatenates only datasets of equal metadata: each loses its metadata, and the result gets `about`.
+    dataset = (
+        parts[0] if len(parts) == 1 else datasets.concatenate_datasets([_without_metadata(part) for part in parts])
+    )
     return dataset if read_about(dataset) == about else with_about(dataset, about)
 
 
 def warn_of_joins(label: str, rows: Sequence[int], stacklevel: int) -> None:
-    """Warn that a dataset will join episodes, where only the store knows that one begins at each of some rows."""
+    """Warn that episodes will be joined in a dataset, since no column shows that one begins at each of ``rows``."""
     warnings.warn(
         f"{label}: the new dataset joins two episodes at row {rows[0]}"
         f"{f', and at {len(rows) - 1} other rows' if len(rows) > 1 else ''}: one was loaded or pushed behind the "
@@ -70,16 +72,16 @@ def warn_of_joins(label: str, rows: Sequence[int], stacklevel: int) -> None:
 
 
 def save(snapshot: Snapshot, dataset: Any, path: str | os.PathLike[str]) -> None:
-    """Write a snapshot's rows to a folder that is whole or not there; see ``Store.save``.
+    """Write the rows of a snapshot to a new folder, which appears only when it is complete; see ``Store.save``.
 
     Args:
         snapshot: The rows.
-        dataset: The same as a ``datasets.Dataset``.
-        path: The folder. There must be nothing yet.
+        dataset: The same rows as a ``datasets.Dataset``.
+        path: The folder; nothing may exist there.
 
     Raises:
         ConfigError: Something is at ``path``, or another process is writing it.
-        StorageError: It cannot be written; nothing is left.
+        StorageError: The folder cannot be written; no part of it remains.
     """
     with making(path, "save") as partial_folder:
         dataset.save_to_disk(str(partial_folder))
@@ -90,38 +92,39 @@ def save(snapshot: Snapshot, dataset: Any, path: str | os.PathLike[str]) -> None
         add_manifest(partial_folder, rows, None)
         videos = read_about(dataset).videos
         if videos:
-            from mouse_core.video.frames import carry_videos  # loaded where there are some
+            from mouse_core.video.frames import carry_videos  # imported only for rows with videos
 
             roots = dict.fromkeys(root for segment in snapshot.segments for root in segment.image_roots)
             carry_videos(videos, tuple(roots), partial_folder)
 
 
-def _saying_nothing(dataset: Any) -> Any:
+def _without_metadata(dataset: Any) -> Any:
+    """Return a dataset without the metadata that this library adds."""
     return with_about(dataset, About()) if read_about(dataset) else dataset
 
 
 def _features(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:
-    """The features of all columns: as the first dataset that has them declares them, else from the Arrow type."""
+    """Return the features of all columns: those that a dataset declares, else those of the Arrow types."""
     import datasets
 
     features = {}
     for name, data_type in types.items():
         declared = _declared_feature(snapshot, name)
-        features[name] = _feature_of(snapshot, name, data_type) if declared is None else declared
+        features[name] = _feature_from_type(snapshot, name, data_type) if declared is None else declared
     return with_about(datasets.Features(features), About())
 
 
 def _declared_feature(snapshot: Snapshot, name: str) -> Any:
     """Return the feature that the first dataset with values of a column declares; None if none does."""
     for segment in snapshot.segments:
-        known = {} if segment.origin is None else segment.origin.features
-        if name in known and column_type(segment.types[name]).kind != "null":
-            return known[name]
+        declared = {} if segment.origin is None else segment.origin.features
+        if name in declared and column_type(segment.types[name]).kind != "null":
+            return declared[name]
     return None
 
 
-def _feature_of(snapshot: Snapshot, name: str, data_type: pa.DataType) -> Any:
-    """Return the feature of a column of an Arrow type, images as images."""
+def _feature_from_type(snapshot: Snapshot, name: str, data_type: pa.DataType) -> Any:
+    """Return the feature for a column of an Arrow type; a column that a field reads as images gets an image feature."""
     import datasets
 
     kind = column_type(data_type)
@@ -137,7 +140,7 @@ def _feature_of(snapshot: Snapshot, name: str, data_type: pa.DataType) -> Any:
 
 
 def _with_features(segment: Segment, features: Any) -> Any:
-    """A segment as a dataset of exactly these features: columns cast chunk by chunk, missing ones null."""
+    """Return a segment as a dataset of exactly these features: cast columns; missing columns become nulls."""
     import datasets
     from datasets.table import InMemoryTable, cast_table_to_features
 
@@ -154,10 +157,10 @@ def _with_features(segment: Segment, features: Any) -> Any:
 
 
 def rows_to_table(batch: Mapping[str, Sequence[Any]], schema: StoreSchema) -> pa.Table:
-    """Values by column, as ``datasets`` yields them, as a table of the columns that the schema's fields read.
+    """Convert values by column, as ``datasets`` yields them, to an Arrow table of the columns that fields read.
 
     Raises:
-        DataError: A column whose values are of no one type, or an image that cannot be read.
+        DataError: A column has values of several types, or an image cannot be read.
     """
     columns = {}
     for name, values in batch.items():
@@ -165,7 +168,7 @@ def rows_to_table(batch: Mapping[str, Sequence[Any]], schema: StoreSchema) -> pa
         if field is None:
             continue
         try:
-            columns[name] = _column_of(values, field, schema.arrow_types.get(name), schema.image_roots)
+            columns[name] = _arrow_column(values, field, schema.arrow_types.get(name), schema.image_roots)
         except (ValueError, TypeError, pa.ArrowException) as error:
             raise DataError(f"{field.name}: {error} (column {name!r})") from error
     lengths = {name: len(values) for name, values in columns.items()}
@@ -174,30 +177,33 @@ def rows_to_table(batch: Mapping[str, Sequence[Any]], schema: StoreSchema) -> pa
     return pa.table(columns)
 
 
-def _column_of(
+def _arrow_column(
     values: Sequence[Any], field: Field, known: pa.DataType | None, image_roots: tuple[str, ...]
 ) -> pa.Array:
-    """Values as an Arrow array of the type that is known, images as PNG."""
+    """Convert values to an Arrow array of the type ``known``, or of an inferred type if None; images become PNG."""
     if field.image and (known is None or column_type(known).kind == "image"):
         encode = partial(encode_png, dtype=field.pixel_dtype, image_roots=image_roots)
         return pa.array([None if value is None else encode(value) for value in values], pa.binary())
     storage = getattr(known, "storage_type", known)
     if storage is not None and pa.types.is_dictionary(storage):
         storage = storage.value_type
-    made = [_plain(value) for value in values]
+    items = [_as_nested_lists(value) for value in values]
     if field.shape == () and storage is not None:
         kind = column_type(storage)
-        made = [_single(value, kind) for value in made]
-    return pa.array(made, storage)
+        items = [_as_number_or_vector(value, kind) for value in items]
+    return pa.array(items, storage)
 
 
-def _plain(value: Any) -> Any:
-    """Arrays of more than one dimension as nested lists, which is how Arrow takes them."""
+def _as_nested_lists(value: Any) -> Any:
+    """Convert an array of several dimensions to nested lists, the only form that Arrow accepts."""
     return value.tolist() if getattr(value, "ndim", 0) > 1 else value
 
 
-def _single(value: Any, kind: ColumnType) -> Any:
-    """A number, or a vector of one value, as a column of numbers or of such vectors has it; a flag as 0 or 1."""
+def _as_number_or_vector(value: Any, kind: ColumnType) -> Any:
+    """Convert a scalar to the form of its column: 3 becomes [3] in a column of lists, [3] becomes 3 in one of numbers.
+
+    A bool becomes 0 or 1 in a column of numbers.
+    """
     if value is None or isinstance(value, str) or np.shape(value) not in ((), (1,)):
         return value
     number = value if np.ndim(value) == 0 else value[0]

@@ -30,35 +30,35 @@ from mouse_core.view.rows.counting import EpisodeList
 
 @contextmanager
 def opened_store(source: str, *, progress: bool = False, **options: Any) -> Iterator[DatasetStore]:
-    """Recorded data as a store, for as long as it is needed.
+    """Open recorded data as a store within a ``with`` block.
 
-    Of a store in a folder files are not held against their digests, for which all of each would be read, and rows that
-    come are seen. Parquet is read through its address, LeRobotDatasets with their videos in place. What cannot be read
-    in place is converted into a temporary folder.
+    The files of a store in a folder are not compared with their digests, which would read each file to its end. Rows
+    that are added later become visible. Parquet files and the videos of LeRobotDatasets are read in place. Data that
+    cannot be read in place are converted into a temporary folder.
 
     Args:
-        source: As ``bench.opening.opened`` takes it.
-        progress: Whether a bar shows how far a conversion is.
-        **options: As ``formats.open`` takes them.
+        source: A path, an address or a name, as for ``bench.opening.open_data``.
+        progress: Whether a bar shows the progress of a conversion.
+        **options: The options of ``formats.open``.
 
     Raises:
-        ConfigError: Nothing that can be opened.
+        ConfigError: The source cannot be opened.
         DataError: The data are damaged.
     """
-    found = None if is_url(source) else _in_place(Path(source), options)
-    if found is not None:
-        yield found
+    in_place = None if is_url(source) else _open_in_place(Path(source), options)
+    if in_place is not None:
+        yield in_place
         return
     from mouse_core.bench.opening import open_data
 
     with open_data(source, progress=progress, **options) as converted:
         store = converted.to_store()
-        assert isinstance(store, DatasetStore)  # of one source
+        assert isinstance(store, DatasetStore)  # one source gives one store
         yield store
 
 
-def _in_place(path: Path, options: dict[str, Any]) -> DatasetStore | None:
-    """The store of what lies on this machine; None where it is to be opened in another way."""
+def _open_in_place(path: Path, options: dict[str, Any]) -> DatasetStore | None:
+    """Open data on this machine without a conversion; None if the format needs a conversion."""
     as_store = {"alignment": options.get("alignment"), "image_roots": options.get("image_roots", ())}
     name = options.get("format")
     if not path.exists() or options.get("splits"):
@@ -69,9 +69,9 @@ def _in_place(path: Path, options: dict[str, Any]) -> DatasetStore | None:
         try:
             return DatasetStore.open(path.resolve().as_uri(), **as_store)
         except (MouseError, ImportError):
-            return None  # read in the common way, which says what is wrong
+            return None  # the conversion raises the error with the cause
     if name in (None, "rows") and path.is_file() and path.suffix in (".arrow", ".feather") and not is_stream(path):
-        return _mapped(path, as_store)
+        return _open_mapped(path, as_store)
     if name in (None, "lerobot") and (path / "meta" / "info.json").is_file():
         from mouse_core import formats
 
@@ -80,36 +80,43 @@ def _in_place(path: Path, options: dict[str, Any]) -> DatasetStore | None:
     return None
 
 
-def _mapped(path: Path, as_store: dict[str, Any]) -> DatasetStore | None:
-    """The store of a file in Arrow's file format, mapped; None where its values are compressed."""
+def _open_mapped(path: Path, as_store: dict[str, Any]) -> DatasetStore | None:
+    """Open a file in Arrow's file format by mapping it into memory; None if its values are compressed."""
     with reading(path), mapped(path) as (source, _):
         reader = pa.ipc.open_file(source)
-        before = pa.total_allocated_bytes()
+        # A batch of a compressed file is decompressed to new memory; a batch of any other file is a view of the map.
+        allocated = pa.total_allocated_bytes()
         first = reader.get_batch(0) if reader.num_record_batches else None
-        if first is not None and pa.total_allocated_bytes() - before > first.nbytes // 2:
+        if first is not None and pa.total_allocated_bytes() - allocated > first.nbytes // 2:
             return None
         table = reader.read_all()
-    said = {"alignment": read_about(table, label=str(path)).alignment or "arrived"}
-    return DatasetStore(**as_store | ({} if as_store["alignment"] else said)).from_dataset(table)
+    stated = {"alignment": read_about(table, label=str(path)).alignment or "arrived"}
+    return DatasetStore(**as_store | ({} if as_store["alignment"] else stated)).from_dataset(table)
 
 
 def _is_parquet(path: Path) -> bool:
+    """Whether a path is a Parquet file, or a flat folder of Parquet files without Arrow files."""
     if path.is_file():
         return path.suffix == ".parquet"
-    return any(path.glob("*.parquet")) and not any(one.is_dir() or one.suffix == ".arrow" for one in path.iterdir())
+    return any(path.glob("*.parquet")) and not any(
+        entry.is_dir() or entry.suffix == ".arrow" for entry in path.iterdir()
+    )
 
 
 @dataclass(eq=False)
 class Shown:
-    """A store that is shown.
+    """A store, or a source of batches, that a viewer shows.
 
     Args:
-        name: What it is called, by itself among all that are shown.
-        store: It; None for a source of batches, whose snapshot does not change.
-        batches: The source of batches to show beside its episodes, as it was given; None: those that the page asks for.
+        name: A name that no other shown store has.
+        store: The store; None for a source of batches, whose snapshot does not change.
+        batches: The source of batches that the caller passed; None: the page chooses the options of batches.
         fixed: The snapshot of ``batches``.
-        stream: Gives all rows to those who inspect them; None: the store does, where there is one.
-        ignore: Codes of findings of which nothing is said.
+        stream: Returns all rows for the inspection; None: the rows of ``store``.
+        ignore: Codes of findings that the inspection leaves out.
+        lock: Held while the rows are refreshed.
+        generation: How often earlier rows were replaced; counts and findings start again each time.
+        made: The sources of batches that were made for the page, by their options.
     """
 
     name: str
@@ -124,19 +131,19 @@ class Shown:
 
     def __post_init__(self) -> None:
         tasks = {} if self.store is None else self.store.about.tasks
-        self.episodes = EpisodeList(self._now(), tasks)
+        self.episodes = EpisodeList(self._current_snapshot(), tasks)
         rows = partial(stream_of, self.store) if self.store is not None else None
         self.inspection = None if rows is None else Inspection(self.stream or rows, self.ignore)
 
-    def _now(self) -> Snapshot:
+    def _current_snapshot(self) -> Snapshot:
         if self.store is not None:
             return self.store.snapshot()
         assert self.fixed is not None
         return self.fixed
 
     def refresh(self) -> None:
-        """Take in rows that came; where those that were there are others now, what was counted begins anew."""
-        snapshot = self._now()
+        """Include new rows; if earlier rows were replaced, count the episodes and inspect the rows again."""
+        snapshot = self._current_snapshot()
         with self.lock:
             if snapshot is not self.episodes.snapshot:
                 self.made.clear()
@@ -148,17 +155,17 @@ class Shown:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The rows of now."""
+        """The snapshot that is shown."""
         return self.episodes.snapshot
 
 
 def rows_of(source: str, store: DatasetStore, **options: Any) -> RowStream:
-    """The rows of recorded data as ``mouse inspect`` reads them, with all that their format says of them.
+    """Return the rows of recorded data for ``mouse inspect``, with the notes of their format.
 
     Args:
-        source: As ``opened_store`` takes it.
-        store: What that gave.
-        **options: As ``formats.open`` takes them.
+        source: The source, as for ``opened_store``.
+        store: The store that ``opened_store`` yields for `source`.
+        **options: The options of ``formats.open``.
     """
     from mouse_core import formats
 
@@ -171,27 +178,27 @@ def rows_of(source: str, store: DatasetStore, **options: Any) -> RowStream:
 def shown_of(
     given: Iterable[tuple[str, Any]], streams: Sequence[Callable[[], RowStream]] = (), *, ignore: Sequence[str] = ()
 ) -> list[Shown]:
-    """Stores, or sources of batches, as they are shown, each under a name of its own.
+    """Prepare stores and sources of batches for a viewer; a repeated name gets a number, as in "store (2)".
 
     Args:
-        given: Name and store, or source of batches.
-        streams: What gives the rows of each to those who inspect them; by default the stores do.
-        ignore: Codes of findings of which nothing is said.
+        given: Pairs of a name and a store or source of batches.
+        streams: Functions that return the rows for the inspection, in the order of `given`; by default the stores.
+        ignore: Codes of findings that the inspection leaves out.
 
     Raises:
-        ConfigError: None is given, or one is neither.
+        ConfigError: `given` is empty, or has an object that is neither a store nor a source of batches.
     """
-    found: list[Shown] = []
-    for place, (name, one) in enumerate(given):
+    shown: list[Shown] = []
+    for place, (name, source) in enumerate(given):
         name, number = name or "store", 2
-        while name in {other.name for other in found}:
+        while name in {other.name for other in shown}:
             name, number = f"{name.rsplit(' (', 1)[0]} ({number})", number + 1
-        if isinstance(one, BatchSource):
-            found.append(Shown(name, None, one, one.snapshot))
-        elif isinstance(one, Store):
-            found.append(Shown(name, one, stream=streams[place] if place < len(streams) else None, ignore=ignore))
+        if isinstance(source, BatchSource):
+            shown.append(Shown(name, None, source, source.snapshot))
+        elif isinstance(source, Store):
+            shown.append(Shown(name, source, stream=streams[place] if place < len(streams) else None, ignore=ignore))
         else:
-            raise ConfigError(f"view: expected a store or a BatchSource, found {type(one).__name__}")
-    if not found:
+            raise ConfigError(f"view: expected a store or a BatchSource, found {type(source).__name__}")
+    if not shown:
         raise ConfigError("view: expected a store or several, found none")
-    return found
+    return shown

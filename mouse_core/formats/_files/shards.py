@@ -1,4 +1,4 @@
-"""Write files of rows, and the files that ``datasets`` keeps beside them."""
+"""Write Arrow and Parquet files of rows, and the JSON files that ``datasets.load_from_disk`` needs beside them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ShardWriter:
 
     Args:
         folder: The folder.
-        number: Number of the file. Its name also has the number of this process, so that a process that an interruption
-            left behind writes to another file.
+        number: Number of the file. The name of the file also has the process id, so that a process that survived an
+            interruption writes to another file.
         kind: "arrow" or "parquet".
         schema: Schema of the file; batches are cast to it.
     """
@@ -46,16 +46,16 @@ class ShardWriter:
 
     @property
     def bytes(self) -> int:
-        """Bytes that were written so far."""
+        """The number of bytes written so far."""
         return int(self._sink.tell())
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows."""
+        """Write the rows of a batch."""
         table = pa.Table.from_batches([batch])
         if not table.schema.equals(self._schema, check_metadata=True):
             table = table.cast(self._schema).combine_chunks()
         if isinstance(self._writer, pq.ParquetWriter):
-            # Encoding takes several times the memory of what is encoded; a piece becomes a row group.
+            # Encoding needs several times the memory of the rows, so each piece of the table becomes a row group.
             most = rows_at_once(bytes_a_row(table), most=max(table.num_rows, 1), budget=_ROW_GROUP_BYTES)
             for first in range(0, max(table.num_rows, 1), most):
                 self._writer.write_table(table.slice(first, most))
@@ -64,7 +64,7 @@ class ShardWriter:
             self._writer.write_batch(piece)
 
     def finish(self) -> tuple[list[str], Any]:
-        """Close the file; return its name, and no facts."""
+        """Close the file; return its name, and None: shards record no facts in the job."""
         self._open.close()
         if isinstance(self._writer, pq.ParquetWriter):
             add_parquet_checksum(self._path)
@@ -84,7 +84,7 @@ def link_parts(work: Path, result: Path, parts: Mapping[str, int], kind: str) ->
 
     Args:
         work: The folder of the files.
-        result: An empty folder.
+        result: The empty folder to link into.
         parts: Number of rows by the name of each file, in order.
         kind: "arrow" or "parquet".
 
@@ -101,29 +101,29 @@ def link_parts(work: Path, result: Path, parts: Mapping[str, int], kind: str) ->
 
 
 def dataset_schema(schema: pa.Schema, about: About, where: str) -> pa.Schema:
-    """A schema as ``datasets`` has it, with what the rows say of themselves in its metadata.
+    """Return a schema in the types of ``datasets``, with ``about`` in its metadata.
 
     Raises:
-        SchemaError: Types that it does not have; begins with ``where``.
+        SchemaError: ``datasets`` has no such type; the message begins with ``where``.
     """
     import datasets
 
     try:
-        known = datasets.Features.from_arrow_schema(schema).arrow_schema
+        converted = datasets.Features.from_arrow_schema(schema).arrow_schema
     except (ValueError, TypeError, NotImplementedError, KeyError, AttributeError) as error:
         raise SchemaError(f"{where}: expected columns that datasets has types for: {error}") from error
-    return with_about(known, about)
+    return with_about(converted, about)
 
 
 def describe(folder: Path, schema: pa.Schema, about: About, rows: Mapping[str, int], digest: str) -> None:
-    """Write what ``datasets.load_from_disk`` needs beside Arrow files, and what is noted of all of them.
+    """Write the JSON files that ``datasets.load_from_disk`` needs beside Arrow files, and the manifest of the folder.
 
     Args:
-        folder: Complete apart from this.
-        schema: Of the files.
-        about: What the dataset says of itself.
-        rows: How many each file holds, by name.
-        digest: Of all rows.
+        folder: The folder with all Arrow files.
+        schema: The schema of the files.
+        about: The metadata of the dataset.
+        rows: The number of rows by file name.
+        digest: The digest of all rows.
     """
     import datasets
 
@@ -143,7 +143,7 @@ def describe(folder: Path, schema: pa.Schema, about: About, rows: Mapping[str, i
 
 
 def merged(parts: Sequence[Path], target: Path, schema: pa.Schema) -> None:
-    """Join Parquet files into one, a row group at a time."""
+    """Join the Parquet files ``parts`` into one new file, one row group at a time."""
     with pq.ParquetWriter(str(target), schema, compression="zstd", write_page_checksum=True) as writer:
         for part in parts:
             with pq.ParquetFile(str(part), page_checksum_verification=True) as source:

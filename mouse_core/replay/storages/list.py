@@ -1,4 +1,10 @@
-"""Rows as any Python objects."""
+"""A storage of rows that are any Python objects, and the rules by which a batch of such rows becomes arrays.
+
+Each field of a batch is either one array or an array of objects. The rows that are drawn must not decide which: a field
+is one array only if it has one shape, and one common dtype, in all rows of the storage. ``Signatures`` counts the rows
+of each combination of dtypes and shapes. For the rows ``{"a": 1, "b": [1]}`` and ``{"a": 2, "b": [1, 2]}`` field "a" is
+an int64 array, and field "b", whose length differs, is an array of objects in every batch.
+"""
 
 from __future__ import annotations
 
@@ -31,50 +37,50 @@ from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.replay.storages.ring import RingStorage, check_put, check_state
 from mouse_core.spec import Alignment
 
-_Signature = tuple[Any, ...]
-"""The signature of a leaf: "strong", a dtype and a shape; "weak", a kind of Python's numbers, and a shape; or "any"."""
+_LeafSignature = tuple[Any, ...]
+"""The type of a leaf: ("strong", dtype, shape) for NumPy values, ("weak", kind, shape) for Python numbers, ("any",)."""
 
-_Leaves = tuple[tuple[Any, ...], ...]
-"""The signatures of the leaves of an object, each behind its name."""
+_RowSignature = tuple[tuple[Any, ...], ...]
+"""The signatures of all leaves of a row: (name, *signature of the leaf) for each."""
 
-_ANY: _Signature = ("any",)
+_ANY: _LeafSignature = ("any",)
 _WEAK = {bool: ("weak", "b", ()), int: ("weak", "i", ()), float: ("weak", "f", ())}
 _DTYPES = {"b": np.dtype(bool), "i": np.dtype(np.int64), "f": np.dtype(np.float64)}
 
 
 class Signatures:
-    """The dtypes and shapes of the objects in a storage, each looked at once, when a batch is made.
+    """The dtypes and shapes of the rows in a storage; each row is examined once, when the next batch is made.
 
     Args:
-        ragged: Fields that are lists in any case.
+        ragged: Fields that always become arrays of objects.
     """
 
     def __init__(self, ragged: Sequence[FieldKey] = ()) -> None:
         self._ragged = ragged
-        # The signatures of each slot: with lists of arrays as nodes, and as leaves.
-        self._of: list[tuple[_Leaves, _Leaves] | None] = []
-        self._unseen: list[int] = []
-        self._counts: dict[tuple[_Leaves, _Leaves], int] = {}
-        # The dtype of each field that is an array of one shape in all objects, and which nodes are leaves.
-        self._known: tuple[dict[FieldKey, np.dtype[Any] | None], Callable[[Any], bool]] | None = None
+        # Two signatures for each slot: one enters lists, one takes each list as a leaf. None: not examined yet.
+        self._by_slot: list[tuple[_RowSignature, _RowSignature] | None] = []
+        self._pending: list[int] = []
+        self._counts: dict[tuple[_RowSignature, _RowSignature], int] = {}
+        # The dtype of each field (None: an array of objects), and the function that tells which nodes are leaves.
+        self._layout: tuple[dict[FieldKey, np.dtype[Any] | None], Callable[[Any], bool]] | None = None
 
-    def wrote(self, slot: int) -> None:
-        """Note that there is another object in a slot."""
-        if slot == len(self._of):
-            self._of.append(None)
+    def mark_changed(self, slot: int) -> None:
+        """Record that a slot has a new object, whose signature is computed with the next batch."""
+        if slot == len(self._by_slot):
+            self._by_slot.append(None)
         else:
-            before = self._of[slot]
-            if before is None:
-                return  # it is among the unseen
-            self._of[slot] = None
-            self._counts[before] -= 1
-            if not self._counts[before]:
-                del self._counts[before]
-                self._known = None
-        self._unseen.append(slot)
+            previous = self._by_slot[slot]
+            if previous is None:
+                return  # the slot is already pending
+            self._by_slot[slot] = None
+            self._counts[previous] -= 1
+            if not self._counts[previous]:
+                del self._counts[previous]
+                self._layout = None
+        self._pending.append(slot)
 
     def gather(self, items: Sequence[Any], slots: Slots) -> Any:
-        """Return the objects in ``slots`` as one tree, whose leaves are arrays: of numbers of one shape, or of objects.
+        """Return the objects in ``slots`` as one tree of arrays; fields without one shape become arrays of objects.
 
         Args:
             items: All objects of the storage, by slot.
@@ -83,28 +89,28 @@ class Signatures:
         Raises:
             SchemaError: The objects have different fields.
         """
-        for slot in self._unseen:
+        for slot in self._pending:
             item = items[slot]
-            signature = (_signatures_of(item, _is_none), _signatures_of(item, _is_none_or_list))
-            self._of[slot] = signature
+            signature = (_row_signature(item, _is_none), _row_signature(item, _is_none_or_list))
+            self._by_slot[slot] = signature
             if signature not in self._counts:
-                self._known = None
+                self._layout = None
             self._counts[signature] = self._counts.get(signature, 0) + 1
-        self._unseen.clear()
-        if self._known is None:
-            nodes = [with_nodes for with_nodes, _ in self._counts]
-            # Lists of arrays that differ in length from row to row are no nodes.
-            if len({_keys_of(leaves) for leaves in nodes}) < 2:
-                self._known = _joined(nodes, self._ragged), _is_none
+        self._pending.clear()
+        if self._layout is None:
+            entering_lists = [signature for signature, _ in self._counts]
+            # If entering lists gives rows different fields, the lists differ in length: each list is one leaf then.
+            if len({_keys_of(signature) for signature in entering_lists}) < 2:
+                self._layout = _dtypes_by_field(entering_lists, self._ragged), _is_none
             else:
-                nodes = list({without: None for _, without in self._counts})
-                self._known = _joined(nodes, self._ragged), _is_none_or_list
-        dtypes, is_leaf = self._known
+                lists_as_leaves = list({signature: None for _, signature in self._counts})
+                self._layout = _dtypes_by_field(lists_as_leaves, self._ragged), _is_none_or_list
+        dtypes, is_leaf = self._layout
         drawn = [items[slot] for slot in slots.reshape(-1).tolist()]
         if dtypes.keys() == {()}:
-            return _column(drawn, dtypes[()], slots.shape, ())
-        leaves = [flatten(item, leaf=is_leaf) for item in drawn]
-        columns = {key: _column([found[key] for found in leaves], dtypes[key], slots.shape, key) for key in dtypes}
+            return _stack_values(drawn, dtypes[()], slots.shape, ())
+        rows = [flatten(item, leaf=is_leaf) for item in drawn]
+        columns = {key: _stack_values([row[key] for row in rows], dtypes[key], slots.shape, key) for key in dtypes}
         return unflatten(structure_of(drawn[0], leaf=is_leaf), columns)
 
 
@@ -116,7 +122,10 @@ def _is_none_or_list(node: Any) -> bool:
     return node is None or isinstance(node, list)
 
 
-def _column(values: list[Any], dtype: np.dtype[Any] | None, shape: tuple[int, ...], key: FieldKey) -> npt.NDArray[Any]:
+def _stack_values(
+    values: list[Any], dtype: np.dtype[Any] | None, shape: tuple[int, ...], key: FieldKey
+) -> npt.NDArray[Any]:
+    """Return ``values`` as an array ``[*shape, ...]`` of ``dtype``, or, if ``dtype`` is None, of objects."""
     if dtype is None:
         return object_array([copied(value) for value in values], shape)
     try:
@@ -130,23 +139,24 @@ def _column(values: list[Any], dtype: np.dtype[Any] | None, shape: tuple[int, ..
     return stacked.reshape(*shape, *stacked.shape[1:])
 
 
-def _signatures_of(item: Any, is_leaf: Callable[[Any], bool]) -> _Leaves:
-    """Return the signatures of the leaves of nested dicts, tuples and lists; for any other object, its own."""
+def _row_signature(item: Any, is_leaf: Callable[[Any], bool]) -> _RowSignature:
+    """Return the signatures of all leaves of a row; a row that is no dict, tuple or list is a single leaf."""
     try:
         leaves = flatten(item, leaf=is_leaf) if isinstance(item, Mapping | tuple | list) else {(): item}
     except SchemaError:
         leaves = {(): item}
-    return tuple((key, *_signature_of(leaf)) for key, leaf in leaves.items())
+    return tuple((key, *_leaf_signature(leaf)) for key, leaf in leaves.items())
 
 
-def _keys_of(leaves: _Leaves) -> frozenset[FieldKey]:
+def _keys_of(leaves: _RowSignature) -> frozenset[FieldKey]:
     return frozenset(key for key, *_ in leaves)
 
 
-def _signature_of(leaf: Any) -> _Signature:
-    known = _WEAK.get(type(leaf))
-    if known is not None:
-        return known if type(leaf) is not int or -(2**63) <= leaf < 2**63 else _ANY
+def _leaf_signature(leaf: Any) -> _LeafSignature:
+    python_number = _WEAK.get(type(leaf))
+    if python_number is not None:
+        fits_int64 = type(leaf) is not int or -(2**63) <= leaf < 2**63
+        return python_number if fits_int64 else _ANY
     if isinstance(leaf, np.ndarray | np.generic):
         return ("strong", leaf.dtype, leaf.shape) if number_kind(leaf.dtype) in "biufcmM" else _ANY
     if type(leaf) is list and leaf:
@@ -158,26 +168,28 @@ def _signature_of(leaf: Any) -> _Signature:
     return _ANY
 
 
-def _joined(signatures: Sequence[_Leaves], ragged: Sequence[FieldKey]) -> dict[FieldKey, np.dtype[Any] | None]:
-    """Return the dtype of each field that is one array in all rows, else None."""
+def _dtypes_by_field(
+    signatures: Sequence[_RowSignature], ragged: Sequence[FieldKey]
+) -> dict[FieldKey, np.dtype[Any] | None]:
+    """Return the dtype of each field; None for a field that becomes an array of objects."""
     keys = _fields_of(signatures)
     if keys is None:
         return {(): None}
     columns: dict[FieldKey, np.dtype[Any] | None] = {}
     for key in keys:
-        found = {tuple(rest) for signature in signatures for name, *rest in signature if name == key}
-        alike = key not in ragged and _ANY not in found and len({shape for _, _, shape in found}) == 1
-        columns[key] = _common(found) if alike else None
+        types = {tuple(leaf_type) for signature in signatures for name, *leaf_type in signature if name == key}
+        has_one_shape = key not in ragged and _ANY not in types and len({shape for _, _, shape in types}) == 1
+        columns[key] = _common_dtype(types) if has_one_shape else None
     return columns
 
 
-def _fields_of(signatures: Sequence[_Leaves]) -> tuple[FieldKey, ...] | None:
-    """Return the fields that all rows have; None if some rows have fields and others are objects."""
+def _fields_of(signatures: Sequence[_RowSignature]) -> tuple[FieldKey, ...] | None:
+    """Return the fields that all rows have; None if some rows are trees and others are single objects."""
     keys = [tuple(key for key, *_ in signature) for signature in signatures]
-    other = next((found for found in keys if set(found) != set(keys[0])), None)
+    other = next((fields for fields in keys if set(fields) != set(keys[0])), None)
     if other is None:
         return keys[0]
-    if any(found == ((),) for found in keys):
+    if any(fields == ((),) for fields in keys):
         return None
     raise SchemaError(
         f"sample: expected rows of the same fields, found some with {list(keys[0])} and some with {list(other)}; a "
@@ -185,8 +197,11 @@ def _fields_of(signatures: Sequence[_Leaves]) -> tuple[FieldKey, ...] | None:
     )
 
 
-def _common(signatures: set[tuple[Any, ...]]) -> np.dtype[Any] | None:
-    """Return the dtype that holds values of these signatures without loss; None if there is none."""
+def _common_dtype(signatures: set[tuple[Any, ...]]) -> np.dtype[Any] | None:
+    """Return the dtype that holds values of all these signatures without loss; None if no dtype does.
+
+    Python numbers are "weak": 1.5 beside float32 values gives float32. int64 beside float32 values gives None.
+    """
     weak, strong = ({kind for name, kind, _ in signatures if name == strength} for strength in ("weak", "strong"))
     kinds = {number_kind(dtype) for dtype in strong}
     if len(kinds | weak) > 1 and (kinds | weak) & set("bmM"):
@@ -194,7 +209,7 @@ def _common(signatures: set[tuple[Any, ...]]) -> np.dtype[Any] | None:
     if not strong:
         return _DTYPES["f" if "f" in weak else weak.pop()]
     joined: np.dtype[Any] = np.result_type(*strong) if len(strong) > 1 else strong.pop()
-    # Integers that only a float holds would be rounded, and so would Python's floats beside integers.
+    # None where values would be rounded: integers whose common dtype is a float, and Python floats beside integers.
     rounded = number_kind(joined) not in kinds or ("f" in weak and number_kind(joined) in "iu")
     return None if rounded else joined
 
@@ -205,17 +220,18 @@ class ListStorage(RingStorage):
     Arrays and tensors, and the dicts, lists, tuples and dataclasses that hold them, are copied on the way in and out.
     Objects of all other kinds stay references.
 
-    Of nested dicts, tuples and lists of arrays a batch has one field for each leaf. It is an array where all rows that
-    are there have numbers of one shape, and else a list: whichever rows are drawn, it is the same. Where lists of
-    arrays differ in length from row to row, they are lists in every batch.
+    A batch has one field for each leaf of nested dicts, tuples and lists of arrays. A field is an array if all rows in
+    the storage have numbers of one shape there, and otherwise a list. The rows that are drawn do not change this. Lists
+    of arrays that differ in length from row to row are lists in every batch.
 
     Args:
-        capacity: Rows it holds.
-        alignment: Which transition a row's action, reward and done belong to; None: "outgoing", as for all transitions.
-        ragged: Fields that are lists also while all rows have one shape.
+        capacity: The most rows that the storage holds.
+        alignment: The transition that a row's action, reward and done belong to; None: "outgoing", as for all
+            transitions.
+        ragged: Fields that are lists even if all rows have one shape there.
 
     Raises:
-        ConfigError: A size below 1.
+        ConfigError: `capacity` is below 1.
     """
 
     def __init__(
@@ -229,15 +245,16 @@ class ListStorage(RingStorage):
         return f"ListStorage({len(self)} of {self._capacity} rows)"
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
-        """Write objects behind the last, over the oldest where there is no room; see ``Storage.append``.
+        """Write objects after the newest row; a full storage overwrites its oldest rows. See ``Storage.append``.
 
         Args:
-            rows: The object for ``one``; else a list of them, or a tree of arrays ``[n, ...]``, which is taken apart.
-            one: ``rows`` is a single object.
+            rows: One object if ``one``; else a list of objects, or a tree of arrays ``[n, ...]``, which is split into
+                ``n`` rows.
+            one: Whether ``rows`` is a single object.
         """
         items = [rows] if one else take_apart(rows, self._ragged)
         for item in items:
-            _check(item)
+            _check_row(item)
         items = [copied(item) for item in items]
         for number, item in enumerate(items, self._written):
             slot = number % self._capacity
@@ -245,59 +262,59 @@ class ListStorage(RingStorage):
                 self._items.append(item)
             else:
                 self._items[slot] = item
-            self._signatures.wrote(slot)
+            self._signatures.mark_changed(slot)
         return self._appended(len(items)), len(items)
 
     def check(self, rows: Any) -> None:
-        """Raise what ``append(rows)`` would, and write nothing."""
+        """Raise the errors of ``append(rows)`` without writing."""
         for item in take_apart(rows, self._ragged):
-            _check(item)
+            _check_row(item)
 
     def put(self, slots: Slots, rows: Any) -> None:
         """Replace the objects in ``slots``; ``rows`` as for ``append``."""
         self._check_slots(slots)
         items = take_apart(rows, self._ragged)
         for item in items:
-            _check(item)
+            _check_row(item)
         check_put(slots, len(items))
         for slot, item in zip(slots.reshape(-1).tolist(), [copied(item) for item in items], strict=True):
             self._items[slot] = item
-            self._signatures.wrote(slot)
+            self._signatures.mark_changed(slot)
         self._changes += 1
 
     def get(self, slots: Slots) -> list[Any]:
-        """The objects in ``slots``, as a list; of lists, for slots ``[B, S]``."""
+        """Return the objects in ``slots`` as a list; for slots ``[B, S]``, as a list of B lists."""
         self._check_slots(slots)
         if slots.ndim > 1:
-            return [self.get(part) for part in slots]
+            return [self.get(window) for window in slots]
         return [copied(self._items[slot]) for slot in slots.tolist()]
 
     def batch(self, slots: Slots) -> Any:
-        """The objects in ``slots`` as one tree of arrays, of objects where they are no numbers of one shape."""
+        """Return the objects in ``slots`` as one tree of arrays; fields without one shape become arrays of objects."""
         self._check_slots(slots)
         return self._signatures.gather(self._items, slots)
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
-        """One field of the objects in ``slots``, where they are nested dicts or tuples."""
+        """Return one field of the objects in ``slots``, which are nested dicts or tuples."""
         if isinstance(slots, slice):
             slots = np.arange(len(self._items), dtype=np.int64)[slots]
-        found = [find(self._items[slot], key) for slot in slots.reshape(-1).tolist()]
+        leaves = [find(self._items[slot], key) for slot in slots.reshape(-1).tolist()]
         try:
-            values = np.array(found)
+            values = np.array(leaves)
         except ValueError:  # rows of differing length
-            values = object_array(found, (len(found),))
+            values = object_array(leaves, (len(leaves),))
         if is_varying(values):
             values = object_array([copied(value) for value in values.reshape(-1)], values.shape)
         return values.reshape(*slots.shape, *values.shape[1:])
 
     def empty(self) -> None:
-        """Forget all objects."""
+        """Remove all objects."""
         super().empty()
         self._items = []
         self._signatures = Signatures(self._ragged)
 
     def state(self) -> dict[str, Any]:
-        """The objects, pickled, and how many were written."""
+        """Return the pickled objects and the number of rows ever written."""
         try:
             pickled = pickle.dumps(self._items, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:
@@ -323,24 +340,24 @@ class ListStorage(RingStorage):
         self._items = items
         self._signatures = Signatures(self._ragged)
         for slot in range(len(items)):
-            self._signatures.wrote(slot)
+            self._signatures.mark_changed(slot)
         self._written, self._size = int(state["written"]), len(items)
         self._changes += 1
 
 
-def _check(tree: Any) -> None:
-    """Raise DataError where a mask hides a value, as a batch has none, and SchemaError for a name that is no text."""
+def _check_row(tree: Any) -> None:
+    """Raise DataError for a masked array that hides a value, SchemaError for a field name that is no Unicode text."""
     if not is_node(tree):
         refuse_hidden(tree)
         return
     for name, child in children_of(tree):
         if isinstance(name, str) and not is_text(name):
             raise SchemaError(f"rows: expected names of fields as Unicode text, found {name!r}")
-        _check(child)
+        _check_row(child)
 
 
 def take_apart(rows: Any, ragged: Collection[FieldKey] = ()) -> list[Any]:
-    """Return the rows of a list of rows, or of a tree of arrays ``[n, ...]``, whose ``ragged`` fields may be lists."""
+    """Split a tree of arrays ``[n, ...]`` into ``n`` rows; a list stays as it is. Fields in ``ragged`` may be lists."""
     if isinstance(rows, list):
         return rows
     rows = opened(rows, 1, ragged)
@@ -355,5 +372,5 @@ def take_apart(rows: Any, ragged: Collection[FieldKey] = ()) -> list[Any]:
 
 
 def _has_rows(leaf: Any) -> bool:
-    """Whether a leaf is an array, or a list of the values of rows; a text would fall apart into letters."""
+    """Whether a leaf is an array or a list with one value for each row; a text is one value, not a list of letters."""
     return hasattr(leaf, "__len__") and hasattr(leaf, "__getitem__") and not isinstance(leaf, str | bytes)
