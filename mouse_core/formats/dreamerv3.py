@@ -1,6 +1,7 @@
-"""Read DreamerV3's replay: streams of steps in chunks, an npz file each, whose name names the next chunk.
+"""Read the replay of DreamerV3: streams of steps, each a chain of npz files ("chunks") whose names link to the next.
 
-A step holds an observation, the reward that came with it, and the action that was taken on it.
+A step holds an observation, the reward that came with it, and the action that was taken after it. The file
+``T1-aaa-bbb-1024.npz`` is chunk aaa with 1024 steps, and chunk bbb continues its stream.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from mouse_core.formats.columns.transitions import one_later, step_numbers
 __all__ = ["read_dreamerv3"]
 
 _FLAGS = ("is_first", "is_last", "is_terminal")
-# Identifiers of steps, and inputs of the environment besides the action.
+# These arrays are not read: identifiers of steps, and inputs of the environment other than the action.
 _LEFT_OUT = ("stepid", "consec", "reset")
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A file: the time of its first step, its id, the id of the next chunk, and its number of steps."""
+    """One file of a stream: ``time`` of its first step, ``name`` of the chunk, ``following`` chunk, number of steps."""
 
     path: Path
     time: str
@@ -54,16 +55,16 @@ class _Chunk:
 def read_dreamerv3(
     path: str | os.PathLike[str], *, actions: Sequence[str] = (), batch_rows: int = BATCH_ROWS
 ) -> RowStream:
-    """Read the replay of DreamerV3: streams one after the other, in the order of their first steps.
+    """Read the replay of DreamerV3, stream after stream, ordered by the times of their first steps.
 
     ``done`` is 1 at a last step that is terminal. It is 2 at other last steps, before a first step, and at the end of a
-    stream. If the beginning of a stream was removed, its first episode begins in the middle. Keys with a slash, which
-    are states of a model, are ``metadata_<key>``.
+    stream. If the first chunks of a stream were deleted, its first episode is incomplete. Keys with a slash, which are
+    states of a model, become columns ``metadata_<key>``.
 
     Args:
         path: The folder, with files ``TIME-ID-FOLLOWING-LENGTH.npz``, or one such file.
         actions: The keys of actions; by default all that begin with "action".
-        batch_rows: At most how many rows a batch has.
+        batch_rows: The most rows of a batch.
 
     Raises:
         ConfigError: No file of this kind is found, or a key is missing.
@@ -72,24 +73,26 @@ def read_dreamerv3(
     """
     check_batch_rows(batch_rows)
     root = Path(path)
-    streams = _streams(root)
+    streams = _find_streams(root)
     first = streams[0][0]
     with closing(NpzTree(first.path)) as file:
-        keys = _keys(file)
+        keys = _array_types(file)
         _check_keys(file, keys, actions)
     count = sum(chunk.length for stream in streams for chunk in stream)
     chunks = sum(map(len, streams))
     notes = [f"{chunks} files are {len(streams)} streams; where one stops, the episode is taken as truncated."]
-    some = next(_rows([[first]], keys, actions, 1))
-    rows = partial(_rows, streams, keys, actions, batch_rows)
-    return RowStream.of_columns(root, "dreamerv3", some, rows, rows=count, notes=tuple(notes))
+    example = next(_read_rows([[first]], keys, actions, 1))
+    rows = partial(_read_rows, streams, keys, actions, batch_rows)
+    return RowStream.of_columns(root, "dreamerv3", example, rows, rows=count, notes=tuple(notes))
 
 
-def _streams(root: Path) -> list[list[_Chunk]]:
+def _find_streams(root: Path) -> list[list[_Chunk]]:
     """Return the chunks of each stream, in order."""
     if not root.exists():
         raise ConfigError(f"{root}: expected a file or folder, found none")
-    files = [root] if root.is_file() else [one for one in sorted(root.glob("*.npz")) if DREAMERV3.fullmatch(one.name)]
+    files = (
+        [root] if root.is_file() else [file for file in sorted(root.glob("*.npz")) if DREAMERV3.fullmatch(file.name)]
+    )
     check_inside(files, root)
     chunks: dict[str, _Chunk] = {}
     for file in files:
@@ -108,35 +111,41 @@ def _streams(root: Path) -> list[list[_Chunk]]:
         raise damaged(
             root, f"expected chunks that follow one other chunk each, found {twice[:4]}, which follow several"
         )
-    heads = sorted((one for name, one in chunks.items() if name not in followed), key=lambda one: (one.time, one.name))
+    # A chunk that no other chunk links to begins a stream. Chunks that remain at the end form a circle.
+    heads = sorted(
+        (chunk for name, chunk in chunks.items() if name not in followed), key=lambda chunk: (chunk.time, chunk.name)
+    )
     streams = []
     for head in heads:
         stream = [head]
-        while (found := chunks.pop(stream[-1].following, None)) is not None:
-            stream.append(found)
+        while (following_chunk := chunks.pop(stream[-1].following, None)) is not None:
+            stream.append(following_chunk)
         chunks.pop(head.name, None)
         streams.append(stream)
     if chunks:
-        some = sorted(chunk.path.name for chunk in chunks.values())
-        raise damaged(root, f"expected streams that begin somewhere, found {some[:4]}, which follow each other")
+        circle = sorted(chunk.path.name for chunk in chunks.values())
+        raise damaged(root, f"expected streams that begin somewhere, found {circle[:4]}, which follow each other")
     return streams
 
 
-def _keys(file: NpzTree) -> dict[str, tuple[Any, ...]]:
-    """Return the shape and dtype of a step by array."""
+def _array_types(file: NpzTree) -> dict[str, tuple[Any, ...]]:
+    """Return the shape and dtype of one step of each array, by the name of the array."""
     (tree,) = file.find(["/"])
-    found = {"/".join(path): part for path, part in leaves(tree or {"items": {}})}
+    arrays = {"/".join(path): array for path, array in leaves(tree or {"items": {}})}
     keys = {}
-    for name, part in found.items():
+    for name, array in arrays.items():
         if name in _LEFT_OUT:
             continue
-        if part["kind"] != "number" or not part["shape"]:
-            raise damaged(file.path, f"{name}: expected a number a step or more, found {part['kind']} {part['shape']}")
-        keys[name] = (tuple(part["shape"][1:]), part["dtype"])
+        if array["kind"] != "number" or not array["shape"]:
+            raise damaged(
+                file.path, f"{name}: expected a number a step or more, found {array['kind']} {array['shape']}"
+            )
+        keys[name] = (tuple(array["shape"][1:]), array["dtype"])
     return keys
 
 
 def _check_keys(file: NpzTree, keys: Mapping[str, Any], actions: Sequence[str]) -> None:
+    """Raise ConfigError if the flags, the reward or the actions are missing."""
     missing = [name for name in (*_FLAGS, "reward", *actions) if name not in keys]
     if missing or not any(_is_action(name, actions) for name in keys):
         raise ConfigError(
@@ -148,41 +157,47 @@ def _is_action(name: str, actions: Sequence[str]) -> bool:
     return name in actions if actions else name.startswith("action")
 
 
-def _rows(
+def _read_rows(
     streams: Sequence[Sequence[_Chunk]], keys: Mapping[str, Any], actions: Sequence[str], batch_rows: int
 ) -> Iterator[Columns]:
+    """Yield the columns of all streams in batches.
+
+    A row holds the action that led to its observation, so the action of each step moves to the next row. ``previous``
+    carries the last action, and ``step`` and ``ended`` the episode, from one batch to the next of the same stream.
+    """
     size = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in keys.values())
     most = rows_at_once(size, most=batch_rows)
     for stream in streams:
-        before: Columns = {}
+        previous: Columns = {}
         step, ended = 0, True
         for number, chunk in enumerate(stream):
             with closing(NpzTree(chunk.path)) as file, reading(chunk.path):
-                flags = _flags(file, chunk, keys)
-                after = _begins(stream[number + 1]) if number + 1 < len(stream) else True
-                ends = flags["is_last"] | np.append(flags["is_first"][1:], after)
+                flags = _read_flags(file, chunk, keys)
+                next_begins = _begins_episode(stream[number + 1]) if number + 1 < len(stream) else True
+                ends = flags["is_last"] | np.append(flags["is_first"][1:], next_begins)
                 begins = step_begins(ends, ended)
                 ended = bool(ends[-1])
                 done = np.where(ends, np.where(flags["is_last"] & flags["is_terminal"], 1, 2), 0)
                 for first in range(0, chunk.length, most):
                     part = slice(first, min(first + most, chunk.length))
                     names = [name for name in keys if name not in _FLAGS]
-                    found = file.read([(name, part.start, part.stop) for name in names])
-                    values = dict(zip(names, found, strict=True))
-                    rows = one_later(_actions(values, actions), before, begins[part])
+                    arrays = file.read([(name, part.start, part.stop) for name in names])
+                    values = dict(zip(names, arrays, strict=True))
+                    rows = one_later(_actions(values, actions), previous, begins[part])
                     reward = one_each(values, "reward")
                     rows["reward"] = np.where(begins[part], 0, reward).astype(reward.dtype)
                     rows["done"] = done[part].astype(np.int64)
-                    rows |= _seen(values, actions)
+                    rows |= _observations(values, actions)
                     rows["episode_step"] = step_numbers(begins[part], step)
                     step = int(rows["episode_step"][-1]) + 1
                     yield rows
 
 
-def _flags(file: NpzTree, chunk: _Chunk, keys: Mapping[str, Any]) -> dict[str, npt.NDArray[np.bool_]]:
-    there = _keys(file)
-    if there != dict(keys):
-        others = sorted(name for name in there.keys() | keys.keys() if there.get(name) != keys.get(name))
+def _read_flags(file: NpzTree, chunk: _Chunk, keys: Mapping[str, Any]) -> dict[str, npt.NDArray[np.bool_]]:
+    """Read the flags of all steps of a chunk; raise SchemaError if its arrays differ from those of the first file."""
+    found = _array_types(file)
+    if found != dict(keys):
+        others = sorted(name for name in found.keys() | keys.keys() if found.get(name) != keys.get(name))
         raise SchemaError(f"{file.path}: expected the arrays of the first file, found others: {others[:8]}")
     flags = dict(zip(_FLAGS, file.read([(name, 0, chunk.length + 1) for name in _FLAGS]), strict=True))
     for name, values in flags.items():
@@ -194,7 +209,7 @@ def _flags(file: NpzTree, chunk: _Chunk, keys: Mapping[str, Any]) -> dict[str, n
     return {name: values.astype(bool) for name, values in flags.items()}
 
 
-def _begins(chunk: _Chunk) -> bool:
+def _begins_episode(chunk: _Chunk) -> bool:
     """Whether a chunk begins with the first step of an episode."""
     with closing(NpzTree(chunk.path)) as file, reading(chunk.path):
         (value,) = file.read([("is_first", 0, 1)])
@@ -202,17 +217,19 @@ def _begins(chunk: _Chunk) -> bool:
 
 
 def _actions(values: Mapping[str, Any], actions: Sequence[str]) -> Columns:
-    found = {name: part for name, part in values.items() if _is_action(name, actions)}
-    if len(found) == 1:
-        return named_action(next(iter(found.values())))
-    return named_action({name.removeprefix("action").lstrip("_") or "action": part for name, part in found.items()})
+    """Return the columns of actions: "action", or one column for each if there are several."""
+    chosen = {name: array for name, array in values.items() if _is_action(name, actions)}
+    if len(chosen) == 1:
+        return named_action(next(iter(chosen.values())))
+    return named_action({name.removeprefix("action").lstrip("_") or "action": array for name, array in chosen.items()})
 
 
-def _seen(values: Mapping[str, Any], actions: Sequence[str]) -> Columns:
-    found, beside = {}, {}
-    for name, part in values.items():
+def _observations(values: Mapping[str, Any], actions: Sequence[str]) -> Columns:
+    """Return the columns of observations, and of metadata: keys with a slash or the prefix "log_"."""
+    observations, metadata = {}, {}
+    for name, array in values.items():
         if "/" in name or name.startswith("log_"):
-            beside[f"metadata_{name.replace('/', '_')}"] = part
+            metadata[f"metadata_{name.replace('/', '_')}"] = array
         elif name != "reward" and not _is_action(name, actions):
-            found[name] = part
-    return named_observation(next(iter(found.values())) if len(found) == 1 else found) | beside
+            observations[name] = array
+    return named_observation(next(iter(observations.values())) if len(observations) == 1 else observations) | metadata

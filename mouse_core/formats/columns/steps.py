@@ -1,4 +1,9 @@
-"""Episodes of RLDS: steps one by one or stacked, nested or not, as stacked pieces; and rows as such steps."""
+"""Convert RLDS episodes, whose steps are iterated or stacked, to stacks of steps; and convert rows to RLDS steps.
+
+An RLDS step holds an observation, and the action, reward and discount that follow it. A row of this library holds an
+observation, and the action and reward that led to it. So writing RLDS moves actions and rewards one row back: the
+actions 0, a, b of three rows become a, b, 0.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +22,9 @@ from mouse_core.nested import map_tree
 
 FLAGS = ("is_first", "is_last", "is_terminal")
 FEATURES = ("observation", "action", "reward", "discount", *FLAGS)
-"""What every RLDS step has."""
+"""The features of every RLDS step."""
 
-# What an episode has beside its steps stands in columns of these names, in every row of it.
+# Prefix of columns with features of an episode, repeated in every row of the episode.
 _EPISODE = "metadata_episode_"
 
 
@@ -45,7 +50,7 @@ class Stack:
 
 
 def episode_parts(episode: Any, where: str) -> tuple[Any, Mapping[str, Any]]:
-    """Return the steps of an episode, and its other features.
+    """Split an episode into its steps and its other features.
 
     Args:
         episode: A mapping with ``steps``, a mapping of stacked features, or an iterable of steps.
@@ -79,7 +84,7 @@ def iterate_steps(steps: Any, where: str) -> Iterator[Mapping[str, Any]]:
 
 
 def stacks(episodes: Iterable[Any], size: int, path: str) -> Iterator[Stack]:
-    """Yield episodes in stacked pieces of at most ``size`` steps; an episode without steps has no piece."""
+    """Yield the steps of episodes in stacks of at most ``size`` steps; an episode without steps yields no stack."""
     for number, episode in enumerate(episodes):
         where = f"{path}, episode {number}"
         steps, about = episode_parts(episode, where)
@@ -90,16 +95,16 @@ def stacks(episodes: Iterable[Any], size: int, path: str) -> Iterator[Stack]:
                 stop = min(first + size, count)
                 yield Stack(at(stacked, slice(first, stop)), stop - first, number, first, stop == count, about)
             continue
-        first, one_by_one = 0, iterate_steps(steps, where)
-        held = list(islice(one_by_one, size))
-        while held:
-            following = list(islice(one_by_one, 1))  # whether the episode goes on
-            yield Stack(stack(held, where, first), len(held), number, first, not following, about)
-            first, held = first + size, following and [*following, *islice(one_by_one, size - 1)]
+        first, remaining = 0, iterate_steps(steps, where)
+        pending = list(islice(remaining, size))
+        while pending:
+            following = list(islice(remaining, 1))  # empty if the episode ends here
+            yield Stack(stack(pending, where, first), len(pending), number, first, not following, about)
+            first, pending = first + size, following and [*following, *islice(remaining, size - 1)]
 
 
 def stack(steps: list[Any], where: str, first: int) -> Any:
-    """Stack steps, or values of steps, leaf by leaf."""
+    """Stack steps, or nested values of steps, leaf by leaf; ``first`` is the number of the first step, for errors."""
     if isinstance(steps[0], Mapping):
         names = list(steps[0])
         for index, step in enumerate(steps, first):
@@ -120,7 +125,7 @@ def stack(steps: list[Any], where: str, first: int) -> Any:
 
 
 def leaf(value: Any) -> Any:
-    """Return a value of a step as an array; a text becomes an array of objects."""
+    """Convert a value of a step to an array; a text becomes an array of objects."""
     if isinstance(value, str | bytes):
         array = np.empty((), dtype=object)
         array[()] = value
@@ -130,7 +135,7 @@ def leaf(value: Any) -> Any:
 
 
 def as_arrays(values: Any) -> Any:
-    """Return nested values with each leaf as an array."""
+    """Convert each leaf of nested values to an array."""
     return map_tree(leaf, values)
 
 
@@ -159,14 +164,14 @@ def stacked_length(stacked: Any, where: str) -> int:
 
 
 def check_features(step: Mapping[str, Any], *, where: str, wanted: tuple[str, ...] = FEATURES) -> None:
-    """Raise MissingFieldError if a step lacks features, naming them."""
+    """Raise MissingFieldError, which names the missing features, if a step lacks any in ``wanted``."""
     missing = [name for name in wanted if name not in step]
     if missing:
         raise MissingFieldError(f"{where}: expected features {list(wanted)}, found no {missing} among {list(step)}")
 
 
 def flag(value: Any, *, where: str) -> bool:
-    """Return a flag of a step as a bool."""
+    """Convert a flag of a step to a bool."""
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biuf":
         raise DataError(f"{where}: expected a single true or false, found {array!r:.80}")
@@ -180,44 +185,44 @@ def check_episodes(episodes: Any) -> None:
 
 
 def rlds_steps(columns: Columns, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the rows of an episode as stacked steps of RLDS, and the features of the episode; see ``write_rlds``."""
+    """Convert the rows of an episode to stacked RLDS steps and features of the episode; see ``write_rlds``."""
     rest = dict(columns)
     missing = rest.pop(MISSING, np.zeros(1, np.int64))
-    observations = _taken(rest, lambda name: name.split("_")[0] == "observation")
-    actions = _taken(rest, lambda name: name.split("_")[0] == "action")
+    observations = _pop_columns(rest, lambda name: name.split("_")[0] == "observation")
+    actions = _pop_columns(rest, lambda name: name.split("_")[0] == "action")
     if not observations or not actions or "reward" not in rest:
         raise DataError(f"episode {number}: expected columns of observation, action and reward, found {list(rest)}")
     done, reward, discount = rest.pop("done"), rest.pop("reward"), rest.pop("metadata_discount", None)
-    about = _taken(rest, lambda name: _is_of_episode(name, rest[name]))
+    about = _pop_columns(rest, lambda name: _is_of_episode(name, rest[name]))
     extras = {name.removeprefix("metadata_"): values for name, values in rest.items()}
-    leaving = _taken(extras, travels_with_action)
+    of_transition = _pop_columns(extras, travels_with_action)
     step = np.arange(len(done))
     last = step == len(done) - 1
     steps: dict[str, Any] = {
-        "observation": _nested(observations, "observation"),
-        "action": map_tree(_departing, _nested(actions, "action")),
-        "reward": _departing(reward),
-        "discount": _departing_discount(discount, done),
-        **{name: _departing(values) for name, values in leaving.items()},
+        "observation": _without_prefix(observations, "observation"),
+        "action": map_tree(_from_next_row, _without_prefix(actions, "action")),
+        "reward": _from_next_row(reward),
+        "discount": _discount_from_next_row(discount, done),
+        **{name: _from_next_row(values) for name, values in of_transition.items()},
         **extras,
         "is_first": step == 0,
         "is_last": last,
         "is_terminal": last & (done == 1),
     }
     if missing[-1] and done[-1] != 1:
-        # The last row only marks that its observation is missing: the step before it is the last that was recorded.
-        # (A terminal step stays, since RLDS gives its observation no meaning.)
+        # The last row has only the action and reward of the step before it; its own observation was not recorded. So
+        # it is no step. (After a terminal step it stays, since RLDS ignores the observation of a terminal step.)
         steps = at(steps, slice(None, -1))
     return steps, {name.removeprefix(_EPISODE): values[0] for name, values in about.items()}
 
 
-def _taken(columns: Columns, wanted: Callable[[str], bool]) -> Columns:
-    """Remove the columns with wanted names from ``columns``, and return them."""
+def _pop_columns(columns: Columns, wanted: Callable[[str], bool]) -> Columns:
+    """Remove the columns whose names ``wanted`` accepts from ``columns``, and return them."""
     return {name: columns.pop(name) for name in [name for name in columns if wanted(name)]}
 
 
 def _is_of_episode(name: str, values: npt.NDArray[Any]) -> bool:
-    """Whether a column holds a feature of an episode, by its name and by equal values in all rows."""
+    """Whether a column holds a feature of an episode: it has the prefix, and the same value in all rows."""
     if not name.startswith(_EPISODE) or name.removeprefix(_EPISODE) in ("", "steps", "observation", "is_first"):
         return False
     same = values[:1] == values
@@ -226,22 +231,23 @@ def _is_of_episode(name: str, values: npt.NDArray[Any]) -> bool:
     return bool(np.all(same))
 
 
-def _departing(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return for each row the value of the next row; zeros for the last row."""
+def _from_next_row(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return for each row the value of the next row, and zeros for the last row: 1 2 3 becomes 2 3 0."""
     return np.concatenate([values[1:], placeholder(values)])
 
 
-def _departing_discount(discount: npt.NDArray[Any] | None, done: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+def _discount_from_next_row(discount: npt.NDArray[Any] | None, done: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     if discount is None:
         discount = np.where(done == 1, 0.0, 1.0).astype(np.float32)
-    departing = _departing(discount)
+    shifted = _from_next_row(discount)
     if done[-1] != 1:
-        # More would have followed a truncated step, as little discounted as what came before it.
-        departing[-1] = discount[-1] if len(done) > 1 else 1
-    return departing
+        # The episode was truncated, so its last step gets the discount of the step before instead of 0.
+        shifted[-1] = discount[-1] if len(done) > 1 else 1
+    return shifted
 
 
-def _nested(columns: Columns, prefix: str) -> Any:
+def _without_prefix(columns: Columns, prefix: str) -> Any:
+    """Return the only column, or a dict of the columns by their names without the prefix."""
     if is_single(columns, prefix):
         return next(iter(columns.values()))
     return {name.removeprefix(f"{prefix}_"): values for name, values in columns.items()}

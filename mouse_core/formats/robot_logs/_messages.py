@@ -1,4 +1,8 @@
-"""Decode messages: CDR of ROS 2, the layout of ROS 1, and JSON. Definitions are data; none becomes code."""
+"""Decode messages of robot logs: CDR (ROS 2), the binary layout of ROS 1, and JSON.
+
+``parse_definitions`` parses the text of a message definition (``float64[] position``) to fields. A ``_Reader`` reads a
+message field by field. No code is generated from a definition.
+"""
 
 from __future__ import annotations
 
@@ -81,8 +85,9 @@ def _from_json(data: Any) -> dict[str, Any]:
     return message
 
 
-def _decode(definitions: Definitions, name: str, plain: bool, data: Any) -> dict[str, Any]:
-    if plain:
+def _decode(definitions: Definitions, name: str, is_ros1: bool, data: Any) -> dict[str, Any]:
+    """Decode a binary message; ROS 1 messages have no header and no alignment."""
+    if is_ros1:
         return _Reader(definitions, memoryview(data), 0, "<", aligned=False).message(name)
     # The first two bytes are the encoding of the rest, the next two its options.
     kind = bytes(data[:2])
@@ -104,55 +109,57 @@ class _Reader:
 
     def __init__(self, definitions: Definitions, data: memoryview, origin: int, order: str, *, aligned: bool) -> None:
         self._definitions, self._data, self._order = definitions, data, order
-        self._origin, self._aligned, self._place = origin, aligned, origin
+        self._origin, self._aligned, self._position = origin, aligned, origin
 
     def message(self, name: str) -> dict[str, Any]:
-        """Read a message at the current position. Each has at least a byte, which limits the length of a list."""
+        """Read a message at the current position. It has at least one byte, which limits the length of a list."""
         return {field: self._value(kind) for field, kind in self._definitions[name]}
 
     def _value(self, kind: Kind) -> Any:
+        """Read the value of a field: a single one, or a list."""
         if kind.many is None:
-            return self._one(kind.name)
+            return self._single_value(kind.name)
         count = int(self._number("uint32")) if kind.many < 0 else kind.many
         if kind.name in SIZES:
             return self._numbers(kind.name, count)
-        if count > len(self._data) - self._place:
+        if count > len(self._data) - self._position:
             raise DataError(f"expected {count} values of {kind.name}, found the message's end")
-        return [self._one(kind.name) for _ in range(count)]
+        return [self._single_value(kind.name) for _ in range(count)]
 
-    def _one(self, name: str) -> Any:
+    def _single_value(self, name: str) -> Any:
         if name == TEXT:
             return self._text()
         return self._number(name) if name in SIZES else self.message(name)
 
-    def _take(self, size: int) -> int:
-        """Return the position of the next ``size`` bytes and move behind them."""
-        first, self._place = self._place, self._place + size
-        if self._place > len(self._data):
+    def _advance(self, size: int) -> int:
+        """Move the position forward by ``size`` bytes, and return the position before the move."""
+        first, self._position = self._position, self._position + size
+        if self._position > len(self._data):
             raise DataError(f"expected {size} bytes at byte {first}, found the message's end at {len(self._data)}")
         return first
 
     def _align(self, size: int) -> None:
+        """Move to the next multiple of ``size``: from 5 to 8 for a size of 4, since -5 % 4 is 3."""
         if self._aligned:
-            self._place += -(self._place - self._origin) % size
+            self._position += -(self._position - self._origin) % size
 
     def _number(self, name: str) -> Any:
         size = SIZES[name]
         self._align(size)
-        return _SCALARS[name](struct.unpack_from(self._order + _LETTERS[name], self._data, self._take(size))[0])
+        return _SCALARS[name](struct.unpack_from(self._order + _LETTERS[name], self._data, self._advance(size))[0])
 
     def _numbers(self, name: str, count: int) -> Any:
         size = SIZES[name]
         if count:
             self._align(size)
-        first = self._take(size * count)
+        first = self._advance(size * count)
         return np.frombuffer(self._data, self._order + _DTYPES[name], count, first)
 
     def _text(self) -> str:
         length = int(self._number("uint32"))
-        first = self._take(length)
+        first = self._advance(length)
         text = bytes(self._data[first : first + length])
-        if self._aligned and length:  # CDR texts end in a zero
+        if self._aligned and length:  # a CDR text ends in a zero byte
             if text[-1]:
                 raise DataError(f"expected a text that ends in a zero at byte {first + length - 1}, found none")
             text = text[:-1]
@@ -201,7 +208,7 @@ def parse_definitions(name: str, text: str, given: Mapping[str, str] | None = No
     """
     if len(text) > _MOST_TEXT:
         raise DataError(f"{name}: expected a definition of at most {_MOST_TEXT} bytes, found {len(text)}")
-    texts = {plain_name(one): definition for one, definition in {**COMMON, **(given or {})}.items()}
+    texts = {plain_name(known): definition for known, definition in {**COMMON, **(given or {})}.items()}
     first, *others = _SEPARATOR.split(text)
     if first.strip() or others:
         texts[plain_name(name)] = first
@@ -211,12 +218,14 @@ def parse_definitions(name: str, text: str, given: Mapping[str, str] | None = No
             raise DataError(f"{name}: expected 'MSG: type' above a definition, found {head!r:.80}")
         texts[plain_name(head.removeprefix("MSG:").strip())] = rest
     definitions: dict[str, Fields] = {}
-    _add(plain_name(name), texts, definitions, ())
+    _add_definition(plain_name(name), texts, definitions, ())
     return definitions
 
 
-def _add(name: str, texts: Mapping[str, str], definitions: dict[str, Fields], above: tuple[str, ...]) -> None:
-    """Add the fields of a type, and of the types in it; ``above`` has the types that contain it."""
+def _add_definition(
+    name: str, texts: Mapping[str, str], definitions: dict[str, Fields], above: tuple[str, ...]
+) -> None:
+    """Add the fields of a type, and of the types in it, to ``definitions``; ``above`` has the types that contain it."""
     if name in above or len(above) > _MOST_DEPTH:
         raise DataError(f"{name}: expected messages in messages at most {_MOST_DEPTH} deep, none of them in itself")
     if name in definitions:
@@ -226,15 +235,16 @@ def _add(name: str, texts: Mapping[str, str], definitions: dict[str, Fields], ab
             f"{name}: expected a definition of this message, found none in the recording; give one in the layout's "
             "definitions"
         )
-    definitions[name] = fields = _fields(name, texts)
+    definitions[name] = fields = _parse_fields(name, texts)
     if sum(map(len, definitions.values())) > _MOST_FIELDS:
         raise DataError(f"{name}: expected at most {_MOST_FIELDS} fields")
     for _, kind in fields:
         if kind.name not in SIZES and kind.name != TEXT:
-            _add(kind.name, texts, definitions, (*above, name))
+            _add_definition(kind.name, texts, definitions, (*above, name))
 
 
-def _fields(name: str, texts: Mapping[str, str]) -> Fields:
+def _parse_fields(name: str, texts: Mapping[str, str]) -> Fields:
+    """Parse the lines of a definition to fields; constants are left out, and an empty message has one dummy byte."""
     fields = []
     for line in texts[name].splitlines():
         declaration = line.partition("#")[0].strip()
@@ -245,13 +255,14 @@ def _fields(name: str, texts: Mapping[str, str]) -> Fields:
             raise DataError(f"{name}: expected a field as 'float64[] position', found {declaration!r:.80}")
         if match["rest"].startswith("="):  # a constant
             continue
-        fields.append((match["name"], _kind(name, match, texts)))
+        fields.append((match["name"], _field_type(name, match, texts)))
     if len({field for field, _ in fields}) < len(fields):
         raise DataError(f"{name}: expected fields of different names, found {[field for field, _ in fields][:20]}")
     return tuple(fields) or (("structure_needs_at_least_one_member", Kind("uint8", None)),)
 
 
-def _kind(name: str, match: re.Match[str], texts: Mapping[str, str]) -> Kind:
+def _field_type(name: str, match: re.Match[str], texts: Mapping[str, str]) -> Kind:
+    """Return the type of a parsed field of message ``name``, with the full name ``package/Name`` of a message type."""
     count = None
     if match["many"]:
         fixed = match["count"] and not match["bound"]
@@ -261,11 +272,11 @@ def _kind(name: str, match: re.Match[str], texts: Mapping[str, str]) -> Kind:
     kind = plain_name(match["kind"])
     if kind in SIZES or kind == TEXT:
         return Kind(kind, count)
-    if kind in ("time", "duration"):  # of ROS 1
+    if kind in ("time", "duration"):  # built-in types of ROS 1
         return Kind("builtin_interfaces/Time" if kind == "time" else "builtin_interfaces/Duration", count)
     if "/" not in kind:
-        beside = f"{name.rpartition('/')[0]}/{kind}"
-        kind = "std_msgs/Header" if kind == "Header" and beside not in texts else beside
+        in_same_package = f"{name.rpartition('/')[0]}/{kind}"
+        kind = "std_msgs/Header" if kind == "Header" and in_same_package not in texts else in_same_package
     return Kind(kind, count)
 
 

@@ -1,9 +1,12 @@
-"""An extent whose memory is a mapped file; the count of rows stands in the same file.
+"""The extent of a tail file: rows that are appended to a mapped file, which also holds the number of rows.
 
-Values that are no numbers (strings, bytes, encoded images, whatever else Arrow holds) lie in a file beside the rows.
-They are written row by row, in the order of the columns, before the row that has them counts. The length of each value
-stands with the rows; -1 is a null. So of the rows ("ab", None) and ("c", b"xyz") there are six bytes,
-``abcxyz``, and the sizes 2, -1 and 1, 3.
+The mapped file has fixed-size values. "Objects" (strings, bytes, encoded images, other Arrow values) lie in a second
+file, the objects file, row by row and in the order of the columns. The mapped file has the number of bytes of each
+object, or -1 for a null. The rows ("ab", None) and ("c", b"xyz") give the six bytes ``abcxyz`` and the sizes 2, -1 and
+1, 3.
+
+Invariant: the objects of a row are written before the number of rows includes it, so a reader never sees a row without
+its objects. If writing them fails, the extent removes the row again.
 """
 
 from __future__ import annotations
@@ -33,17 +36,17 @@ _BINARY = (pa.types.is_binary, pa.types.is_large_binary)
 
 
 def objects_path(path: Path) -> Path:
-    """Where the values of a tail file's objects are."""
+    """Return the path of the objects file of a tail file."""
     return path.with_suffix(".objects")
 
 
 class ObjectsFile(Descriptor):
-    """The values, one behind the other; whoever opened it says where they end.
+    """An open objects file: the bytes of all values in sequence. The caller keeps the offset of the end.
 
     Args:
         path: The file.
-        create: Whether there is none yet.
-        write: Whether it is written to.
+        create: Whether to create the file.
+        write: Whether to open the file for writing.
     """
 
     def __init__(self, path: Path, *, create: bool = False, write: bool = True) -> None:
@@ -51,86 +54,92 @@ class ObjectsFile(Descriptor):
         self._file = open_file(path, create=create, write=write)
 
     def read(self, begin: int, end: int) -> bytes:
-        """Return the bytes from one offset to another; raises DataError where the file is shorter."""
-        size, found = os.fstat(self._file).st_size, []
+        """Return the bytes ``begin .. end - 1``; raises DataError if the file is shorter."""
+        size, pieces = os.fstat(self._file).st_size, []
         if end > size:
             raise DataError(f"{self.path}: expected {end} bytes or more, found {size}")
         while begin < end and (piece := os.pread(self._file, min(end - begin, 1 << 30), begin)):
-            found.append(piece)
+            pieces.append(piece)
             begin += len(piece)
-        return b"".join(found)
+        return b"".join(pieces)
 
     def sync(self) -> None:
-        """Wait until the values are on the disk; raises OSError if they are not."""
+        """Wait until the values are on the disk; raises OSError if the disk fails."""
         getattr(os, "fdatasync", os.fsync)(self._file)
 
 
 class FiledObjects(ObjectExtent):
-    """Objects of one column, and the bytes of those that are not written yet.
+    """The objects of one column, and the encoded bytes of values that are not in the objects file yet.
 
     Args:
-        column: How the values are kept.
+        column: The column and its Arrow type.
         sizes: Bytes of each value, int64 ``[rows]``; -1 for nulls.
-        before: The values of the rows that are there.
+        before: The values of the rows that the file already has.
     """
 
     def __init__(self, column: TailColumn, sizes: npt.NDArray[np.int64], before: pa.Array) -> None:
         super().__init__(column)
-        self.sizes, self._before = sizes, before
+        self.sizes, self._earlier = sizes, before
         self._encode = _encoder(column.arrow_type)
         self._written = 0
         self.encoded: list[bytes | None] = []
         """The bytes of the values that are not written yet."""
 
     def write(self, row: int, value: Any) -> None:
-        """As for any column of objects."""
-        row -= len(self._before)
+        """Set a value, and encode it for the objects file; see ``ObjectExtent.write``."""
+        row -= len(self._earlier)
         super().write(row, value)
         del self.encoded[row - self._written :]
         self.encoded.append(None if value is None else self._encode(value))
 
     def forget(self, row: int) -> None:
-        """As for any column of objects."""
-        super().forget(row - len(self._before))
+        """Remove the values from ``row`` on; see ``ObjectExtent.forget``."""
+        super().forget(row - len(self._earlier))
         del self.encoded[len(self._items) - self._written :]
 
     def written(self, begin: int, end: int) -> None:
-        """Note that the values of rows ``begin .. end - 1`` are written."""
+        """Record the sizes of rows ``begin .. end - 1``, whose values were written to the objects file."""
         self.sizes[begin:end] = [-1 if value is None else len(value) for value in self.encoded]
         self._written, self.encoded = len(self._items), []
 
     def to_arrow(self, rows: int) -> pa.Array:
-        """The first ``rows`` values, copied."""
-        before = len(self._before)
-        if rows <= before:
-            return self._before.slice(0, rows)
-        later = pa.array(self._items[: rows - before], self.column.arrow_type)
-        return pa.concat_arrays([self._before, later]) if before else later
+        """Return the first ``rows`` values as a new array."""
+        earlier = len(self._earlier)
+        if rows <= earlier:
+            return self._earlier.slice(0, rows)
+        later = pa.array(self._items[: rows - earlier], self.column.arrow_type)
+        return pa.concat_arrays([self._earlier, later]) if earlier else later
 
 
 def read_objects(
     file: ObjectsFile, layout: TailLayout, arrays: Mapping[str, Any], at: int, begin: int, end: int
 ) -> tuple[int, list[pa.Array]]:
-    """Return the offset behind the objects of some rows, and the objects by column.
+    """Read the objects of rows ``begin .. end - 1``; return the offset behind them, and an array for each column.
 
     Args:
         file: The file of objects.
         layout: The layout of the rows.
         arrays: The arrays of all parts, by name.
-        at: Offset of the objects of row ``begin``.
+        at: Offset in the objects file of the objects of row ``begin``.
         begin: The first row.
         end: The row after the last.
 
     Raises:
-        DataError: The bytes are no such values.
+        DataError: The bytes cannot be decoded to values of these columns.
     """
     sizes = [arrays[part.name][begin:end] for part in layout.parts if part.kind == "sizes"]
     with reading(file.path):
-        values = _objects(file, at, layout.objects, np.stack(sizes, axis=1))
-    return at + sum(int(np.maximum(some, 0).sum()) for some in sizes), values
+        values = _decode_objects(file, at, layout.objects, np.stack(sizes, axis=1))
+    return at + sum(int(np.maximum(column_sizes, 0).sum()) for column_sizes in sizes), values
 
 
-def _objects(file: ObjectsFile, at: int, columns: Sequence[TailColumn], table: npt.NDArray[np.int64]) -> list[pa.Array]:
+def _decode_objects(
+    file: ObjectsFile, at: int, columns: Sequence[TailColumn], table: npt.NDArray[np.int64]
+) -> list[pa.Array]:
+    """Read the objects of rows from offset ``at`` on; ``table`` has their sizes, ``[rows, columns]``.
+
+    The sizes 2, -1 and 1, 3 give the ends 2, 2, 3, 6 and the begins 0, 2, 2, 3 in ``content``.
+    """
     if not table.size:
         return [pa.array([], column.arrow_type) for column in columns]
     if table.min() < -1:
@@ -140,10 +149,10 @@ def _objects(file: ObjectsFile, at: int, columns: Sequence[TailColumn], table: n
     begins = ends - np.maximum(table, 0)
     arrays = []
     for number, column in enumerate(columns):
-        there = table[:, number] >= 0
-        places = zip(begins[:, number].tolist(), ends[:, number].tolist(), there.tolist(), strict=True)
-        values = [content[begin:end] if is_there else None for begin, end, is_there in places]
-        array = _decoded(values, column.arrow_type)
+        present = table[:, number] >= 0
+        ranges = zip(begins[:, number].tolist(), ends[:, number].tolist(), present.tolist(), strict=True)
+        values = [content[begin:end] if is_present else None for begin, end, is_present in ranges]
+        array = _to_arrow(values, column.arrow_type)
         array.validate(full=True)
         if array.type != column.arrow_type:
             raise DataError(f"{file.path}: expected {column.arrow_type}, found {array.type}")
@@ -155,7 +164,7 @@ def _objects(file: ObjectsFile, at: int, columns: Sequence[TailColumn], table: n
 
 
 def _encoder(kind: pa.DataType) -> Callable[[Any], bytes]:
-    """How values of a type become bytes."""
+    """Return the function that encodes a value of an Arrow type as bytes."""
     if any(test(kind) for test in (*_TEXT, *_BINARY)):
         return lambda item: _plain_bytes(item, kind)
     if kind == _IMAGE:
@@ -164,15 +173,16 @@ def _encoder(kind: pa.DataType) -> Callable[[Any], bytes]:
 
 
 def _plain_bytes(item: Any, kind: pa.DataType) -> bytes:
+    """Encode a text or bytes without a header."""
     if type(item) is bytes:
         return item
     return item.encode() if type(item) is str else bytes(pa.scalar(item, kind).as_buffer())
 
 
 def _image_bytes(item: Mapping[str, Any]) -> bytes:
-    """An image as the length of its path, 4 bytes, the path, and its content; lengths count from 1, 0 is none.
+    """Encode an image: 4 bytes of path length plus 1 (0: no path), the path, a byte 1 (0: no content), the content.
 
-    A picture ``b"PNG"`` without a path: 00 00 00 00 01 50 4e 47.
+    An image ``b"PNG"`` without a path is 00 00 00 00 01 50 4e 47, with the path "a" 02 00 00 00 61 01 50 4e 47.
     """
     path, content = item.get("path"), item.get("bytes")
     name = b"" if path is None else os.fspath(path).encode()
@@ -180,19 +190,20 @@ def _image_bytes(item: Mapping[str, Any]) -> bytes:
     return length + name + (b"\0" if content is None else b"\1" + bytes(content))
 
 
-def _decoded(values: Sequence[memoryview | None], kind: pa.DataType) -> pa.Array:
+def _to_arrow(values: Sequence[memoryview | None], kind: pa.DataType) -> pa.Array:
+    """Decode the bytes of values to an array of an Arrow type; the inverse of ``_encoder``."""
     if any(test(kind) for test in _TEXT):
         return pa.array([None if value is None else bytes(value).decode() for value in values], kind)
     if any(test(kind) for test in _BINARY):
         return pa.array(values, kind)
     if kind == _IMAGE:
-        return pa.array([None if value is None else _image(value) for value in values], kind)
-    schema, nothing = pa.schema([pa.field("", kind)]), pa.nulls(1, kind)
-    batches = [nothing if value is None else _one(pa.ipc.read_record_batch(value, schema)) for value in values]
-    return pa.concat_arrays(batches)
+        return pa.array([None if value is None else _image_from_bytes(value) for value in values], kind)
+    schema, null = pa.schema([pa.field("", kind)]), pa.nulls(1, kind)
+    arrays = [null if value is None else _single_value(pa.ipc.read_record_batch(value, schema)) for value in values]
+    return pa.concat_arrays(arrays)
 
 
-def _one(batch: pa.RecordBatch) -> pa.Array:
+def _single_value(batch: pa.RecordBatch) -> pa.Array:
     if batch.num_rows != 1:
         raise DataError(f"expected one value, found {batch.num_rows}")
     column = batch.column(0)
@@ -200,7 +211,8 @@ def _one(batch: pa.RecordBatch) -> pa.Array:
     return column
 
 
-def _image(value: memoryview) -> dict[str, Any]:
+def _image_from_bytes(value: memoryview) -> dict[str, Any]:
+    """Decode an image; the inverse of ``_image_bytes``."""
     length = int.from_bytes(value[:4], "little")
     end = 4 + max(length - 1, 0)
     if not 4 < end + 1 <= len(value):
@@ -213,27 +225,28 @@ def _image(value: memoryview) -> dict[str, Any]:
 
 
 class TailExtent(Extent):
-    """Room for rows in a mapped file.
+    """An extent for the rows of a mapped file, and of its objects file.
 
     Args:
         layout: The layout of the file.
         extents: The columns, over the memory of the file.
-        count: Rows that are there.
-        told: Memory that the count is written to, int64; None: the extent takes no row.
+        count: Number of rows that the file has.
+        told: Array in the mapped file that the number of rows is written to, int64; None: no row can be appended.
         objects: The file of objects, if some column has objects.
         objects_end: Offset of the objects of the next row.
     """
 
     note_at: int
-    """Rows from which on ``note`` is called."""
+    """Number of rows from which on each append calls ``note``."""
 
     note: Callable[[], None]
+    """Called after an append that reaches ``note_at``."""
 
     most_bytes: int | None = None
-    """Bytes of objects from which on the file takes no more rows; None: their bytes do not count."""
+    """Bytes of objects at which the file is full; None: no limit."""
 
     keeps_together = True
-    """Whether rows that come together are in one file, however many bytes their objects have."""
+    """Whether rows of one call stay in one file, even if their objects exceed ``most_bytes``."""
 
     def __init__(
         self,
@@ -247,57 +260,57 @@ class TailExtent(Extent):
         super().__init__(layout.columns, layout.rows, extents, count)
         if told is not None:
             self._sort()
-        self._told, self._objects, self.objects_end = told, objects, objects_end
-        self._filed = [extent for extent in extents.values() if isinstance(extent, FiledObjects)]
+        self._shared_count, self._objects, self.objects_end = told, objects, objects_end
+        self._object_columns = [extent for extent in extents.values() if isinstance(extent, FiledObjects)]
         self.note_at, self.note = layout.rows + 1, _note_nothing
 
     def append(self, row: Mapping[str, Any]) -> bool:
-        """As for any extent; raises StorageError where objects cannot be written."""
+        """Append a row, see ``Extent.append``; raises StorageError if its objects cannot be written."""
         if not Extent.append(self, row):
             return False
         if self._objects is not None:
             self._write_objects(self._objects, self.count - 1)
         count = self.count
-        self._told[0] = count * UNIT
+        self._shared_count[0] = count * UNIT
         if count >= self.note_at:
             self.note()
         return True
 
     def put(self, row: Mapping[str, Any]) -> None:
-        """As for any extent; raises StorageError where objects cannot be written."""
+        """Append a prepared row, see ``Extent.put``; raises StorageError if its objects cannot be written."""
         Extent.put(self, row)
         if self._objects is not None:
             self._write_objects(self._objects, self.count - 1)
-        self._told[0] = self.count * UNIT
+        self._shared_count[0] = self.count * UNIT
         if self.count >= self.note_at:
             self.note()
 
     def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> int:
-        """As for any extent; raises StorageError where objects cannot be written."""
-        taken, some = 0, rows if self._objects is None or self.keeps_together else 1
+        """Append prepared rows, see ``Extent.put_many``; raises StorageError if objects cannot be written."""
+        taken, step = 0, rows if self._objects is None or self.keeps_together else 1
         while taken < rows and self.count < self.rows:
-            # How many bytes their objects have is known once they are written: 1 row, 2 rows, 4 rows.
-            some = min(some, rows - taken)
-            Extent.put_many(self, prepared, done + taken, some)
+            # The bytes of objects are known only after writing, and may fill the file: write 1 row, 2 rows, 4 rows.
+            step = min(step, rows - taken)
+            Extent.put_many(self, prepared, done + taken, step)
             if self._objects is not None:
-                self._write_objects(self._objects, self.count - some)
-            taken, some = taken + some, 2 * some
-        self._told[0] = self.count * UNIT
+                self._write_objects(self._objects, self.count - step)
+            taken, step = taken + step, 2 * step
+        self._shared_count[0] = self.count * UNIT
         if self.count >= self.note_at:
             self.note()
         return taken
 
     def settle(self) -> None:
-        """Count all rows, also one after which an interrupt came at once; a StorageError takes that row back."""
-        if self._objects is not None and self._filed[0].encoded:
+        """Complete a row whose append was interrupted: write its objects and count it; StorageError removes the row."""
+        if self._objects is not None and self._object_columns[0].encoded:
             self._write_objects(self._objects, self.count)
-        self._told[0] = self.count * UNIT
+        self._shared_count[0] = self.count * UNIT
 
     def _write_objects(self, file: ObjectsFile, begin: int) -> None:
-        """Write the objects of the rows from ``begin`` on, or take these rows back."""
-        # Those of a row before it may not be written, where an interrupt came between.
-        begin = min(begin, self.count - len(self._filed[0].encoded))
-        rows = zip(*(extent.encoded for extent in self._filed), strict=True)
+        """Write the objects of the rows from ``begin`` on; if that fails, remove these rows."""
+        # After an interrupt the objects of an earlier row may not be written yet: begin with that row.
+        begin = min(begin, self.count - len(self._object_columns[0].encoded))
+        rows = zip(*(extent.encoded for extent in self._object_columns), strict=True)
         content = b"".join(value for row in rows for value in row if value is not None)
         try:
             with storing(f"objects {file.path}"):
@@ -307,11 +320,11 @@ class TailExtent(Extent):
             for extent in self.extents.values():
                 extent.forget(begin)
             raise
-        for extent in self._filed:
+        for extent in self._object_columns:
             extent.written(begin, self.count)
         self.objects_end += len(content)
         if self.most_bytes is not None and self.objects_end >= self.most_bytes:
-            self.rows = self.count  # there is no room for more
+            self.rows = self.count  # the file is full
 
 
 def _note_nothing() -> None:
@@ -326,21 +339,21 @@ def column_extents_of(
     rows: int,
     known: Mapping[str, ColumnExtent] | None = None,
 ) -> dict[str, ColumnExtent]:
-    """Return the columns of a file, over its memory.
+    """Return the columns of a mapped file, as views of its memory.
 
     Args:
         layout: The layout of the file.
         arrays: The arrays of all parts, by name.
-        since: For each column, from which row on rows differ in length; see ``NumbersExtent``.
-        objects: The values of columns of objects so far.
-        rows: Rows that are there.
-        known: Columns from an earlier call that are the same with these rows.
+        since: For each column, the first row from which on rows differ in length; see ``NumbersExtent``.
+        objects: The values that columns of objects already have.
+        rows: Number of rows that the file has.
+        known: Columns of an earlier call to reuse.
     """
-    filed, known = iter(objects), known or {}
+    remaining_objects, known = iter(objects), known or {}
     return {
         name: known[name]
         if name in known
-        else FiledObjects(column, arrays[f"{number}.sizes"], next(filed))
+        else FiledObjects(column, arrays[f"{number}.sizes"], next(remaining_objects))
         if column.is_object
         else NumbersExtent(
             column,
@@ -355,7 +368,7 @@ def column_extents_of(
 
 
 def check_ends(path: Path, layout: TailLayout, arrays: Mapping[str, Any], since: Any, rows: int) -> None:
-    """Raise DataError if rows that differ in length lie elsewhere than among the values."""
+    """Raise DataError if the ends of rows of different lengths decrease, or lie outside the values of the column."""
     for part in layout.parts:
         if part.kind == "ends" and since[part.column]:
             ends, most = arrays[part.name][: rows + 1], len(arrays[f"{part.column}.values"])
