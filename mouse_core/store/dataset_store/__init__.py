@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -83,7 +85,7 @@ class DatasetStore(Store):
     ) -> DatasetStore:
         """Open the store in a folder, to write rows as they come or to read them, or the rows at an address.
 
-        ``mouse_core.formats.open(...).to_store()`` opens what ``save`` wrote and recordings of other formats.
+        Saved datasets and recordings of other formats are read by ``mouse_core.formats.open(...).to_store()``.
 
         A folder has one writer at a time, ``mode="a"``, and any number of readers in any process, also while it is
         written; they see the rows that were flushed. When a process ends, however it does, every row that ``append`` or
@@ -105,7 +107,8 @@ class DatasetStore(Store):
             max_bytes: How many bytes of files a writer keeps, likewise, from 65,536.
             layout: How rows are sealed: "columns", one by one; "windows", 128 to 256 rows at a time; None: as the last.
             **options: Those of the class, where an alignment that is not given is the one that the rows have; for an
-                address also those of ``mouse_core.remote.Reaching``, ``storage_options``, ``cache`` and the like.
+                address also those of ``mouse_core.remote.Reaching``, ``storage_options``, ``cache`` and the like; for
+                other formats also those of ``mouse_core.formats.open``, such as ``final``.
 
         Returns:
             The store. A writer's is closed by ``close()``, or at the end of a ``with`` block.
@@ -126,6 +129,17 @@ class DatasetStore(Store):
                 f"{' and '.join(f'{name}=' for name in reaching)}: expected an address, as s3://bucket/folder or "
                 f"file:///folder, found the path {str(path)!r:.200}, which is read where it lies"
             )
+        writing = {"sync=": sync != "flush", "max_rows=": max_rows, "max_bytes=": max_bytes, "layout=": layout}
+        found = [name for name, value in writing.items() if value is not None and value is not False]
+        if mode == "r" and not is_url(path) and _is_recording(Path(path)):
+            from mouse_core import formats
+
+            if found:
+                raise ConfigError(f"{path}: expected options that read, as it is no store, found {', '.join(found)}")
+
+            own = {name: options.pop(name) for name in inspect.signature(cls).parameters if name in options}
+            options |= {} if verify is None else {"verify": verify}
+            return formats.open(path, **options).to_store(cls, **own)
         try:
             store = cls(**options)
         except TypeError as error:
@@ -139,8 +153,6 @@ class DatasetStore(Store):
             return store
         from mouse_core.store.remote.opening import open_remote
 
-        writing = {"sync=": sync != "flush", "max_rows=": max_rows, "max_bytes=": max_bytes, "layout=": layout}
-        found = [name for name, value in writing.items() if value is not None and value is not False]
         if mode != "r" or found:
             raise ConfigError(
                 f"{without_secrets(str(path))}: expected the mode 'r' without {' and '.join(writing)}, as rows at an "
@@ -405,3 +417,13 @@ class DatasetStore(Store):
         encoded = DatasetStore(fields=fields, **options).from_dataset(rows_to_table(batch, schema)).snapshot()
         rows = np.arange(encoded.num_rows)
         return {name: encoded.stored(name, rows, 1, one.dtype) for name, one in encoded.spec.items()}
+
+
+def _is_recording(path: Path) -> bool:
+    """Whether something lies at a path that is neither a store nor an empty folder; never fails."""
+    from mouse_core.store.disk.manifest import looks_like_store
+
+    try:
+        return path.is_file() or (any(path.iterdir()) and not looks_like_store(path))
+    except OSError:
+        return False
