@@ -118,7 +118,7 @@ class _Checkpoint:
     files: dict[str, Path]
 
     def added(self) -> int | None:
-        """How many transitions had been added to the ring, if that is there."""
+        """Return the number of transitions ever added to the ring; None if it is not stored."""
         file = self.files["observation"].with_name(f"add_count_ckpt.{self.number}.gz")
         if not file.exists():
             return None
@@ -142,7 +142,7 @@ class _Checkpoint:
             yield from self._stretch(0, oldest, size, again=True)
 
     def capacity(self) -> int:
-        """How many transitions the ring holds."""
+        """Return the capacity of the ring in transitions."""
         lengths = {}
         for store, file in self.files.items():
             with reading(file), gzip.open(file) as stream:
@@ -178,7 +178,7 @@ class _Checkpoint:
 def _parts(
     checkpoints: list[_Checkpoint], batch_rows: int, stack_size: int
 ) -> Iterator[tuple[Columns, Columns, npt.NDArray[np.bool_]]]:
-    """What ``TransitionRows.add`` takes, for all transitions in their order, without padding."""
+    """Yield the arguments of ``TransitionRows.add`` for all transitions in order, without padding."""
     padding = _Padding(stack_size - 1)
     previous: int | None = None
     for checkpoint in checkpoints:

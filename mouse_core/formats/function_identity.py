@@ -49,11 +49,11 @@ def pickled(function: Callable[..., Any]) -> bytes:
 
 
 def identity(function: Callable[..., Any], version: str) -> dict[str, str]:
-    """What says whether a function is the same: its name, a digest of its code and of what it holds, and a version.
+    """Return the identity of a function: its name, a digest of its code and of the values it uses, and a version.
 
     Args:
         function: One that can be pickled; see ``pickled``.
-        version: What the user says of it.
+        version: The user's version of the function.
 
     Raises:
         ConfigError: As ``digest_of``.
@@ -67,7 +67,7 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
 
     Args:
         function: It.
-        version: What the user says of it. Where there is one, what has no words is left out.
+        version: The user's version of the function. If given, parts that cannot be described are left out.
         called: What messages call it.
 
     Raises:
@@ -93,10 +93,10 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
 
 
 def in_words(value: Any) -> str:
-    """All that decides about a value, in the same words in every process, for any value that can be pickled.
+    """Describe a value completely, in the same words in every process, for any value that can be pickled.
 
-    Not its pickle, in which sets stand in the order of the process's hashes, and which says of texts whether they are
-    one object. Functions are their code as it was compiled (not the text of their file, which may have changed since),
+    A pickle would not do: it orders sets by the process's hashes, and records whether equal texts are one object.
+    Functions are their code as it was compiled (not the text of their file, which may have changed since),
     defaults and what they close over, and what they read of their modules, and of modules that these name; classes are
     their names, functions and attributes, with those of the classes that they inherit from; objects are their classes
     and what they are pickled as; modules are their names. Of installed packages functions are their code, and classes
@@ -104,7 +104,7 @@ def in_words(value: Any) -> str:
 
     Raises:
         ConfigError: A function holds or reads something that cannot be pickled.
-        Exception: Whatever the pickling of an object raises.
+        Exception: Pickling an object raises it.
     """
     return _Words().of(value, ())
 
@@ -116,7 +116,7 @@ class _Words:
         self._known: dict[int, str] = {}
 
     def of(self, value: Any, within: tuple[Any, ...]) -> str:
-        """Those of a value that is a part of others, outermost first."""
+        """Describe a value within others, which are given outermost first."""
         if value is None or type(value) in (bool, int, float, complex, str, bytes):
             return repr(value)
         if any(value is one for one in within):
@@ -144,7 +144,7 @@ class _Words:
         return f"{type(value).__name__}({words if isinstance(value, tuple | list) else sorted(words)})"
 
     def _of_object(self, value: Any, within: tuple[Any, ...]) -> str:
-        """Those of what an object is pickled as."""
+        """Describe the parts that an object is pickled as."""
         known = copyreg.dispatch_table.get(type(value))
         parts = known(value) if known is not None else value.__reduce_ex__(4)
         if isinstance(parts, str):
@@ -181,7 +181,7 @@ class _Words:
 
 
 def _parts_of(function: Any) -> list[tuple[str, Any]]:
-    """Of a function, by name, what it takes by default and closes over, and what it reads of its module."""
+    """Return a function's defaults, closure values, and the names that it reads from its module."""
     code = function.__code__
     parts = [("defaults", function.__defaults__), ("defaults by keyword", function.__kwdefaults__)]
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -197,7 +197,7 @@ def _parts_of(function: Any) -> list[tuple[str, Any]]:
 
 
 def _read_of(module: ModuleType, called: str, names: set[str]) -> list[tuple[str, Any]]:
-    """Of a module that is nobody's package what stands in it by some names, and by the same in modules in it."""
+    """Return the values of some names in a module outside installed packages, and in such modules within it."""
     parts: list[tuple[str, Any]] = []
     todo, seen = [(called, module)], [module]
     while todo:
@@ -212,7 +212,7 @@ def _read_of(module: ModuleType, called: str, names: set[str]) -> list[tuple[str
 
 
 def _members_of(kind: type) -> list[tuple[str, Any]]:
-    """What a class has by name: functions, also within what wraps them, and values that Python did not put there."""
+    """Return the members of a class by name: functions, also wrapped ones, and values that Python did not add."""
     found: list[tuple[str, Any]] = []
     for name, member in sorted(vars(kind).items()):
         if isinstance(member, staticmethod | classmethod):
@@ -254,7 +254,7 @@ def _is_installed(file: str) -> bool:
 
 
 def _is_of_package(module: ModuleType | None) -> bool:
-    """The same of a module, and of what is in it."""
+    """Whether a module belongs to an installed package."""
     if module is None or module.__name__ in sys.builtin_module_names:
         return module is not None
     file = getattr(module, "__file__", None)
@@ -271,7 +271,7 @@ _PARSING = ProcessLock()
 
 
 def _text(part: Any) -> str:
-    """What a function was compiled to; the text of a class, or what its functions were compiled to."""
+    """Return the compiled code of a function; for a class, its text or the code of its functions."""
     name = _name(part)
     if inspect.isfunction(part):
         return f"{name}: {_compiled(part.__code__)}"

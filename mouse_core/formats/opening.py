@@ -45,7 +45,7 @@ _ARCHIVES = (".tar", ".gz", ".tgz", ".xz", ".txz")
 
 
 def contents(path: Path) -> str:
-    """What lies at a path, in a few words, for whoever expected something else there."""
+    """Describe the contents of a path in a few words, for an error message."""
     names = hdf5_names(path)
     if names is None and not path.is_dir():
         return f"a file of {path.stat().st_size:,} bytes"
@@ -210,7 +210,7 @@ def layout_of(names: Sequence[str]) -> str | None:
 
 
 def names_of_arrays(path: Path) -> list[str]:
-    """What lies in a zarr group, an npz file, or the first such or HDF5 file of a folder, and in the groups of it."""
+    """Return the names in a zarr group, an npz file, or a folder's first such or HDF5 file, and in their groups."""
     if is_zarr(path):
         if path.is_dir():
             return [f"{name}/{inner.name}" for name in ("data", "meta") for inner in path.glob(f"{name}/*")]
@@ -227,7 +227,7 @@ def names_of_arrays(path: Path) -> list[str]:
 
 
 def is_ted_file(names: Sequence[str]) -> bool:
-    """What TensorDict writes, by the names in an HDF5 file."""
+    """Whether the names in an HDF5 file are those that TensorDict writes."""
     if layout_of(names) is not None:
         return False
     return "next" in names or any(re.fullmatch(r"traj_\d+", name) for name in names) or {"done", "shift"} <= set(names)
@@ -262,9 +262,9 @@ def _begins(path: Path, magic: bytes) -> bool:
 
 
 def hdf5_names(path: Path) -> list[str] | None:
-    """What lies in an HDF5 file, and in groups of it that tell whose it is; None where it is no such file.
+    """Return the names in an HDF5 file, and in the groups that identify its writer; None for another file.
 
-    Nothing where it cannot be looked into.
+    The list is empty if the file cannot be opened.
     """
     if not path.is_file() or not (_begins(path, _HDF5) or path.suffix in (".h5", ".hdf5")):
         return None
@@ -415,7 +415,7 @@ def open(
 
 
 def place(path: str | os.PathLike[str], name: str | None) -> tuple[Any, str | None]:
-    """Where data lie that are asked for by path, address or id, and the name of their format as far as it is known."""
+    """Return the location of data given by path, address or id, and the name of their format, if known."""
     if not is_id(path):
         return (path if is_url(path) else Path(path)), name
     folder, known = located(str(path))
@@ -453,7 +453,7 @@ def _format_at(root: Any, name: str | None, options: Mapping[str, Any]) -> _Form
 
 
 def _format_elsewhere(url: str, name: str | None, options: Mapping[str, Any]) -> _Format:
-    """That of what is elsewhere: a LeRobotDataset, or what a store is opened of."""
+    """Return the format of remote data: a LeRobotDataset, or data that a store opens."""
     known = {one.name: one for one in _FORMATS if one.name in ("store", "lerobot", "rows")}
     if name is not None:
         if name not in known:

@@ -252,13 +252,13 @@ def _reopened(target: Path, made_of: Mapping[str, Any], work: Work) -> Preproces
 
 @dataclass(frozen=True)
 class Work:
-    """What is done with every block of rows.
+    """The work on every block of rows.
 
     Args:
         snapshot: The rows.
         schema: Schema of the columns that all rows have.
         function: The pickled function.
-        columns: The columns that the function is given; None: all.
+        columns: The columns that the function receives; None for all.
         about: Metadata of the new rows.
         folder: Folder of the files.
     """

@@ -152,7 +152,7 @@ def _common(schemas: Mapping[Path, pa.Schema]) -> pa.Schema:
 
 
 def _about(schemas: Mapping[Path, pa.Schema]) -> About:
-    """What the files, and the descriptions of their datasets, say together."""
+    """Join the metadata of the files and of their datasets' descriptions."""
     said = {file: _said(file, schema) for file, schema in schemas.items()}
     about = joined((str(file), one) for file, one in said.items())
     silent = [file for file, one in said.items() if one.alignment is None]

@@ -41,7 +41,7 @@ class ObjectClient(Protocol):
 
     @property
     def url(self) -> str:
-        """Where the objects are, the same for everyone who reads them and without credentials: ``s3://bucket/runs``."""
+        """The address of the objects, equal for every reader and without credentials: ``s3://bucket/runs``."""
         ...
 
     def head(self, path: str) -> ObjectInfo:

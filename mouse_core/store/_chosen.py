@@ -43,7 +43,7 @@ class ChosenSegment(SegmentView):
 
     @memo
     def origin(self) -> Any:
-        """The same rows of the other segment's dataset, if it has one."""
+        """The corresponding rows of the origin of the underlying segment; None if it has no origin."""
         if self.whole.origin is None:
             return None
         stretches = [np.arange(first, first + size) for first, size in zip(self.firsts, self.sizes, strict=True)]
@@ -51,7 +51,7 @@ class ChosenSegment(SegmentView):
 
     @memo
     def runs(self) -> Stretches | None:
-        """Those stretches, cut where chunks end; None where they are so short that row numbers take less."""
+        """The selected stretches, cut at chunk boundaries; None if they are so short that row numbers take less."""
         whole = self.whole.runs if self.whole.has_indices else Stretches(self.whole.chunk_starts)
         if whole is None or are_too_short(len(self.sizes), self.num_rows):
             return None
@@ -151,7 +151,7 @@ class ChosenSnapshot(Snapshot):
         return self
 
     def with_columns(self, segments: Sequence[Segment], config: SnapshotConfig) -> Snapshot:
-        """The same rows with other columns; see ``Snapshot``."""
+        """Return a snapshot of the same rows with other columns; see ``Snapshot``."""
         of_store = (self.budget, self.store_rows)
         return ChosenSnapshot(segments, config, *of_store, self.episode_starts, self.root, self.of_root)
 

@@ -1,4 +1,4 @@
-"""How a store takes rows: datasets as segments, by reference; appended rows into extents, all of a row or nothing."""
+"""Intake of rows: datasets become segments by reference; appended rows go into extents, whole rows or none."""
 
 from __future__ import annotations
 

@@ -191,10 +191,10 @@ class StoreSchema:
             raise SchemaError(f"append: expected columns {known}, found also {unknown}")
 
     def tail_columns(self, row: Mapping[str, Any], spec: Mapping[str, FieldSpec], at: int) -> dict[str, TailColumn]:
-        """How to keep appended rows of which ``row``, number ``at``, is the first.
+        """Return the columns for appended rows, the first of which is ``row``, number ``at``.
 
         Raises:
-            DataError: A value that its column or field cannot take.
+            DataError: A column or field cannot hold its value.
         """
         from mouse_core.columns.appended import tail_column
 

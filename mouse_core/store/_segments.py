@@ -296,7 +296,7 @@ class Segment:
 
     @property
     def fetched_by(self) -> RemoteMemory | None:
-        """Who fetches values that are decoded before they are in memory; None: all lie where ``backing`` has them."""
+        """The remote memory that fetches encoded values; None if all values are in ``backing``."""
         return None
 
     @property

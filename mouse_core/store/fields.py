@@ -27,14 +27,14 @@ _UNSIGNED = {np.dtype(f"int{bits}"): np.dtype(f"uint{bits}") for bits in (8, 16,
 
 @dataclass(frozen=True)
 class SnapshotConfig:
-    """What a store says about its data.
+    """The configuration of a store's data.
 
     Args:
         fields: The fields by name.
         types: The columns' types by name.
-        dims: The dimensions that it was given, by ``spec.DIMS``.
+        dims: The configured dimensions, by ``spec.DIMS``.
         alignment: "arrived" or "outgoing".
-        made: For columns that are computed from others, how; by name.
+        made: The derivations of computed columns, by name.
     """
 
     fields: Mapping[str, Field]
@@ -65,13 +65,13 @@ class FieldReader:
     holds_fills: bool = True
 
     def forward(self, growth: Growth) -> FieldReader:
-        """The same field with rows appended."""
+        """Return the reader of this field for a snapshot with appended rows."""
         column = self.column.forward(growth)
         return FieldReader(self.field, self.spec, column, self.bounds, self.highest, self.holds_fills)
 
     @property
     def identity(self) -> list[Any]:
-        """What decides about the field's values, but for the dtype they are delivered in."""
+        """Return the properties that determine the field's values, except the delivered dtype."""
         spec, crop = self.spec, self.field.crop
         column = spec.column if crop is None else f"{spec.column} cropped to {list(crop)}"
         return [spec.name, column, spec.shape, spec.image_shape, repr(self.field.fill), repr(self.field.pad)]
@@ -84,7 +84,7 @@ class FieldReader:
                 raise ConfigError(f"{self.spec.name}: expected a dtype that holds {option}={value}, found {dtype}")
 
     def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-        """What to move values in that become ``dtype`` later: the column's dtype where that loses nothing."""
+        """Return the dtype for moving values that become ``dtype`` later: the column's dtype if that is lossless."""
         stored = self.column.kind.dtype
         lossless = self.holds_fills and is_lossless(stored, dtype) and stored.itemsize <= dtype.itemsize
         return stored if lossless else dtype
@@ -124,7 +124,7 @@ class FieldReader:
         return values
 
     def error(self, error: ValueError, windows: WindowsPart) -> DataError:
-        """What is wrong with values of some windows, with the field, the column and, if it is known, the row."""
+        """Return the error for values of some windows, naming the field, the column and, if known, the row."""
         where = f" at row {windows.row_of(error.row)}" if isinstance(error, RowError) else ""
         return DataError(f"{self.spec.name}: {error}{where} (column {self.spec.column!r})")
 
@@ -329,18 +329,18 @@ def _always_within(dtype: np.dtype[Any], bounds: tuple[int, int] | None) -> bool
 
 
 def meant_by(name: Any, readers: Mapping[str, Any], columns: Container[str] = ()) -> str:
-    """What to ask for in place of a name that is no field, for the end of a message; empty where nobody knows.
+    """Return a suggestion for a name that is no field, as the end of an error message; "" without one.
 
     Args:
-        name: What was asked for.
-        readers: Of the fields that there are, by name.
-        columns: Those that there are.
+        name: The requested name.
+        readers: The readers of the existing fields, by name.
+        columns: The existing columns.
     """
     return meant_among(name, {field: reader.spec.column for field, reader in readers.items()}, columns)
 
 
 def meant_among(name: Any, fields: Mapping[str, str], columns: Container[str] = ()) -> str:
-    """The same, of fields by name with the column that each is read from, empty where there is none."""
+    """Return the suggestion of ``meant_by``, for fields by name with the column of each, "" if it has none."""
     read = [field for field, column in fields.items() if name and column == name]
     if read:
         return f"; column {name!r} is read as the field {read[0]!r}"

@@ -35,12 +35,12 @@ _BYTES = 16 << 20
 
 
 class _Found(NamedTuple):
-    """What a segment says.
+    """The episode boundaries and times of a segment.
 
     Args:
-        starts: Its rows that begin an episode for reasons within the segment, int64 ``[n]``.
-        ended: Whether its last row ends an episode.
-        first, last: The times of its first and last rows; -1 where they are not known.
+        starts: The rows that begin an episode for reasons within the segment, int64 ``[n]``.
+        ended: Whether the last row ends an episode.
+        first, last: The times of the first and last row; -1 if unknown.
     """
 
     starts: Int64s
@@ -93,7 +93,7 @@ def episode_starts(
 def _look(
     segment: Segment, begin: int, end: int, fields: Collection[str], read: Read, alive: tuple[int, ...]
 ) -> _Found:
-    """What the rows ``begin .. end - 1`` say, all of a segment or its first ones."""
+    """Read the episode boundaries of the rows ``begin .. end - 1``: a whole segment or its first rows."""
     whole = end - begin == segment.num_rows
     segment = segment.recorded
     with _lock:
@@ -125,7 +125,7 @@ def _look(
 
 
 def _rows_at_a_time(segment: Segment) -> int:
-    """How many rows are read together: of 20 KB each 838, in place of 262,144."""
+    """Return the number of rows to read together: 838 for rows of 20 KB, at most 262,144."""
     each = segment.sealed_bytes // max(1, segment.num_rows)
     return min(_WINDOWS * _LENGTH, max(1, _BYTES // each)) if each else _WINDOWS * _LENGTH
 
@@ -155,7 +155,7 @@ class Snapshot:
             rows the store had, of which these may be some; None: ``num_rows``.
 
     Raises:
-        ConfigError: There are fewer rows.
+        ConfigError: The store has fewer rows.
     """
 
     if_empty = "store: expected rows, found an empty store"
@@ -196,14 +196,14 @@ class Snapshot:
 
     @property
     def alignment(self) -> Alignment:
-        """Which transition a row's action, reward and done belong to."""
+        """The alignment: the transition that a row's action, reward and done belong to."""
         return self.config.alignment
 
     def of_rows(self, rows: Any) -> Snapshot:
-        """What its store gave when its ``store_rows`` were ``rows``, as far as it lies in this snapshot.
+        """Return the store's snapshot at ``rows`` store rows, as far as this snapshot contains it.
 
         Raises:
-            ConfigError: There are fewer rows.
+            ConfigError: The store has fewer rows.
         """
         if isinstance(rows, bool) or not isinstance(rows, int | np.integer):
             raise ConfigError(f"snapshot: expected a number of rows, found {rows!r:.200}")
@@ -215,11 +215,11 @@ class Snapshot:
         return Snapshot(self.segments, self.config, int(rows), budget=self.budget)
 
     def with_columns(self, segments: Sequence[Segment], config: SnapshotConfig) -> Snapshot:
-        """The same rows with other columns, from as many segments of as many rows."""
+        """Return a snapshot of the same rows with other columns, from as many segments with equal row counts."""
         return Snapshot(segments, config, self.num_rows, self.budget, store_rows=self.store_rows)
 
     def sampled_by(self, sampler: Sampler) -> Sampler:
-        """What draws windows from these rows where ``sampler`` is asked for: itself, for rows of one store."""
+        """Return the sampler that draws from these rows in place of ``sampler``: itself, for rows of one store."""
         return sampler
 
     def lacking(self, reader: FieldReader) -> str | None:
@@ -232,9 +232,9 @@ class Snapshot:
         return self._bound(self.config.fields)
 
     def grown_from(self, before: Snapshot) -> Growth | None:
-        """What was appended to an earlier snapshot to make this one; None where it is not that with rows appended.
+        """Return the growth from an earlier snapshot to this one; None if this one is not its extension.
 
-        Fields are bound as in the earlier one then, in a time that does not grow with its rows.
+        Otherwise fields are bound as in the earlier snapshot, in a time independent of its rows.
         """
         same = self.config == before.config and self.begins_as(before)
         grown = growth_of(before.segments, self.segments) if same else None
@@ -273,7 +273,7 @@ class Snapshot:
         bounds: Sequence[int] | None = None,
         lengths: npt.NDArray[np.int64] | None = None,
     ) -> Windows:
-        """Where the windows of ``length`` rows that begin at ``starts`` (int64 ``[n]``) lie.
+        """Locate the windows of ``length`` rows that begin at ``starts`` (int64 ``[n]``).
 
         ``bounds`` are the first window of each batch, and the end; by default all are one batch. The caller sees to
         ``0 <= start < num_rows``. The last row stands for those beyond it. ``lengths`` are how many steps of each
@@ -411,7 +411,7 @@ class Snapshot:
 
     @memo
     def rows_of_segments(self) -> list[int]:
-        """How many rows of each segment there are."""
+        """Return the number of rows of each segment."""
         return [segment.num_rows for segment in self.segments]
 
     @memo
@@ -429,7 +429,7 @@ class Snapshot:
 
     @memo
     def chunks(self) -> Stretches:
-        """Where the chunks of its tables begin."""
+        """The begins of the tables' chunks."""
         if len(self.segments) == 1:  # of which there may be tens of millions: not copied
             return Stretches(self.segments[0].chunk_starts.astype(np.int64, copy=False))
         starts = zip(self.segments, self._physical_starts[:-1].tolist(), strict=True)
@@ -466,7 +466,7 @@ class Snapshot:
         return {}
 
     def _stretches_beyond(self, length: int) -> Stretches:
-        """The same for windows that begin before the end and have steps behind it, for which the last row stands."""
+        """Return stretches for windows that extend beyond the end, whose missing steps repeat the last row."""
         known = self._beyond.get(length)
         if known is None:
             starts, chunk, row = _stretches(self._stretches, 0)
@@ -504,7 +504,7 @@ class Snapshot:
 def _stretches(
     chunks: Stretches, first: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Where stretches begin, in which chunk they lie, counted from ``first``, and at which of its rows they begin."""
+    """Return the begin of each stretch, its chunk counted from ``first``, and its first row in that chunk."""
     n = len(chunks)
     chunk, row = chunks.located(np.arange(n), np.zeros(n, np.int64))
     return chunks.starts[:-1], chunk + first, row

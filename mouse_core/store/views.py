@@ -53,12 +53,12 @@ class Store(ABC):
 
     @property
     def alignment(self) -> Alignment:
-        """Which transition a row's action, reward and done belong to."""
+        """The alignment: the transition that a row's action, reward and done belong to."""
         return self.snapshot().alignment
 
     @property
     def about(self) -> About:
-        """What is known of the rows; the alignment is None where "arrived" is only taken for granted."""
+        """The metadata of the rows; the alignment is None if "arrived" is only an assumption."""
         from mouse_core.about.dataset import About
 
         return About("outgoing" if self.alignment == "outgoing" else None)
@@ -248,12 +248,12 @@ class View(Store):
 
     @property
     def alignment(self) -> Alignment:
-        """Which transition a row's action, reward and done belong to."""
+        """The alignment: the transition that a row's action, reward and done belong to."""
         return self._store.alignment
 
     @property
     def about(self) -> About:
-        """What is known of the rows of the other store."""
+        """The metadata of the underlying store's rows."""
         return self._store.about
 
     @property
@@ -267,7 +267,7 @@ class View(Store):
         return self._store.fields
 
     def snapshot(self, rows: int | None = None) -> Snapshot:
-        """What is taken of the other store's snapshot, which may be nothing; see ``Store.snapshot``.
+        """Return the selected part of the underlying store's snapshot, possibly empty; see ``Store.snapshot``.
 
         Raises:
             ConfigError: See ``Store.where``.
@@ -288,7 +288,7 @@ _lock = ProcessLock()
 
 
 def _taken(whole: Snapshot, episodes: Episodes, rule: Rule) -> tuple[Snapshot, Episodes]:
-    """What a rule takes of a snapshot and of its episodes."""
+    """Select the rows and episodes of a snapshot by a rule."""
     from mouse_core.store._chosen import ChosenSegment, ChosenSnapshot
 
     found = episodes.table.num_rows

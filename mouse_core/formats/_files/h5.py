@@ -106,7 +106,7 @@ class H5File:
         return names
 
     def trees(self, paths: Sequence[str]) -> list[dict[str, Any]]:
-        """What lies below some groups, without values.
+        """Return the trees below some groups, without values.
 
         Returns:
             A tree for each. A group has ``kind`` "group" and ``items`` by name; a dataset has ``kind`` ("number",
@@ -114,13 +114,13 @@ class H5File:
             ``attributes``.
 
         Raises:
-            DataError: A damaged file, or datasets that claim more than is stored.
+            DataError: The file is damaged, or datasets claim more than is stored.
         """
         trees: list[dict[str, Any]] = self._ask({"do": "trees", "paths": list(paths)})[0]["trees"]
         return trees
 
     def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """What lies at some paths, as ``trees`` has it; None where nothing does."""
+        """Return the descriptions of the items at some paths, as in ``trees``; None for a path without an item."""
         found: list[dict[str, Any] | None] = self._ask({"do": "found", "paths": list(paths)})[0]["trees"]
         return found
 
@@ -207,10 +207,10 @@ def _array(header: dict[str, Any], parts: list[bytearray]) -> npt.NDArray[Any]:
 
 
 def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """All that lies below a group, at any depth, and is no group: the names that lead to it, and what it is.
+    """Yield every item below a group that is no group, at any depth: its path of names, and its description.
 
     Args:
-        tree: As ``H5File.trees`` gives it.
+        tree: A tree from ``H5File.trees``.
     """
     for name, item in tree.get("items", {}).items():
         if item["kind"] == "group":

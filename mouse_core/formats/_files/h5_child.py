@@ -40,7 +40,7 @@ def _plain(value: Any) -> Any:
 
 
 def _dataset(h5py: Any, dataset: Any) -> dict[str, Any]:
-    """What a dataset says of itself, after comparing its claims with what is stored."""
+    """Describe a dataset, after comparing its claims with the stored bytes."""
     dtype = dataset.dtype
     shape = dataset.shape
     if shape is None:
@@ -79,7 +79,7 @@ def _check_stored(dataset: Any) -> None:
 
 
 def _find(h5py: Any, file: Any, path: str) -> Any:
-    """What a path leads to within the file, None where there is nothing; ValueError where a link leads on."""
+    """Return the item at a path within the file, or None; ValueError if a link leaves the file."""
     node = file
     for name in path.strip("/").split("/") if path.strip("/") else ():
         link = node.get(name, getlink=True) if isinstance(node, h5py.Group) else None
@@ -99,7 +99,7 @@ def _there(h5py: Any, file: Any, path: str) -> Any:
 
 
 def _tree(h5py: Any, node: Any, depth: int = 0) -> dict[str, Any]:
-    """All that lies below a group, without values."""
+    """Return the tree below a group, without values."""
     if depth > DEPTH:
         raise ValueError(f"expected groups at most {DEPTH} deep, found a deeper one at {node.name}")
     if not isinstance(node, h5py.Group | h5py.Dataset):  # a type with a name, or what damage made of a dataset
@@ -121,7 +121,7 @@ def _tree(h5py: Any, node: Any, depth: int = 0) -> dict[str, Any]:
 
 
 def _lacking_filters(h5py: Any, dataset: Any) -> list[str]:
-    """What packs a dataset's chunks and is not there, also where hdf5plugin is installed, which has most others."""
+    """Return the names of a dataset's compression filters that are missing here, even with hdf5plugin installed."""
     described = dataset.id.get_create_plist()
     filters = [described.get_filter(number) for number in range(described.get_nfilters())]
     lacking = [one for one in filters if not h5py.h5z.filter_avail(one[0])]

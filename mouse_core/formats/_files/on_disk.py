@@ -1,7 +1,7 @@
-"""Which files make up the rows that lie in a folder: all of the data in it, or none.
+"""Selection of the files in a folder that make up its rows: all of its data, or none.
 
-A folder is refused rather than read in part: where it holds data besides the files that belong together, nobody knows
-which of them were meant.
+A folder that holds data besides the files that belong together raises an error instead of being read in part, since
+the intended files are unknown.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def left_out(root: Path) -> list[str]:
 
 
 def _saved(root: Path) -> dict[str, list[Path]]:
-    """What ``save_to_disk`` wrote."""
+    """Return the files that ``save_to_disk`` wrote, by split."""
     there = [name for name in (STATE, SPLITS) if (root / name).is_file()]
     if len(there) == 2:
         raise ConfigError(f"{root}: expected one dataset, found {STATE} and {SPLITS}: a dataset and a dict of them")
@@ -220,7 +220,7 @@ def _is_index(file: Path) -> bool:
 
 
 def npz_names(file: Path) -> list[str]:
-    """What lies in a zip file, as ``numpy.savez`` writes one; nothing where it is none."""
+    """Return the names in a zip file of ``numpy.savez``; empty for another file."""
     if not file.is_file():  # a pipe would be waited for
         return []
     try:

@@ -93,7 +93,7 @@ def parquet_batches(file: Path, batch_rows: int, *, columns: Sequence[str] | Non
 
 
 def _least_bytes(schema: pa.Schema) -> int:
-    """What a row takes in memory, as far as the types say so: Parquet may store it in far less."""
+    """Return the least memory of a row in bytes, from the types; Parquet may store it in far less."""
     known = ((fixed_shape(data_type), column_type(data_type)) for data_type in schema.types)
     return sum(
         math.prod(shape) * kind.dtype.itemsize

@@ -38,7 +38,7 @@ def allowance(times: Floats, tick: float, frames_per_second: float, tolerance: f
 
 
 def nearest(shown: Floats, times: Floats) -> npt.NDArray[np.int64]:
-    """Which of some frames, shown at ``shown`` in their order, is nearest to each time."""
+    """Return the index of the frame nearest to each time; frames are shown at the ascending times ``shown``."""
     behind = np.clip(np.searchsorted(shown, times), 1, max(1, len(shown) - 1))
     return np.where(times - shown[behind - 1] <= shown[behind % len(shown)] - times, behind - 1, behind % len(shown))
 

@@ -1,1 +1,1 @@
-"""What readers, writers and inspections share: from values of any format to columns of rows, and back."""
+"""Conversions that readers, writers and inspections share: from values of any format to columns of rows, and back."""

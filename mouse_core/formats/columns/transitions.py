@@ -79,13 +79,13 @@ def one_later(values: Columns, before: Columns, begins: Bools) -> Columns:
 
 
 def step_numbers(begins: Bools, before: int = 0) -> npt.NDArray[np.int64]:
-    """How many rows of its episode come before each row, int64 ``[n]``.
+    """Return the number of rows before each row in its episode, int64 ``[n]``.
 
-    After 3 rows of an episode that goes on, ``begins`` of 0 0 1 0 1 gives 3 4 0 1 0.
+    After 3 rows of an episode that continues, ``begins`` of 0 0 1 0 1 gives 3 4 0 1 0.
 
     Args:
         begins: Whether an episode begins with a row, ``[n]``.
-        before: How many rows there were of the episode that goes on.
+        before: The number of earlier rows of the episode that continues.
     """
     first = np.flatnonzero(begins)
     latest = np.cumsum(begins) - 1  # which of the rows that begin an episode is the latest; -1: it began before

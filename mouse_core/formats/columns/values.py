@@ -89,7 +89,7 @@ def _without_lists(array: pa.Array) -> tuple[pa.Array, tuple[int, ...] | None, n
 
 
 def _ends(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Where each of some stretches ends that lie side by side, and before them 0."""
+    """Return 0 and the end of each of several adjacent stretches."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
 

@@ -26,7 +26,7 @@ Paths = str | Sequence[str] | Mapping[str, str] | None
 
 
 class Aligned:
-    """What layouts of all kinds of recordings share: how an action and its effect are aligned, and how episodes end.
+    """The properties that every layout has: the alignment of an action with its effect, and the end of episodes.
 
     A layout has ``alignment``, "outgoing" or "arrived" for all roles or a mapping from roles, and ``ending``.
     """
@@ -58,7 +58,7 @@ class Aligned:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeLayout(Aligned):
-    """Where the parts of episodes lie in a tree of arrays: groups and arrays of HDF5, zarr and npz files.
+    """The positions of episode parts in a tree of arrays: groups and arrays of HDF5, zarr and npz files.
 
     A path names an array, or a group, which stands for all arrays below it that no other path of the layout names. In
     all paths ``*`` stands for the name of an episode. A path that ends in ``?`` is optional. Several paths are a list,

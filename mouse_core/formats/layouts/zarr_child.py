@@ -67,7 +67,7 @@ def _check_blosc() -> None:
 
 
 def _chunks(names: list[str]) -> dict[str, int]:
-    """How many files lie at or below each folder that are no descriptions: those of an array are its chunks."""
+    """Count the files at or below each folder except descriptions; for an array, these are its chunks."""
     found: dict[str, int] = {}
     for name in names:
         *folders, last = name.split("/")
@@ -106,7 +106,7 @@ def _codecs(described: Any) -> list[str]:
 
 
 def _array(array: Any, stored: dict[str, int]) -> dict[str, Any]:
-    """What an array says of itself, after comparing its claims with what is stored."""
+    """Describe an array, after comparing its claims with the stored bytes."""
     described = array.metadata.to_dict()
     used = [name for key in ("filters", "compressor", "codecs") for name in _codecs(described.get(key))]
     pictures = [name for name in used if name.startswith("imagecodecs_")]

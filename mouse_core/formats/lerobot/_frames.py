@@ -35,15 +35,15 @@ _Path = str | os.PathLike[str]
 
 
 class Frames:
-    """What frames are as rows.
+    """The conversion of frames to rows.
 
     Args:
-        where: The dataset, for messages.
-        described: What it says of itself.
+        where: The dataset's name in error messages.
+        described: The dataset's description.
         final: "drop" or "mark".
-        cameras: Whether pictures are read.
-        videos: Whether those in videos are, too.
-        in_place: Whether these are named by numbers (``_videos.Videos.codes``) rather than decoded.
+        cameras: Whether to read pictures.
+        videos: Whether to read pictures in videos, too.
+        in_place: Whether video frames become numbers (``_videos.Videos.codes``) instead of being decoded.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Frames:
         return _typed(_typed(numbers, self.encoded.values(), IMAGE), self.codes.values(), FRAME)
 
     def held_images(self) -> dict[str, HeldImages]:
-        """What holds the pictures of cameras that are image files, by feature."""
+        """Return the holders of pictures from image files, by feature."""
         features = {key: self.described.features[key] for key in self.encoded}
         return {key: HeldImages(key, one.shape, pixel(one)) for key, one in features.items()}  # type: ignore[arg-type]
 
@@ -137,7 +137,7 @@ class Frames:
 
     @memo
     def ends(self) -> npt.NDArray[np.int64]:
-        """How many frames there are up to the end of each episode."""
+        """The number of frames up to the end of each episode."""
         return np.cumsum(self.lengths)
 
     @memo
@@ -157,9 +157,9 @@ class Frames:
         return [(names[cut], first, stop) for cut, first, stop in zip(cuts, firsts, stops, strict=True)]
 
     def places(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Which episode frames are of, as its place among them, and which of its frames each is.
+        """Return the episode position of each frame, and the frame's number in that episode.
 
-        Of episodes of 2 and 3 frames, frames 1 2 3 are of the episodes 0 1 1, of which they are 1 0 1.
+        For episodes of 2 and 3 frames, frames 1 2 3 are in the episodes 0 1 1, with the numbers 1 0 1.
         """
         episode = np.searchsorted(self.ends, rows, side="right")
         return episode, rows - (self.ends - self.lengths)[episode]
@@ -194,7 +194,7 @@ class Frames:
         return np.asarray(numbers.reshape(batch.num_rows), np.float64)
 
     def called(self, rows: npt.NDArray[np.int64], row: int) -> str:
-        """What messages call one of some frames."""
+        """Return the name of one frame for error messages."""
         (place,), (number,) = self.places(rows[row : row + 1])
         return f"frame {number} of episode {self.index[place]}"
 
@@ -276,7 +276,7 @@ class Frames:
         return brought
 
     def numbered(self, rows: Columns, ordinals: npt.NDArray[np.int64]) -> Columns:
-        """The same with the number of each row's episode, which its first and last row have too."""
+        """Return the rows with a column of episode numbers, which each episode's first and last row have too."""
         return {**rows, "metadata_episode_index": self._numbers[np.clip(ordinals, 0, len(self._numbers) - 1)]}
 
     @memo
@@ -288,7 +288,7 @@ class Frames:
         return self.index[there]
 
     def about(self) -> About:
-        """What the dataset says of itself, apart from fields and videos."""
+        """Return the dataset's metadata, except fields and videos."""
         described = self.described
         columns = {self.picture_column(key) if key in self._cameras else column_of(key): key for key in self.stored}
         columns |= {self.picture_column(key): key for key in self.pictures}
@@ -303,7 +303,7 @@ class Frames:
         )
 
     def fields(self, columns: Mapping[str, str]) -> list[Field]:
-        """How batches have the pictures of columns that do not hold their pixels, by feature: a null is zeros."""
+        """Return the fields of pictures whose columns do not hold pixels, by feature; a null becomes zeros."""
         made = []
         for key, column in columns.items():
             feature = self.described.features[key]
@@ -354,7 +354,7 @@ def _typed(schema: pa.Schema, columns: Iterable[str], kind: pa.DataType) -> pa.S
 
 
 def pixel(feature: Feature) -> np.dtype[Any]:
-    """What a pixel of a camera is."""
+    """Return the dtype of a camera's pixels."""
     return np.dtype(np.uint16 if feature.wide else np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""What a LeRobotDataset says of itself, in the folder ``meta``."""
+"""The description of a LeRobotDataset, from its folder ``meta``."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def check_action(described: Description, where: str) -> None:
 
 
 def bytes_a_frame(described: Description, pictures: Container[str] | None = None) -> int:
-    """What a frame takes in memory, with its pictures, or those of some cameras."""
+    """Return the memory of a frame in bytes, with the pictures of all cameras, or of some."""
     total = 0
     for key, feature in described.features.items():
         picture = feature.dtype in ("video", "image")
@@ -147,7 +147,7 @@ def bytes_a_frame(described: Description, pictures: Container[str] | None = None
 
 
 def dimensions(described: Description) -> dict[str, list[str]]:
-    """What the dataset calls the dimensions of columns, by the names that columns have here."""
+    """Return the dataset's names for the dimensions of columns, by column."""
     found = {}
     for key, feature in described.features.items():
         names = described.info["features"][key].get("names")

@@ -1,4 +1,4 @@
-"""Which frame of which video every frame of a LeRobotDataset is."""
+"""The mapping from every frame of a LeRobotDataset to a video and a frame in it."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def batches_of(store: Any, batch_rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def described_in(client: FolderClient) -> list[ObjectInfo]:
-    """What a dataset elsewhere says of itself."""
+    """Return the description files of a remote dataset."""
     try:
         return client.listed(_META)
     except ConfigError:
@@ -96,7 +96,7 @@ def described_in(client: FolderClient) -> list[ObjectInfo]:
 
 
 def _on_the_web(client: FolderClient) -> Iterator[ObjectInfo]:
-    """The same from a web server: what is known by name, and files of episodes, chunk by chunk up to one with none."""
+    """Find description files on a web server: those with known names, and episode files by chunk until one has none."""
     for name in _KNOWN:
         yield from _there(client, f"{_META}/{name}")
     chunk = number = 0

@@ -44,12 +44,12 @@ _MOST_SAID = 20
 
 
 class Looking:
-    """What is wrong with episodes, by their place among all.
+    """The faults of episodes, by their position in the dataset.
 
     Args:
         root: The dataset's folder.
-        frames: What its frames are as rows.
-        videos: Where those of cameras are.
+        frames: The conversion of frames to rows.
+        videos: The videos of cameras.
         cameras: The features whose videos count.
         skip_broken: Whether broken episodes are to be left out; one is an error otherwise.
 
@@ -132,7 +132,7 @@ class Looking:
             self.first_untimely = f"frame {number[at]} of episode {index}, at {times[at]:.4f} s"
 
     def faults(self) -> Iterator[tuple[str, str, str]]:
-        """What is wrong: a code, how bad it is, and a sentence."""
+        """Yield each fault: a code, a severity, and a sentence."""
         for place in sorted(self.broken)[:_MOST_SAID]:
             yield "broken-episode", "error", f"episode {self._frames.index[place]}: {self.broken[place]}"
         if len(self.broken) > _MOST_SAID:
@@ -157,7 +157,7 @@ class Looking:
 
 
 def _table(file: Path) -> pa.RecordBatch:
-    """What rows of a file say of which frame they are, and when it was recorded, if they say it."""
+    """Read a file's columns of frame and episode numbers, and of times if it has them."""
     if not file.is_file():
         raise damaged(file, "expected a file of frames, as meta/episodes has it, found none")
     with reading(file), open_parquet(file) as opened:
@@ -233,7 +233,7 @@ def _mapped(place: Path) -> Any:
 
 
 def _files_digest(root: Path, *folders: str) -> str:
-    """What tells the files of some folders as they are from what they were."""
+    """Return a digest of the files in some folders, which changes with paths, sizes and modification times."""
     whole = hashlib.sha256()
     for folder in folders:
         for path, size, time in sorted(_files(root / folder)):

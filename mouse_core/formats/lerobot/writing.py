@@ -100,7 +100,7 @@ def _of_numbers(values: npt.NDArray[Any]) -> Stats:
 
 
 def _counted(pixels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """How often each value came in each channel, ``[C, values]``."""
+    """Count each value in each channel, ``[C, values]``."""
     step = max(pixels.shape[1:3])
     step = 1 if step < _LARGE else step // _KEPT
     small, values = pixels[:, ::step, ::step], int(np.iinfo(pixels.dtype).max) + 1
@@ -179,7 +179,7 @@ class Files:
 
     @property
     def count(self) -> int:
-        """How many files of frames and videos there are."""
+        """Return the number of files of frames and videos."""
         return len(self._names) + len(self._written)
 
     @staticmethod
@@ -246,7 +246,7 @@ class Files:
         return self._videos[key]
 
     def end_episode(self) -> dict[str, Any] | None:
-        """Where the episode's frames are; None where it has none."""
+        """Finish the episode and return the position of its frames; None if it has none."""
         if not self.length:
             return None
         place: dict[str, Any] = {"length": self.length, **self._place("data", self._numbers["data"])}
@@ -293,7 +293,7 @@ class Files:
     # ------------------------------------------------------------------ what is said of them
 
     def videos_about(self) -> dict[str, dict[str, Any]]:
-        """What LeRobot says of the videos of a camera, by feature; each was looked through."""
+        """Return LeRobot's description of each camera's videos, by feature, after indexing every video."""
         found: dict[str, dict[str, Any]] = {}
         for path, frames in self._written.items():
             index = index_video(path)
@@ -478,7 +478,7 @@ def _check_pictures(columns: Sequence[str], batch: pa.RecordBatch) -> None:
 
 
 class _Described:
-    """What is written, and what is said of it.
+    """The dataset that is written, and its description.
 
     Args:
         stream: The rows.

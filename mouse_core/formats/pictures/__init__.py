@@ -1,1 +1,1 @@
-"""How the pictures of rows are kept, as pixels, as image files or as frames of videos, and changed between these."""
+"""Storage of pictures in rows, as pixels, image files or video frames, and conversion between these."""

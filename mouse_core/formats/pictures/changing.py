@@ -39,7 +39,7 @@ _COLUMN = re.compile(r"([^:=]+)=(.*)")
 
 @dataclass(frozen=True)
 class PictureEncoding:
-    """How pictures are stored.
+    """The storage form of pictures.
 
     Args:
         way: "raw", "png", "jpeg" or "video".

@@ -67,12 +67,12 @@ class Trajectory(NamedTuple):
         return self.step_type == LAST
 
     def replace(self, **fields: Any) -> Trajectory:
-        """The same with other values for some fields."""
+        """Return a copy with other values for some fields."""
         return self._replace(**fields)
 
 
 def to_tensor_specs(spec: Trajectory, *, outer_dims: Sequence[int | None] = ()) -> Any:
-    """What ``create_trajectory_data_spec`` says, as TensorFlow's specs, for TF-Agents and Reverb.
+    """Convert the result of ``create_trajectory_data_spec`` to TensorFlow's specs, for TF-Agents and Reverb.
 
     Args:
         spec: A trajectory of ``FieldSpec``, nested or not; ``replace(policy_info=...)`` gives it what a
@@ -87,7 +87,7 @@ def to_tensor_specs(spec: Trajectory, *, outer_dims: Sequence[int | None] = ()) 
 
     Raises:
         ImportError: TensorFlow is not installed.
-        SchemaError: Something that is no ``FieldSpec``.
+        SchemaError: A value is no ``FieldSpec``.
     """
     try:
         import tensorflow as tf
@@ -130,7 +130,7 @@ def spec_of(step: Mapping[str, Any], info: Any) -> Trajectory:
 
 
 def expected_by(observer: Any) -> tuple[Any, int]:
-    """What an observer says that it expects, or None; and how many axes its shapes have in front."""
+    """Return the spec that an observer declares, or None, and the number of leading axes in its shapes."""
     ask = getattr(observer, "get_table_signature", None)
     if callable(ask):
         return ask(), 1
@@ -142,7 +142,7 @@ def expected_by(observer: Any) -> tuple[Any, int]:
 
 
 def _parts(value: Any) -> Mapping[Any, Any] | None:
-    """What is in a mapping, a named tuple, a tuple or a list, by name or position; None of a leaf."""
+    """Return the contents of a mapping, named tuple, tuple or list by name or position; None for a leaf."""
     if hasattr(value, "_asdict"):
         return dict(value._asdict())
     if isinstance(value, tuple | list) and not hasattr(value, "dtype"):
@@ -230,7 +230,7 @@ PolicyInfo = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
 
 
 def create_trajectory_data_spec(rlds_data: Iterable[Any]) -> Trajectory:
-    """What the trajectories of RLDS episodes hold.
+    """Return the data spec of the trajectories of RLDS episodes.
 
     Args:
         rlds_data: An iterable of episodes; of a generator the first episode is used up.
@@ -240,7 +240,7 @@ def create_trajectory_data_spec(rlds_data: Iterable[Any]) -> Trajectory:
         ``policy_info``.
 
     Raises:
-        DataError: There are no steps. It is a ValueError.
+        DataError: There are no steps. The error is also a ValueError.
         MissingFieldError: The first step lacks features; the message names them. It is a ValueError too.
     """
     first, _ = _peek(rlds_data)

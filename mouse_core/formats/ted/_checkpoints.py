@@ -203,9 +203,9 @@ def _padded(arrays: Arrays, shape: tuple[int, ...], capacity: int, cursor: int) 
 
 
 def _turned(ring: _Ring) -> _Ring:
-    """The same steps with the oldest in place 1, where TorchRL would not load them from place 0.
+    """Return the ring with its oldest step at place 1, if TorchRL could not load it from place 0.
 
-    Of a ring of several environments that is full its ``Flat2TED`` copies ``[:-cursor]``, which is nothing at 0.
+    For a full ring of several environments, its ``Flat2TED`` copies ``[:-cursor]``, which is empty at 0.
     """
     if len(ring.shape) == 1 or ring.used < ring.shape[0] or ring.cursor or ring.used == 1:
         return ring

@@ -83,10 +83,10 @@ def _rows(root: Path, naming: _Naming, batch_rows: int) -> Iterator[Columns]:
 
 
 class _Naming:
-    """Which column each key becomes.
+    """The column for each key.
 
     Args:
-        root: Where the data are, for messages.
+        root: The path of the data, for error messages.
         piece: The first steps.
         one_hot: See ``read_ted``.
     """

@@ -139,8 +139,8 @@ _PROFILE = {
 
 
 def config_of(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What obstore's store of an address is told, beside what it finds in the environment: options, and of S3 what a
-    profile has, where neither of them says who asks.
+    """Return the configuration of obstore's store beyond the environment: the options, and for S3 the profile's values,
+    if neither options nor environment hold credentials.
     """
     config = {name: value for name, value in options.items() if name not in _OURS and not _HTTP.match(name)}
     if _kind(url) == "s3" and _source(url, options) == "profile":

@@ -1,4 +1,4 @@
-"""What one process does with a mirror's bytes: count, claim blocks, make room, write, verify what others wrote."""
+"""The work of one process on a mirror's bytes: count, claim blocks, evict, write, verify what others wrote."""
 
 from __future__ import annotations
 
@@ -312,10 +312,10 @@ class Keeper:
 def _together(
     is_held: npt.NDArray[np.bool_], came: Runs, contents: Sequence[memoryview]
 ) -> list[tuple[memoryview, int]]:
-    """Of pages that came those stretches that are held: the bytes of each, and where they begin.
+    """Return the held stretches of the received pages: the bytes of each, and their begin.
 
-    Of 1, 1, 0, 1, 1, of which a run has four and another one, they are pages 0..2 and 3..4 of the one, and that of the
-    other.
+    For held pages 1, 1, 0, 1, 1, of which one run has four and another run one, the result is pages 0..2 and 3..4 of
+    the first run, and the page of the second run.
     """
     if is_held.all():
         return list(zip(contents, (came.firsts * PAGE).tolist(), strict=True))

@@ -218,8 +218,8 @@ class Mirror:
         return found
 
     def counters(self) -> dict[str, float]:
-        """What this process was given, and what it waited for: the sums of ``Counters``, the pages asked for that have
-        not come yet as bytes (``queued``), and how many bytes the cache has (``kept``).
+        """Return this process's counters: the sums of ``Counters``, the bytes of requested pages that have not arrived
+        (``queued``), and the bytes in the cache (``kept``).
         """
         process = self._process()
         more = {"queued": process.fetcher.queued() * PAGE, "kept": self._table.pages * PAGE}

@@ -278,8 +278,7 @@ class Known:
         return [(objects[int(numbers[first])], slice(first, end)) for first, end in pairwise(cuts) if end > first]
 
     def calls(self, blocks: Int64s, *, alone: bool) -> list[slice]:
-        """Which of some blocks one call brings: those of objects that follow each other, with a client that takes
-        several.
+        """Group blocks into requests: with a client that takes several objects, consecutive objects share a request.
 
         Args:
             blocks: Blocks, ascending, int64 ``[n]``.

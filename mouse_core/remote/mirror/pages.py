@@ -1,7 +1,7 @@
-"""Which pages of a mirror some bytes touch, and which requests bring them.
+"""The pages of a mirror that byte ranges touch, and the requests that fetch them.
 
-A mirror is cut into blocks of 64 KB, and each block into 16 pages of 4 KB. What is there, and what is let go of, is
-known by the page, a bit for each in the block's mask; what is being fetched, by the block.
+A mirror is divided into blocks of 64 KB, and each block into 16 pages of 4 KB. Presence and eviction are tracked per
+page, by one bit in the block's mask; fetches in progress are tracked per block.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What processes that share a mirror have in common: their numbers, a sparse file of bytes, and a table of its blocks.
+"""The state that processes share for a mirror: their numbers, a sparse file of bytes, and a table of its blocks.
 
 Rows of the table are changed under a lock and read without one: each word is written at once. A process that fetches a
 block claims it, writes the bytes, and then marks the pages as there. A process that is killed in between leaves a
@@ -265,7 +265,7 @@ class Table(Descriptor):
         return int(self.header[1])
 
     def tick(self, count: int) -> None:
-        """So many batches were read. Where two say so at once, one of them may be lost."""
+        """Count ``count`` read batches; of two concurrent calls, one may be lost."""
         self.header[1] += count
 
     @property
@@ -389,9 +389,9 @@ class Table(Descriptor):
         self.when[pages // PAGES, pages % PAGES] = _low(np.where(again > now, again, now - _LATE + _COPIED))
 
     def _until(self, blocks: Int64s) -> npt.NDArray[np.int32]:
-        """How far ahead the next use of each page is, int32 ``[n, 16]``.
+        """Return the number of batches until the next use of each page, int32 ``[n, 16]``.
 
-        It is less than 0 where it is late, and -512 or less some time after the last use.
+        The number is below 0 for an overdue use, and -512 or less some time after the last use.
         """
         until: npt.NDArray[np.int32] = self.when[blocks] - _low(self.clock)  # also when 32 bits have gone round
         return until

@@ -163,7 +163,7 @@ class DatasetStore(Store):
 
     @property
     def sync(self) -> str:
-        """What a writer waits for; see ``open``. Rows in memory are "none"."""
+        """The durability that a writer waits for; see ``open``. For rows in memory it is "none"."""
         return self._rows.sync
 
     @property
@@ -208,7 +208,7 @@ class DatasetStore(Store):
 
     @property
     def written(self) -> int:
-        """How many rows were ever written, those included that were cleared, or dropped as the oldest."""
+        """The number of rows ever written, including rows that were cleared or evicted."""
         return self._rows.seen().end
 
     def __repr__(self) -> str:
@@ -217,7 +217,7 @@ class DatasetStore(Store):
 
     @property
     def alignment(self) -> Alignment:
-        """Which transition a row's action, reward and done belong to."""
+        """The alignment: the transition that a row's action, reward and done belong to."""
         return self._rows.schema.alignment
 
     @property
@@ -227,9 +227,9 @@ class DatasetStore(Store):
 
     @property
     def about(self) -> About:
-        """What is known of the rows: what the store was told, and what datasets said of themselves.
+        """The metadata of the rows, from the store's arguments and from its datasets.
 
-        The alignment is None where "arrived" is only taken for granted, for neither said it.
+        The alignment is None if "arrived" is only an assumption, stated by neither.
         """
         return self._rows.seen().schema.about()
 

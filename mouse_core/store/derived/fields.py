@@ -130,7 +130,7 @@ _LENGTH = 4096
 
 
 class Derivation(Protocol):
-    """How a field is computed from others: a pure function of whole episodes.
+    """The computation of a field from others: a pure function of whole episodes.
 
     Its ``repr`` stands for it in fingerprints, as that of a frozen dataclass does; where it has none of its own, or one
     that leaves values of arrays out, class and attributes do. What an episode's rows become must
@@ -152,7 +152,7 @@ class Derivation(Protocol):
         ...
 
     def compute(self, rows: EpisodeRows) -> Array:
-        """Its values, ``[n, *shape]``, for rows of some whole episodes."""
+        """Compute the field's values, ``[n, *shape]``, for the rows of some whole episodes."""
         ...
 
 
@@ -178,7 +178,7 @@ class EpisodeRows:
 
     @property
     def alignment(self) -> Alignment:
-        """Which transition a row's action, reward and done belong to."""
+        """The alignment: the transition that a row's action, reward and done belong to."""
         return self._snapshot.alignment
 
     @memo
@@ -194,12 +194,12 @@ class EpisodeRows:
 
     @memo
     def time(self) -> Int64s:
-        """How many rows of its episode come before each row, int64 ``[n]``."""
+        """The number of rows before each row in its episode, int64 ``[n]``."""
         return np.arange(self.num_rows) - np.repeat(self.first_rows, self.lengths)
 
     @memo
     def steps_left(self) -> Int64s:
-        """How many transitions follow each row's observation, int64 ``[n]``.
+        """The number of transitions after each row's observation, int64 ``[n]``.
 
         The last row of an "arrived" episode holds the observation it ended with, which no transition leaves. That of an
         "outgoing" one holds the observation that the last transition leaves.
@@ -246,10 +246,10 @@ class EpisodeRows:
         return found
 
     def leaving(self, field: str, dtype: npt.DTypeLike | None = None) -> Array:
-        """Of each row's observation what belongs to the transition that leaves it: its action, reward, done.
+        """Return each row's value of the transition that leaves its observation: its action, reward or done.
 
-        0 where none does, which is so in the last row of an "arrived" episode. Of a field of observations, what the row
-        has itself.
+        The value is 0 if no transition leaves it, as in the last row of an "arrived" episode. A field of observations
+        returns the row's own value.
 
         Args:
             field, dtype: As in ``values``.
@@ -263,10 +263,10 @@ class EpisodeRows:
         return following
 
     def arriving(self, field: str, dtype: npt.DTypeLike | None = None) -> Array:
-        """Of each row's observation what belongs to the transition that led to it: its action, reward, done.
+        """Return each row's value of the transition that led to its observation: its action, reward or done.
 
-        0 where none did, which is so in the first row of an episode. Of a field of observations, what the row before
-        has.
+        The value is 0 if no transition led to it, as in the first row of an episode. A field of observations returns
+        the value of the row before.
 
         Args:
             field, dtype: As in ``values``.
@@ -333,7 +333,7 @@ class Return:
     return-to-go. Sums are made in float64. An episode that is not finished counts as far as it goes.
 
     Args:
-        discount: Of one step, in ``[0, 1]``.
+        discount: The discount per step, in ``[0, 1]``.
         reward: The field of rewards.
 
     Raises:
@@ -358,10 +358,10 @@ class Return:
 
 
 def _steps_taken(rows: EpisodeRows, n: int) -> Array:
-    """How many steps lead from each row's observation to the one whose value stands for the rest; int64 ``[n]``.
+    """Return the number of steps from each row's observation to the bootstrap observation, int64 ``[n]``.
 
-    They are ``n``, or as many as are left of the episode. In an "outgoing" episode that did not terminate the last
-    transition leads to an observation that is not stored: one less.
+    The number is ``n``, or the number of steps left in the episode if that is less. In an "outgoing" episode that did
+    not terminate, the last transition leads to an observation that is not stored: one less.
     """
     left = rows.steps_left
     if rows.alignment == "outgoing":
@@ -380,11 +380,11 @@ class NStepReturn:
 
     Args:
         n: Steps, at least 1.
-        discount: Of one step, in ``[0, 1]``.
+        discount: The discount per step, in ``[0, 1]``.
         reward: The field of rewards.
 
     Raises:
-        ConfigError: ``n`` or the discount out of range.
+        ConfigError: ``n`` or ``discount`` is out of range.
     """
 
     n: int
@@ -411,18 +411,18 @@ class NStepReturn:
 
 @dataclass(frozen=True)
 class NStepDiscount:
-    """What the value of the observation ``n`` steps on is multiplied by, float32: ``discount**m``, 0 after the end.
+    """The factor of the value of the observation ``n`` steps later, float32: ``discount**m``, or 0 after termination.
 
-    ``m`` is as in ``NStepReturn``; 0 stands where the episode terminates within these steps, as nothing comes after. An
-    episode that was cut short or broken off goes on with the value of its last observation. With ``n`` of 1 it is what
-    others call the mask of dones.
+    ``m`` is as in ``NStepReturn``. The factor is 0 if the episode terminates within these steps, since nothing follows.
+    A truncated or interrupted episode continues with the value of its last observation. For ``n`` of 1 the factor is
+    also known as the mask of dones.
 
     Args:
         n: Steps, at least 1.
-        discount: Of one step, in ``[0, 1]``.
+        discount: The discount per step, in ``[0, 1]``.
 
     Raises:
-        ConfigError: ``n`` or the discount out of range.
+        ConfigError: ``n`` or ``discount`` is out of range.
     """
 
     n: int = 1
@@ -450,7 +450,7 @@ class NStepDiscount:
 
 @dataclass(frozen=True)
 class TimeFromStart:
-    """How many steps of its episode come before a row, int64: 0 in the first."""
+    """The number of steps before a row in its episode, int64: 0 in the first row."""
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
         """int64, kept as int32."""
@@ -463,10 +463,10 @@ class TimeFromStart:
 
 @dataclass(frozen=True)
 class TimeToEnd:
-    """How many transitions still follow a row's observation in its episode, int64.
+    """The number of transitions after a row's observation in its episode, int64.
 
-    In the last row of an episode that is 0 where rows are "arrived", and 1 where they are "outgoing". Of an episode
-    that is not finished the rows count that there are.
+    In the last row of an episode it is 0 if rows are "arrived", and 1 if they are "outgoing". In an unfinished episode,
+    the existing rows count.
     """
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
@@ -483,19 +483,19 @@ class TimeToEnd:
 
 @dataclass(frozen=True)
 class Previous:
-    """What belongs to the transition that led to a row's observation: the previous action, or its reward.
+    """A value of the transition that led to a row's observation: the previous action, or its reward.
 
-    All 0 in the first row of an episode. Where rows are "arrived" that is what stands in the row itself, but for the
-    placeholder in the first one; where they are "outgoing", what stands in the row before.
+    All values are 0 in the first row of an episode. If rows are "arrived", the value comes from the row itself, except
+    the placeholder in the first one; if they are "outgoing", it comes from the row before.
 
     Args:
-        field: "action", "reward", or another field; of one that belongs to observations, that of the row before.
+        field: "action", "reward", or another field; a field of observations takes the row before.
     """
 
     field: str = "action"
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
-        """As the field itself."""
+        """Return the spec of the underlying field."""
         return known_field(rows, self.field, "Previous").replace(name=name, column="")
 
     def compute(self, rows: EpisodeRows) -> Array:

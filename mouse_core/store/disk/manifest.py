@@ -83,7 +83,7 @@ class Sealed(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its file in the store's folder."""
+        """The file's name in the store's folder."""
         return f"segments/{self.number:06d}.arrow"
 
 
@@ -104,7 +104,7 @@ class Tail(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its file in the store's folder."""
+        """The file's name in the store's folder."""
         return f"tail-{self.number:06d}.rows"
 
 
@@ -145,7 +145,7 @@ class Manifest:
 
     @property
     def layout(self) -> str:
-        """How rows lie in the newest segment, "columns" where there is none; see ``store.disk.segments``."""
+        """The layout of the newest segment, "columns" if there is none; see ``store.disk.segments``."""
         return "windows" if self.segments and self.segments[-1].batch_rows else "columns"
 
     def firsts(self) -> list[int]:

@@ -98,9 +98,9 @@ def _write(path: Path, batch: pa.RecordBatch, sealed: Sealed) -> Sealed:
 
 
 def _rows_of_batch(batch: pa.RecordBatch) -> int:
-    """How many rows a record batch of the layout "windows" has, a power of two.
+    """Return the rows per record batch in the layout "windows", a power of two.
 
-    Rows of 175 bytes: 187 are 32 KB, and a record batch has 128; of 20 bytes: 256; of pictures: 128.
+    Of rows of 175 bytes, 187 fill 32 KB, so a record batch has 128; for 20 bytes it has 256, for pictures 128.
     """
     rows = _BATCH_BYTES // max(1, batch.nbytes // batch.num_rows)
     power = 1 << max(int(rows).bit_length() - 1, 0)
@@ -183,10 +183,10 @@ class SealedFile:
 
     @property
     def table(self) -> pa.Table:
-        """Its rows, over the mapped file; of a file of many record batches made anew, for they take memory.
+        """The segment's rows over the mapped file; many record batches are rebuilt at each access to save memory.
 
         Raises:
-            DataError: It is not the file that was written.
+            DataError: The file differs from the one that was written.
         """
         if isinstance(self.opened, pa.Table):
             return self.opened
@@ -194,7 +194,7 @@ class SealedFile:
 
     @memo
     def opened(self) -> pa.Table | SummedFile:
-        """Its rows, as a table, or in record batches that are made when they are asked for; raises as ``table``."""
+        """The segment's rows, as a table or as record batches that are created on demand; raises as ``table``."""
         path, sealed = self.path, self.sealed
         if not path.exists():
             # The manifest that spoke of it may be an old one.
@@ -284,7 +284,7 @@ class SealedFile:
         return alike, alike * stride
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """One of its columns."""
+        """Return one of the segment's columns."""
         if isinstance(self.opened, pa.Table):
             return self.opened.column(name)
         return pa.chunked_array([one.column(name) for one in self.opened.batches(range(len(self.opened)))])

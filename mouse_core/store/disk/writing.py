@@ -68,14 +68,14 @@ _FEWEST = 8
 
 @dataclass(frozen=True)
 class Limits:
-    """How many rows or bytes of the newest rows a folder keeps.
+    """The rows or bytes that a folder keeps of its newest rows.
 
     Args:
-        max_rows: How many rows there may be; None: any number.
-        max_bytes: How many bytes their files may have; None: any number.
+        max_rows: The largest number of rows; None for no limit.
+        max_bytes: The largest size of their files in bytes; None for no limit.
 
     Raises:
-        ConfigError: A limit that is none.
+        ConfigError: A limit is invalid.
     """
 
     max_rows: int | None = None

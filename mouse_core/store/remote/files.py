@@ -57,11 +57,11 @@ def together(readers: Sequence[Asking[T]]) -> Asking[list[T]]:
 
 
 def run(reader: Asking[T], read: Callable[[list[Range]], Sequence[Any]]) -> T:
-    """What a reader returns.
+    """Run a reader until it returns, and return its result.
 
     Args:
-        reader: It.
-        read: Gives the bytes of some ranges, at once; empty ones, and those that were given, are not asked for.
+        reader: The reader.
+        read: Returns the bytes of several ranges at once; empty and repeated ranges are not requested.
     """
     try:
         ranges = next(reader)
@@ -89,7 +89,7 @@ def rows_of(place: ColumnPlace, number: int, row: int, count: int) -> Asking[pa.
         count: How many.
 
     Raises:
-        DataError: It is damaged.
+        DataError: The object is damaged.
     """
     part = _Part(number, iter(place.levels), iter(place.memory))
     try:
@@ -208,7 +208,7 @@ def _ends_dtype(data_type: pa.DataType) -> np.dtype[Any]:
 
 
 def ends_of(content: Any, data_type: pa.DataType) -> npt.NDArray[Any]:
-    """Where each row begins, and the last ends, among the values of lists or texts; DataError if that cannot be."""
+    """Return the begin of each row, and the last end, among list or text values; DataError if they are inconsistent."""
     ends = np.frombuffer(content, _ends_dtype(data_type))
     if len(ends) and (ends[0] < 0 or (np.diff(ends) < 0).any()):
         raise DataError("expected rows that end where they begin or behind it, found others; it is damaged")
@@ -225,16 +225,16 @@ def _shifted(content: Any, row: int, count: int) -> pa.Buffer:
 
 
 def lying(place: ColumnPlace, number: int) -> Asking[tuple[int, tuple[int, ...]] | None]:
-    """Where a column's values begin in its object, and the shape of a row, as ``addresses.locate_values`` says it.
+    """Find the begin of a column's values in its object, and the shape of a row, as ``addresses.locate_values`` does.
 
-    Of lists the ends are read, all of the column's; of what cannot lie side by side nothing is.
+    For lists, all ends of the column are read; for values that cannot be contiguous, nothing is read.
 
     Returns:
         The byte (of booleans 8 times that) and the sizes of the lists; None where rows differ in length, some are
         null, or they are no numbers.
 
     Raises:
-        DataError: It is damaged.
+        DataError: The object is damaged.
     """
     data_type = place.type
     while isinstance(data_type, pa.BaseExtensionType):
@@ -273,7 +273,7 @@ def lying(place: ColumnPlace, number: int) -> Asking[tuple[int, tuple[int, ...]]
 
 
 def _ends_at(data_type: pa.DataType, number: int, piece: Memory, first: int, count: int) -> Asking[npt.NDArray[Any]]:
-    """Where ``count`` lists from a ``first`` one on begin, and the last ends."""
+    """Read the begins of ``count`` lists from list ``first`` on, and the last end."""
     item = _ends_dtype(data_type).itemsize
     if (first + count + 1) * item > piece.size:
         raise DataError(f"expected the ends of {count} rows, found {piece.size} bytes; it is damaged")
@@ -304,12 +304,12 @@ class _Short(Exception):
 
 
 def read_with(number: int, begin: int, end: int, parse: Callable[[Callable[[int, int], Any]], T]) -> Asking[T]:
-    """What a function makes of an object that it reads some bytes of, which are asked for until it has all it needs.
+    """Parse an object from part of its bytes, and request more until the parser has all it needs.
 
     Args:
-        number: Of the object.
-        begin, end: What is read at first; of one range, as reading grows only there.
-        parse: Is given a function that gives the bytes between two places.
+        number: The number of the object.
+        begin, end: The range to read first; reading grows only there.
+        parse: Receives a function that returns the bytes between two positions.
     """
     while True:
         (content,) = yield [Range(number, begin, end)]
@@ -421,7 +421,7 @@ class ArrowFile:
         return np.array(footer.begins, np.int64)
 
     def places(self, schema: pa.Schema, number: int, batch: int, hint: Hint) -> Asking[dict[str, ColumnPlace]]:
-        """Where the columns of a record batch lie, by name; those that Arrow alone can read are not there."""
+        """Return the positions of a record batch's columns by name, without those that only Arrow can read."""
         found = yield from self.message(number, batch, hint)
         assert found.head is not None
         return found.head.columns(schema, found.body)
@@ -456,7 +456,7 @@ class _Stream:
         self._batches = list(pa.ipc.open_stream(content))
 
     def get_batch(self, number: int) -> pa.RecordBatch:
-        """One of them."""
+        """Return one record batch."""
         return self._batches[number]
 
 
@@ -511,7 +511,7 @@ class Files:
                 yield from range(int(self._first[number]), int(self._first[number + 1]))
 
     def run(self, reader: Asking[Any]) -> Any:
-        """What a reader returns."""
+        """Run a reader until it returns, and return its result."""
         return run(reader, self._read)
 
     def _read(self, ranges: Sequence[Range]) -> Sequence[Any]:

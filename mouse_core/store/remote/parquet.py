@@ -111,7 +111,7 @@ class ParquetObjects:
         self._files: dict[int, Any] = {}
 
     def file(self, number: int) -> Any:
-        """One of them; its footer is read."""
+        """Open one Parquet file and read its footer."""
         import pyarrow.parquet as pq
 
         if number not in self._files:
@@ -235,11 +235,11 @@ class ObjectStream(io.RawIOBase):
         self._ahead, self._begin = b"", 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def tell(self) -> int:

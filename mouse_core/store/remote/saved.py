@@ -173,13 +173,13 @@ def _json(client: FolderClient, path: str) -> dict[str, Any] | None:
 
 
 class Index:
-    """Where the record batches of a stream lie.
+    """The positions of the record batches in a stream.
 
     Args:
         schema: Its columns.
-        schema_digest: Of the message that has them; see ``files.manifest.schema_digest``.
-        begins: At which byte each begins, int64 ``[n]``.
-        rows: How many rows each has, int64 ``[n]``.
+        schema_digest: The digest of the schema's message; see ``files.manifest.schema_digest``.
+        begins: The first byte of each record batch, int64 ``[n]``.
+        rows: The number of rows of each record batch, int64 ``[n]``.
     """
 
     def __init__(self, schema: pa.Schema, schema_digest: str, begins: Int64s, rows: Int64s) -> None:

@@ -1,4 +1,4 @@
-"""How rows get into the files that are mapped: one after the other, each twice as large as the one before."""
+"""Appending of rows to mapped files, each twice as large as the one before."""
 
 from __future__ import annotations
 
