@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import xxhash
 
 from mouse_core import errors
 from mouse_core._base.checks import UNREADABLE
 from mouse_core.about.dataset import About
 from mouse_core.collect.wire import decoded
 from mouse_core.errors import ConfigError, DataError, MouseError, StorageError
+from mouse_core.files.checksum import RunningDigest
 from mouse_core.files.log import Log
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.disk.folder import CLIENTS
@@ -199,7 +199,7 @@ class SharedStore:
         if len(set(lengths.values())) != 1:
             raise DataError(f"extend: expected columns of one length, found {lengths}")
         rows = next(iter(lengths.values()))
-        hashed = xxhash.xxh3_128(json.dumps(described).encode())
+        hashed = RunningDigest(json.dumps(described).encode())
         hashed.update(body)
         digest = hashed.hexdigest()
         with self._lock:

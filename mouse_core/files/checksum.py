@@ -10,7 +10,8 @@ A checksum finds accidents: a flipped bit, a torn page, a missing end. A checksu
 | JSON text | `json_with_digest`, 128 bits | first member of the text |
 | short content, as in a cache | `with_digest`, 128 bits | behind the content |
 
-Another algorithm takes another four names from another library, here and nowhere else.
+Another algorithm takes another four names from another library, here and nowhere else: two functions of bytes with a
+``seed``, and two classes with ``update``, ``copy``, ``digest_size``, ``hexdigest`` and (of 64 bits) ``intdigest``.
 """
 
 from __future__ import annotations

@@ -41,7 +41,9 @@ _STATE, _INFO, _KEY = "state.json", "dataset_info.json", "_mouse"
 # What stands before the metadata of a message of Arrow's, and how large a schema is at most.
 _PREFIX_BYTES, _MOST_SCHEMA = 8, 64 << 20
 _SEAL = b"mouse_data file %b footer %b mouse_data\n"
-_SEAL_FORM = re.compile(rb"mouse_data file ([0-9a-f]{32}) footer ([0-9a-f]{32}) mouse_data\n")
+_SEAL_FORM = re.compile(
+    rb"mouse_data file ([0-9a-f]{%d}) footer ([0-9a-f]{%d}) mouse_data\n" % (DIGEST_DIGITS, DIGEST_DIGITS)
+)
 _SEAL_BYTES = len(_SEAL) - 4 + 2 * DIGEST_DIGITS
 # A flip may hit one of the two, but then not the other.
 _SEAL_ENDS = (b"mouse_data file ", b" mouse_data\n")

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import xxhash
 
 from mouse_core._base.processes import results
 from mouse_core._base.progress import progress_bar
 from mouse_core.about.dataset import About, read_about, with_about
 from mouse_core.errors import AlignmentWarning, ConfigError, DataError, MouseError, WorkerError
+from mouse_core.files.checksum import RunningDigest
 from mouse_core.formats._files.jobs import NOTE, Job, Part, check_rows, check_same, job_folder, read_note
 from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats._files.shards import ShardWriter, dataset_schema, describe, link_parts
@@ -329,7 +329,7 @@ def contents(table: pa.Table) -> str:
 
 def quick_digest(schema: pa.Schema) -> RowDigest:
     """Return a digest of rows that detects accidental changes, many times as fast as SHA-256."""
-    return RowDigest(schema, xxhash.xxh3_128)
+    return RowDigest(schema, RunningDigest)
 
 
 def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:

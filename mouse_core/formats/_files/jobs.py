@@ -14,7 +14,6 @@ moment, a job with the same fingerprint keeps each part whose files are whole, a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,9 +24,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import pyarrow as pa
-import xxhash
 
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.checksum import file_digest
 from mouse_core.files.locking import Held
 from mouse_core.files.reading import read_json_object
 from mouse_core.files.writing import (
@@ -81,7 +80,7 @@ class Part:
 
 def _checksum(file: Path) -> str:
     with file.open("rb") as stream:
-        return hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()
+        return file_digest(stream)
 
 
 class PartWriter(Protocol):
