@@ -438,3 +438,17 @@ def test_whatever_is_an_array_to_numpy_is_taken(kind: Any, first: bool) -> None:
         {name: values[-2:-1] for name, values in everything(store).items()},
         field_arrays([plain_first_row() | plain], custom=RULES, widths=WIDTHS),
     )
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+def test_a_pixel_out_of_range_is_refused_with_its_row(bad: int) -> None:
+    store = DatasetStore()
+    steps = {"action": [0] * 4, "reward": [0.0] * 4, "done": [0] * 4}
+    store.extend(steps | {"observation_image": np.zeros((4, 2, 2, 3), np.uint8)})
+    pixels = np.zeros((4, 2, 2, 3), np.int64)
+    pixels[0, 0, 0] = [0, 255, 1]
+    store.extend(steps | {"observation_image": pixels})
+    pixels[bad, 1, 0, 2] = 256
+    with pytest.raises(DataError, match=rf"expected 0\.\.255, found 256 at row {8 + bad}$"):
+        store.extend(steps | {"observation_image": pixels})
+    assert len(store) == 8
