@@ -25,6 +25,7 @@ from mouse_core.sampling.plan import (
     Sampling,
     Stretches,
     WindowSampler,
+    cut_at_epochs,
     numbers_of_rows,
     read_only,
     remembered,
@@ -38,26 +39,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _ManyWindows:
-    """Base class of samplers that plan several batches at once."""
-
-    sequence_length: int
-    batch_size: int
-
-    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """See ``WindowSampler.starts``."""
-        starts: Any = self.starts_of_many(seed, index, 1, snapshot, epoch_start, slice(0, self.batch_size))
-        return np.asarray(starts[0])
-
-    def starts_of_many(
-        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
-    ) -> Int64s | None:
-        """See ``ManyStarts.starts_of_many``."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class RandomWindows(_ManyWindows):
+class RandomWindows:
     """Windows that begin anywhere in ``0..N-S``, uniformly and independently.
 
     Args:
@@ -65,10 +47,18 @@ class RandomWindows(_ManyWindows):
         batch_size: Windows in a batch.
     """
 
+    sequence_length: int
+    batch_size: int
+
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
         """Return how many batches have as many steps as the snapshot."""
         windows = whole_windows(snapshot, self.sequence_length, at_least=1)
         return -(-windows // self.batch_size)
+
+    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+        """See ``WindowSampler.starts``."""
+        starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start, slice(0, self.batch_size))[0]
+        return starts
 
     def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
@@ -107,7 +97,7 @@ class LastWindows:
 
 
 @dataclass(frozen=True)
-class SequentialWindows(_ManyWindows):
+class SequentialWindows:
     """Epochs over the ``N // S`` windows that lie side by side, each epoch in a new seeded order.
 
     Args:
@@ -116,6 +106,8 @@ class SequentialWindows(_ManyWindows):
         drop_last: Whether windows that do not fill a batch at the end of an epoch are left out, or make a short batch.
     """
 
+    sequence_length: int
+    batch_size: int
     drop_last: bool = True
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
@@ -128,8 +120,8 @@ class SequentialWindows(_ManyWindows):
         """See ``WindowSampler.starts``."""
         windows = snapshot.num_rows // self.sequence_length
         epoch, batch = divmod(index - epoch_start, self.batches_per_epoch(snapshot))
-        numbers = np.arange(batch * self.batch_size, min((batch + 1) * self.batch_size, windows))
-        return _in_order(seed, epoch_start, windows, epoch * windows + numbers) * self.sequence_length
+        begin, end = batch * self.batch_size, min((batch + 1) * self.batch_size, windows)
+        return _ordered(seed, epoch_start, epoch, windows, begin, end) * self.sequence_length
 
     def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
@@ -146,7 +138,7 @@ class SequentialWindows(_ManyWindows):
 
 
 @dataclass(frozen=True)
-class CyclicWindows(_ManyWindows):
+class CyclicWindows:
     """The epochs of ``SequentialWindows`` as an endless sequence: each batch is full and goes on where the last ended.
 
     Args:
@@ -154,10 +146,20 @@ class CyclicWindows(_ManyWindows):
         batch_size: Windows in a batch; may exceed the number of windows.
     """
 
+    sequence_length: int
+    batch_size: int
+
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
         """The fewest batches in which every window occurs."""
         windows = whole_windows(snapshot, self.sequence_length, at_least=1)
         return -(-windows // self.batch_size)
+
+    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+        """See ``WindowSampler.starts``."""
+        windows = snapshot.num_rows // self.sequence_length
+        stretches = cut_at_epochs((index - epoch_start) * self.batch_size, self.batch_size, windows)
+        parts = [_ordered(seed, epoch_start, epoch, windows, begin, end) for epoch, begin, end in stretches]
+        return np.concatenate(parts) * self.sequence_length
 
     def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
@@ -188,10 +190,15 @@ def _in_order(seed: int, epoch_start: int, windows: int, numbers: Int64s) -> Int
             continue
         first, last = int(some[0]), int(some[-1]) + 1
         if last - first == len(some):  # the sections serve the batches behind, too
-            parts.append(slice_sections(partial(_order_section, seed, epoch_start, epoch, windows), first, last))
+            parts.append(_ordered(seed, epoch_start, epoch, windows, first, last))
         else:
             parts.append(_order(seed, epoch_start, epoch, windows)(some))
     return np.concatenate(parts).reshape(numbers.shape)
+
+
+def _ordered(seed: int, epoch_start: int, epoch: int, windows: int, begin: int, end: int) -> Int64s:
+    """Windows ``begin..end - 1`` of the drawn order of an epoch."""
+    return slice_sections(partial(_order_section, seed, epoch_start, epoch, windows), begin, end)
 
 
 # Memos of pure functions: a section serves many batches, and costs little more than one of its elements.
