@@ -1,4 +1,4 @@
-"""Where values lie in memory that Arrow owns, and flat views of it: NumPy gathers from many buffers in one call.
+"""Addresses of values in Arrow's memory, and flat views of it: NumPy gathers from many buffers in one call.
 
 A table of a thousand record batches has a thousand buffers a column, usually in one mapped file, sometimes in
 several files or on the heap. NumPy gathers fastest from *one* array, with one index a window. So we look at the
@@ -121,7 +121,7 @@ def runs_equal(elements: npt.NDArray[np.int64], wanted: npt.NDArray[np.generic])
 
 
 def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
-    """Where ``array``'s values begin, and the shape of a row, if its rows lie side by side without gaps or nulls.
+    """Return the begin of ``array``'s values and the shape of a row, if rows are contiguous, without gaps or nulls.
 
     Returns:
         ``(address, shape)``: the address in bytes of the first value (in *bits* for booleans) and the sizes of the
@@ -228,7 +228,7 @@ def _check_values(array: pa.Array) -> None:
 
 
 def list_offsets(array: pa.Array) -> list[tuple[int, int, np.dtype[Any]]]:
-    """Where the offsets of ``array``'s lists lie: address, count and dtype for each level that has them."""
+    """Return the address, count and dtype of ``array``'s list offsets, for each level that has them."""
     found = []
     n, first = len(array), array.offset
     if isinstance(array, pa.ExtensionArray):
@@ -247,10 +247,10 @@ def list_offsets(array: pa.Array) -> list[tuple[int, int, np.dtype[Any]]]:
 
 
 def ranges_in(array: pa.Array, first: int, count: int, *, deep: bool) -> Iterator[tuple[int, int]]:
-    """Where the bytes of some rows of an array lie: the address of the first of each range, and the end.
+    """Yield the begin and end addresses of the byte ranges of ``count`` rows from ``first`` on.
 
-    Without ``deep`` those that can be told without reading some, and with it the others: of lists, strings and bytes,
-    whose offsets say where they are.
+    Without ``deep``, yield the ranges that are known without reading; with ``deep``, the others: those of lists,
+    strings and bytes, whose positions their offsets hold.
     """
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
@@ -275,7 +275,7 @@ def ranges_in(array: pa.Array, first: int, count: int, *, deep: bool) -> Iterato
 
 
 def _ranges_behind(array: pa.Array, offsets: list[int]) -> Iterator[tuple[int, int]]:
-    """Where the bytes lie of lists, strings or bytes between two offsets."""
+    """Yield the byte ranges of lists, strings or bytes between two offsets."""
     low, high = offsets
     if is_list(array.type):
         for deep in (False, True):
@@ -285,7 +285,7 @@ def _ranges_behind(array: pa.Array, offsets: list[int]) -> Iterator[tuple[int, i
 
 
 def _bits_of(buffer: pa.Buffer, first: int, count: int, bits: int) -> tuple[int, int]:
-    """Where some values of so many bits lie, from the first of them on."""
+    """Return the begin and end address of ``count`` values of ``bits`` bits from ``first`` on."""
     return buffer.address + first * bits // 8, buffer.address + ((first + count) * bits + 7) // 8
 
 

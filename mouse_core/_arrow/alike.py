@@ -48,7 +48,7 @@ class Alike:
         self._metadata = self._find_metadata()
 
     def distances(self, chunks: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """How many bytes behind the template's body those of ``chunks`` lie, and which of them are laid out alike."""
+        """Return the distance in bytes of each chunk from the template, and a mask of chunks with an equal layout."""
         with self._lock:
             unknown = chunks[self._distance[chunks] == _UNKNOWN]
             if len(unknown):
@@ -59,7 +59,7 @@ class Alike:
     def same_lists(
         self, column: pa.ChunkedArray, distance: Int64s, alike: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
-        """Which of the chunks that are alike also have the template's list offsets in ``column``."""
+        """Return a mask of the alike chunks that also have the template's list offsets in ``column``."""
         from mouse_core.readahead.local import in_parts  # loaded when chunks are compared
 
         if not self._holds(column):

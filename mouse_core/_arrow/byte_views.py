@@ -107,12 +107,12 @@ class ByteViews:
         return self._layout(max(self.sizes)).nbytes
 
     def choose_copied(self, number: int, most: int) -> tuple[int, int]:
-        """Which batch to copy first, and how many, ``most`` at most, where batch ``number`` is asked for.
+        """Return the first batch to copy and the count, at most ``most``, upon a request for batch ``number``.
 
-        Those that follow each other are copied together, if they are of one size. Of 8 at a time, 0..7 are copied for
-        whoever asks for 0; then the next in turn is 8 and the latest miss 0. It is 8..15 for whoever asks for 8, or for
-        10 while others are about to ask for 8 and 9. Who asks for 40 gets it alone, whereby only the latest miss
-        becomes 40; who asks for 41 then gets what follows, too, and the next in turn becomes 49.
+        Consecutive batches of one size are copied together. With 8 at a time, a request for 0 copies 0..7; then the
+        next in turn is 8 and the latest miss 0. A request for 8 copies 8..15, as does one for 10 while others are about
+        to ask for 8 and 9. A request for 40 copies 40 alone, and the latest miss becomes 40; one for 41 then copies the
+        following batches too, and the next in turn becomes 49.
         """
         sizes = self.sizes
         for first in (self._next_in_turn, number):
@@ -154,10 +154,10 @@ class ByteViews:
         return found
 
     def ranges(self, first: int, count: int = 1) -> tuple[Int64s, Int64s, Int64s]:
-        """Where the bytes lie that copying some batches reads: begins and ends, int64 ``[n]`` addresses, in any order,
-        and of which of the batches they are, from 0 on.
+        """Return the byte ranges that copying ``count`` batches from ``first`` on reads: begins and ends as int64
+        ``[n]`` addresses, in any order, and the batch of each range, counted from 0.
 
-        Without those of short values that stand in the views already.
+        Short values that the views contain are left out.
         """
         words = self.words[first : first + count, :, : self._pieces].reshape(-1, 2)
         # A word holds the size in its lower half; behind it come the first bytes of a value that stands in its view.
@@ -177,7 +177,7 @@ class ByteViews:
         return begins, ends, numbers
 
     def allowed(self, copied: dict[str, npt.NDArray[Any]], count: int) -> npt.NDArray[np.bool_]:
-        """Which of some batches, as ``copy`` gives them, have no value larger than allowed, bool ``[count]``."""
+        """Return a mask of the copied batches without a value above the allowed maximum, bool ``[count]``."""
         allowed = np.ones(count, np.bool_)
         for field in self.unsure:
             # As unsigned numbers negative ones are the largest.
@@ -199,7 +199,7 @@ class ByteViews:
         return values.reshape(count, n, self.length, *field.shape)
 
     def _layout(self, n: int) -> BatchLayout:
-        """Where the fields of ``n`` windows that have views lie in their memory."""
+        """Return the memory layout of the fields with views, for ``n`` windows."""
         layout = self._layouts.get(n)
         if layout is None:
             fields = [(field.name, (n, self.length, *field.shape), field.dtype) for field in self.long]
@@ -235,7 +235,7 @@ _TO_LARGE_BINARY = pc.CastOptions(pa.large_binary())
 
 
 def _cast(views: pa.Array, nbytes: int) -> pa.Buffer:
-    """What the views show, one after the other; ``nbytes`` at most."""
+    """Concatenate the bytes that views refer to, at most ``nbytes``."""
     # Without the checks of Array.cast, which take as long as copying 10 KB.
     return _CAST.call([views], _TO_BINARY if nbytes < 1 << 31 else _TO_LARGE_BINARY).buffers()[2]
 
@@ -269,7 +269,7 @@ _ZEROS = pa.py_buffer(bytes(ALIGNMENT))
 
 @dataclass
 class _Table:
-    """What is known of chunks, a row for each; shared by snapshots that have the same chunks.
+    """The known properties of chunks, one row each; snapshots with equal chunks share the table.
 
     Args:
         begins: The address at which each column begins, ``UNKNOWN`` or ``IRREGULAR``, int64 ``[chunks, fields]``.
@@ -325,7 +325,7 @@ class FieldChunks:
         return cls(fields, table, len(begins), np.array([one.row_bytes for one in fields], np.int64))
 
     def forward(self, fields: Sequence[CopiedField], growth: Growth) -> FieldChunks:
-        """Those of the same fields in a snapshot with rows appended.
+        """Return the chunks of the same fields in a snapshot with appended rows.
 
         What is known of chunks that are the same is shared, which takes no time; chunks come behind it in memory that
         is there. If some chunk is another now it is copied.
@@ -402,7 +402,7 @@ class FieldChunks:
         )
 
     def _short(self, pieces: Pieces, steps: int, numbers: list[int]) -> dict[str, Int64s]:
-        """Where pieces of so many steps begin, of those fields whose values would stand in the views themselves."""
+        """Return the begins of pieces of ``steps`` steps, for the fields whose values would fit into the views."""
         short = {}
         for number in numbers:
             one = self.fields[number]
@@ -510,7 +510,7 @@ class FieldChunks:
                 words[batch[:, None], position, slot[:, None]] = _inline_views(addresses, size * row_bytes, row_bytes)
 
     def _to_elements(self, words: Int64s) -> Int64s:
-        """Where the bytes are that some words of views refer to, as elements of ``flat_view``."""
+        """Convert words of views to elements of ``flat_view``."""
         first = element_of_all(np.array(list(self.spans)) << SPAN_BITS, 1)
         elements: Int64s = words >> 32
         elements += first[0] if len(first) == 1 else first.take(words & 0xFFFFFFFF)

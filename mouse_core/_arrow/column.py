@@ -35,14 +35,14 @@ _FEW = 8
 
 @dataclass(frozen=True)
 class Reading:
-    """How the rows of a column are read, whatever its segments.
+    """The options for reading a column, independent of its segments.
 
     Args:
-        name: The column's name, for messages.
+        name: The column's name, for error messages.
         kind: Its type.
         shape: The shape of one row, images as ``(H, W, C)``.
         fill, pad: See ``spec.Field``.
-        budget: Limits the dense copies; None: there are none.
+        budget: The limit of dense copies; None for no dense copies.
         crop, decoder: See ``spec.Field``.
     """
 
@@ -62,7 +62,7 @@ class Reading:
 
     @memo
     def dtype(self) -> np.dtype[np.generic]:
-        """What values are stored in."""
+        """The dtype of stored values."""
         return self.kind.dtype
 
     @memo
@@ -79,7 +79,7 @@ class Reading:
 
     @memo
     def copies_key(self) -> str:
-        """What those have in common who can share dense copies."""
+        """The key under which columns share dense copies."""
         return repr((self.shape, self.fill, self.pad))
 
 
@@ -146,7 +146,7 @@ class ColumnPart:
         """Have at once what it takes to locate some chunks, where it is not at hand."""
 
     def locate(self, number: int) -> tuple[int, tuple[int, ...]] | None:
-        """Where a chunk's values begin, and the shape of a row; see ``locate_checked``."""
+        """Return the begin of a chunk's values, and the shape of a row; see ``locate_checked``."""
         return locate_checked(self.chunk(number))
 
     def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
@@ -172,7 +172,7 @@ class ColumnPart:
             return self._copies[reading.copies_key]
 
     def known(self) -> tuple[Int64s, Int64s]:
-        """Where every chunk's values begin, and how many a row has, as far as that is known now."""
+        """Return the begin of every chunk's values and the number per row, as far as known now."""
         with self.lock:
             return self.begin.copy(), self.width.copy()
 
@@ -184,17 +184,17 @@ class HasParts(Protocol):
     addresses: Mapping[str, tuple[int, int]]
 
     def part(self, name: str) -> ColumnPart:
-        """One of its columns."""
+        """Return the part of one column."""
         ...
 
 
 class Growth(NamedTuple):
-    """How segments differ from earlier ones that rows were appended to.
+    """The difference between segments and the earlier ones that they extend.
 
     Args:
-        kept: How many are the same.
-        appended: The others, each of one chunk. The first may be the last of the earlier ones, grown.
-        replaced: The earlier ones that are not kept, each of one chunk; most often one, or none.
+        kept: The number of unchanged segments.
+        appended: The other segments, each of one chunk. The first may be the last earlier one, grown.
+        replaced: The earlier segments that are not kept, each of one chunk; most often one, or none.
     """
 
     kept: int
@@ -218,7 +218,7 @@ class Column:
         self._known_parts, self._later = parts, later
 
     def forward(self, growth: Growth) -> Column:
-        """The same column with rows appended. What it knows of each segment is found when it is asked for."""
+        """Return the column with appended rows. The properties of each segment are looked up on demand."""
         if "_parts" in self.__dict__:
             return Column(self.reading, self._parts[: growth.kept], growth.appended)
         later = [*self._later[: max(0, growth.kept - len(self._known_parts))], *growth.appended]
@@ -231,7 +231,7 @@ class Column:
 
     @memo
     def backings(self) -> Sequence[RemoteMemory]:
-        """What some of its addresses are backed by."""
+        """The remote memories behind some of the column's addresses."""
         return tuple({id(part.backing): part.backing for part in self._parts if part.backing is not None}.values())
 
     @memo
@@ -245,7 +245,7 @@ class Column:
 
     @memo
     def _tables(self) -> tuple[Int64s, Int64s]:
-        """Where the values of every chunk begin, and how many a row has, as far as that is known."""
+        """The begin of every chunk's values and the number per row, as far as known."""
         if len(self._parts) == 1:
             return self._parts[0].begin, self._parts[0].width
         begins, widths = zip(*(part.known() for part in self._parts), strict=True)
@@ -332,8 +332,8 @@ class Column:
                 yield self._parts[number], slice(begin, end), chunks[begin:end] - self._first_chunk[number]
 
     def addresses(self, chunk: Int64s) -> tuple[Int64s, Int64s]:
-        """Where each chunk's values begin (an address; for booleans 8 times that and the bit's number), or
-        ``IRREGULAR``, and the values in a row.
+        """Return the begin of each chunk's values (an address; for booleans 8 times the address plus the bit's number),
+        or ``IRREGULAR``, and the number of values per row.
         """
         if len(chunk) <= _FEW and self._later and "_tables" not in self.__dict__:
             # The tables are as long as the snapshot, of which there may be another soon.
@@ -372,7 +372,7 @@ class Column:
                 self._tables[1][first + chunks], self._tables[0][first + chunks] = width, begins
 
     def _locate_chunk(self, number: int) -> tuple[int, int]:
-        """Where the values of one chunk begin, and how many a row has."""
+        """Return the begin of one chunk's values and the number per row."""
         part, local = self.part_of(number)
         with part.lock:
             if part.begin[local] == UNKNOWN:

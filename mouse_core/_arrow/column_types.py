@@ -1,4 +1,4 @@
-"""What columns hold, apart from how Arrow happens to encode it, which fields can be read from them, and how."""
+"""The types of columns independent of Arrow's encoding, the fields that can be read from them, and how."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_list(data_type: pa.DataType) -> bool:
 
 @dataclass(frozen=True)
 class ColumnType:
-    """What a column holds, apart from how Arrow happens to encode it: columns of equal types fit together.
+    """The type of a column, independent of Arrow's encoding: columns of equal types fit together.
 
     Args:
         kind: "scalar", "list", "image" (encoded: a ``{bytes, path}`` struct or binary), "video" (frames of videos: a

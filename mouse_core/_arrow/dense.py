@@ -55,7 +55,7 @@ class DenseBudget:
 
     @property
     def used(self) -> int:
-        """How many bytes are kept now."""
+        """The number of bytes of dense copies now."""
         with self._lock:
             return sum(copies.nbytes for copies in self._takers)
 
@@ -97,14 +97,14 @@ class DenseCopies:
         values: Callable[[int], pa.Array],
         dense: Callable[[pa.Array], Dense],
     ) -> Int64s:
-        """Where the copies of some chunks begin, as ``begin`` has it.
+        """Return the begins of the copies of some chunks, as in ``begin``.
 
         Args:
-            chunks: Their numbers.
+            chunks: The numbers of the chunks.
             rows: How many rows more may be made dense, now or when what was allowed is enough for a chunk.
-            budget: Limits what is kept.
-            values: Gives the values of a chunk.
-            dense: Makes rows ``[n, width]`` of a dtype of them; RowError if some are not allowed.
+            budget: The limit of dense copies.
+            values: Returns the values of a chunk.
+            dense: Converts values to rows ``[n, width]`` of a dtype; RowError if some are not allowed.
         """
         with self.lock:
             missing = chunks[self.begin[chunks] == UNKNOWN]
@@ -145,7 +145,7 @@ class DenseCopies:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """What an extension array stores and what a dictionary array stands for."""
+    """Return the storage of an extension array, or the decoded values of a dictionary array."""
     while isinstance(array, pa.ExtensionArray | pa.DictionaryArray):
         array = array.storage if isinstance(array, pa.ExtensionArray) else array.dictionary_decode()
     return array
@@ -202,7 +202,7 @@ def dense_rows(
 
 
 def _nulls(array: pa.Array) -> _Bools | None:
-    """Which items are null, ``[n]``; None if none is."""
+    """Return the mask of null items, ``[n]``; None without nulls."""
     if not array.null_count:
         return None
     bits = array.buffers()[0]
@@ -295,7 +295,7 @@ def _check_widths(lengths: Int64s, nulls: _Bools | None, width: int, *, is_padde
 
 
 def _row_of(position: int, lengths: npt.NDArray[np.int64]) -> int:
-    """Which row the value at ``position`` among those of all rows belongs to."""
+    """Return the row of the value at ``position`` among the values of all rows."""
     return int(np.searchsorted(np.cumsum(lengths), position, side="right"))
 
 

@@ -67,9 +67,9 @@ def pieces_lying(column: Column, windows: WindowsPart, dtype: np.dtype[Any]) -> 
 
 
 def ranges_of(columns: Sequence[Column], windows: WindowsPart) -> Iterator[tuple[Int64s, Int64s]]:
-    """Where the bytes lie that gathering a batch reads: begins and ends, int64 ``[n]`` addresses each, in any order.
+    """Yield the byte ranges that gathering a batch reads: begins and ends, int64 ``[n]`` addresses each, in any order.
 
-    First what is known without reading them; then, read from what came first, where lists and bytes lie.
+    The ranges that are known without reading come first; then those of lists and bytes, read from the first.
     """
     chunk, row, size = (part[windows.number] for part in windows.every.pieces)
     begins, ends, later = [], [], []

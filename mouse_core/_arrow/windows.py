@@ -1,4 +1,4 @@
-"""Where windows of steps lie among the chunks of a table."""
+"""The positions of windows of steps in the chunks of a table."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Steps(NamedTuple):
 
 
 class Stretches:
-    """Where stretches of rows begin, each of which lies side by side in a chunk; mostly they are the chunks themselves.
+    """The begins of stretches of rows, each contiguous in one chunk; most stretches are whole chunks.
 
     Args:
         starts: The first row of every stretch, and the end, int64 ``[stretches + 1]``.
@@ -193,7 +193,7 @@ class Windows:
 
     @memo
     def there(self) -> npt.NDArray[np.bool_]:
-        """Which steps of each window are there, bool ``[n, length]``."""
+        """The mask of present steps in each window, bool ``[n, length]``."""
         if self.lengths is None:
             return np.ones((len(self), self.length), np.bool_)
         there: npt.NDArray[np.bool_] = np.arange(self.length) < self.lengths[:, None]
@@ -291,7 +291,7 @@ def _cut(windows: Windows) -> Pieces:
 
 
 def _positions(counts: Int64s, bounds: Sequence[int]) -> tuple[Int64s, int]:
-    """Where the first piece of each window stands, int64 ``[n]``, and how many the batch with most of them has.
+    """Return the position of each window's first piece, int64 ``[n]``, and the largest number of pieces in a batch.
 
     Each batch has a row of as many. Counts 1, 2, 1 with bounds 0, 2, 3 end at 0, 1, 3, 4; the batches begin there at
     0 and 3, so the one with most has 3, and the positions are 0, 1 and 3 + (3 * 1 - 3) = 3.
@@ -322,7 +322,7 @@ def cut_at_stretches(stretches: Stretches, starts: Int64s, length: Int64s) -> tu
 
 
 def join_steps(steps: Steps, length: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """The same of single steps, joined to pieces where they lie side by side in one window."""
+    """Join single steps to pieces if they are adjacent in one window."""
     joined = (np.diff(steps.chunk) == 0) & (np.diff(steps.row) == 1)
     # A window of the next batch may begin where this one ends.
     joined &= steps.target[1:] % length != 0

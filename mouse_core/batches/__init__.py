@@ -14,7 +14,7 @@ __all__ = ["Batch", "BatchLayout", "BatchSource", "Map"]
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """What is loaded where a function of one's own is mapped over batches."""
+        """Import names that only user functions over batches need, on first use."""
         if name == "Map":
             from mouse_core.batches._stages import Map
 

@@ -123,12 +123,12 @@ class BlocksAround:
         self._lock = ProcessLock()
 
     def on(self, anchors: PlannedBlocks) -> BlocksAround:
-        """The same around other anchors."""
+        """Return the blocks around other anchors."""
         return BlocksAround(anchors, self.offsets, self.shift, self.number, single=self.single)
 
     @property
     def singly(self) -> BlocksAround:
-        """The same, with every row read for itself."""
+        """Return the blocks with every row read separately."""
         return BlocksAround(self.anchors, self.offsets, self.shift, ~self.number, single=True)
 
     def block_with(self, index: int) -> tuple[BlockAround, int]:
@@ -182,11 +182,11 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class ReaderAround:
-    """What a batch has of a field at K offsets, before it is read: as that of a step, with an axis in front.
+    """The reader of a field at K offsets: like a step's reader, with an axis in front.
 
     Args:
-        reader: Of the field.
-        windows: What is asked for.
+        reader: The field's reader.
+        windows: The requested offsets.
     """
 
     def __init__(self, reader: FieldReader, windows: FieldWindows) -> None:
@@ -196,7 +196,7 @@ class ReaderAround:
 
     @property
     def identity(self) -> list[Any]:
-        """What decides about the field's values and rows, but for the dtype they are delivered in."""
+        """Return the properties that determine the field's values and rows, except the delivered dtype."""
         return [*self.reader.identity, self._identity]
 
     def check_fills(self, dtype: np.dtype[Any]) -> None:
@@ -230,7 +230,7 @@ class Group:
             return self.pipeline.finish(self._singly(anchors), number, None, stored=False, out=None)
 
     def gather(self, anchors: Block, number: int, *, stored: bool, out: Arrays | None) -> Batch:
-        """The same in the delivered or the stored dtypes, maybe in arrays that are there."""
+        """Gather the batch in the delivered or the stored dtypes, optionally into given arrays."""
         block = self.blocks.around(anchors)
         block.check(number)
         try:
@@ -239,7 +239,7 @@ class Group:
             return self._gathered(self._singly(anchors), number, stored=stored, out=out)
 
     def _singly(self, anchors: Block) -> BlockAround:
-        """The same without rows that are only read with them: what is wrong with these is not to matter."""
+        """Return the block without rows that are read only alongside, so that faults in those rows do not matter."""
         return self.blocks.singly.around(anchors)
 
     def _gathered(self, block: BlockAround, number: int, *, stored: bool, out: Arrays | None) -> Batch:
@@ -250,7 +250,7 @@ class Group:
         return self.pipeline.finish(block, number, None, stored=stored, out=targets)
 
     def forward(self, anchors: PlannedBlocks, growth: Growth) -> Group:
-        """The same around anchors in a snapshot that has grown."""
+        """Return the group around anchors in a grown snapshot."""
         blocks = self.blocks.on(anchors)
         return Group(self.pipeline.over(anchors.planner, growth, blocks), blocks)
 
@@ -280,7 +280,7 @@ class PipelineAround:
             planner: Of the anchors.
             readers: By field; those with offsets are ``ReaderAround``.
             form: What batches are like.
-            windows: What is asked for.
+            windows: The requested offsets.
 
         Raises:
             ConfigError: A number to pad with that a field does not hold.
@@ -452,6 +452,6 @@ def readers_around(readers: Readers, windows: FieldWindows, snapshot: Snapshot) 
 
 
 def shift_of(snapshot: Snapshot, name: str) -> int:
-    """How many rows after an anchor the row at offset 0 lies: 1 for a transition in the row that it leads to."""
+    """Return the distance from an anchor to the row at offset 0: 1 for a transition in the row that it leads to."""
     field = snapshot.config.fields.get(name)
     return int(snapshot.alignment == "arrived" and field is not None and field.is_of_transition)

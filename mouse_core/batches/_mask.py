@@ -46,7 +46,7 @@ class Absent:
         self._windows, self._begins = windows, [begin * length for begin in windows.bounds]
 
     def there(self, number: int, count: int = 1) -> npt.NDArray[np.bool_]:
-        """Which steps of the windows of some batches are there, bool ``[n, S]``; an array of its own."""
+        """Return the mask of present steps in some batches' windows, bool ``[n, S]``, as a new array."""
         bounds = self._windows.bounds
         return self._windows.there[bounds[number] : bounds[number + count]].copy()
 
@@ -149,12 +149,12 @@ class PackedWindows(Windows):
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """How the windows of a batch are packed: what is there lies one behind the other, and nothing else.
+    """The packing of a batch's windows: present steps follow each other without gaps.
 
     Args:
-        capacity: How many rows there are to be, the last of which are 0; None: as many as there are.
-        from_steps: Whether batches come without what is not there already, ``[T, 1, ...]``, and not ``[b, S, ...]``.
-        replaced: Dtypes that a framework cannot hold, and what is delivered instead.
+        capacity: The number of rows, the last of which are 0; None for the number of present steps.
+        from_steps: Whether batches arrive with present steps only, ``[T, 1, ...]``, instead of ``[b, S, ...]``.
+        replaced: Dtypes that a framework cannot hold, with their replacements.
         memory: For large new arrays.
     """
 
@@ -165,7 +165,7 @@ class Packing:
 
     @property
     def identity(self) -> list[Any]:
-        """What decides about it, for the fingerprint."""
+        """Return the values that determine the packing, for the fingerprint."""
         return ["packed", self.capacity]
 
     def spec(self, fields: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
@@ -184,7 +184,7 @@ class Packing:
         return self.replaced.get(dtype, dtype)
 
     def rows(self, lengths: npt.NDArray[np.int64]) -> int:
-        """How many rows there are of windows of some lengths."""
+        """Return the number of rows for windows of the given lengths."""
         return int(lengths.sum()) if self.capacity is None else self.capacity
 
     def __call__(self, batch: Any, lengths: npt.NDArray[np.int64], out: Any) -> Any:

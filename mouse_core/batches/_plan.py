@@ -125,10 +125,10 @@ class BatchForm:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BatchPlan:
-    """All that decides about the batches of a ``BatchSource``; see the module.
+    """The complete plan of a ``BatchSource``'s batches; see the module.
 
     Args:
-        planner: Draws and locates windows of a snapshot.
+        planner: The planner that draws and locates windows of a snapshot.
         readers: Readers by field, in the order of a batch.
         ranks: The processes that share the batches, where ``shard="auto"`` found them.
         windows: Offsets by field, None without ``windows=``.
@@ -187,7 +187,7 @@ class BatchPlan:
 
     @property
     def identity(self) -> list[Any]:
-        """All that decides about batches, but for the seed, the delivered dtypes, and the shard."""
+        """Return the values that determine batches, except the seed, the delivered dtypes and the shard."""
         from mouse_core._base.identity import sampler_identity
 
         sampler, masked = self.planner.sampler, isinstance(self.planner.sampler, PaddedSampler)
@@ -254,7 +254,7 @@ class BatchPlan:
 
     @memo
     def packing(self) -> Packing | None:
-        """How windows are packed; None where they are not."""
+        """The packing of windows; None if they are not packed."""
         if self.packed is False:
             return None
         from mouse_core.batches._mask import Packing, check_packed  # loaded where batches are packed

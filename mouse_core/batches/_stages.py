@@ -40,7 +40,7 @@ class Stage(Protocol):
 
     @property
     def identity(self) -> list[Any]:
-        """What decides about the stage, for the fingerprint: lists, texts and numbers."""
+        """Return the values that determine the stage, for the fingerprint: lists, texts and numbers."""
         ...
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
@@ -81,13 +81,13 @@ def staged(
     stored: bool,
     out: Mapping[str, npt.NDArray[Any]] | Sequence[Mapping[str, npt.NDArray[Any]]] | None,
 ) -> Any:
-    """What becomes of a batch: itself, or a tuple of its views.
+    """Apply stages to a batch and return it, or a tuple of its views.
 
     Args:
-        stages: What is done to it, in this order.
-        batch: Of the plan, as the first stage needs it; it may be written to.
-        plan: Which windows it is.
-        stored: Whether fields are to come in their stored dtypes.
+        stages: The stages, in order.
+        batch: The plan's batch, as the first stage needs it; stages may modify it.
+        plan: The windows of the batch.
+        stored: Whether to return fields in their stored dtypes.
         out: Arrays by field to write to: a mapping for each view, or one mapping for a single one.
     """
     views: tuple[Batch, ...] = (batch,)
@@ -172,7 +172,7 @@ class Map:
         object.__setattr__(self, "spec", {name: self._declared(name, one) for name, one in self.spec.items()})
 
     def _declared(self, name: str, one: Any) -> FieldSpec:
-        """What is said of a field that the function returns."""
+        """Check the declaration of a field that the function returns."""
         where = f"map: {self.version!r}: {name!r}"
         if isinstance(one, FieldSpec):
             if one.name != name:
@@ -277,7 +277,7 @@ class StreamMap:
         return ["map", self.map.version, self.map.per, shapes, list(self.map.drop)]
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
-        """Those of ``arriving``, however batches are moved later."""
+        """Return the dtypes of ``arriving``, independent of how batches are transferred later."""
         return {name: self.arriving[name].dtype for name in dtypes}
 
     def __call__(
@@ -290,12 +290,12 @@ class StreamMap:
         stored: bool = False,
         apart: bool = True,
     ) -> tuple[Batch, ...]:
-        """What the function makes of each view; see ``Stage``.
+        """Apply the function to each view; see ``Stage``.
 
         Raises:
-            SchemaError: It returned something else than its spec says.
-            DataError: A number that the dtype of the framework cannot hold.
-            Exception: Whatever it raises, with a note that says for which batch.
+            SchemaError: The function's result does not match its spec.
+            DataError: The framework's dtype cannot hold a number.
+            Exception: The function raises it; a note names the batch.
         """
         seed, index = key.seed, key.index
         made = []
@@ -329,7 +329,7 @@ class StreamMap:
             raise
 
     def _checked(self, found: Any, axes: tuple[int, ...], index: int) -> Batch:
-        """What the function returned, if it is what its spec says."""
+        """Return the function's result after checking it against the spec."""
         fields = self.map.fields
         if not isinstance(found, Mapping) or found.keys() != fields.keys():
             has = list(found) if isinstance(found, Mapping) else type(found).__name__

@@ -247,7 +247,7 @@ class BatchSource:
 
     @property
     def normalizer(self) -> Normalizer:
-        """How its fields are normalised, with the numbers of now: for a policy, or ``normalize`` of another source."""
+        """The current normalization of the fields: for a policy, or ``normalize`` of another source."""
         from mouse_core.statistics.normalizer import Normalizer  # loaded where it is asked for
 
         normalize = self.batch_plan.normalize
@@ -262,7 +262,7 @@ class BatchSource:
 
     @property
     def identity(self) -> list[Any]:
-        """All that the fingerprint is a digest of: identities of the data, the sampler, the fields, and each stage."""
+        """The content of the fingerprint: identities of the data, the sampler, the fields, and each stage."""
         return self.batch_plan.identity
 
     def __len__(self) -> int:
@@ -304,7 +304,7 @@ class BatchSource:
         return [self[index] for index in indices]
 
     def plan(self, index: int) -> Plan:
-        """Which windows batch ``index`` consists of, cut to this shard."""
+        """Return the windows of batch ``index``, cut to this shard."""
         return self._pipeline.plan(index)
 
     def gather(self, plan: Plan, out: Any = None, *, stored: bool = False) -> Batch:
@@ -337,9 +337,9 @@ class BatchSource:
         return made if packing is None else packing(made, made_of.planner.lengths(plan), out)
 
     def layout(self, batch_size: int | Plan, *, stored: bool = False) -> BatchLayout:
-        """Where the fields of so many windows, or of a plan, lie in one stretch of memory; ``stored`` as in ``gather``.
+        """Return the layout of one contiguous memory for the fields of a number of windows, or of a plan.
 
-        Of windows that are packed only a plan says how many rows they have; ConfigError for a number.
+        ``stored`` is as in ``gather``. For packed windows only a plan has a number of rows; ConfigError for a number of windows.
         """
         spec, packing = self.spec, self.batch_plan.packing
         if packing is None:
@@ -357,7 +357,7 @@ class BatchSource:
         return BatchLayout({name: ((*size[name], *field.shape), dtypes[name]) for name, field in spec.items()})
 
     def with_snapshot(self, snapshot: Snapshot, *, epoch_start: int, seed: int | None = None) -> BatchSource:
-        """The same source over other rows, whose first epoch begins at ``epoch_start``."""
+        """Return the source over other rows, whose first epoch begins at ``epoch_start``."""
         seed = self.seed if seed is None else check_seed(seed)
         epoch_start = check_count("epoch_start", epoch_start, lowest=0)
         growth, plan = snapshot.grown_from(self.snapshot), self.batch_plan
@@ -373,7 +373,7 @@ class BatchSource:
         return source
 
     def with_options(self, **options: Any) -> BatchSource:
-        """The same windows with other options: ``shard=``, ``replace_dtypes=`` and the like."""
+        """Return the source with other options: ``shard=``, ``replace_dtypes=`` and the like."""
         return _restore(self.snapshot, self.sampler, self.batch_plan.arguments() | options)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ __all__ = [
 if not TYPE_CHECKING:  # where any name would be one
 
     def __getattr__(name: str) -> object:
-        """What is loaded where a batch is made."""
+        """Import names that only delivered batches need, on first use."""
         if name == "LoaderReport":
             from mouse_core.prefetch.report import LoaderReport
 

@@ -43,11 +43,11 @@ class _Alone(Exception):
 
 
 class Agreement:
-    """What one rank has told the others of a loader, and been told.
+    """The exchange between ranks about a loader: the notes that this rank sent and received.
 
     Args:
-        ranks: This process among the others, as it was found when the loader was made.
-        framework: Who is asked first for the others.
+        ranks: The ranks, as found when the loader was created.
+        framework: The framework to ask first for the other ranks.
     """
 
     def __init__(self, ranks: Ranks, framework: str) -> None:
@@ -250,7 +250,7 @@ class Agreement:
 
 
 def _compared(notes: Sequence[str], call: str) -> str:
-    """What is wrong with the notes of all ranks, in order; nothing where they are the same."""
+    """Describe how the notes of all ranks, in order, differ; "" if they are equal."""
     [(usual, _), *others] = Counter(notes).most_common()
     if not others:
         return ""
@@ -267,7 +267,7 @@ def _compared(notes: Sequence[str], call: str) -> str:
 
 
 def words_of(feed: Feed, next_index: int, call: str, refreshes: int, count: int) -> dict[str, str]:
-    """What must be the same in all ranks, by name: all that decides about batches but for the rank."""
+    """Return the values that must be equal in all ranks, by name: all that determines batches, except the rank."""
     state = feed.state(next_index)
     configuration = json.loads(state.pop("configuration", "{}"))
     source = feed.source
@@ -282,7 +282,7 @@ def words_of(feed: Feed, next_index: int, call: str, refreshes: int, count: int)
 
 
 def _differing(expected: Mapping[str, str], found: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Which words are others: of each its name, what was found, and what was expected."""
+    """Return the differing values: the name of each, the value found, and the expected one."""
     names = [name for name in dict.fromkeys([*expected, *found]) if expected.get(name) != found.get(name)]
     telling = [name for name in names if name not in _DIGESTS] or names[:1]
     return [(name, found.get(name, "none"), expected.get(name, "none")) for name in telling[:_MOST_WORDS]]

@@ -22,7 +22,7 @@ _Digest = Callable[[int, Any, Any], StreamDigest]
 
 
 def digesting(make: Callable[[int], Any], source: Any) -> Callable[[int], tuple[Any, StreamDigest]]:
-    """The same function, which also says what a batch adds to the digest.
+    """Wrap ``make`` to also return each batch's share of the digest.
 
     A batch that goes to a device is digested while it is still on the host, where its maker is ``Staged``.
     """
@@ -67,7 +67,7 @@ def _of_packed(index: int, batch: Any, rows: int | range) -> StreamDigest:
 
 
 def _rows(source: Any, index: int) -> int | range:
-    """Which rows of the whole batch those of a source are, but for one that is padded: another shard has that, too."""
+    """Return a source's rows of the whole batch, without a padding row, which another shard has too."""
     if isinstance(source, ShardSource):
         return source.own_rows(index)
     if not isinstance(source, BatchSource) or source.shard == (0, 1):

@@ -42,7 +42,7 @@ class Feed:
 
     @property
     def staleness(self) -> Staleness:
-        """How old the last batch was."""
+        """Return the age of the last batch."""
         from mouse_core.replay.source import Staleness
 
         return Staleness()
@@ -166,7 +166,7 @@ class BufferFeed(Feed):
 
     @property
     def staleness(self) -> Staleness:
-        """How old the last batch was."""
+        """Return the age of the last batch."""
         return self.source.staleness
 
     def prepare(self, index: int, *, first: bool) -> bool:
@@ -191,7 +191,7 @@ class BufferFeed(Feed):
         return BufferFeed(source), next_index
 
     def refreshed(self, next_index: int) -> Feed:
-        """The same feed, of a buffer with the rows that its store has now; what was drawn ahead stays as it is."""
+        """Refresh the buffer from its store and return the feed; prefetched draws stay unchanged."""
         self.source.buffer.refresh()
         return self
 

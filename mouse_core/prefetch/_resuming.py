@@ -93,7 +93,7 @@ def numbers_of(state: Any) -> dict[str, int]:
 
 
 def rows_of(state: Mapping[str, Any]) -> Any:
-    """How many rows the store had, or by name each of its members; StateError unless they are integers from 0."""
+    """Return the saved store's row count, or by name that of each member; StateError unless they are integers from 0."""
     return _checked_rows(state["rows"], _DEEPEST)
 
 
@@ -107,7 +107,7 @@ def _checked_rows(rows: Any, levels: int) -> Any:
 
 
 def dropped_of(store: Any) -> str:
-    """What to say of rows that a store had and has no more; nothing where there are none."""
+    """Return an error message's note on evicted rows of a store; "" if there are none."""
     from mouse_core.store import DatasetStore
 
     gone = store.written - len(store) if isinstance(store, DatasetStore) else 0
@@ -159,7 +159,7 @@ def _packed_otherwise(source: BatchSource, state: Mapping[str, Any]) -> list[str
 
 
 def _configuration(source: BatchSource) -> dict[str, Any]:
-    """What the fingerprint is a digest of, by name, with texts that are long as digests."""
+    """Return the values behind the fingerprint by name, with long texts as digests."""
     data, sampler, fields, *stages = source.identity
     snapshot = source.snapshot
     kinds = {reader.spec.column: str(reader.column.kind) for reader in snapshot.readers.values()}
@@ -174,7 +174,7 @@ def _configuration(source: BatchSource) -> dict[str, Any]:
 
 
 def _sampler_in_words(made: Any, identity: str) -> dict[str, Any]:
-    """How windows are drawn: by the options of a sampler whose identity says no more than these."""
+    """Describe the sampling, by the sampler's options if they determine its identity."""
     said: dict[str, Any] = {}
     is_shown = dataclasses.is_dataclass(made) and identity == repr(made)
     if hasattr(made, "cut_many"):
@@ -186,7 +186,7 @@ def _sampler_in_words(made: Any, identity: str) -> dict[str, Any]:
 
 
 def _stages_in_words(stages: Sequence[list[Any]]) -> dict[str, Any]:
-    """What is done to batches: how fields are normalised and augmented, by which function of one's own, and packed."""
+    """Describe the stages of batches: normalization and augmentation of fields, user functions, and packing."""
     said: dict[str, Any] = {}
     for _, scalings in (stage for stage in stages if stage[0] == "normalize"):
         numbers = {name: f"{kind} by numbers {digest}" for name, (kind, digest) in scalings.items()}
@@ -204,7 +204,7 @@ def _stages_in_words(stages: Sequence[list[Any]]) -> dict[str, Any]:
 def _field_in_words(
     column: str = "", shape: Any = (), image_shape: Any = None, fill: str = "None", pad: str = "None"
 ) -> str:
-    """What a field's identity says, in words, but for the rows that are read."""
+    """Describe a field's identity in words, without the rows that are read."""
     said = [f"column {column!r} as {list(image_shape or shape)}"]
     said += [f"{name} {value}" for name, value in (("fill", fill), ("pad", pad)) if value != "None"]
     return ", ".join(said)
@@ -221,7 +221,7 @@ def _shortened(value: Any) -> Any:
 
 
 def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """What is different in two configurations, a sentence each."""
+    """Describe the differences between two configurations, one sentence each."""
     said: list[str] = []
     expected, found = _as_asked(expected), _as_asked(found)
     if any(expected.get(name) != found.get(name) for name in ("boundary", "lengths", "packed")):
@@ -261,7 +261,7 @@ def _without_mask(fields: Any) -> Any:
 
 
 def _compared(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """What to compare two configurations by: everything, but options of the sampling only where it is the same one."""
+    """Return the names to compare in two configurations: all, but sampling options only if the sampling is equal."""
     names = [name for name in dict.fromkeys([*expected, *found]) if name != "data"]
     if all(expected[name] == found[name] for name in ("sampling", "boundary")):
         return names
@@ -272,7 +272,7 @@ def _compared(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str
 
 
 def _differing_parts(name: str, wanted: Any, has: Any) -> list[str]:
-    """What is different in the fields, or in the columns, of two configurations."""
+    """Describe the differences between the fields, or the columns, of two configurations."""
     said = [f"{name}: expected {part!r}, found none" for part in wanted if part not in has]
     said += [f"{name}: expected no {part!r}, found one" for part in has if part not in wanted]
     both = [part for part in wanted if part in has and has[part] != wanted[part]]

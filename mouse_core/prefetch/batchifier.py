@@ -146,9 +146,9 @@ class Batchifier(Loader[T]):
 
     @staticmethod
     def deliver(batch: Batch) -> Any:
-        """What a framework makes of a batch ``{field: ndarray [B, S, ...]}``, whose arrays it may keep.
+        """Convert a batch ``{field: ndarray [B, S, ...]}`` to the framework, which may keep its arrays.
 
-        Of a batch in several views it is asked for each. It runs in the worker threads.
+        A batch in several views is converted view by view. The worker threads call this function.
         """
         return batch
 

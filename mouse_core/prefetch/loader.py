@@ -1,4 +1,4 @@
-"""What the loaders of all frameworks have in common."""
+"""The common base of the loaders of all frameworks."""
 
 from __future__ import annotations
 
@@ -144,14 +144,14 @@ class Loader(Generic[T]):
 
     @property
     def staleness(self) -> Staleness:
-        """How old the last batch was, in batches, rows written and updates of priorities since it was drawn.
+        """The age of the last batch, in batches, rows written and priority updates since its draw.
 
         Only batches of a replay buffer can be old: they are drawn ``prefetch`` calls before they are delivered.
         """
         return self._feed.staleness
 
     def report(self) -> LoaderReport:
-        """What was waited for so far, and the bytes; ``later - earlier`` is what was between two reports."""
+        """Return the waiting times and bytes so far; ``later - earlier`` is the difference of two reports."""
         from mouse_core.prefetch.report import LoaderReport
 
         if self._counts is None:
@@ -161,7 +161,7 @@ class Loader(Generic[T]):
         return self._counts.report(self._feed.source, decoding, ready, self._prefetch if self._num_workers else 0)
 
     def _making(self, began: float) -> Callable[[int], Any]:
-        """What makes batches of the source; loaded where there are some to make."""
+        """Return the function that makes the source's batches; its modules load only when batches are made."""
         from mouse_core.prefetch.report import Counts, timed
 
         make = self._delivery.maker(self._feed.source)
@@ -224,7 +224,7 @@ class Loader(Generic[T]):
 
     @property
     def source(self) -> Any:
-        """Where the batches come from: a ``BatchSource``, a ``BufferSource``, or the source that was given."""
+        """The source of the batches: a ``BatchSource``, a ``BufferSource``, or a user's own source."""
         return self._feed.source
 
     @property
@@ -315,7 +315,7 @@ class Loader(Generic[T]):
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """What threads have made or failed to make is dropped; the next batch has them begin again."""
+        """Drop the results and failures of threads; the next batch restarts them."""
         if self._ahead is not None and not self._ahead.pause():
             self._ahead = None
         self._make = None

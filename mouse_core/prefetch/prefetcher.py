@@ -32,7 +32,7 @@ class Made(Generic[T]):
 
 @dataclass(eq=False, slots=True)
 class Failed:
-    """What computing an item raised; whatever it was, the caller must hear of it."""
+    """The exception of computing an item, which the caller must receive, of whatever type."""
 
     error: BaseException
 
@@ -41,7 +41,7 @@ Outcome = Made[T] | Failed
 
 
 def outcome_of(make: Callable[[int], T], index: int) -> Outcome[T]:
-    """What comes of computing item ``index``."""
+    """Compute item ``index`` and return the outcome."""
     try:
         return Made(make(index))
     except BaseException as error:
@@ -72,7 +72,7 @@ class Staged:
     rows: Callable[[int], int | Sequence[int] | npt.NDArray[np.int64]] | None = None
 
     def __call__(self, index: int) -> Any:
-        """What is made of batch ``index``."""
+        """Make batch ``index``."""
         return self.transfer(self.gather(index))
 
 
@@ -99,7 +99,7 @@ class Prefetcher(ABC, Generic[T]):
 
     @property
     def ready(self) -> int:
-        """How many items are made and wait for the caller; 0 where nobody counts them."""
+        """Return the number of finished items that wait for the caller; 0 if they are not counted."""
         return 0
 
     def get(self) -> T:
@@ -184,7 +184,7 @@ class OrderedPrefetcher(Prefetcher[T]):
 
 
 class _Queue(Generic[T]):
-    """What the threads share: which index comes next, and what is ready."""
+    """The state that threads share: the next index, and the finished items."""
 
     def __init__(self, ahead: int) -> None:
         # One lock, two reasons to wait for it, so that an item handed out wakes one worker and no more.
@@ -274,14 +274,14 @@ def _close(queue: _Queue[Any], threads: list[threading.Thread]) -> None:
 
 @dataclass(frozen=True)
 class Delivery(Generic[T]):
-    """How batches are made for a framework.
+    """The delivery of batches to a framework.
 
     Args:
         maker: Gives, for a source, the function from an index to a batch, or to what ``hand_over`` makes one of. That
             runs in the worker threads. It must not hold on to the loader, or one that is dropped never ends. It is
             asked for again after ``refresh()`` and ``load_state_dict()``.
-        hand_over: Runs in the caller's thread for every batch that is delivered.
-        prefetcher: What computes ahead, called as ``OrderedPrefetcher`` is.
+        hand_over: Runs in the caller's thread for every delivered batch.
+        prefetcher: The class that computes ahead, called like ``OrderedPrefetcher``.
         in_caller: Whether the calling thread makes batches, however many workers there are.
         ranks: The processes that deliver parts of the same batches, and see that they agree; None: those that the
             source was cut for, where they were found.

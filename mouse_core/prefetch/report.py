@@ -1,7 +1,7 @@
-"""What a loader waits for: counted while batches are made and delivered, and said in a report.
+"""The waiting times of a loader, counted while batches are made and delivered, in a report.
 
-Counting is nearly free: two looks at the clock where a batch is made, two where it is delivered. What a thread did
-beside computing is looked up where making took long, and once in a while before.
+Counting is nearly free: it reads the clock twice where a batch is made, and twice where it is delivered. It asks for a
+thread's idle time only after a slow batch, and before that now and then.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ _CAUSES = ("disk", "network", "decode", "processor")
 
 @dataclass(frozen=True)
 class LoaderReport:
-    """Where the time of a loop over batches went, and the bytes; sums since the loader began.
+    """The time of a loop over batches by cause, and the bytes; sums since the loader began.
 
-    ``later - earlier`` is what happened in between. The seconds of several threads that make batches add up.
+    ``later - earlier`` is the difference of two reports. The seconds of several threads that make batches add up.
 
     Args:
-        seconds: From when the first batch was asked for to when the last one was there.
-        waited: Seconds of these in which the caller waited for batches, or made them itself; the rest it used them.
+        seconds: Seconds from the first request for a batch to the last delivery.
+        waited: The part of these in which the caller waited for batches, or made them itself.
         batches: Batches delivered.
-        disk: Seconds in which making them stood still while pages came from a local disk.
-        network: Seconds in which it stood still for bytes of other machines.
+        disk: Seconds in which the making of batches waited for pages from a local disk.
+        network: Seconds in which it waited for bytes from other machines.
         decode: Seconds of decoding images.
-        processor: Seconds of all else in the making: planning, copying, converting, augmenting, functions of one's own.
-        delivered_bytes: Bytes of the batches as delivered, of which a few are weighed.
-        stored_bytes: The same as they are stored, before they are widened; None: the source does not say.
-        disk_bytes: Bytes that this process had read from local disks, for whatever; None: the system does not say.
+        processor: Seconds of all other making: planning, copying, converting, augmenting, user functions.
+        delivered_bytes: Bytes of the delivered batches, estimated from a few.
+        stored_bytes: Bytes of the same batches in their stored dtypes; None if the source does not report them.
+        disk_bytes: Bytes that this process read from local disks for any purpose; None if the system does not tell.
         network_bytes: Bytes that came from other machines for the loader's source.
-        asked_bytes: Bytes that were needed of what lies elsewhere, whether they were here already or not.
-        queued_bytes: Bytes that were asked for ahead, of other machines, and are not here yet, at this moment.
-        ready: Batches that are made and wait for the caller, at this moment.
-        ready_at_most: How many there may be.
+        asked_bytes: Bytes of remote data that batches needed, cached or not.
+        queued_bytes: Bytes of readahead that have not arrived from other machines, at this moment.
+        ready: Finished batches that wait for the caller, at this moment.
+        ready_at_most: The largest number of such batches.
     """
 
     seconds: float = 0.0
@@ -67,7 +67,7 @@ class LoaderReport:
     ready_at_most: int = 0
 
     def __sub__(self, earlier: LoaderReport) -> LoaderReport:
-        """What happened since an earlier report of the same loader."""
+        """Return the difference to an earlier report of the same loader."""
         now: dict[str, Any] = {name: getattr(self, name) for name in ("queued_bytes", "ready", "ready_at_most")}
         for one in fields(self):
             if one.name not in now:
@@ -131,10 +131,10 @@ class LoaderReport:
 
 
 class Took(NamedTuple):
-    """What making a batch took.
+    """The time of making a batch.
 
     Args:
-        seconds: All of it.
+        seconds: The whole time.
         still: Seconds in which its thread did not compute.
         disk: Whether pages came from a disk meanwhile.
     """
@@ -164,11 +164,11 @@ def timed(make: Callable[[int], Any]) -> Callable[[int], tuple[Any, float | Took
 
 
 class Counts:
-    """What a loader counts in its caller's thread.
+    """The counters of a loader in its caller's thread.
 
     Args:
-        source: Where batches come from.
-        began: When the first one was asked for.
+        source: The source of the batches.
+        began: The time of the first request for a batch.
     """
 
     slow, weighed_every = _SLOW, _WEIGHED
@@ -190,7 +190,7 @@ class Counts:
         self.looked, self._usage = now, _usage()
 
     def add(self, seconds: float, took: float | Took | None, batch: Any) -> None:
-        """What is to be known of a batch besides that it took the caller so many seconds, and ``took`` to make.
+        """Count a batch that took the caller ``seconds``, and ``took`` to make.
 
         None is the caller's own time, of which only the slow ones and those that are weighed come here.
         """
@@ -216,7 +216,7 @@ class Counts:
         """All of it so far.
 
         Args:
-            source: Where batches come from.
+            source: The source of the batches.
             decoding: Seconds of decoding.
             ready: How many batches wait for the caller.
             ready_at_most: How many may.
@@ -251,12 +251,12 @@ class Counts:
 
 
 def _took(seconds: float, before: tuple[float, int], after: tuple[float, int]) -> Took:
-    """What a batch took, in whose making the thread had used one and then the other."""
+    """Return the time of a batch from the thread's usage before and after."""
     return Took(seconds, max(0.0, seconds - (after[0] - before[0])), after[1] > before[1])
 
 
 def counters_of(source: Any) -> dict[str, float]:
-    """What those say together who fetch what a source reads from elsewhere, each by ``counters()``: sums by name.
+    """Return the summed ``counters()`` of all objects that fetch a source's remote bytes, by name.
 
     ``fetched`` bytes came over the network, ``read`` bytes were needed, ``seconds`` were waited for, and ``queued``
     bytes are asked for and not there yet. Those with the same ``counted`` have one set of counters.
@@ -271,7 +271,7 @@ def counters_of(source: Any) -> dict[str, float]:
 
 
 def _backings(source: Any) -> Iterator[Any]:
-    """What stands behind the rows of a source, of its members, or of the source that it cuts or recasts."""
+    """Yield the remote memories behind the rows of a source, its members, or the source it wraps."""
     snapshot = getattr(source, "snapshot", None)
     yield from getattr(snapshot, "backings", ())
     for segment in getattr(snapshot, "segments", ()):  # of values that are decoded, as those of Parquet
@@ -283,7 +283,7 @@ def _backings(source: Any) -> Iterator[Any]:
 
 
 def _stored_share(source: Any) -> float | None:
-    """How many bytes are stored for each that is delivered; None where a source has no spec."""
+    """Return the ratio of stored to delivered bytes; None for a source without a spec."""
     spec = getattr(source, "spec", None)
     if spec is None:
         return None

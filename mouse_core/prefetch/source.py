@@ -80,7 +80,7 @@ class RecastSource:
 
     @property
     def fingerprint(self) -> str:
-        """That of the source: delivered dtypes are no part of it."""
+        """The fingerprint of the source, which is independent of delivered dtypes."""
         return self.source.fingerprint
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ class ShardSource:
 
     @property
     def fingerprint(self) -> str:
-        """That of the source: whose rows these are is no part of it."""
+        """The fingerprint of the source, which is independent of the shard."""
         return self.source.fingerprint
 
     def __len__(self) -> int:
@@ -162,7 +162,7 @@ class ShardSource:
         return cut if isinstance(whole, tuple) else cut[0]
 
     def own_rows(self, index: int) -> range:
-        """Which rows of whole batch ``index`` are this shard's, without the one that fills it up."""
+        """Return this shard's rows of whole batch ``index``, without a padding row."""
         with self._lock:
             size = self._sizes.get(index)
         if size is None:
