@@ -339,7 +339,8 @@ class BatchSource:
     def layout(self, batch_size: int | Plan, *, stored: bool = False) -> BatchLayout:
         """Return the layout of one contiguous memory for the fields of a number of windows, or of a plan.
 
-        ``stored`` is as in ``gather``. For packed windows only a plan has a number of rows; ConfigError for a number of windows.
+        ``stored`` is as in ``gather``. For packed windows only a plan has a number of rows; a number of windows raises
+        ConfigError.
         """
         spec, packing = self.spec, self.batch_plan.packing
         if packing is None:

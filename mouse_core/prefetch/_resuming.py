@@ -93,7 +93,7 @@ def numbers_of(state: Any) -> dict[str, int]:
 
 
 def rows_of(state: Mapping[str, Any]) -> Any:
-    """Return the saved store's row count, or by name that of each member; StateError unless they are integers from 0."""
+    """Return the saved store's row count, or that of each member by name; StateError unless they are integers >= 0."""
     return _checked_rows(state["rows"], _DEEPEST)
 
 
