@@ -1,7 +1,7 @@
-"""What training language models needs before there are rollouts, and beside them.
+"""Text data for training language models, before rollouts exist and alongside them.
 
-Texts are tokenised once, kept on disk, and delivered as any other rows. Tokenizers are those of the package
-``tokenizers``, which ``pip install 'mouse-data[text]'`` brings, or any that is called as those of ``transformers`` are.
+Texts are tokenised once, stored on disk, and delivered as any other rows. Tokenizers are those of the package
+``tokenizers``, which ``pip install 'mouse-data[text]'`` installs, or callables like those of ``transformers``.
 """
 
 from mouse_core.text.encoding import Encoder

@@ -1,4 +1,4 @@
-"""Where texts come from: files, datasets, tables and what Python iterates over, as record batches of what is read."""
+"""Sources of texts: files, datasets, tables and Python iterables, as record batches of the columns to read."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _of_lines(files: list[Path], name: str) -> list[Path]:
 
 
 def _suffix(file: Path) -> str:
-    """What a file's name ends in, before what says how it is compressed."""
+    """Return a file's suffix before the suffix of its compression."""
     return Path(file.stem).suffix if file.suffix in _COMPRESSED else file.suffix
 
 

@@ -42,7 +42,7 @@ class Encoder(Protocol):
         ...
 
     def with_offsets(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[tuple[Any, Any]]:
-        """Of each text all ids, and from where to where in it each token stands, as rows of two."""
+        """Return the ids of each text, and each token's begin and end in the text, as rows of two."""
         ...
 
 
@@ -156,17 +156,17 @@ def with_offsets(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool)
 
 
 def known(tokenizer: Any, version: str) -> tuple[str, Callable[[], Encoder]]:
-    """What says whether a tokenizer is the same, and a function that makes it ready to be called.
+    """Return the identity of a tokenizer, and a function that loads it.
 
-    Nothing is loaded for the former: a file of tokenizers is read, and no more.
+    The identity needs no loading: a tokenizer's file is read, and no more.
 
     Args:
         tokenizer: A ``tokenizers.Tokenizer``; the path of its JSON file, or of a folder with a ``tokenizer.json``; or
             what is called as tokenizers of ``transformers`` are.
-        version: What the user says of it.
+        version: The user's version of the tokenizer.
 
     Raises:
-        ConfigError: None of these, or no such file; one that holds what nobody knows again, and no version.
+        ConfigError: The tokenizer has none of these types, its file is missing, or it has no identity and no version.
     """
     if isinstance(tokenizer, str | os.PathLike):
         return _known_file(Path(tokenizer))
@@ -220,7 +220,7 @@ def _of_json(text: str) -> str:
 
 
 def _used(tokenizer: Any) -> str:
-    """Of what a tokenizer was told about truncation and padding, that which counts, where it is not as always."""
+    """Return the truncation and padding options of a tokenizer that matter and are not the defaults."""
     padding, truncation = tokenizer.padding, tokenizer.truncation
     pad_id, side = padding and padding["pad_id"], truncation["direction"] if truncation else "right"
     said = "" if pad_id is None and side == "right" else f" {pad_id} {side}"

@@ -1,4 +1,4 @@
-"""How far a policy is from the one that it must not leave: estimates, a penalty in rewards, and how much that weighs.
+"""The KL divergence of a policy from its reference: estimates, a penalty in rewards, and its coefficient.
 
 The functions are pure, over the array API, for NumPy, torch and JAX, also under ``jax.jit``. Log-probabilities are
 those of the tokens that were sampled, ``[..., L]``, tokens along the last axis; results have their dtype.

@@ -23,11 +23,11 @@ Ids = Sequence[int] | npt.NDArray[np.int64]
 
 
 class InRow(DataError):
-    """What is wrong with one of the rows that a recipe was given.
+    """An error in one of a recipe's input rows.
 
     Args:
-        row: Which of them, from 0.
-        message: What.
+        row: The number of the row, from 0.
+        message: The error message.
     """
 
     def __init__(self, row: int, message: str) -> None:
@@ -39,10 +39,10 @@ class InRow(DataError):
 
 
 def each(call: Callable[[Any], _Made], values: Iterable[Any]) -> list[_Made]:
-    """What is made of each row.
+    """Apply a function to each row.
 
     Raises:
-        InRow: Of the first that nothing can be made of.
+        InRow: The function fails for a row; the first such row.
     """
     made = []
     for row, value in enumerate(values):
@@ -56,16 +56,16 @@ def each(call: Callable[[Any], _Made], values: Iterable[Any]) -> list[_Made]:
 def values_of(
     texts: pa.RecordBatch, column: str | None, *, may_be_text: bool = False, may_be_none: bool = False
 ) -> list[Any]:
-    """What each row has in a column of JSON; None in each where there is no such column.
+    """Parse each row's value in a column of JSON; None for each row if the column does not exist.
 
     Args:
         texts: The rows.
         column: The column, if there is one.
         may_be_text: Whether a text is one unless it is the JSON of messages; otherwise it is that of what is meant.
-        may_be_none: Whether rows may have nothing there.
+        may_be_none: Whether rows may lack a value.
 
     Raises:
-        InRow: Of the first row that has nothing there and must, or a text that is no JSON.
+        InRow: A row lacks a required value, or its text is no JSON; the first such row.
     """
     if column is None:
         return [None] * texts.num_rows
@@ -223,7 +223,7 @@ def _joined(ids: Sequence[Ids]) -> npt.NDArray[np.int64]:
 
 
 def ended(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
-    """Of tokens one behind the other, 1 at the last one of each text."""
+    """Return 1 at the last token of each text, else 0, for concatenated texts."""
     done = np.zeros(int(lengths.sum()), np.int8)
     done[lengths.cumsum()[lengths > 0] - 1] = 1
     return done
@@ -266,7 +266,7 @@ class Recipe(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows that it makes."""
+        """The schema of the recipe's rows."""
         ...
 
     @property
@@ -489,9 +489,9 @@ class Tokens:
 
 
 def _last_of_prompt(alone: Sequence[int], whole: Sequence[int], empty: Sequence[int]) -> int:
-    """Where a prompt ends in a text: where it ends alone, but for what the tokenizer puts behind every text.
+    """Return the end of a prompt in a text: its end alone, without tokens that the tokenizer appends to every text.
 
-    Of a prompt alone ``[bos, 3, eos]``, a text ``[bos, 3, 4, eos]`` and an empty one ``[bos, eos]``: 1.
+    For the prompt ``[bos, 3, eos]``, the text ``[bos, 3, 4, eos]`` and the empty text ``[bos, eos]`` it is 1.
     """
     end = len(alone) - 1
     is_added = end > 0 and empty[-1:] == [alone[end]] and (len(whole) <= end + 1 or whole[end] != alone[end])

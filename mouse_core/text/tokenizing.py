@@ -85,14 +85,14 @@ _SHARD_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Tokenized:
-    """What became of texts.
+    """The result of tokenising texts.
 
     Args:
-        path: Where the store is: a folder for ``DatasetStore.open``.
-        rows: How many rows it has.
-        texts: How many texts they were made of; a recipe may leave out some.
-        reopened: Whether all was there, and nothing was tokenised.
-        left_out: How many texts the recipe left out, where each becomes a row or an episode.
+        path: The folder of the store, for ``DatasetStore.open``.
+        rows: The number of rows.
+        texts: The number of texts, including those that a recipe left out.
+        reopened: Whether the store existed already, so that nothing was tokenised.
+        left_out: The number of texts that the recipe left out, if each becomes a row or an episode.
     """
 
     path: str
@@ -200,7 +200,7 @@ def tokenize(
 
 
 def _of_ones_own(recipe: Recipe, version: str) -> str:
-    """Of a recipe that is not of this library a digest of its class."""
+    """Return a digest of a user-defined recipe's class; "" for this library's recipes."""
     kind = type(recipe)
     return "" if kind.__module__.startswith("mouse_core.") else f" {digest_of(kind, version, 'recipe')}"
 
@@ -232,7 +232,7 @@ def _make(
 
 
 def _unfinished(target: Path) -> Path:
-    """Where ``convert`` writes what is not whole yet."""
+    """Return the path where ``convert`` writes an unfinished store."""
     return target.with_name(f".{target.name}.converting")
 
 
@@ -246,7 +246,7 @@ def _watched(batches: Iterator[pa.RecordBatch], digest: RowDigest) -> Iterator[p
 
 
 def _known_texts(source: Source, root: Path, recipe: Recipe, split: str | None) -> tuple[int, str]:
-    """How many texts there are, and a digest of them: as noted, where they are files that did not change."""
+    """Return the number of texts and their digest: from a cache, if they are unchanged files."""
     if source.stamp is None:
         return _digest_of(source, recipe)
     asked = json.dumps([os.path.abspath(source.name), split, str(recipe.columns)])

@@ -34,7 +34,7 @@ _ITEM = 32
 
 
 class Limits(Protocol):
-    """How much a rendering may do; a ``ChatTemplate`` says it."""
+    """The limits of a rendering, which a ``ChatTemplate`` sets."""
 
     @property
     def max_chars(self) -> int: ...
@@ -53,7 +53,7 @@ class TooMuch(Exception):
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """What runs in it, in this thread, is over before that: ``check_time`` says when it is not."""
+    """Set a deadline for this thread's code in the context; ``check_time`` raises after it."""
     before = _end.set(time.monotonic() + seconds)
     try:
         yield
@@ -62,7 +62,7 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def check_time() -> None:
-    """That there is some left. What is done between two of these calls has values of bounded size, and is short."""
+    """Raise TooMuch after the deadline. Code between two calls is short and has values of bounded size."""
     if time.monotonic() > _end.get():
         raise TooMuch("expected to be done within max_seconds")
 
@@ -92,10 +92,10 @@ def size_of(value: Any, indent: int = 0) -> int:
 
 
 def listed(value: Any) -> Any:
-    """What is made one by one as a list, and all else as it is.
+    """Convert an iterator to a list, and return other values unchanged.
 
     Raises:
-        TooMuch: All of it is more than a value may have.
+        TooMuch: The list exceeds the limit of a value.
     """
     if not isinstance(value, Iterator):
         return value
@@ -108,19 +108,19 @@ def listed(value: Any) -> Any:
 
 
 def check_replace(text: str, old: Any, new: Any) -> None:
-    """Of a text in which another is replaced."""
+    """Check the size of a text after a replacement."""
     if isinstance(old, str) and isinstance(new, str):
         check_size(len(text) + text.count(old) * len(new))
 
 
 def check_join(between: str, values: Any) -> None:
-    """Of values with a text between them."""
+    """Check the size of values joined by a text."""
     if hasattr(values, "__len__"):
         check_size(size_of(values) + len(between) * len(values))
 
 
 def check_format(form: str, values: Any, places: re.Pattern[str]) -> None:
-    """Of a text with places for values, each as wide as any number in a place says."""
+    """Check the size of a format string, in which each place is as wide as its largest number."""
     found = list(places.findall(form.replace("{{", "").replace("%%", "")))
     if any("{" in place for place in found):
         raise TooMuch("expected no widths within widths")
@@ -131,20 +131,20 @@ def check_format(form: str, values: Any, places: re.Pattern[str]) -> None:
 
 
 def check_numbers(values: Any) -> None:
-    """Of numbers that may say how long a text is to be."""
+    """Check numbers that may become the length of a text."""
     for value in values:
         if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
             raise TooMuch(f"expected numbers of at most {LARGEST_NUMBER}, found a larger one")
 
 
 def check_size(size: int) -> None:
-    """Of a value."""
+    """Check the size of a value against the limit."""
     if size > LARGEST_VALUE:
         raise TooMuch(f"expected values of at most {LARGEST_VALUE} characters or items, found {size}")
 
 
 def check_made(value: Any) -> None:
-    """Of what an operation made."""
+    """Check the time, and the size of an operation's result."""
     check_time()
     if isinstance(value, str | bytes):
         check_size(len(value))
@@ -395,7 +395,7 @@ class Program:
 
 
 class _RefusedError(jinja2.TemplateError):
-    """What a template raises by itself."""
+    """An error that the template itself raises."""
 
 
 def _refuse(message: Any) -> None:

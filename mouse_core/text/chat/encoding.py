@@ -91,7 +91,7 @@ def is_learned(message: Message) -> bool:
 
 
 def _of_generation(renderings: Renderings, text: str) -> tuple[tuple[int, int], ...]:
-    """Where marks stand, once they are taken out."""
+    """Return the spans between the marks of generated text, as positions without the marks."""
     marked, begin, end = renderings.marked(text)
     if marked.replace(begin, "").replace(end, "") != text:
         raise DataError("chat template: expected what is in {% generation %} to become text as it is, found it changed")
@@ -147,7 +147,7 @@ def _without(value: Any, text: str) -> Any:
 
 
 def _check_header(renderings: Renderings, before: str, place: int, where: str) -> None:
-    """Where nothing introduces an answer, what a template writes before it would count as generated."""
+    """Check that a header precedes the answer; otherwise the template's text before it would count as generated."""
     earlier = renderings.messages[:place]
     if before != renderings(earlier):
         return
@@ -298,7 +298,7 @@ def preference_texts(
 
 
 def preference_of(ids: Sequence[Ids], straddling: str) -> dict[str, Ids]:
-    """Of the ids of a prompt and of both chats, those of the prompt and of the two answers.
+    """Return the ids of the prompt and of the two answers, from the ids of the prompt and of both chats.
 
     Raises:
         DataError: As ``encode_preference``.
@@ -359,7 +359,7 @@ def _whole(offsets: Ids) -> Ids:
 
 
 def mask_of(rendered: RenderedChat, offsets: Ids, straddling: str) -> Ids:
-    """Which tokens an assistant generated."""
+    """Return the mask of tokens that an assistant generated."""
     generated = np.zeros(len(rendered.text) + 1, np.int64)
     for start, end in rendered.spans:
         generated[start + 1 : end + 1] = 1
@@ -379,14 +379,14 @@ def mask_of(rendered: RenderedChat, offsets: Ids, straddling: str) -> Ids:
 
 
 def kept_of(max_length: int | None, truncation_side: str) -> slice:
-    """Which tokens are left of a text."""
+    """Return the slice of tokens that truncation keeps."""
     if max_length is None:
         return slice(None)
     return slice(max_length) if truncation_side == "right" else slice(-max_length, None)
 
 
 def check_cut(max_length: Any, truncation_side: Any) -> None:
-    """Of how much is kept, and of which side."""
+    """Check ``max_length`` and ``truncation_side``."""
     check_word("truncation_side", truncation_side, ("right", "left"))
     if max_length is not None:
         check_count("max_length", max_length, 1)

@@ -1,4 +1,4 @@
-"""What becomes of chats that are kept on disk: padded rows with masks, every token a row, and pairs for DPO."""
+"""Recipes for chats on disk: padded rows with masks, one row per token, and pairs for DPO."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ANSWERS = ("chosen", "rejected")
 
 
 class _OfChats:
-    """What recipes of chats have in common."""
+    """The common base of chat recipes."""
 
     template: ChatTemplate
     max_length: int | None
