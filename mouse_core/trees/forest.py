@@ -59,24 +59,32 @@ def collect(forest: Links, root: int, max_depth: int | None, compact: bool) -> G
 
 
 class Links(NamedTuple):
-    """The edges of a forest, ordered by the nodes that they leave; memory views, whose items are read at once.
+    """What follows what in a forest; memory views, whose items are read at once.
 
     Attributes:
-        edges: The numbers of all edges.
-        bounds: Node n is left by ``edges[bounds[n]]`` to ``edges[bounds[n + 1] - 1]``, in the order of their numbers.
+        latest: The latest edge that leaves each node, -1 where none does.
+        previous: The edge before it that leaves the same node, -1 where none does.
         target: Where each edge leads.
-        ended: Whether the episode ended each time with it.
+        terminated, count: How often the episode ended with each edge, and how often it was taken.
     """
 
-    edges: Any
-    bounds: Any
+    latest: Any
+    previous: Any
     target: Any
-    ended: Any
+    terminated: Any
+    count: Any
 
     def leaving(self, node: int) -> list[int]:
         """The edges that leave a node, in the order in which they were first seen."""
-        edges: list[int] = self.edges[self.bounds[node] : self.bounds[node + 1]].tolist()
-        return edges
+        found, edge = [], self.latest[node]
+        while edge >= 0:
+            found.append(edge)
+            edge = self.previous[edge]
+        return found[::-1]
+
+    def ended(self, edge: int) -> bool:
+        """Whether the episode ended each time with an edge."""
+        return bool(self.terminated[edge] == self.count[edge])
 
 
 def _reachable(forest: Links, root: int, max_depth: int | None) -> dict[int, list[int]]:
@@ -90,7 +98,7 @@ def _reachable(forest: Links, root: int, max_depth: int | None) -> dict[int, lis
         out[node] = forest.leaving(node)
         for edge in out[node]:
             target = forest.target[edge]
-            if not forest.ended[edge] and target not in seen:
+            if not forest.ended(edge) and target not in seen:
                 seen.add(target)
                 waiting.append((target, depth + 1))
     return out
@@ -132,7 +140,7 @@ def _numbered(forest: Links, root: int, max_depth: int | None, chains: dict[int,
                 edges.append((place, number[target]))
                 steps += chain
                 bounds.append(len(steps))
-                ended.append(forest.ended[chain[-1]])
+                ended.append(forest.ended(chain[-1]))
         place += 1
     pairs = np.array(edges, np.int64).reshape(-1, 2)
     within = [forest.target[edge] for edge in steps]
@@ -339,10 +347,10 @@ def _chosen(
     )
 
 
-_EDGE = np.dtype(
-    [("source", "i8"), ("target", "i8"), ("count", "i8"), ("terminated", "i8"), ("truncated", "i8"), ("reward", "f8")]
-)
-"""An edge of a forest: its nodes, how often it was taken and ended an episode, and the sum of its rewards."""
+_NUMBERS = ("source", "target", "previous", "count", "terminated", "truncated")
+_EDGE = np.dtype([(name, "i8") for name in _NUMBERS] + [("reward", "f8")])
+"""An edge of a forest: its nodes, the edge that left its source before it or -1, how often it was taken and ended an
+episode, and the sum of its rewards."""
 
 
 class Forest:
@@ -394,8 +402,8 @@ class Forest:
         self._edge_map = RowMap()
         self._extra: RowMap | None = RowMap() if self._names.extra else None
         self._memory = np.empty(0, _EDGE)
-        # All edges in the order of their sources, and where those of each node begin; None: there are new ones.
-        self._order: tuple[Integers, Integers] | None = None
+        # The latest edge that leaves each node, -1 where none does; also of nodes to come.
+        self._latest = np.empty(0, np.int64)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_nodes} nodes, {len(self)} edges)"
@@ -412,7 +420,7 @@ class Forest:
     @property
     def nbytes(self) -> int:
         """Bytes of memory."""
-        parts = (self._node_map, self._edge_map, self._extra, self._memory)
+        parts = (self._node_map, self._edge_map, self._extra, self._memory, self._latest)
         return sum(part.nbytes for part in parts if part is not None)
 
     # ------------------------------------------------------------------ writing
@@ -451,7 +459,6 @@ class Forest:
         before = len(self._edge_map)
         edges = self._edge_map.extend({"source": sources, "target": targets, **_actions(given.actions)})
         self._grow(before)
-        self._order = None
         for name, more in (
             ("count", np.ones(number, np.int64)),
             ("terminated", given.dones == 1),
@@ -460,6 +467,7 @@ class Forest:
         ):
             np.add.at(self._memory[name], edges, more)
         self._memory["source"][edges], self._memory["target"][edges] = sources, targets
+        self._link(before)
         if self._extra is not None:
             self._extra.extend({"edge": edges}, nest(given.extra))
         return edges
@@ -472,6 +480,18 @@ class Forest:
             larger[:before] = self._memory[:before]
             self._memory = larger
         self._memory[before:length] = 0
+
+    def _link(self, before: int) -> None:
+        """Have the edges from number ``before`` on be the latest that leave their nodes."""
+        if self.num_nodes > len(self._latest):  # at least twice as long, so that it is copied seldom
+            self._latest = np.append(self._latest, np.full(self.num_nodes, -1))
+        sources = self._memory["source"][before : len(self)]
+        order = np.argsort(sources, kind="stable")
+        sources, new = sources[order], before + order
+        # Sources 3, 3, 5 of edges 7, 9, 8: edge 7 follows the latest of node 3, edge 9 edge 7, edge 8 that of node 5.
+        same = np.diff(sources, prepend=-1) == 0
+        self._memory["previous"][new] = np.where(same, np.roll(new, 1), self._latest[sources])
+        self._latest[sources] = new  # of equal sources the last one stays
 
     def _check(self, given: Transitions) -> None:
         """Raise what a part of the forest would say of these rows, before another one was changed."""
@@ -571,13 +591,8 @@ class Forest:
         return node
 
     def _links(self) -> Links:
-        edges = self._memory[: len(self)]
-        if self._order is None:
-            order = np.argsort(edges["source"], kind="stable")
-            self._order = order, np.searchsorted(edges["source"][order], np.arange(self.num_nodes + 1))
-        order, bounds = self._order
-        ended = (edges["terminated"] == edges["count"]).view(np.uint8)
-        return Links(*map(_view, (order, bounds, edges["target"].copy(), ended)))
+        columns = [self._memory[name] for name in ("previous", "target", "terminated", "count")]
+        return Links(*map(_view, (self._latest, *columns)))
 
     def _steps(self, edges: Integers, nodes: Integers) -> Steps:
         """Edges as steps between nodes, which are named by their place in ``nodes``."""
@@ -638,6 +653,7 @@ class Forest:
             forest._grow(0)
             for name, column in state["columns"].items():
                 forest._memory[name][: len(forest)] = column
+            forest._link(0)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"{path}: expected a forest, found {error!r}") from error
         return forest
