@@ -23,7 +23,7 @@ from mouse_core.errors import ConfigError, DataError, StateError
 
 
 def canonical(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same values in the narrowest of the dtypes that count, little-endian, with one NaN.
+    """Convert values to the narrowest of the digest's dtypes, little-endian, with one NaN.
 
     An integer becomes int32 where all values of the array fit, else int64, else uint64; a float float32 where that
     loses nothing, else float64.
@@ -122,7 +122,7 @@ class _Layout:
 
     @classmethod
     def of(cls, kinds: _Kinds, rows: int, length: int) -> _Layout:
-        """Of so many rows of so many bytes."""
+        """Create the layout of ``rows`` rows of ``length`` bytes."""
         import xxhash  # which comes with datasets
 
         memory = np.zeros((rows, length), np.uint8)
@@ -287,7 +287,7 @@ _MODULUS = 1 << 128
 
 @dataclass(frozen=True)
 class StreamDigest:
-    """What was delivered, in 128 bits that may be added up: over batches, over ranks, in any order.
+    """A 128-bit digest of delivered batches, which may be added over batches and ranks in any order.
 
     It is the sum modulo 2**128 of one hash (XXH3) for each window, of the batch's index, the window's row in the whole
     batch, and the names, kinds, shapes and values of all its fields. Two digests with as many windows are equal if the
@@ -466,7 +466,7 @@ def _hash_of(row: Any, path: str) -> bytes:
 
 
 def _rows_of(leaves: Mapping[str, npt.NDArray[Any]]) -> int:
-    """How many rows all fields have."""
+    """Return the common number of rows of all fields."""
     rows = {len(values) for values in leaves.values()}
     if len(rows) != 1:
         said = {name: list(values.shape) for name, values in leaves.items()}
@@ -481,7 +481,7 @@ KEY = "digest"
 
 
 def digest_state(digest: StreamDigest | None) -> dict[str, Any]:
-    """What a state has of a digest that runs along, where one does."""
+    """Return the state of a running digest; empty without one."""
     return {} if digest is None else {KEY: digest.state_dict()}
 
 

@@ -120,7 +120,7 @@ def named_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """What ``named_dtype`` makes the dtype of again."""
+    """Return the name from which ``named_dtype`` restores the dtype."""
     return dtype.name if is_ml_float(dtype) else dtype.str
 
 
@@ -376,6 +376,6 @@ def check_dtype(dtype: npt.DTypeLike, *, where: str) -> np.dtype[np.generic]:
 
 
 def replaced_by(replace_dtypes: Mapping[Any, npt.DTypeLike]) -> dict[np.dtype[Any], np.dtype[Any]]:
-    """What is delivered instead of dtypes that a framework lacks, as NumPy's dtypes, or ConfigError."""
+    """Return the replacements of dtypes that a framework lacks, as NumPy's dtypes; ConfigError if one is invalid."""
     checked = partial(check_dtype, where="replace_dtypes")
     return {checked(dtype): checked(other) for dtype, other in replace_dtypes.items()}

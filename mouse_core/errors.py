@@ -99,7 +99,7 @@ class StorageError(MouseError, OSError):
 
 
 class TimedOutError(MouseError, TimeoutError):
-    """What was waited for did not come in time; the message says what that was. Nothing has changed."""
+    """A wait exceeded its time limit; the message names its object. Nothing has changed."""
 
 
 class StoreWarning(UserWarning):

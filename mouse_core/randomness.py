@@ -39,7 +39,7 @@ _scratch = threading.local()
 
 
 class Purpose(IntEnum):
-    """What random numbers are for; different purposes never share bits.
+    """The purposes of random numbers; different purposes never share bits.
 
     Values are part of the stream: new ones are added, old ones never change.
     """

@@ -1,4 +1,4 @@
-"""Which of several processes this one is, what ``shard="auto"`` stands for, and how they leave each other notes.
+"""The rank of this process, the meaning of ``shard="auto"``, and the exchange of notes between ranks.
 
 No framework is imported here. One that the program has imported, and told of the other processes, is asked.
 """
@@ -29,11 +29,11 @@ _SHARDING = {
 
 
 class Board(Protocol):
-    """Where processes leave notes for each other: texts under names, which all of them see."""
+    """A board where processes leave notes for each other: texts under names, which all of them see."""
 
     @property
     def seconds(self) -> float:
-        """How long a process is waited for."""
+        """The time to wait for a process, in seconds."""
         ...
 
     def put(self, name: str, note: str) -> None:
@@ -110,7 +110,7 @@ def find_ranks(first: str = "torch") -> Ranks:
 
 
 def ranks_of(shard: Any) -> Ranks | None:
-    """Who a shard is of: found, where it is "auto"; None where it is a pair of numbers."""
+    """Find the ranks of the shard "auto"; None for a pair of numbers."""
     if isinstance(shard, tuple | list):
         return None
     if isinstance(shard, str) and shard == "auto":

@@ -46,7 +46,7 @@ class ReplayBufferActor(replay.ReplayBuffer):
         return len(self)
 
     def digest(self) -> StreamDigest:  # type: ignore[override]
-        """What ``sample`` has delivered so far, to whomever, in 128 bits; see the core's."""
+        """The 128-bit digest of all batches from ``sample``, to any caller; see the core's."""
         return super().digest
 
 

@@ -54,7 +54,7 @@ class RolloutBufferActor(groups.RolloutBuffer):
         return super().batches
 
     def digest(self) -> StreamDigest:  # type: ignore[override]
-        """What batches were stored, in 128 bits; see the core's."""
+        """The 128-bit digest of the stored batches; see the core's."""
         return super().digest
 
     def size(self) -> int:
@@ -97,12 +97,12 @@ class ActorBatches:
         return found
 
     def read_batch(self, batch_id: str) -> list[RLExample]:
-        """Its examples."""
+        """Return the batch's examples."""
         examples: list[RLExample] = ray.get(self._buffer.read_batch.remote(batch_id))
         return examples
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """How far each was behind."""
+        """Return how many versions each example was behind."""
         behind: npt.NDArray[np.float64] = ray.get(self._buffer.batch_staleness.remote(batch_id))
         return behind
 

@@ -37,7 +37,7 @@ class StoreWriterActor:
         self._shared = SharedStore(self._store)
 
     def answer(self, call: Mapping[str, Any], *parts: Any) -> dict[str, Any]:
-        """What a client is answered; see ``SharedStore.answer``."""
+        """Return the answer to a client's call; see ``SharedStore.answer``."""
         body = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
         return self._shared.answer(call, body.data)
 
@@ -50,7 +50,7 @@ class StoreWriterActor:
         return len(self._store)
 
     def clients(self) -> dict[str, int]:
-        """How many writes of each client are in the store."""
+        """The number of writes of each client in the store."""
         return self._shared.counts
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class _ActorChannel:
         """Ray reaches it by itself."""
 
     def exchange(self, call: Mapping[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
-        """What the actor answers; bytes travel in shared memory where they are many."""
+        """Return the actor's answer to a call; many bytes travel in shared memory."""
         try:
             answer: Mapping[str, Any] = ray.get(
                 self._actor.answer.remote(dict(call), *[np.frombuffer(part, np.uint8) for part in parts])

@@ -1,1 +1,1 @@
-"""What every room may use: checks, locks, memos, memory, threads, tracing, progress."""
+"""Tools for every package: checks, locks, memos, memory, threads, tracing, progress."""

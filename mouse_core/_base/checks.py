@@ -21,7 +21,7 @@ UNREADABLE = (
 
 
 def values_of(count: int) -> str:
-    """So many values, in words."""
+    """Return "1 value", "2 values" and so on."""
     return f"{count} value{'s' * (count != 1)}"
 
 
@@ -108,11 +108,11 @@ _NEXT = ("next_obs", "next_observation", "next_observations", "next_state")
 
 
 def recipe(found: Iterable[object], columns: Iterable[str] = _ELSEWHERE) -> str:
-    """How rows with these names become rows of a store, in words; empty where nothing in them is known.
+    """Explain how rows with these names become rows of a store; "" if none of the names is known.
 
     Args:
-        found: Names of columns that there are.
-        columns: Those that are asked for.
+        found: Names of the existing columns.
+        columns: Names of the requested columns.
     """
     names = {name for name in found if isinstance(name, str)}
     asked = set(columns) - names
@@ -136,7 +136,7 @@ def recipe(found: Iterable[object], columns: Iterable[str] = _ELSEWHERE) -> str:
 
 
 def columns_of(given: Any) -> tuple[Mapping[str, Any], int]:
-    """What was given to ``extend``, by column, and how many rows it is; DataError and SchemaError as there."""
+    """Return the argument of ``extend`` by column, and its number of rows; DataError and SchemaError as there."""
     columns = _by_column(given) if isinstance(given, list) else as_record(given)
     for name, values in (columns or {}).items():
         if isinstance(values, str | bytes | bytearray | Set):  # which have letters, or no order
@@ -201,7 +201,7 @@ def check_seconds(where: str, value: Any) -> float:
 
 
 def check_list(option: str, names: Iterable[_T]) -> tuple[_T, ...]:
-    """What an option lists, as a tuple; ConfigError for a single text, of which the letters would be taken."""
+    """Return an option's list as a tuple; ConfigError for a single text, whose letters would be taken."""
     if isinstance(names, str | bytes):
         raise ConfigError(f"{option}: expected a list of names, found {names!r}; write [{names!r}]")
     try:

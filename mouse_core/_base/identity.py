@@ -1,6 +1,6 @@
-"""What an object is that draws or computes, or a stored value, in words that are the same in every process.
+"""Identities of objects that draw or compute, and of stored values, in words equal in every process.
 
-And what two sequences have in common.
+The module also finds the common part of two sequences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def canonical(value: Any) -> bytes:
-    """The same bytes for the same value, however Arrow encoded it."""
+    """Return bytes that are equal for equal values, however Arrow encoded them."""
     if isinstance(value, dict) and set(value) == {"bytes", "path"}:
         # Where the pixels are stored, the path they once had says nothing.
         value = os.path.basename(value["path"] or "") if value["bytes"] is None else value["bytes"]

@@ -115,14 +115,14 @@ def uninterrupted(work: Callable[[], _T]) -> _T:
 
 
 class _Outcome(Generic[_T]):
-    """What some work returned or raised."""
+    """The result or the exception of some work."""
 
     value: _T
     error: BaseException | None = None
 
 
 def forks() -> int:
-    """How many forks lie between the process that imported this module and this one."""
+    """Return the number of forks between the process that imported this module and this one."""
     return _forks
 
 

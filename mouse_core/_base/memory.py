@@ -66,7 +66,7 @@ class MemoryPool:
 
 
 class _Lease:
-    """What arrays over a stretch of memory refer to as their base."""
+    """The base object of arrays over one stretch of memory."""
 
     def __init__(self, memory: npt.NDArray[np.uint8], free: deque[npt.NDArray[np.uint8]]) -> None:
         self._memory = memory
@@ -78,7 +78,7 @@ class _Lease:
 
 
 class BatchLayout:
-    """Where the fields of a batch lie in one stretch of bytes.
+    """The layout of a batch's fields in one stretch of bytes.
 
     Args:
         fields: Shape and dtype by name.
@@ -105,7 +105,7 @@ class BatchLayout:
         return {name: values[0] for name, values in self.batches(memory, 1).items()}
 
     def batches(self, memory: Any, count: int) -> dict[str, npt.NDArray[Any]]:
-        """The same for ``count`` batches that lie one after the other: arrays ``[count, *shape]``."""
+        """Return the fields of ``count`` consecutive batches: arrays ``[count, *shape]``."""
         if self._record is None:
             return {
                 name: np.ndarray((count, *shape), dtype, memory, offset, (self.nbytes, *_strides(shape, dtype)))
@@ -116,7 +116,7 @@ class BatchLayout:
 
 
 def _strides(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
-    """Of a C-contiguous array."""
+    """Return the strides of a C-contiguous array."""
     return tuple(dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
@@ -195,7 +195,7 @@ class BatchMemory(ArrayMemory):
 
 
 def _owner(values: Any) -> Any:
-    """What keeps the memory of an array alive."""
+    """Return the object that keeps the memory of an array alive."""
     while isinstance(values, np.ndarray) and values.base is not None:
         values = values.base
     return values

@@ -1,4 +1,4 @@
-"""What the terminal shows: text, and a progress bar for long work; through rich where it is installed."""
+"""Terminal output: text, and a progress bar for long work, through rich if it is installed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
 
 
 def item(text: str) -> str:
-    """One of a list, in lines as long as the terminal is wide."""
+    """Render a list item, wrapped to the width of the terminal."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
     return textwrap.fill(f"- {text}", width, subsequent_indent="  ")
 

@@ -20,7 +20,7 @@ THREADS = min(16, max(2, os.cpu_count() or 1))
 
 
 def in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """What a function makes of every item, in order; the first error ends it.
+    """Yield a function's result for every item, in order; the first error ends the iteration.
 
     A few items are worked on ahead of what has been asked for, so neither items nor results pile up.
 

@@ -35,7 +35,7 @@ def refuse_traced(caller: str) -> None:
 
 @lru_cache(maxsize=1)
 def _asking() -> tuple[Callable[..., Any], Any] | None:
-    """What says which trace is the current one, and what it says outside of all; None where this JAX has none."""
+    """Return JAX's function for the current trace, and its value outside of all traces; None if this JAX has none."""
     jax: Any = sys.modules["jax"]
     for name in ("jax.extend.core", "jax.core"):  # the second in JAX before 0.8.2
         try:

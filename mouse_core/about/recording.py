@@ -17,7 +17,7 @@ _MOST_TEXT = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """How steps were recorded. Attributes that are None or empty are not part of it.
+    """The recording of steps. Attributes that are None or empty are not part of it.
 
     Args:
         environment: The environment's id, such as "LunarLander-v3".

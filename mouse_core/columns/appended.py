@@ -36,7 +36,7 @@ _OBJECT_BYTES = 64  # the least that an object takes, where its first value does
 
 @dataclass(frozen=True)
 class TailColumn:
-    """How one column of appended rows is kept.
+    """The storage form of one column of appended rows.
 
     Args:
         kind: The column's type.
@@ -348,7 +348,7 @@ def tail_column(
     shape: tuple[int, ...] | None,
     image_roots: tuple[str, ...] = (),
 ) -> TailColumn:
-    """How to keep a column whose first appended value is ``value``.
+    """Return the storage form of a column whose first appended value is ``value``.
 
     Args:
         value: The first value; None says nothing about the type.

@@ -325,7 +325,7 @@ class Refused(Exception):
 
 @lru_cache(maxsize=16)
 def _equal_ends(rows: int, width: int) -> npt.NDArray[np.int32]:
-    """Where ``rows`` rows of ``width`` values begin and end, int32 ``[rows + 1]``."""
+    """Return the begins and the last end of ``rows`` rows of ``width`` values, int32 ``[rows + 1]``."""
     ends = np.arange(0, (rows + 1) * width, width, dtype=np.int32)
     ends.flags.writeable = False
     return ends

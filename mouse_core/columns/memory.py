@@ -32,7 +32,7 @@ def ring_slots(first: int, n: int, capacity: int) -> Slots:
 
 
 def ring_pieces(first: int, n: int, capacity: int) -> Iterator[tuple[int, int, int]]:
-    """Where ``n`` rows from row ``first`` on lie side by side: slots from one on, which of the rows, and how many.
+    """Yield the contiguous pieces of ``n`` rows from row ``first`` on: first slot, first row, number of rows.
 
     Rows 6, 7 and 8 of a ring of 8 are ``(6, 0, 2)`` and ``(0, 2, 1)``.
     """

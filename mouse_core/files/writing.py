@@ -57,15 +57,15 @@ def storing(what: str) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: StrPath, *, sync: bool = True, only_writer: bool = False) -> Iterator[Path]:
-    """Where to write a file, which takes the place of the one at ``path`` if no error is raised inside.
+    """Yield a temporary path; on success, the file written there replaces the file at ``path``.
 
     Args:
-        path: Its place.
-        sync: Whether it must outlive a crash of the machine, not only of the process.
-        only_writer: Whether nobody else may be at work in the folder, so that there is no need of a lock.
+        path: The path of the file.
+        sync: Whether the file must survive a crash of the machine, not only of the process.
+        only_writer: Whether this is the folder's only writer, which needs no lock.
 
     Raises:
-        OSError: It cannot be written; what was at ``path`` is still there.
+        OSError: The file cannot be written; the old file at ``path`` is unchanged.
     """
     with _beside(Path(path), folder=False, only_writer=only_writer) as partial:
         yield partial
@@ -125,7 +125,7 @@ def put_in_place(partial: StrPath, path: StrPath, *, sync: bool = True) -> None:
 
 @contextmanager
 def _beside(target: Path, *, folder: bool, only_writer: bool = False) -> Iterator[Path]:
-    """Where to write a file or folder beside ``target``, gone after an error.
+    """Yield a path beside ``target`` for a file or folder, which is removed after an error.
 
     It is made, and locked for as long as it is being written, unless nobody else may be at work in the folder.
     """
@@ -173,7 +173,7 @@ def write_file(path: StrPath, content: bytes | memoryview, *, sync: bool = True,
 
 
 def beside(path: StrPath) -> str:
-    """Where a file is while its folder's one writer writes it."""
+    """Return the path of an unfinished file in a folder with a single writer."""
     folder, name = os.path.split(path)
     return os.path.join(folder, f".{name}.partial")
 
@@ -232,7 +232,7 @@ def remove_leftovers(folder: StrPath, names: Collection[str] | None = None, *, o
     Args:
         folder: Where it is.
         names: What they were writing; None: anything.
-        only_writer: Whether nobody else may be at work in the folder, so that all of it is left over.
+        only_writer: Whether this is the folder's only writer, which needs no lock.
     """
     living = None
     try:

@@ -1,4 +1,4 @@
-"""What a buffer gives its batch maker, and what it gets from it."""
+"""The interface between a buffer and its batch maker."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Making:
 
     @property
     def num_later(self) -> int:
-        """How many rollouts have not been given to the maker yet."""
+        """The number of rollouts that the maker has not received yet."""
         return sum(len(group.uids) - len(group.given_up) for group in self._ready)
 
     def lose(self, group_uids: Container[str]) -> None:

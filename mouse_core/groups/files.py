@@ -128,24 +128,24 @@ def declare(root: Path, columns: Iterable[RolloutColumn] | None, *, sync: bool) 
 
 @dataclass(frozen=True, slots=True)
 class GroupFile:
-    """What is known of a sealed group without opening its file.
+    """The properties of a sealed group that are known without opening its file.
 
     Args:
         key: The group.
         name: The file's name, in the folder of its environment.
-        number: How many groups were sealed before it.
+        number: The number of groups sealed before it.
         uids: The rollouts' uids.
         created: When each rollout was created, in seconds since 1970.
         rewards: The rollouts' rewards; None: a reward that comes later.
         tokens: Tokens of each rollout, over all turns.
         turns: Turns of each rollout.
         declared: How many columns were declared when it was sealed; it waits for the late ones among these.
-        nbytes: About how much memory its rollouts take.
+        nbytes: The approximate memory of its rollouts in bytes.
         untrained: The places of rollouts without a token in the loss.
         earned: Fingerprints of the rewards of each rollout's turns, as of ``earned_of``; empty where no turn has one.
         columns: Values of the columns of one number per example, as JSON: by name a list with null where a rollout has
             none; empty where no rollout has any.
-        first: How many rollouts of other groups stand before its own in the file.
+        first: The number of other groups' rollouts before its own in the file.
     """
 
     key: GroupKey

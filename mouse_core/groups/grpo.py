@@ -109,7 +109,7 @@ class GroupSlice:
 
     @property
     def given_up(self) -> int:
-        """How many of them were given up."""
+        """The number of rollouts that were given up."""
         return 0 if self.group is None else len(self.group.given_up)
 
     def numbers(self, column: RolloutColumn) -> npt.NDArray[Any]:
@@ -202,7 +202,7 @@ class ScoredGroup:
 
     @property
     def present(self) -> int:
-        """How many rollouts have not left."""
+        """The number of rollouts that have not left."""
         return sum([piece.present for piece in self.pieces])
 
     def join(self, piece: GroupSlice, *, by_turn: bool) -> None:
@@ -446,10 +446,10 @@ def shares_of(balance: bool | Mapping[str, float]) -> dict[str, float] | None:
 
 
 def metadata_of(batch: Sequence[RLExample], drawn: Mapping[str, tuple[float, int]]) -> dict[str, Any]:
-    """What a batch is made of.
+    """Return the metadata of a batch.
 
     Args:
-        batch: Its examples.
+        batch: The examples of the batch.
         drawn: Of rollouts by uid the reward, and how many versions behind it was when it was drawn.
     """
     versions = Counter(example.policy_version for example in batch)
@@ -850,7 +850,7 @@ class GrpoBatchMaker:
 
     @property
     def available(self) -> int:
-        """How many examples a batch could be made of now."""
+        """The number of examples available for a batch now."""
         if self._retention or self._shares:
             return len(self._eligible()[1])
         return sum([group.present for group in self._pool.values()])
@@ -895,8 +895,8 @@ class GrpoBatchMaker:
         return batch
 
     def get_batch_metadata(self, batch: Sequence[RLExample]) -> dict[str, Any]:
-        """What a batch is made of: its size, tokens, uids, how many rollouts of which environment and version, and of
-        the last batch the rewards and how many versions behind each was when it was drawn ("staleness").
+        """Return the metadata of a batch: its size, tokens, uids, and rollouts by environment and version. For the last
+        batch, also the rewards and the versions that each example was behind at its draw ("staleness").
         """
         return metadata_of(batch, self._last)
 

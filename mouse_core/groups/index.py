@@ -469,5 +469,5 @@ class BatchStore(BatchFiles):
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has for a value: NumPy's as numbers and lists, all else as text."""
+    """Convert a value for JSON: NumPy's values to numbers and lists, all others to text."""
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)

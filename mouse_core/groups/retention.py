@@ -1,4 +1,4 @@
-"""Which rollouts are kept and drawn, as functions of what is known of all of them."""
+"""Retention and drawing of rollouts, as functions of the known properties of all of them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from mouse_core.spec import check_count
 
 @dataclass(frozen=True)
 class HeldRollouts:
-    """What is known of n rollouts of a batch maker, in the order they came: those of all groups of which some can be
-    drawn. Others of these groups have left.
+    """The known properties of a batch maker's n rollouts, in order of arrival. They are the rollouts of all groups with
+    at least one that can be drawn; other rollouts of these groups have left.
 
     Args:
-        present: Which have not left, bool ``[n]``.
+        present: Whether each has not left, bool ``[n]``.
         reward: float64 ``[n]``.
-        advantage: What each is worth, float64 ``[n]``.
-        group: Which rollouts are of one group, int64 ``[n]``.
+        advantage: The advantage of each, float64 ``[n]``.
+        group: The number of each one's group, int64 ``[n]``.
         environment: The place of each one's environment among ``environments``, int64 ``[n]``.
         environments: Their names.
         staleness: How many versions behind the newest one, int64 ``[n]``: by the difference where versions are whole
             numbers, else by how many are between.
         age: Seconds between each one's creation and that of the newest rollout that came, float64 ``[n]``.
-        newer: How many rollouts of its environment came behind it, int64 ``[n]``.
-        tokens: How long each is, int64 ``[n]``.
-        uses: How many batches have had it, int64 ``[n]``.
+        newer: The number of rollouts of its environment that arrived later, int64 ``[n]``.
+        tokens: The number of tokens of each, int64 ``[n]``.
+        uses: The number of batches that contained it, int64 ``[n]``.
         columns: By name what was declared as one number per example, ``[n]`` of its dtype; what a rollout lacks is the
             column's fill. Another name is a ``MissingFieldError``.
     """

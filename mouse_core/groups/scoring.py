@@ -1,4 +1,4 @@
-"""What rollouts are worth, as functions: of all rewards with their groups, and of a batch when it has been drawn."""
+"""The scores of rollouts, as functions of all rewards with their groups, and of a drawn batch."""
 
 from __future__ import annotations
 

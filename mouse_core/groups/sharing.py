@@ -255,7 +255,7 @@ class SharedBuffer:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many calls of each client have been answered."""
+        """The number of answered calls of each client."""
         return dict(self._calls)
 
     def answer(self, call: Mapping[str, Any], body: memoryview) -> Answer:

@@ -271,8 +271,8 @@ class BatchShare:
 
     @property
     def digest(self) -> StreamDigest:
-        """That of the share; the ranks' add up to ``examples_digest(index, batch)`` of the whole batch, where none of
-        its examples was skipped.
+        """The digest of the share. The ranks' digests add up to ``examples_digest(index, batch)`` of the whole batch,
+        unless an example was skipped.
         """
         each = zip(self.places.tolist(), self.examples, strict=True)
         return sum((examples_digest(self.index, [example], place) for place, example in each), StreamDigest())
@@ -281,12 +281,12 @@ class BatchShare:
 def _by_token(
     kept: Sequence[int], batch: Sequence[RLExample], staleness: npt.NDArray[np.float64], name: str
 ) -> npt.NDArray[np.float64]:
-    """How many versions behind the newest each token in the loss is whose version is known.
+    """Return how many versions each token in the loss is behind the newest, for tokens of known version.
 
-    Version 7 of a rollout that is 2 behind says that the newest is 9: tokens of 7, 7, 8 are 2, 2, 1 behind.
+    If a rollout of version 7 is 2 behind, the newest is 9: tokens of 7, 7, 8 are 2, 2, 1 behind.
 
     Raises:
-        DataError: There is no such column.
+        DataError: The column does not exist.
     """
     declared = batch[0].declared if batch else NO_COLUMNS
     column = declared.get(name)

@@ -104,18 +104,18 @@ class Versions:
         return goes_back
 
     def behind(self, version: str) -> int:
-        """How many versions one is behind the newest: the difference where they are numbers, rounded up, else how many
-        are between; 0 where it is not.
+        """Return how many versions ``version`` is behind the newest: the difference of numbers, rounded up, else the
+        number of versions between them; 0 if it is not behind.
         """
         return self._between(version, self._seen[-1][1] if self.told is None else self.told)
 
     def parted(self, version: str, told: Iterable[str]) -> int | None:
-        """How many versions apart one and the newest are, where a trainer went back behind it; None: it did not.
+        """Return the distance of a version from the newest, if a trainer went back behind it; else None.
 
         Of version 5, where 3 was told and then 7, two lie on the line that was lost, and four on the other: 6.
 
         Args:
-            version: The one.
+            version: The version.
             told: The versions that were told after it was there.
         """
         back = min(told, key=version_order, default=version)

@@ -86,15 +86,15 @@ class RolloutCache:
 
 @dataclass(slots=True)
 class Unsealed:
-    """What is known of a rollout whose group is not sealed yet.
+    """The properties of a rollout whose group is not sealed yet.
 
     Args:
         rollout_uid: Its uid.
         reward: Its reward; None: a reward that comes later.
-        created: When it was created, in seconds since 1970.
-        tokens: How many tokens it has.
-        turns: How many turns it has.
-        begin: Where its record begins in the log; -1: it is not in the log.
+        created: The time of its creation, in seconds since 1970.
+        tokens: The number of its tokens.
+        turns: The number of its turns.
+        begin: The begin of its record in the log; -1 if it is not in the log.
     """
 
     rollout_uid: str
@@ -120,7 +120,7 @@ class WaitingGroup:
 
 @dataclass(frozen=True)
 class SealingPlan:
-    """What becomes of new rollouts and of groups that wait.
+    """The plan for new rollouts and waiting groups.
 
     Args:
         sealed: The groups that are sealed.
@@ -226,7 +226,7 @@ class Waiting:
 
     @property
     def count(self) -> int:
-        """How many rollouts wait."""
+        """The number of waiting rollouts."""
         return len(self.by_uid)
 
     # ------------------------------------------------------------------ plans

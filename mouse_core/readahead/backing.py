@@ -79,7 +79,7 @@ def merged(begins: Int64s, ends: Int64s, gap: int = 0) -> tuple[Int64s, Int64s]:
 
 
 def by_batch(begins: Int64s, ends: Int64s, numbers: Int64s, gap: int = 0) -> tuple[Int64s, Int64s, Int64s]:
-    """The same for several batches, of each by itself: the ranges of number 0, of number 1, and so on.
+    """Merge the ranges of several batches, each separately: those of batch 0, of batch 1, and so on.
 
     Args:
         begins, ends, numbers: Ranges, and which batch, from 0 on, each is of; int64 ``[n]``, in any order.
@@ -101,7 +101,7 @@ def ragged(counts: Int64s) -> tuple[Int64s, Int64s]:
 def _inside(
     backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s
 ) -> Iterator[tuple[RemoteMemory, npt.NDArray[np.bool_]]]:
-    """Which of some ranges lie in each of some backings; of several that a range lies in the first has it."""
+    """Yield each backing with the mask of its ranges; a range in several backings belongs to the first."""
     rest = ends > begins
     for backing in backings:
         inside = rest & (begins >= backing.begin) & (begins < backing.begin + backing.size)
@@ -113,7 +113,7 @@ def _inside(
 def in_backings(
     backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s
 ) -> Iterator[tuple[RemoteMemory, Int64s, Int64s]]:
-    """Of some ranges, in any order, those that lie in each of some backings, merged as it likes them."""
+    """Yield each backing with its ranges, merged by its gap."""
     for backing, inside in _inside(backings, begins, ends):
         yield backing, *merged(begins[inside], ends[inside], backing.gap)
 
@@ -138,10 +138,10 @@ def ask_backings(
 
 
 def copied_when_there(backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s, copy: Callable[[], Made]) -> Made:
-    """What ``copy()`` makes of some ranges of memory, called when they are there, and until nothing went meanwhile.
+    """Wait for ranges of memory, call ``copy()``, and repeat until none of them was evicted meanwhile.
 
     Args:
-        backings: Where they may lie.
+        backings: The memories that may hold the ranges.
         begins, ends: The ranges, int64 ``[n]`` each, in any order.
         copy: Reads them, and keeps no reference to the memory.
     """

@@ -1,4 +1,4 @@
-"""How much memory there is for pages of files: what the machine has, and what groups of processes are allowed."""
+"""The memory for pages of files: the machine's, and the limits of groups of processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _available(meminfo: Path) -> Iterator[int]:
 
 
 def _allowed(membership: Path, groups: Path) -> Iterator[int]:
-    """What each group allows that a process is in, and each group around these."""
+    """Yield the memory that each group of a process allows, and each group around these."""
     for line in _lines(membership):
         _, controllers, name = [*line.split(":", 2), "", ""][:3]
         if controllers and "memory" not in controllers.split(","):
@@ -48,7 +48,7 @@ def _allowed(membership: Path, groups: Path) -> Iterator[int]:
 
 
 def _allowed_by(group: Path, *, version_1: bool) -> Iterator[int]:
-    """What one group allows, if it limits memory."""
+    """Yield the memory that one group allows, if it limits memory."""
     limit = _number(group / ("memory.limit_in_bytes" if version_1 else "memory.max"))
     used = _number(group / ("memory.usage_in_bytes" if version_1 else "memory.current"))
     if limit is not None and used is not None:

@@ -156,7 +156,7 @@ def items_of(rows: Any, n: int) -> list[Any]:
 
 
 def row_of(rows: Any, number: int) -> Any:
-    """One of gathered rows."""
+    """Return one of the gathered rows."""
     return rows[number] if isinstance(rows, list) else map_tree(lambda leaf: leaf[number], rows)
 
 
@@ -302,9 +302,9 @@ def _stacked(items: list[Any]) -> Any:
 
 
 def named_time(rows: Any) -> tuple[int, int] | None:
-    """Which of the batch axes of ``rows`` is called "time", and how many there are, where rows name their axes.
+    """Return the batch axis of ``rows`` called "time", and the number of batch axes, if rows name their axes.
 
-    TensorDicts do: those of TorchRL's collectors are ``[env, time]`` and say so.
+    TensorDicts name them: TorchRL's collectors return ``[env, time]``.
     """
     if type(rows) is dict or type(rows) is np.ndarray:  # most rows are, and have no names
         return None

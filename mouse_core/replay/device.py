@@ -66,12 +66,12 @@ class Slices:
 
 @dataclass(frozen=True)
 class EpisodeFields:
-    """Which fields say where episodes end.
+    """The fields that mark the ends of episodes.
 
     Args:
-        ends: Those that are not 0 in an episode's last row.
-        ids: The one that numbers trajectories: an episode ends where it changes.
-        numbers: Whether ``ids`` are the numbers of episodes, too.
+        ends: The fields that are not 0 in an episode's last row.
+        ids: The field that numbers trajectories: an episode ends where it changes.
+        numbers: Whether ``ids`` also numbers episodes.
     """
 
     ends: tuple[FieldKey, ...]
@@ -173,16 +173,16 @@ def composed(transform: Any, alignment: Alignment) -> Compose | None:
 
 
 def find_marks(fields: Mapping[FieldKey, Any], slices: Slices, is_integer: Callable[[Any], bool]) -> EpisodeFields:
-    """Which fields of a row say where episodes end.
+    """Return the fields of a row that mark the ends of episodes.
 
     Args:
         fields: Arrays, or anything with a ``shape`` and a ``dtype``, of one row.
-        slices: What a slice is.
+        slices: The slice options.
         is_integer: Whether a dtype is one of integers.
 
     Raises:
-        MissingFieldError: There is none, or not the one that is named.
-        SchemaError: One with several values a row, or numbers of trajectories that are no integers.
+        MissingFieldError: No such field exists, or a named one is missing.
+        SchemaError: A field has several values per row, or trajectory numbers are no integers.
     """
     ends = tuple(key for key in (slices.end_key, slices.truncated_key) if key is not None)
     ids = slices.traj_key
@@ -261,7 +261,7 @@ def queue_state(sampler: Sampler, left: int, rows: int, cursor: int, capacity: i
 
 
 def left_in(sampler: Sampler) -> int | None:
-    """How many rows have not come yet; None where a sampler does not count that."""
+    """Return the number of rows not drawn yet; None if a sampler does not count them."""
     return int(np.count_nonzero(sampler.state_dict()["left"])) if isinstance(sampler, ConsumingSampler) else None
 
 
@@ -311,7 +311,7 @@ def weights_state(sampler: PrioritizedSampler, units: npt.NDArray[np.int64], lar
 
 
 def weights_in(buffer: ReplayBuffer) -> tuple[npt.NDArray[np.int64], float] | None:
-    """What the rows of a buffer weigh, and the priority of new ones; None where they have none."""
+    """Return the weights of a buffer's rows, and the priority of new ones; None for rows without weights."""
     sampler = buffer.sampler
     if not isinstance(sampler, PrioritizedSampler):
         return None
@@ -321,9 +321,9 @@ def weights_in(buffer: ReplayBuffer) -> tuple[npt.NDArray[np.int64], float] | No
 
 
 def lost_in(buffer: ReplayBuffer, slices: Slices | None, num_envs: int) -> Int64s:
-    """How many steps of its episode, which are gone, lie before the oldest of each environment, ``[E]``.
+    """Return the number of evicted steps of the oldest episode of each environment, ``[E]``.
 
-    More than S are some periods fewer; 0 where it does not matter, or where nothing knows of steps that are gone.
+    A number above S is reduced by whole periods; it is 0 if it does not matter or is unknown.
     """
     if slices is None or slices.period == 1 or not len(buffer):
         return np.zeros(num_envs, np.int64)
@@ -346,15 +346,15 @@ def lost_of(
     position: npt.NDArray[Any],
     phases: npt.NDArray[Any] | None = None,
 ) -> Int64s:
-    """The same of a device, less as many periods as there are in it, as of these slices nothing else is known.
+    """Return ``lost_in`` for a device's slices, reduced by all whole periods, since only the remainder is known.
 
     Args:
-        slices: What a slice is.
-        windows: How many slices there are before a row, the oldest first, ``[n, E]``.
-        numbers: How many episodes there are up to a row, itself included, ``[n, E]``.
-        made: How many slices there are in all, ``[E]``.
-        position: Of the newest row in its episode, but for some periods, ``[E]``.
-        phases: How many steps behind one that counts the oldest row lies, ``[E]``, where that is known.
+        slices: The slice options.
+        windows: The number of slices before each row, the oldest first, ``[n, E]``.
+        numbers: The number of episodes up to and including each row, ``[n, E]``.
+        made: The total number of slices, ``[E]``.
+        position: The position of the newest row in its episode, up to whole periods, ``[E]``.
+        phases: The number of steps from a counted step to the oldest row, ``[E]``, if known.
     """
     size, num_envs = windows.shape
     if not size or slices.period == 1:

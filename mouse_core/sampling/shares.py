@@ -1,4 +1,4 @@
-"""How the windows of a mixture are handed out to its members: which member window n is of, for any n, without a state.
+"""Assignment of a mixture's windows to its members: the member of window n, for any n, without a state.
 
 It is the order in which seats of a parliament go to parties by the method of Webster and Sainte-Lague (Balinski and
 Young, "Fair Representation", 1982). Of weights 3 and 1 the first member's windows are due at 1/6, 3/6 and 5/6 of a

@@ -58,7 +58,7 @@ def check_alignment(alignment: str | None, default: Alignment | None = None) -> 
 
 @dataclass(frozen=True)
 class Field:
-    """How one stored column becomes one field of a batch.
+    """The conversion of one stored column to one field of a batch.
 
     Args:
         name: The field's name in a batch.

@@ -1,4 +1,4 @@
-"""Where the record batches of an Arrow file lie, and where the values of each column do, from metadata alone.
+"""Positions of an Arrow file's record batches, and of each column's values, from metadata alone.
 
 A file of Arrow is a row of messages and at its end a footer, which says where each begins; a stream has no footer, and
 an end mark in its place::

@@ -74,7 +74,7 @@ def _edges(footer: Footer) -> list[int]:
 
 
 def _stride(view: memoryview, footer: Footer, schema: pa.Schema, whole: int) -> int:
-    """How far apart the first ``whole`` record batches are, if they are laid out alike; otherwise 0."""
+    """Return the distance between the first ``whole`` record batches, if their layouts are equal; else 0."""
     begins = footer.begins[:whole].astype(np.int64)
     if not whole or not (footer.heads[:whole] == footer.heads[0]).all():
         return 0

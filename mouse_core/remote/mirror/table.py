@@ -399,7 +399,7 @@ class Table(Descriptor):
     # ------------------------------------------------------------------ letting go
 
     def needed_last(self, me: int, pages: int, before: int, lives: Callable[[int], bool]) -> tuple[Int64s, Int64s]:
-        """So many pages, as far as there are; under the lock.
+        """Return up to ``pages`` pages to evict, least needed first; the caller holds the lock.
 
         Those whose next use nobody knows come first, longest unused ones before others; then those with the latest
         next use, and those of which it was not long ago, as it may be late. With them come those of blocks that someone
@@ -409,10 +409,10 @@ class Table(Descriptor):
         70, then 130, 112 and 109, and then that of 95, which may be being copied.
 
         Args:
-            me: Who asks.
-            pages: How many.
+            me: The number of the calling process.
+            pages: The number of pages.
             before: Pages whose next use is at this time or earlier stay.
-            lives: Whether someone's claim holds.
+            lives: Returns whether a process's claim holds.
 
         Returns:
             Their blocks, ascending, int64 ``[n]``, and masks.

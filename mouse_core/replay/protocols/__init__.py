@@ -1,4 +1,4 @@
-"""What the parts of a replay buffer are to each other: storage, writer, sampler and transform, and what passes between.
+"""The protocols of a replay buffer's parts: storage, writer, sampler and transform, and the values between them.
 
 Rows are numbered as they are written: row 0, 1, 2, ..., never reused. A *slot* is where a row lies, ``0 <= slot <
 capacity``; slots fill up from 0, so those in use are always ``0 .. len(storage) - 1``. Under a ring row ``n`` lies in
@@ -42,14 +42,14 @@ TRANSFORM_CALLS = 1 << 32
 
 @dataclass(slots=True)
 class Draw:
-    """What a sampler decides about a batch.
+    """A sampler's decision about a batch.
 
     Args:
         index: Slots, int64: ``[batch]`` for rows, ``[B, S]`` for slices. Every one of them is in use,
             also where ``mask`` is False.
-        mask: Which of them are meant, bool, the shape of ``index``; None: all.
+        mask: The valid slots, bool, the shape of ``index``; None: all.
         priority_weight: Importance weights, float32, the shape of ``index`` or ``[B]``.
-        pad: What all fields become where ``mask`` is False; None: they stay as they are in ``index``.
+        pad: The value of all fields where ``mask`` is False; None keeps the values at ``index``.
         extra: Further fields of the batch by name, such as ``traj_id``; their first axes are those of ``index``.
     """
 
@@ -61,7 +61,7 @@ class Draw:
 
 
 class Write(NamedTuple):
-    """What a sampler hears of a write.
+    """The notice of a write that a sampler receives.
 
     Attributes:
         slots: The slots written, int64 ``[n]``, in the order of the rows. Under a ring the rows are ``first .. first +
@@ -77,7 +77,7 @@ class Write(NamedTuple):
 
 @runtime_checkable
 class Storage(Protocol):
-    """Where rows lie. Not thread-safe: the buffer's lock is held around every call.
+    """The storage of rows. It is not thread-safe: the buffer holds its lock around every call.
 
     It may have ``oldest_begins(ends, ids)``: the time steps with which the oldest episodes of its environments began,
     int64 ``[E]``, also where rows were written over them; None where it does not know. ``ends`` are fields that are not
@@ -88,7 +88,7 @@ class Storage(Protocol):
 
     @property
     def capacity(self) -> int:
-        """How many rows it can hold: all time steps of all environments, a multiple of their number."""
+        """The capacity in rows: all time steps of all environments, a multiple of their number."""
 
     @property
     def ndim(self) -> int:
@@ -100,7 +100,7 @@ class Storage(Protocol):
 
     @property
     def alignment(self) -> Alignment:
-        """Which transition a row's action, reward and done belong to."""
+        """The alignment: the transition that a row's action, reward and done belong to."""
 
     @property
     def writable(self) -> bool:
@@ -108,11 +108,11 @@ class Storage(Protocol):
 
     @property
     def written(self) -> int:
-        """How many rows were ever appended, by anyone; the next one has this number. At least ``len``."""
+        """The number of rows ever appended, by any process; the next one has this number. At least ``len``."""
 
     @property
     def changes(self) -> int:
-        """How often rows were changed otherwise than by ``append``, by anyone."""
+        """The number of changes to rows other than ``append``, by any process."""
 
     def __len__(self) -> int:
         """Rows there are, in the slots ``0 .. len - 1``."""
@@ -150,7 +150,7 @@ class Storage(Protocol):
         """Forget all rows; the next one has number 0. What a row looks like stays known."""
 
     def lock(self) -> AbstractContextManager[Any] | None:
-        """What to hold around a draw and its gather where other processes write too; None: nothing."""
+        """Return the lock for a draw and its gather if other processes write too; None for no lock."""
 
     def state(self) -> dict[str, Any]:
         """The rows and what describes them, as long as the data: nested dicts of plain values and NumPy arrays.
@@ -225,7 +225,7 @@ class Sampler(Protocol):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """All that draws depend on beside the rows: plain values and NumPy arrays, as long as the data."""
+        """Return the state that draws depend on beside the rows: plain values and NumPy arrays, as long as the data."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken. The rows of that time are in the storage when the next draw is made.
@@ -256,7 +256,7 @@ class PrioritySampler(Sampler, Protocol):
 
 
 class Transform(Protocol):
-    """What is done to a batch on its way out: any callable from a batch to a batch. It may have
+    """A transform of a delivered batch: any callable from a batch to a batch. It may have
 
     - ``inverse(rows)``: what is done to rows on their way in, to one of ``append`` and to many of ``extend`` alike;
     - ``random = True``: it draws random numbers, and is called as ``transform(batch, key)`` with a ``Key`` whose

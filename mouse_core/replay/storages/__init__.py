@@ -1,4 +1,4 @@
-"""Where the rows of a buffer lie, and what a storage of one's own is made with.
+"""Storages for the rows of a buffer, and the tools for custom storages.
 
 A storage is any object with the methods of ``mouse_core.replay.Storage``. One whose rows lie in the memory of this
 process derives from ``RingStorage``, which counts them. One that keeps rows as columns, wherever these lie, makes a

@@ -1,4 +1,4 @@
-"""Where the oldest episodes of a ring of mapped rows began, when the rows of their first steps are overwritten.
+"""The begins of a mapped ring's oldest episodes, after the rows of their first steps are overwritten.
 
 No row that is there says it, and a sampler that has seen those rows may be in another process. So the folder keeps, for
 each field of one number a row and each environment, the last overwritten step at which it was not 0, and the last one
@@ -109,7 +109,7 @@ class Begins:
 
 
 def checked(schema: RowSchema, step: int, saved: Any) -> Int64s | None:
-    """What ``Begins.state`` returned for the oldest step ``step``, of a state; None where the state has none.
+    """Check a saved value of ``Begins.state`` for the oldest step ``step``; None if the state has none.
 
     Raises:
         StateError: The array does not fit the rows.

@@ -150,7 +150,7 @@ class MemmapStorage(RowStorage):
 
     @property
     def alignment(self) -> Alignment:
-        """Which transition a row's action, reward and done belong to."""
+        """The alignment: the transition that a row's action, reward and done belong to."""
         return self._head.alignment
 
     @property
@@ -160,7 +160,7 @@ class MemmapStorage(RowStorage):
 
     @property
     def changes(self) -> int:
-        """How often rows were changed otherwise than by ``append``, by any process."""
+        """The number of changes to rows other than ``append``, by any process."""
         return self._head.changes
 
     @property

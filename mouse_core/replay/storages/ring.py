@@ -165,7 +165,7 @@ class RowStorage:
 
     @property
     def structure(self) -> Any:
-        """How rows are nested, as ``mouse_core.nested.structure_of`` says it; None before the first write."""
+        """The nesting of rows, as from ``mouse_core.nested.structure_of``; None before the first write."""
         return None if self._schema is None else self._schema.structure
 
     @property
@@ -212,12 +212,12 @@ class RingStorage(RowStorage):
 
     @property
     def capacity(self) -> int:
-        """How many rows the storage can hold."""
+        """The capacity of the storage in rows."""
         return self._capacity
 
     @property
     def alignment(self) -> Alignment:
-        """Which transition a row's action, reward and done belong to."""
+        """The alignment: the transition that a row's action, reward and done belong to."""
         return self._alignment
 
     @property
@@ -227,12 +227,12 @@ class RingStorage(RowStorage):
 
     @property
     def written(self) -> int:
-        """How many rows were ever appended."""
+        """The number of rows ever appended."""
         return self._written
 
     @property
     def changes(self) -> int:
-        """How often rows were changed otherwise than by ``append``."""
+        """The number of changes to rows other than ``append``."""
         return self._changes
 
     def lock(self) -> None:

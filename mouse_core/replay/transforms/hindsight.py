@@ -251,7 +251,7 @@ class HindsightRelabel:
     def _pick(
         self, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64], uniform: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.int64]:
-        """One of the steps ``first .. last`` by a number in ``[0, 1)``, or the last."""
+        """Choose one of the steps ``first .. last`` by a number in ``[0, 1)``, or the last."""
         if self.strategy == "final":
             return last
         return np.minimum(first + (uniform * (last - first + 1)).astype(np.int64), last)

@@ -272,8 +272,9 @@ def _index_of(number: int, size: int) -> Asking[Index]:
 
 
 def _places(number: int, first: int, size: int) -> Asking[list[int]]:
-    """Where to begin looking for record batches, all at once: the first, and others all over a long stream in which
-    they differ in length, as those of texts and pictures do. None knows where the next but one begins.
+    """Return positions from which to search for record batches concurrently: the first, and others throughout a long
+    stream whose batches differ in length, as those of texts and pictures do. No position is known from the one before
+    it.
 
     Heads of the same columns are of the same length, which their first 8 bytes say.
     """
@@ -302,8 +303,8 @@ def _places(number: int, first: int, size: int) -> Asking[list[int]]:
 
 
 def _lying(number: int, first: int, stop: int, size: int) -> Asking[tuple[Int64s, Int64s] | DataError]:
-    """Where record batches begin from one on, until one begins at ``stop`` or, at ``size``, the stream ends; and how
-    many rows each has: heads one after the other, and many at once while they are as far from each other.
+    """Return the begins and row counts of record batches from ``first`` on, up to one at ``stop`` or the stream's end
+    at ``size``. Heads are read one by one, and many at once while their distances are equal.
     """
     begins: list[int] = []
     rows: list[int] = []
