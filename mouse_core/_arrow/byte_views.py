@@ -440,8 +440,9 @@ class FieldChunks:
         return heads
 
     def _begins_and_fields(self, pieces: Pieces, longest: int, *, look: bool) -> tuple[Int64s, list[int], set[str]]:
-        """Where some chunks begin, as ``words`` has it; the fields whose values lie side by side in all of them; and
-        the names of those of whose values some may not be allowed.
+        """Return the begins of chunks as in ``words``, the fields that are contiguous in all of them, and unsafe fields.
+
+        An unsafe field may have values above the allowed maximum; it is given by name.
 
         Args:
             pieces: What lies there.

@@ -232,7 +232,7 @@ def remove_leftovers(folder: StrPath, names: Collection[str] | None = None, *, o
     Args:
         folder: Where it is.
         names: What they were writing; None: anything.
-        only_writer: Whether this is the folder's only writer, which needs no lock.
+        only_writer: Whether this process is the only writer in the folder, so that every unfinished file is left over.
     """
     living = None
     try:

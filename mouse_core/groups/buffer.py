@@ -326,7 +326,7 @@ class RolloutBuffer:
         return self._folder.batches.batch_metadata(batch_id)
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """Return how many versions each example of a batch was behind the newest at its creation, ``[B]``; NaN: unknown.
+        """Return how many versions each example of a batch was behind the newest when made, ``[B]``; NaN: unknown.
 
         The newest is that of all rollouts that had been added. Numbers are subtracted; of other versions those between
         are counted. Where a trainer went back behind an example's version since, the example is as many versions apart

@@ -87,8 +87,10 @@ class Shares:
         return np.concatenate(parts)
 
     def _due(self, first: int, last: int) -> tuple[Int64s, Int64s]:
-        """What is due in a round before window ``last``: how many windows of each member, int64 ``[M]``, up to a time
-        when window ``first`` is not due yet; and of which members those behind these are, int64 ``[n]``, in order.
+        """Return the windows due in a round before window ``last``.
+
+        The counts, int64 ``[M]``, are each member's windows up to a time at which window ``first`` is not due yet. The
+        members of the windows after these are int64 ``[n]``, in order.
 
         Of 3 and 1 windows a round has 4. By time 2 of it ``floor(2 * 3/4 + 1/2) = 2`` and ``floor(2 * 1/4 + 1/2) = 1``
         are due, 3 in all. That is never more than M / 2 from the time.

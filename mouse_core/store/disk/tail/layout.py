@@ -59,7 +59,7 @@ _IDENTITY = re.compile("[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class ColumnBuffer:
-    """One of the arrays of a column, with checksums of its own.
+    """An array of a column, with checksums of its own.
 
     Args:
         column: Number of the column.
