@@ -440,7 +440,7 @@ class FieldChunks:
         return heads
 
     def _begins_and_fields(self, pieces: Pieces, longest: int, *, look: bool) -> tuple[Int64s, list[int], set[str]]:
-        """Return the begins of chunks as in ``words``, the fields that are contiguous in all of them, and unsafe fields.
+        """Return the begins of chunks as in ``words``, the fields contiguous in all of them, and unsafe fields.
 
         An unsafe field may have values above the allowed maximum; it is given by name.
 
