@@ -256,7 +256,7 @@ def _kind_of(values: npt.NDArray[Any]) -> str | npt.NDArray[np.bool_]:
 
 
 def _needs_wider(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """By row of uint64 or float64, whether it does not fit in int64 or float32, bool ``[B]``."""
+    """Return a mask of the rows of uint64 or float64 that do not fit in int64 or float32, bool ``[B]``."""
     flat = values.reshape(len(values), -1)
     if values.dtype.kind == "u":
         beyond: npt.NDArray[np.bool_] = flat.max(axis=1) > np.uint64(2**63 - 1)
@@ -271,7 +271,7 @@ def _needs_wider(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _loses(flat: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """By row, whether float32 loses something of it, bool ``[B]``."""
+    """Return a mask of the rows in which float32 would lose information, bool ``[B]``."""
     with np.errstate(over="ignore", invalid="ignore"):
         # Back again: two arrays of one dtype are compared three times as fast.
         differs = flat.astype(np.float32).astype(flat.dtype) != flat

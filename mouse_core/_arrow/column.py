@@ -139,7 +139,7 @@ class ColumnPart:
         return self._column.chunk(number) if self._same_chunks else self._column.slice(first, end - first).chunk(0)
 
     def slices(self, wanted: Sequence[tuple[int, int, int]]) -> list[pa.Array]:
-        """Some rows of some chunks: of each the chunk's number, the first row there, and how many."""
+        """Return the row ranges of chunks: each chunk's number, first row and row count."""
         return [self.chunk(number).slice(row, count) for number, row, count in wanted]
 
     def prepare(self, numbers: Sequence[int]) -> None:

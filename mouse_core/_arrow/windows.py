@@ -185,7 +185,7 @@ class Windows:
 
     @memo
     def pieces(self) -> Pieces:
-        """All windows, cut where one stretch ends; there must be some."""
+        """The windows, cut at the ends of stretches; at least one window is required."""
         if self.physical is not None and self.length > 1:
             return in_rows(*join_steps(self.steps(np.arange(len(self))), self.length), self.bounds)
         stretch, row, size = _cut(self)
@@ -205,7 +205,7 @@ class Windows:
             self.__dict__.pop(name, None)
 
     def steps(self, windows: Int64s) -> Steps:
-        """All steps of some windows."""
+        """Return the single steps of the windows."""
         within = np.arange(self.length)
         if self.physical is None:
             rows = self.starts[windows, None] + within

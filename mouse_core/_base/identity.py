@@ -103,7 +103,7 @@ def fingerprint_of(identity: Sequence[Any]) -> str:
 
 
 def common_start(ones: Sequence[Any], others: Sequence[Any]) -> int:
-    """With how many equal values both begin: of 3, 4, 5 and 3, 4, 6, 7 two."""
+    """Return the length of the common prefix: 2 for 3, 4, 5 and 3, 4, 6, 7."""
     most = min(len(ones), len(others))
     if ones[:most] == others[:most]:
         return most

@@ -371,7 +371,7 @@ IMAGE_SCALARS = frozenset({"scale_obs_image", "shift_obs_image"})
 
 @dataclass(frozen=True)
 class AugmentMaskProbConfig:
-    """With which probability a field is masked at a step, independently of all other fields and steps.
+    """The probability of masking a field at a step, independently of all other fields and steps.
 
     Masked values become 0, those of ``time`` become -1. Fields that a batch lacks are passed over.
 

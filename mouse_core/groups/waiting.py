@@ -141,7 +141,7 @@ class SealingPlan:
 
 @dataclass(frozen=True)
 class SealingRules:
-    """When a group is sealed.
+    """The conditions under which a group is sealed.
 
     Args:
         group_size: Rollouts of a full group, which is sealed.

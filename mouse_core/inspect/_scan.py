@@ -527,7 +527,7 @@ class EpisodeCounter:
 
 
 def _shifted(values: npt.NDArray[Any] | None, before: dict[str, Any] | None, name: str) -> Any:
-    """Every row's predecessor; the first row of all stands for its own."""
+    """Return every row's predecessor; the first row of all is its own."""
     if values is None:
         return None
     first = values[:1] if before is None else np.array([before[name]], values.dtype)

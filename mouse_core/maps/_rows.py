@@ -162,7 +162,7 @@ def _spread(tree: Any, schema: RowSchema | None, n: int) -> Any:
 
 
 def last_of(numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Each number once, in ascending order, and where it comes last.
+    """Return the distinct numbers in ascending order, and the last position of each.
 
     >>> last_of(np.array([5, 3, 5]))
     (array([3, 5]), array([1, 2]))

@@ -141,7 +141,7 @@ class Stored:
         return self.storage.lock() or nullcontext()
 
     def slots(self, numbers: Integers) -> Integers:
-        """In which slots rows lie."""
+        """Return the slots of rows."""
         return numbers if self.grows else numbers % self.capacity
 
     def get(self, slots: Integers) -> Any:

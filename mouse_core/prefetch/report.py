@@ -110,7 +110,7 @@ class LoaderReport:
         return self.ready * used / self.batches if self.batches else 0.0
 
     def line(self) -> str:
-        """All of it in a line, for a progress bar or a log.
+        """Return the report in one line, for a progress bar or a log.
 
         Example:
             >>> LoaderReport(seconds=10, waited=4, batches=500, disk=3, processor=1, delivered_bytes=2e9).line()
@@ -213,7 +213,7 @@ class Counts:
         self.still_for_disk += took.still if took.disk else 0.0
 
     def report(self, source: Any, decoding: float, ready: int, ready_at_most: int) -> LoaderReport:
-        """All of it so far.
+        """Return the report so far.
 
         Args:
             source: The source of the batches.

@@ -252,7 +252,7 @@ class Running:
         self._rows = 0
 
     def close(self) -> None:
-        """Nothing more is recorded: remove the files."""
+        """Stop recording and remove the files."""
         self._close()
         _alive.discard(self)
 

@@ -169,7 +169,7 @@ class VectorRecorder:
 
     @property
     def autoreset_mode(self) -> str:
-        """When environments begin another episode: "NextStep", "SameStep" or "Disabled"."""
+        """The autoreset mode of the environments: "NextStep", "SameStep" or "Disabled"."""
         return self._mode
 
     def limit(self, episodes: int) -> None:
@@ -203,7 +203,7 @@ class VectorRecorder:
 
 
 def _autoreset_mode(envs: Any) -> str:
-    """When environments begin another episode: "NextStep", "SameStep" or "Disabled"."""
+    """The autoreset mode of the environments: "NextStep", "SameStep" or "Disabled"."""
     mode = (envs.metadata or {}).get("autoreset_mode")
     mode = getattr(mode, "value", mode)
     if mode not in (NEXT_STEP, SAME_STEP, DISABLED):

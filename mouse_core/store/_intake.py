@@ -73,7 +73,7 @@ class StoreBackend:
         return self.segments
 
     def snapshot(self) -> Snapshot:
-        """All rows that there are now; see ``DatasetStore.snapshot``."""
+        """Return a snapshot of all present rows; see ``DatasetStore.snapshot``."""
         with self.lock:
             rows = self.seen()
             if self._kept is None or self._kept.num_rows != rows.count:
@@ -129,10 +129,10 @@ class StoreBackend:
             raise self.appender.error()
 
     def flush(self) -> None:
-        """There is nothing to write; see ``DatasetStore.flush``."""
+        """Do nothing, without rows to write; see ``DatasetStore.flush``."""
 
     def close(self) -> None:
-        """There is nothing to close; see ``DatasetStore.close``."""
+        """Do nothing, without files to close; see ``DatasetStore.close``."""
 
     def interrupt_on_close(self, recording: Any) -> None:
         """There is no moment for it; see ``DatasetStore.interrupt_on_close``."""

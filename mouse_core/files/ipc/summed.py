@@ -154,7 +154,7 @@ class SummedFile:
             self._advise("MADV_WILLNEED", int(self.footer.begins[first]), self.footer.span(last)[2])
 
     def read(self, begin: int, end: int) -> pa.Buffer:
-        """Some bytes of the file, where they lie."""
+        """Return bytes of the file without copying them."""
         return self._buffer.slice(begin, end - begin)
 
     def __len__(self) -> int:

@@ -119,7 +119,7 @@ def hash_rows(values: Values) -> UInt64s:
 
 
 def mixed(words: UInt64s) -> UInt64s:
-    """Every bit spread over all 64."""
+    """Mix 64-bit values, so that every bit affects all 64."""
     words = words ^ (words >> np.uint64(32))
     words = words * np.uint64(0xD6E8FEB86659FD93)
     words = words ^ (words >> np.uint64(29))
@@ -128,7 +128,7 @@ def mixed(words: UInt64s) -> UInt64s:
 
 
 def combined(hashes: list[UInt64s], rows: int) -> UInt64s:
-    """One hash a row out of several."""
+    """Combine several hashes per row to one."""
     found = np.zeros(rows, np.uint64)
     for one in hashes:
         found = mixed(found * np.uint64(0x9E3779B97F4A7C15) + one)

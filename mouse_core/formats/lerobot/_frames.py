@@ -184,7 +184,7 @@ class Frames:
 
     @staticmethod
     def times(batch: pa.RecordBatch, file: _Path) -> npt.NDArray[np.float64]:
-        """When rows were recorded, in seconds since their episodes began; NaN where a row does not say it."""
+        """Return the recording times of rows, in seconds since their episodes began; NaN if unknown."""
         if TIME not in batch.schema.names:
             return np.full(batch.num_rows, np.nan)
         column = batch.column(TIME)

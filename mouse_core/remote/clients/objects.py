@@ -39,7 +39,7 @@ _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 
 
 class MissingObject(DataError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 def imported() -> Any:
@@ -576,7 +576,7 @@ class FolderClient:
         return [part[0] if len(part) == 1 else b"".join(part) for part in parts]
 
     def read(self, path: str, *, most_bytes: int) -> tuple[bytes, str]:
-        """All of an object, and its version.
+        """Read a whole object, and return it with its version.
 
         Raises:
             DataError: It has more than ``most_bytes`` bytes, or is not there.

@@ -54,7 +54,7 @@ class Counters:
                 setattr(self, name, getattr(self, name) + value)
 
     def said(self) -> dict[str, float]:
-        """All of them by name."""
+        """Return the counters by name."""
         with self._lock:
             return {name: value for name, value in vars(self).items() if name[0] != "_"}
 

@@ -346,7 +346,7 @@ class PrioritizedSampler(BaseSampler):
         self._begin = self._end - self._size
 
     def grew(self, storage: Storage) -> None:
-        """There is room for more rows; see ``Sampler``."""
+        """Extend the state to a larger capacity; see ``Sampler``."""
         if self._tree is not None:
             self._tree = self._tree.grown(storage.capacity, self._most(storage.capacity))
 

@@ -303,12 +303,12 @@ class ConsumingSampler(BaseSampler):
         self._left[write.slots] = self.times
 
     def reset(self, storage: Storage) -> None:
-        """All rows are new."""
+        """Treat all rows as new."""
         self._rows, self._ran_out = len(storage), False
         self._left = np.full(self._rows, self.times, np.int64)
 
     def grew(self, storage: Storage) -> None:
-        """There is room for more rows; see ``Sampler``."""
+        """Do nothing for more capacity; see ``Sampler``."""
 
     def dropped(self, storage: Storage, rows: int) -> None:
         """The first rows are gone, and those behind the others are new; see ``Sampler``."""
@@ -394,7 +394,7 @@ class ReverseSampler(BaseSampler):
         self._next = -1
 
     def grew(self, storage: Storage) -> None:
-        """There is room for more rows; see ``Sampler``."""
+        """Do nothing for more capacity; see ``Sampler``."""
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """``batch_size`` slots, the newest first.

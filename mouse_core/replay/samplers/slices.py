@@ -109,7 +109,7 @@ class SliceSampling(BaseSampler):
         self.episodes.reset(storage)
 
     def grew(self, storage: Storage) -> None:
-        """There is room for more rows; see ``Sampler``."""
+        """Extend the state to a larger capacity; see ``Sampler``."""
         self.episodes.grew(storage)
 
     def _state(self) -> dict[str, Any]:
@@ -479,7 +479,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         self._forget()
 
     def grew(self, storage: Storage) -> None:
-        """There is room for more rows; see ``Sampler``."""
+        """Extend the state to a larger capacity; see ``Sampler``."""
         PrioritizedSampler.grew(self, storage)
         SliceSampling.grew(self, storage)
         if self._starting is not None:
